@@ -159,10 +159,21 @@ def within(values: tf.Tensor, low: float | tf.Tensor, high: float | tf.Tensor) -
         low: Scalar.
         high: Scalar.
     """
-    low, high = tf.cast(low, values.dtype), tf.cast(high, values.dtype)
+    low, high = as_dtype(low, values.dtype), as_dtype(high, values.dtype)
     return tf.raw_ops.ClipByValue(t=values, clip_value_min=low, clip_value_max=high)
 
 
 def as_float(value: float | tf.Tensor | tf.Variable) -> tf.Tensor:
     """A checked number, tensor or variable as a float32 tensor."""
     return tf.cast(value if is_symbolic(value) else float(value), tf.float32)
+
+
+def as_count(value: int | tf.Tensor | tf.Variable, like: tf.Tensor) -> tf.Tensor:
+    """A checked integer, tensor or variable in the integer dtype that the count `like` is kept in."""
+    return as_dtype(value, getattr(like, "dtype", tf.int32))
+
+
+def as_dtype(value: float | tf.Tensor | tf.Variable, dtype: tf.DType) -> tf.Tensor:
+    """A number, tensor or variable as a tensor of this dtype."""
+    # In a graph `tf.cast` would make an int32 constant of a Python integer, and an operation that casts it.
+    return tf.constant(value, dtype) if isinstance(value, numbers.Number) else tf.cast(value, dtype)

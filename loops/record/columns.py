@@ -36,7 +36,7 @@ def cause_names(values: np.ndarray) -> list[str | None]:
     """The name of each step's cause, or None for a step that was not skipped.
 
     Args:
-        values: The output `cause` of a `TrainStep`, int32 [steps].
+        values: The output `cause` of a `TrainStep`, int64 [steps].
     """
     return [cause_name(value) or None for value in values.tolist()]
 

@@ -146,7 +146,9 @@ def _arguments(rest: str, make: Callable[..., scaler.Strategy], after: int | Non
             raise scaler.InvalidArgument(f"{hint}{part!r}: expected {expected}.")
         if name in arguments:
             raise scaler.InvalidArgument(f"{name} is given twice.")
-        is_text = isinstance(parameters[name].default, str)
+        # Python keeps the text of an annotation.
+        may_be_text = str(parameters[name].annotation).startswith("str") and value != "None"
+        is_text = isinstance(parameters[name].default, str) or may_be_text
         arguments[name] = value.strip("'\"") if is_text else _number(value)
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in arguments:

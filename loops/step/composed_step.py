@@ -127,14 +127,14 @@ class ComposedStep(tf.Module):
         Returns:
             Scalars. For each part, named as "generator/loss": `loss`, float32, unscaled; `attempted`: bool, whether a
             decision was taken; `applied`: bool, whether its weights moved; `loss_scale`: float32; `grad_norm` and
-            `clipped_norm`: float32, as of a `TrainStep`; `norm_limit` and `loss_limit` with a `scaler.SpikeGuard`;
-            with `retry` also `retries`: int32, how often its gradients were taken again, and `loss_scale` is that of
-            the last time; and the scalars that its loss function added. Where it is not a part's turn its norms are
-            NaN, and so are its loss and the floats that its function adds, unless `forward` computed them.
+            `clipped_norm`: float32, as of a `TrainStep`; those of its `scaler.SpikeGuard`, as of a `TrainStep`; with
+            `retry` also `retries`: int64, how often its gradients were taken again, and `loss_scale` is that of the
+            last time; and the scalars that its loss function added. Where it is not a part's turn its norms are NaN,
+            and so are its loss and the floats that its function adds, unless `forward` computed them.
 
             For all of them: `attempted`: bool, whether any decided. `applied`: bool, whether all that did moved.
-            `cause`: int32, why the first part that was skipped was, a `scaler.Cause`. `variable`: int32, its variable
-            to look at first, as a position in `weights`; -1 if there is none. `retries`, with `retry`: int32, the sum
+            `cause`: int64, why the first part that was skipped was, a `scaler.Cause`. `variable`: int64, its variable
+            to look at first, as a position in `weights`; -1 if there is none. `retries`, with `retry`: int64, the sum
             over the scalers.
 
         Raises:
@@ -189,7 +189,7 @@ class ComposedStep(tf.Module):
             found = self._together(forward, batch, due, outputs, retries)
         else:
             found = self._in_turn(batch, due, outputs, retries)
-        outputs |= summed_up(found) | ({"retries": sum(retries, tf.constant(0))} if self.retry else {})
+        outputs |= summed_up(found) | ({"retries": sum(retries, tf.constant(0, tf.int64))} if self.retry else {})
         if self._turns is not None:
             # A step that fails must not be counted.
             with tf.control_dependencies(list(outputs.values())):

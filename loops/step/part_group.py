@@ -21,7 +21,7 @@ class Retried(NamedTuple):
     Attributes:
         grads: Scaled gradients of all parts, or None.
         loss_scale: What they are scaled by, scalar float32.
-        retries: How often they were taken again, scalar int32.
+        retries: How often they were taken again, scalar int64.
     """
 
     grads: list
@@ -35,8 +35,8 @@ class Decided(NamedTuple):
     Attributes:
         attempted: Scalar bool, whether it was to decide.
         applied: Scalar bool, whether all parts moved.
-        cause: Scalar int32, why they did not, a `scaler.Cause`.
-        variable: Scalar int32, the variable to look at first, as a position in the weights of all parts; or -1.
+        cause: Scalar int64, why they did not, a `scaler.Cause`.
+        variable: Scalar int64, the variable to look at first, as a position in the weights of all parts; or -1.
         outcomes: Of each part.
     """
 

@@ -144,7 +144,7 @@ def _check_one_scaler(parts: Sequence[Part], forward: Any, loss_scaler: Any) -> 
         why = f"part {own[0]!r} has a loss scaler of its own: expected one for all, or one for each."
     elif turns:
         why = f"part {turns[0]!r} takes its turn at some calls only: expected every=1 in all, or a scaler for each."
-    elif loss_scaler.spike_limits:
+    elif isinstance(loss_scaler.strategy, scaler.SpikeGuard):
         why = "a SpikeGuard looks at the steps of one optimizer. Give each part a scaler of its own."
     else:
         return

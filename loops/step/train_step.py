@@ -24,6 +24,7 @@ from loops.step.arguments import (
     computes_in_float16,
     default_scaler,
 )
+from loops.step.fixed import keep_fixed
 from loops.step.loss_result import loss_and_extra
 from loops.step.named_losses import as_loss_function
 from loops.step.noise_scale import NoiseScale
@@ -57,9 +58,9 @@ class TrainStep(tf.Module):
     The model's own losses, such as weight regularisation, are added to the loss.
 
     With `accumulate=k` each call takes one micro-batch, and every k-th call decides once over the mean gradient of
-    the k: equal to the large batch, except for BatchNorm and rounding. A micro-batch that overflows makes the window a
-    skipped step. A window that the data does not fill moves no weights, but BatchNorm's statistics and seed generators
-    have moved with its micro-batches.
+    the k: if they are of one size, equal to the large batch, except for BatchNorm and rounding. A micro-batch that
+    overflows makes the window a skipped step. A window that the data does not fill moves no weights, but BatchNorm's
+    statistics and seed generators have moved with its micro-batches.
 
     Args:
         model: A Keras model.
@@ -133,7 +134,8 @@ class TrainStep(tf.Module):
         self._make_masters, self.layerwise = masters, layerwise
         check_retry(retry, layerwise, jit_compile, probes)
         self.retry = retry
-        self._limits = tuple(self.loss_scaler.spike_limits)
+        self._counts_clipped = getattr(self.loss_scaler.strategy, "by_tensor", None) == "clip"
+        self._limits = (*self.loss_scaler.spike_limits, *(("clipped_tensors",) if self._counts_clipped else ()))
         self._jit_compile = jit_compile
         self._compiled = self._make_compiled()
         check_probes(probes, model, layerwise)
@@ -160,15 +162,16 @@ class TrainStep(tf.Module):
             Scalars. `loss`: float32, unscaled. `attempted`: bool, whether a decision was taken, which happens at the
             last micro-batch of a window. `applied`: bool, whether the weights moved. `loss_scale`: float32, the scale
             of this call. `grad_norm` and `clipped_norm`: float32, the global norm of the unscaled gradients before and
-            after clipping; both NaN if no step was attempted, the second also if it was skipped. `cause`: int32,
+            after clipping; both NaN if no step was attempted, the second also if it was skipped. `cause`: int64,
             why the step was skipped, a `scaler.Cause`; NONE, 0, if it was applied or not attempted. `variable`:
-            int32, the position in `model.trainable_variables` of the variable to look at first, see
+            int64, the position in `model.trainable_variables` of the variable to look at first, see
             `scaler.Outcome.variable`; for a window, that of the first micro-batch that was not finite. It is -1 if the
             step was applied or not attempted, or if a slot of the optimizer was not finite. `swallowed`, if the masters
             measure it: float32, the share of the last applied step's updates that was lost in rounding to 16 bits.
-            `retries`, with `retry`: int32, how often the gradients were taken again; `loss_scale` is then that of the
+            `retries`, with `retry`: int64, how often the gradients were taken again; `loss_scale` is then that of the
             last time. `norm_limit` and `loss_limit`, with a `scaler.SpikeGuard`: float32, above which this step is a
-            spike. And the scalars that the loss function added.
+            spike. `clipped_tensors`, if that guard clips by tensor: int64, how many gradients it clipped. And the
+            scalars that the loss function added.
 
             With `probes` also vectors, with a row for each of `probes.names`. `counts`: int64 [rows, 280], see
             `scaler.observe.exponents`. `amax`: float32 [rows], the largest magnitude; infinity or NaN if there is one.
@@ -180,7 +183,8 @@ class TrainStep(tf.Module):
 
         Raises:
             BadBatch: If the model or the loss cannot take the batch.
-            scaler.InvalidArgument: For a batch of other parts, and after layers were frozen or unfrozen.
+            scaler.InvalidArgument: For a batch of other parts; after layers were frozen, unfrozen, added or removed;
+                and, in a compiled function, after an attribute was set that its trace has fixed.
             BadOutputs: If the loss function did not return a scalar, or a scalar and a dict.
         """
         x, y, sample_weight = parts(batch)
@@ -247,6 +251,7 @@ class TrainStep(tf.Module):
             f"TrainStep of model {self.model.name!r}",
             "Make a new TrainStep and a new optimizer after setting `trainable`: the masters belong to the step.",
         )
+        keep_fixed(self)
         self._traced = True
         self._probing.build(self.accumulate)
         due = self._probing.due(self.loss_scaler)
@@ -288,6 +293,7 @@ class TrainStep(tf.Module):
             **({} if swallowed is None else {"swallowed": swallowed}),
             **retried,
             **limits,
+            **({"clipped_tensors": outcome.clipped_tensors} if self._counts_clipped else {}),
             **extra,
             **self._probing.outputs(seen, due, grads, weights, outcome.finite, self.optimizer, noise),
         }

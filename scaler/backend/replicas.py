@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from scaler.backend.autograph import as_written
 from scaler.backend.graphs import counts_alone
+from scaler.backend.integers import on_any_device, saved_as_int32
 from scaler.errors import InvalidArgument
 
 
@@ -112,7 +113,7 @@ def sum_of(strategy: tf.distribute.Strategy, number: Any) -> tf.Tensor:
 
 
 def first_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
-    """The first replica of all workers on which `flag`, scalar bool, is true: scalar int32, -1 if on all or on none."""
+    """The first replica of all workers on which `flag`, scalar bool, is true: scalar int64, -1 if on all or on none."""
     count = strategy.num_replicas_in_sync
 
     def mark(flag: tf.Tensor) -> tf.Tensor:
@@ -122,7 +123,8 @@ def first_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     marks = each(strategy, mark, flag)
     marked = of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, marks, marks))[0] > 0
     alike = tf.equal(tf.reduce_any(marked), tf.reduce_all(marked))
-    return tf.where(alike, -1, tf.argmax(tf.cast(marked, tf.float32), output_type=tf.int32))
+    first = tf.argmax(tf.cast(marked, tf.float32))
+    return tf.where(alike, -tf.ones_like(first), first)
 
 
 def native(variable: Any) -> tf.Variable:
@@ -179,14 +181,18 @@ def own_part(variable: Any) -> Any:
 
 
 def local_variable(value: Any, name: str) -> tf.Variable:
-    """Creates a variable that each replica reads and assigns for itself."""
-    return tf.Variable(
-        value,
+    """Creates a variable that each replica reads and assigns for itself; of integers as int64."""
+    value = tf.convert_to_tensor(value)
+    variable = tf.Variable(
+        on_any_device(value),
         trainable=False,
         name=name,
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
+    if value.dtype == tf.int32:
+        saved_as_int32(variable)
+    return variable
 
 
 def in_each(variable: tf.Variable) -> list[tf.Tensor]:

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.integers import on_any_device
 from scaler.backend.versions import say_once
 from scaler.errors import InvalidArgument
 
@@ -36,7 +37,8 @@ def overwrites(variable: object) -> bool:
 
 
 def shared_variable(value: Any, name: str) -> tf.Variable:
-    """Creates a variable with the same value on all replicas, which assign it together."""
+    """Creates a variable with the same value on all replicas, which assign it together; of integers as int64."""
+    value = on_any_device(value)
     return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
 
@@ -83,8 +85,14 @@ def _has_value(variable: tf.Variable) -> bool:
     return bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
 
 
-def explain_other_shapes(variable: tf.Variable, what: str) -> None:
-    """Refuses a checkpoint with another shape in one sentence. On several replicas TensorFlow refuses it itself."""
+def explain_other_shapes(variable: tf.Variable, what: str, remedy: str) -> None:
+    """Refuses a checkpoint with another shape in one sentence. On several replicas TensorFlow refuses it itself.
+
+    Args:
+        variable: Whose value the checkpoint holds.
+        what: What the variable holds.
+        remedy: What to do, the end of the sentence.
+    """
     restore = getattr(variable, "_restore_from_tensors", None)
     if variable.shape.rank == 0 or restore is None:
         return
@@ -94,7 +102,7 @@ def explain_other_shapes(variable: tf.Variable, what: str) -> None:
             if not value.shape.is_compatible_with(variable.shape):
                 raise InvalidArgument(
                     f"the checkpoint holds {what} with shape {value.shape}, but this strategy has {variable.shape}: "
-                    "restore it into a strategy with the saved length, such as history_length of DelayedAmax."
+                    f"{remedy}."
                 )
         return restore(tensors)
 

@@ -12,7 +12,7 @@ from scaler.backend import replicas
 from scaler.backend.autograph import as_called
 from scaler.backend.graphs import apart, traced_once
 from scaler.checks import SMALLEST_SCALE
-from scaler.outcome.outcome import Cause, Skip
+from scaler.outcome.outcome import Cause, Skip, whole
 
 _LOW_SCALE = 2.0**-14
 """Where float16's backward pass can hardly overflow any more."""
@@ -107,4 +107,4 @@ def _seen(grads: list) -> _Seen:
 
 def _corrected(skip: Skip, loss_scale: tf.Tensor, presumed: tf.Tensor, broken: tf.Tensor, backward: tf.Tensor) -> Skip:
     helps = tf.logical_and(tf.logical_and(presumed, loss_scale > 1.0), tf.logical_not(broken))
-    return skip._replace(cause=tf.where(backward, int(Cause.BACKWARD), skip.cause), lower_helps=helps)
+    return skip._replace(cause=tf.where(backward, whole(Cause.BACKWARD), skip.cause), lower_helps=helps)

@@ -22,6 +22,7 @@ def event_of(
     loss_scale: tf.Tensor,
     norm: tf.Tensor | None,
     loss: tf.Tensor | None,
+    norms: tf.Tensor | None = None,
 ) -> Event:
     """The event of one step, with the statistics that the strategy needs.
 
@@ -34,6 +35,7 @@ def event_of(
         loss_scale: Scalar float32, what they are scaled by.
         norm: Scalar float32, the global norm of the unscaled gradients; None if it is not needed.
         loss: Scalar float32, of all replicas; None if it is not needed.
+        norms: Float32 [variables], the norm of each unscaled gradient; None if they are not needed.
     """
     amax = counts = None
     if needs.amax:
@@ -42,4 +44,4 @@ def event_of(
     if needs.edges:
         counted = replicas.each(strategy, lambda grads: statistics.histogram(grads, needs.edges), own)
         counts = replicas.of_each(strategy, replicas.total(strategy, [counted])[0])[0]
-    return Event(applied, *statistics.Statistics(amax, counts), norm if needs.norm else None, loss)
+    return Event(applied, *statistics.Statistics(amax, counts), norm if needs.norm else None, loss, norms)

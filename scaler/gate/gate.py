@@ -20,13 +20,13 @@ from scaler.gate.optimizers import build_optimizer
 from scaler.gate.rollback import Snapshot, put_back_non_finite
 from scaler.gate.selecting import move_where, reason_by_norms, restore_where
 from scaler.gate.skip_reasons import reason_of
+from scaler.gate.spikes import Spikes
 from scaler.gate.targets import Targets
 from scaler.gate.unscale_and_clip import finish_all, unscaled, worth_unscaling_first
-from scaler.gradients.clipping import Clipping, Limiter
-from scaler.outcome.outcome import Outcome, Skip, as_spike, not_skipped, unless_limited
+from scaler.gradients.clipping import Clipping
+from scaler.outcome.outcome import Outcome, Skip, not_skipped, unless_limited, whole
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
-from scaler.strategies.spike_guard import Verdict
 
 
 class Decision(NamedTuple):
@@ -38,8 +38,9 @@ class Decision(NamedTuple):
         norm: Float32, the global norm of the unscaled gradients.
         clipped_norm: Float32, the global norm of what the optimizer was given; NaN if the step was not applied.
         skip: Why it was not.
-        replica: Int32, the first replica whose own gradients or loss are to blame, or -1; None on one replica alone.
+        replica: Int64, the first replica whose own gradients or loss are to blame, or -1; None on one replica alone.
         spike: The three numbers of a SPIKE as in `Outcome`, float32; none if nothing looks for spikes.
+        clipped: Int64, `Outcome.clipped_tensors`; None if nothing clips by the last steps.
     """
 
     attempted: tf.Tensor
@@ -49,6 +50,7 @@ class Decision(NamedTuple):
     skip: Skip
     replica: tf.Tensor | None
     spike: tuple[tf.Tensor, ...]
+    clipped: tf.Tensor | None
 
     def outcome(self, skip: Skip, loss_scale: tf.Tensor, names_from: int) -> Outcome:
         """The outcome of the step.
@@ -64,9 +66,10 @@ class Decision(NamedTuple):
             grad_norm=self.norm,
             clipped_norm=self.clipped_norm,
             **skip._asdict(),
-            replica=tf.constant(-1) if self.replica is None else self.replica,
-            names_from=tf.constant(names_from),
+            replica=whole(-1) if self.replica is None else self.replica,
+            names_from=whole(names_from),
             **dict(zip(("value", "usual", "limit"), self.spike or (tf.constant(0.0),) * 3, strict=True)),
+            clipped_tensors=whole(0) if self.clipped is None else self.clipped,
         )
 
 
@@ -80,7 +83,7 @@ class Gate:
         needs: Statistics that the strategy wants.
         sum_duplicates: Whether the optimizer is given the sum of an index's duplicates, or each by itself.
         select: Whether new values are selected and nothing branches; None for where that is faster.
-        verdict: What a guard says of the step's norm and loss, or None without one. Called once for all replicas.
+        spikes: What a guard says of the step, or None without one.
     """
 
     targets: Targets
@@ -88,7 +91,7 @@ class Gate:
     needs: Needs
     sum_duplicates: bool = True
     select: bool | None = None
-    verdict: Callable[[tf.Tensor, tf.Tensor | None], Verdict | None] | None = None
+    spikes: Spikes | None = None
 
     @property
     def selects(self) -> bool:
@@ -128,6 +131,8 @@ class Gate:
             strategy: Any, grads: list, before: tuple, loss_finite: tf.Tensor, when: tf.Tensor, losses: tuple
         ) -> Decision:
             build_optimizer(self.targets.optimizer, self.targets.known)
+            if self.spikes:
+                self.spikes.know(self.targets.known)
 
             when = replicas.agreed(strategy, when)
 
@@ -172,34 +177,35 @@ class Gate:
             together = Joined(strategy, ready)
         given = ready if self.sum_duplicates else totals
 
-        squared_norms, each = measured(strategy, self.targets, self.clip, ready, together, divisor, selects)
+        by_tensor = self.spikes is not None and self.spikes.by_tensor is not None
+        squared_norms, each = measured(strategy, self.targets, self.clip, ready, together, divisor, selects, by_tensor)
         squared_norm = replicas.each(strategy, tf.reduce_sum, squared_norms)
         squares = replicas.of_each(strategy, squared_norms)[0]
         norm = tf.cast(tf.sqrt(replicas.of_each(strategy, squared_norm)[0]), tf.float32)
 
-        update = choose_update(self.targets, given, self.clip, together)
+        loss = replicas.sum_of(strategy, losses[0]) if losses else None
+        judged = self.spikes.judge(self.targets, squares, norm, loss, self.clip) if self.spikes else None
+        clip = judged.clip if judged else self.clip
+
+        update = choose_update(self.targets, given, clip, together)
         attempt = choose_attempt(strategy, self.targets, self.sum_duplicates)
         finite = self._finite(strategy, attempt, squared_norm, given, loss_scale)
-        limited = tf.constant(True) if self.clip is None else self.clip.valid()
+        limited = tf.constant(True) if clip is None else clip.valid()
         finite = finite if tf.get_static_value(limited) else tf.logical_and(finite, limited)
-        loss = replicas.sum_of(strategy, losses[0]) if losses else None
-        verdict = self.verdict(norm, loss) if self.verdict else None
-        spike = None if verdict is None else tf.logical_and(finite, verdict.spike)
+        spike = None if judged is None else tf.logical_and(finite, judged.verdict.spike)
         finite = finite if spike is None else tf.logical_and(finite, tf.logical_not(spike))
 
         def because(reason: Skip, squares: tf.Tensor | None) -> Skip:
             """The reason, corrected where the limit of the clipping or the guard is it."""
             reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
-            if verdict is None:
-                return reason
-            largest = reason.index if squares is None else _largest(self.targets, squares)
-            return as_spike(reason, tf.logical_and(spike, when), verdict.of_norm, largest)
+            spiked = spike if spike is None else tf.logical_and(spike, when)
+            return judged.because(self.targets, reason, spiked, squares) if judged else reason
 
         def move() -> None:
-            update.move(given, divisor, self._limit(squares))
+            update.move(given, divisor, None if clip is None else clip.limiter(squares))
 
         def clipped() -> tf.Tensor:
-            return norm if self.clip is None else self._clipped_norm(strategy, given, divisor, squares)
+            return norm if clip is None else self._clipped_norm(strategy, given, divisor, squares, clip)
 
         def selected() -> tuple[tf.Tensor, tf.Tensor, Skip, tf.Tensor | None]:
             applied = tf.logical_and(finite, when)
@@ -248,19 +254,23 @@ class Gate:
         applied, clipped_norm, reason, replica = selected() if selects else branched()
         told: tuple[tf.Tensor, ...] = ()
         unlimited = applied
-        if verdict is not None and spike is not None:
+        counted = None
+        if judged is not None and spike is not None:
             spike = tf.logical_and(spike, when)
-            told = tuple(tf.where(spike, one, 0.0) for one in (verdict.value, verdict.usual, verdict.limit))
+            told = judged.told(spike)
+            counted = None if judged.clipped is None else tf.where(applied, judged.clipped, 0)
             # The guard sees for itself that it was a spike.
             unlimited = tf.logical_or(applied, spike)
-        decision = Decision(when, applied, _where(when, norm), clipped_norm, reason, replica, told)
+        decision = Decision(when, applied, _where(when, norm), clipped_norm, reason, replica, told, counted)
         own, summed = self.targets.derivatives(grads), self.targets.derivatives(summed)
-        return decision, event_of(strategy, self.needs, unlimited, own, summed, loss_scale, norm, loss)
+        seen = (judged.norm, loss, judged.norms) if judged else (norm, loss)
+        return decision, event_of(strategy, self.needs, unlimited, own, summed, loss_scale, *seen)
 
     def _not_now(self, strategy: tf.distribute.Strategy) -> Decision:
         false, nan = tf.constant(False), tf.constant(float("nan"))
-        told = (tf.constant(0.0),) * 3 if self.verdict else ()
-        return Decision(false, false, nan, nan, not_skipped(), _no_replica(strategy), told)
+        told = (tf.constant(0.0),) * 3 if self.spikes else ()
+        clipped = tf.constant(0) if self.spikes and self.spikes.by_tensor == "clip" else None
+        return Decision(false, false, nan, nan, not_skipped(), _no_replica(strategy), told, clipped)
 
     def _finite(
         self, strategy: Any, attempt: Attempt, squared_norm: Any, given: list, loss_scale: tf.Tensor
@@ -286,17 +296,15 @@ class Gate:
         look = functools.partial(apart, spoiled)
         return replicas.first_of(strategy, replicas.each(strategy, look, grads, loss_finite))
 
-    def _limit(self, squares: tf.Tensor) -> Limiter | None:
-        return None if self.clip is None else self.clip.limiter(squares)
-
-    def _clipped_norm(self, strategy: Any, grads: list, loss_scale: tf.Tensor, squares: tf.Tensor) -> tf.Tensor:
-        assert self.clip is not None
-        after = self.clip.squares_after(squares)
+    def _clipped_norm(
+        self, strategy: Any, grads: list, loss_scale: tf.Tensor, squares: tf.Tensor, clip: Clipping
+    ) -> tf.Tensor:
+        after = clip.squares_after(squares)
         if after is not None:
             return tf.cast(tf.sqrt(tf.reduce_sum(after)), tf.float32)
 
         def measure(own: list) -> tf.Tensor:
-            finished = finish_all(own, self.targets.updated, loss_scale, self._limit(squares))
+            finished = finish_all(own, self.targets.updated, loss_scale, clip.limiter(squares))
             summed = finished if self.sum_duplicates else gradients.sum_duplicates(finished)
             return tf.cast(tf.sqrt(gradients.squared_norm(self.targets.derivatives(summed))), tf.float32)
 
@@ -307,13 +315,8 @@ def _where(when: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
     return norm if tf.get_static_value(when) else tf.where(when, norm, float("nan"))
 
 
-def _largest(targets: Targets, squares: tf.Tensor) -> tf.Tensor:
-    """The position of the largest gradient, scalar int32."""
-    return tf.gather(tf.constant(targets.positions), tf.argmax(squares, output_type=tf.int32))
-
-
 def _no_replica(strategy: tf.distribute.Strategy) -> tf.Tensor | None:
-    return None if strategy.num_replicas_in_sync == 1 else tf.constant(-1)
+    return None if strategy.num_replicas_in_sync == 1 else whole(-1)
 
 
 def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:

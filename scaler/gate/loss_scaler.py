@@ -122,7 +122,11 @@ class LossScaler(tf.Module):
         self._take_variables()
 
     def _take_variables(self) -> None:
-        self._stored.belong_to(self, lambda: self._watch.history.forget())
+        self._stored.belong_to(self, lambda: self._watch.history.forget(), self._save_tensors)
+        self._kept.save_as_before()
+
+    def _save_tensors(self, tensors: dict) -> None:
+        self._tensor_state = tensors
 
     @property
     def stuck(self) -> StuckPolicy:
@@ -320,7 +324,7 @@ class LossScaler(tf.Module):
             rolls_back=rollback is not None,
             loss_scale=None if loss_scale is None else as_scale("apply: loss_scale", loss_scale),
         )
-        retries = tf.constant(0)
+        retries = tf.constant(0, tf.int64)
         if again is not None:
             grads, carried, retries = self._retry(grads, carried, again, when)
         loss_scale = carried.loss_scale
@@ -329,8 +333,7 @@ class LossScaler(tf.Module):
         if optimizers.waits_for_values(optimizer, targets):
             optimizer = move_nothing
         target = Targets(optimizer, targets, positions, masters)
-        needs = needs_of(self.strategy)
-        gate = Gate(target, clipping, needs, self.sum_duplicates, self.select, self._spikes.verdict)
+        gate = Gate(target, clipping, needs_of(self.strategy), self.sum_duplicates, self.select, self._spikes)
         loss = self._calls.step.loss
         selects = gate.selects
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
@@ -366,18 +369,12 @@ class LossScaler(tf.Module):
 
     @as_written
     def retry(
-        self,
-        grads: Sequence[gradients.Gradient],
-        again: Again,
-        *,
-        when: bool | tf.Tensor = True,
-        loss_scale: tf.Tensor | None = None,
+        self, grads: Sequence[gradients.Gradient], again: Again, *, when: Any = True, loss_scale: Any = None
     ) -> tuple[list, tf.Tensor, tf.Tensor]:
         """Does what `apply(again=...)` does first. `again` has to return `grads` for 1, which nothing checks.
-
         `when` and `loss_scale` are those of `apply`: where the gradients are not going to be applied nothing is done.
 
-        Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int32. The
+        Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int64. The
         gradients carry that scale from here on: `apply` and `unscale` find it, or ask for `loss_scale=`. A graph cannot
         differentiate through it: compute no gradient penalty from what it returns.
         """
@@ -395,9 +392,8 @@ class LossScaler(tf.Module):
     def may_diagnose(self) -> bool:
         """Whether `apply(diagnose=...)` is worth its price in the function that is traced now.
 
-        Returns:
-            False inside of a function with `jit_compile=True`, where every activation would be kept for it at each
-            step, and where steps select their new values; else True.
+        It is not with `jit_compile=True`, where every activation would be kept for it at each step, nor where steps
+        select their new values.
         """
         return not (in_xla() or self.selects())
 
@@ -442,11 +438,9 @@ class LossScaler(tf.Module):
         """Adjusts the scale by the strategy and counts the step. A step written in the long form ends with it.
 
         It does not know why a step was skipped. An `apply(..., update=False)` that skipped the same step does, and
-        `explain` then says what it found.
-
-        On several replicas each calls it with what it saw. The step is finite if it is on all of them, and `amax` is
-        the largest of any. A sum of their gradients may be larger: compute `amax` and `histogram` of all replicas'
-        gradients where the strategy needs them.
+        `explain` then says what it found. On several replicas each calls it with what it saw: the step is finite if it
+        is on all of them, and `amax` is the largest of any. A sum of their gradients may be larger: compute `amax` and
+        `histogram` of all replicas' gradients where the strategy needs them.
 
         Args:
             event: The result of the step, such as `Event(finite=all_finite(unscaled))`.
@@ -464,7 +458,6 @@ class LossScaler(tf.Module):
         """The outcome of the last skipped step, without norms.
 
         Its cause is `Cause.NONE` before the first skip, and after one that `update` counted and no `apply` judged.
-
         After a checkpoint was restored, `names_from` is -1 until this process has traced the step that was skipped, and
         the positions of variables are beyond the end of any list.
         """

@@ -22,6 +22,7 @@ def measured(
     joined: Joined,
     loss_scale: tf.Tensor,
     selects: bool,
+    by_tensor: bool,
 ) -> tuple[Any, tf.Tensor | None]:
     """Squared norms that add up to that of all gradients, and the squared norm of each gradient.
 
@@ -35,13 +36,14 @@ def measured(
         joined: The same gradients side by side.
         loss_scale: Scalar float32.
         selects: Whether the step selects its new values. It then knows why it skips by the norm of each.
+        by_tensor: Whether somebody asks for the norm of each at every step.
 
     Returns:
         On every replica float32 or float64 [m], and that of each gradient, [n], on the first replica. None where it
         was not measured.
     """
     # A gradient that has a limit of its own needs a norm of its own.
-    alike = all(targets.takes_derivative) and (clip is None or clip.limits_all_alike)
+    alike = not by_tensor and all(targets.takes_derivative) and (clip is None or clip.limits_all_alike)
     groups = joined.worth_measuring_together() if alike else []
     if not groups:
         squares = replicas.each(strategy, targets.squared_norms, grads, loss_scale, not selects)

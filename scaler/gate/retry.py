@@ -17,6 +17,7 @@ from scaler.gate.events import event_of
 from scaler.gradients import Gradient
 from scaler.gradients.reduced import not_finite
 from scaler.mistakes.carried import Carried
+from scaler.outcome.outcome import whole
 from scaler.strategies import Event, Strategy
 from scaler.strategies.base import float_bounds_of, needs_of, only_scale, usable_state
 
@@ -32,7 +33,7 @@ class Retry(NamedTuple):
         grads: Finite gradients if a retry helped, else as they were.
         loss_scale: What they are scaled by, scalar float32.
         state: The strategy's, after the overflows that were retried.
-        retries: How many those were, scalar int32; 0 if all was finite, if no retry helps or if there is none to make.
+        retries: How many those were, scalar int64; 0 if all was finite, if no retry helps or if there is none to make.
     """
 
     grads: list
@@ -81,7 +82,7 @@ def retry(
         InvalidArgument: On several replicas, for a strategy that needs statistics of all replicas' gradients.
     """
     if only_scale(strategy) is not None or when is False:
-        return Retry(list(grads), carried.loss_scale, state, tf.constant(0))
+        return Retry(list(grads), carried.loss_scale, state, whole(0))
     several = replicas.replica_count() > 1
     if several and needs_of(strategy).of_each_replica:
         raise InvalidArgument(
@@ -127,7 +128,7 @@ class _Step(NamedTuple):
     def as_it_was(self) -> tuple[list, tf.Tensor, tf.Tensor, Any]:
         """The gradients, no retries, their scale and the strategy's state."""
         parts = list(map(_without_shape, self.here))
-        return parts, tf.constant(0), tf.identity(self.carried.loss_scale), self.state
+        return parts, whole(0), tf.identity(self.carried.loss_scale), self.state
 
     def tried(self) -> tuple[list, tf.Tensor, tf.Tensor, Any]:
         """The same after retries; as it was if none helps."""
@@ -174,13 +175,13 @@ class _Step(NamedTuple):
             return replicas.all_of(merged, usable), replicas.largest_of(merged, tries)
 
         helped, most = replicas.merge(agree, usable, tf.cast(tries, tf.float32))
-        most = tf.where(helped, tf.cast(most, tf.int32), 0)
+        most = tf.where(helped, tf.cast(most, tf.int64), whole(0))
 
         def back_off(tries: tf.Tensor, state: Any) -> tuple[tf.Tensor, Any]:
             return tries + 1, _after_overflow(self.strategy, state, (), state.loss_scale)
 
         def at_the_lowest() -> tuple[list, tf.Tensor, tf.Tensor, Any]:
-            _, state = tf.while_loop(lambda tries, state: tries < most, back_off, (tf.constant(0), self.state))
+            _, state = tf.while_loop(lambda tries, state: tries < most, back_off, (whole(0), self.state))
             scale = state.loss_scale
             grads = tf.cond(tf.equal(tries, most), lambda: found, lambda: list(map(_without_shape, self.taken(scale))))
             return grads, most, scale, state
@@ -213,12 +214,15 @@ def _after_overflow(strategy: Strategy, state: Any, grads: Sequence, loss_scale:
     """The strategy's state after it has seen gradients that overflowed."""
     needs = needs_of(strategy)
     norm, loss = (tf.constant(float("inf")) if needed else None for needed in (needs.norm, needs.loss))
-    event = Event(tf.constant(False), norm=norm, loss=loss)
+    # A guard that watches each gradient knows how many there are.
+    limits = getattr(state, "tensor_limits", None)
+    norms = None if limits is None else tf.fill(limits.shape, float("inf"))
+    event = Event(tf.constant(False), norm=norm, loss=loss, norms=norms)
     if needs.of_each_replica:
         seen = [gradients.sum_duplicates(gradients.widened(list(grads)))] * 2
 
         def look(merged: Any, own: list, summed: list) -> Event:
-            return event_of(merged, needs, tf.constant(False), own, summed, loss_scale, norm, loss)
+            return event_of(merged, needs, tf.constant(False), own, summed, loss_scale, norm, loss, norms)
 
         event = replicas.merge(look, *seen)
     return usable_state(strategy, as_called(strategy.update)(state, event))

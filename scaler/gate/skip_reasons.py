@@ -31,15 +31,15 @@ def reason_of(
         broken = gradients.not_finite(list(map(gradients.values_of, scaled)))
         # Where every value is finite, a squared norm need not be.
         bad = tf.where(tf.reduce_any(broken), broken, tf.logical_not(tf.math.is_finite(squares)))
-        some, positions = tf.reduce_any(bad), tf.constant(targets.positions)
-        first = tf.where(some, _first(bad), tf.argmax(squares, output_type=tf.int32))
-        last = tf.shape(bad)[0] - 1 - _first(tf.reverse(bad, [0]))
+        some, positions = tf.reduce_any(bad), tf.constant(targets.positions, tf.int64)
+        first = tf.where(some, _first(bad), tf.argmax(squares))
+        last = tf.shape(bad, tf.int64)[0] - 1 - _first(tf.reverse(bad, [0]))
         spoiled = gradients.not_finite(weights)
         return Skip(
             cause=presumed_cause(loss_finite, tf.logical_not(tf.reduce_any(broken))),
             has_nan=tf.reduce_any(tf.math.is_nan(squares)),
             index=tf.gather(positions, first),
-            count=tf.math.count_nonzero(bad, dtype=tf.int32),
+            count=tf.math.count_nonzero(bad),
             nearest=tf.where(some, tf.gather(positions, last), -1),
             weight=tf.where(tf.reduce_any(spoiled), _first(spoiled), -1),
             lower_helps=tf.constant(False),
@@ -50,4 +50,4 @@ def reason_of(
 
 def _first(flags: tf.Tensor) -> tf.Tensor:
     # Of bools there is no such kernel on CPUs of older releases, and of integers none on GPUs.
-    return tf.argmax(tf.cast(flags, tf.float32), output_type=tf.int32)
+    return tf.argmax(tf.cast(flags, tf.float32))

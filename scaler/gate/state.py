@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,12 +10,28 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.autograph import as_called
-from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
+from scaler.backend.integers import saved_as_int32
+from scaler.backend.variables import (
+    explain_other_shapes,
+    made_outside,
+    mark_owner,
+    owner_of,
+    shared_variable,
+    when_restored,
+)
+from scaler.errors import InvalidArgument
 from scaler.outcome.stuck import Reading
-from scaler.strategies import Event, Strategy
-from scaler.strategies.base import check_state, only_scale, usable_scale, usable_scale_on_host, usable_state
+from scaler.strategies import Event, Strategy, tensor_norms
+from scaler.strategies.base import (
+    check_state,
+    only_scale,
+    takes_int64,
+    usable_scale,
+    usable_scale_on_host,
+    usable_state,
+)
 from scaler.strategies.nested import inner_of
-from scaler.strategies.spike_guard import Verdict, guard_of
+from scaler.strategies.spike_guard import guard_of
 
 
 class Counters(NamedTuple):
@@ -41,6 +58,8 @@ class StoredState:
         counts: Those of the counters, by name.
         before_retries: For a guard, the state before the first retry of a step that is not decided yet. Its loss scale
             is 0 if there was no retry. Empty for a strategy that has no spikes, or nothing to retry at.
+        tensors: The variables of the state that have a number for each variable of a step. Empty until the first step
+            for a guard that watches each gradient, and always for others.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -48,29 +67,83 @@ class StoredState:
         state = strategy.init()
         check_state(strategy, state)
         self._type = type(state)
-        self.fields = {field: shared_variable(value, field) for field, value in state._asdict().items()}
+        fields = {field: tf.convert_to_tensor(value) for field, value in state._asdict().items()}
+        self._int32 = frozenset(field for field, value in fields.items() if value.dtype == tf.int32)
+        # How many variables a step has is not known yet.
+        later = tensor_norms.FIELDS if self._by_tensor else ()
+        now = {field: value for field, value in fields.items() if field not in later}
+        self.fields = {field: shared_variable(value, field) for field, value in now.items()}
+        self.tensors: dict[str, tf.Variable] = {}
         counts = ("attempted", "applied", "consecutive_skips")
         self.counts = {field: shared_variable(tf.constant(0, tf.int64), field) for field in counts}
         retries = guard_of(strategy) is not None and only_scale(strategy) is None
         kept = inner_of(state)._asdict() if retries else {}
         self.before_retries = {field: shared_variable(tf.zeros_like(value), field) for field, value in kept.items()}
 
-    def belong_to(self, owner: object, on_restored: Callable[[], None]) -> None:
+    @property
+    def _by_tensor(self) -> bool:
+        guard = guard_of(self._strategy)
+        return guard is not None and guard.by_tensor is not None
+
+    def belong_to(
+        self, owner: object, on_restored: Callable[[], None], save_tensors: Callable[[dict[str, tf.Variable]], None]
+    ) -> None:
         """Makes `owner` the owner of the variables, unless they have one, and calls `on_restored` after each restore.
 
         A deep copy and an unpickled scaler have variables of their own. A shallow copy shares those of the original.
+
+        Args:
+            owner: Which variables are found by.
+            on_restored: Called whenever a checkpoint is restored.
+            save_tensors: Called with `tensors` once there are any: a checkpoint has to find them.
         """
-        for variable in (*self.fields.values(), *self.counts.values(), *self.before_retries.values()):
-            if owner_of(variable) is not None:
-                return
+        own = (*self.fields.values(), *self.counts.values(), *self.before_retries.values(), *self.tensors.values())
+        if any(owner_of(variable) is not None for variable in own):
+            return
+        self._owner, self._save_tensors = weakref.ref(owner), save_tensors
+        for variable in own:
             mark_owner(variable, owner)
+        for kept in (self.fields, self.before_retries):
+            for field in self._int32.intersection(kept):
+                saved_as_int32(kept[field])
         for field, variable in self.fields.items():
-            explain_other_shapes(variable, f"{type(self._strategy).__name__}'s {field}")
+            explain_other_shapes(variable, f"{type(self._strategy).__name__}'s {field}", _OF_LENGTH)
+        self._explain_tensors()
         when_restored(self.counts["attempted"], on_restored)
+
+    def _explain_tensors(self) -> None:
+        for field, variable in self.tensors.items():
+            explain_other_shapes(variable, f"SpikeGuard's {field}", _OF_TENSORS)
+
+    def remember_tensors(self, count: int) -> None:
+        """Makes the variables that have a number for each of `count` variables of a step, at the first step.
+
+        A checkpoint that was restored before gives them their values now, as it gives an optimizer its slots.
+
+        Raises:
+            InvalidArgument: If there are already those of another count.
+        """
+        if self.tensors:
+            known = self.tensors[tensor_norms.FIELDS[1]].shape[0]
+            if known != count:
+                raise InvalidArgument(
+                    f"SpikeGuard(by_tensor=...) remembers the norms of {known} gradients, and this step has {count}: "
+                    "expected as many at every step, in the same order. Make a new LossScaler for others."
+                )
+            return
+        guard = guard_of(self._strategy)
+        assert guard is not None
+        with made_outside():
+            state = guard.init(count)
+            self.tensors = {field: shared_variable(getattr(state, field), field) for field in tensor_norms.FIELDS}
+            for variable in self.tensors.values():
+                mark_owner(variable, self._owner())
+            self._explain_tensors()
+            self._save_tensors(self.tensors)
 
     def __getstate__(self) -> dict:
         # Strategies around others make the class of their state themselves, and pickle does not find it.
-        return {name: value for name, value in vars(self).items() if name != "_type"}
+        return {name: value for name, value in vars(self).items() if name not in _NOT_PICKLED}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -79,7 +152,11 @@ class StoredState:
 
     def now(self) -> Any:
         """The state, with a loss scale that a step may use."""
-        fields = {field: tf.identity(variable) for field, variable in self.fields.items()}
+        fields = {field: tf.identity(variable) for field, variable in (self.fields | self.tensors).items()}
+        if not takes_int64(self._strategy):
+            fields |= {field: tf.cast(fields[field], tf.int32) for field in self._int32}
+        if self._by_tensor and not self.tensors:
+            fields |= {field: getattr(self._strategy.init(), field) for field in tensor_norms.FIELDS}
         return usable_state(self._strategy, self._type(**fields))
 
     def scale_now(self) -> tf.Tensor:
@@ -88,11 +165,6 @@ class StoredState:
         stored, only = tf.identity(self.fields["loss_scale"]), only_scale(self._strategy)
         # As a constant it takes no operation to multiply by 1, or to divide by it.
         return usable_scale(self._strategy, stored) if only is None else tf.constant(only)
-
-    def verdict(self, norm: tf.Tensor, loss: tf.Tensor | None) -> Verdict | None:
-        """What the strategy says of a step with this norm and loss, scalar float32; None if it is no guard."""
-        guard = guard_of(self._strategy)
-        return None if guard is None else guard.verdict(self.now(), norm, loss)
 
     def counters(self) -> Counters:
         """The counters as tensors."""
@@ -128,7 +200,7 @@ class StoredState:
             retried = replicas.of_each(strategy, retries)[0] > 0
             self._keep_where(retried)
             for field, variable in self.fields.items():
-                replicas.assign_alike(variable, tf.where(retried, getattr(after, field), variable))
+                replicas.assign_alike(variable, tf.where(retried, _like(variable, getattr(after, field)), variable))
 
         replicas.merge(assign, state, retries)
 
@@ -139,7 +211,7 @@ class StoredState:
             return
         now, keeps = self.now(), tf.logical_and(retried, tf.equal(kept["loss_scale"], 0.0))
         for field, variable in kept.items():
-            replicas.assign_alike(variable, tf.where(keeps, getattr(now, field), variable))
+            replicas.assign_alike(variable, tf.where(keeps, _like(variable, getattr(now, field)), variable))
 
     def _without_retries(self, state: Any, spike: tf.Tensor) -> Any:
         """The state of a spike as it was before its retries: they must not cost the scale."""
@@ -147,7 +219,8 @@ class StoredState:
         if not kept:
             return state
         back = tf.logical_and(spike, kept["loss_scale"] > 0.0)
-        return state._replace(**{field: tf.where(back, kept[field], getattr(state, field)) for field in kept})
+        now = {field: getattr(state, field) for field in kept}
+        return state._replace(**{field: tf.where(back, _like(own, kept[field]), own) for field, own in now.items()})
 
     def move_together(self, event: Event, count: Callable[[tf.Tensor], None]) -> None:
         """Lets the strategy see a step, and counts it, once for all replicas; each of them calls it.
@@ -172,6 +245,8 @@ class StoredState:
             done: A tensor that is there when the step is done.
             when: Scalar bool, whether there was a step. Default: there was.
         """
+        if event.norms is not None:
+            self.remember_tensors(event.norms.shape[0])
         before = self.now()
         state = as_called(self._strategy.update)(before, event)
         moved, guard = event.finite, guard_of(self._strategy)
@@ -187,14 +262,19 @@ class StoredState:
 
         # Nothing below depends on `done` by itself, and a step that fails must not be counted.
         with tf.control_dependencies([] if done is None else [done]):
-            for field, variable in self.fields.items():
+            for field, variable in (self.fields | self.tensors).items():
                 if getattr(state, field) is not getattr(before, field):
-                    assign(variable, getattr(state, field))
+                    assign(variable, _like(variable, getattr(state, field)))
             if self.before_retries:
                 assign(self.before_retries["loss_scale"], tf.constant(0.0))
             replicas.add_alike(counts["attempted"], 1 if always else tf.cast(when, tf.int64))
             replicas.add_alike(counts["applied"], applied)
             assign(counts["consecutive_skips"], skips)
+
+
+def _like(own: tf.Variable | tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """A value in the dtype of another: a strategy may count in int32, and variables hold int64."""
+    return value if value.dtype == own.dtype else tf.cast(value, own.dtype)
 
 
 def _of_all(strategy: tf.distribute.Strategy, event: Event) -> Event:
@@ -203,4 +283,13 @@ def _of_all(strategy: tf.distribute.Strategy, event: Event) -> Event:
     amax = event.amax if event.amax is None else replicas.largest_of(strategy, event.amax)
     norm = event.norm if event.norm is None else replicas.largest_of(strategy, event.norm)
     loss = event.loss if event.loss is None else replicas.sum_of(strategy, event.loss)
-    return Event(replicas.agreed(strategy, event.finite), amax, histogram, norm, loss)
+    norms = event.norms
+    if norms is not None:
+        each = replicas.each(strategy, tf.unstack, norms)
+        norms = tf.stack([replicas.largest_of(strategy, one) for one in each])
+    return Event(replicas.agreed(strategy, event.finite), amax, histogram, norm, loss, norms)
+
+
+_NOT_PICKLED = ("_type", "_owner", "_save_tensors")
+_OF_LENGTH = "restore it into a strategy with the saved length, such as history_length of DelayedAmax"
+_OF_TENSORS = "restore it into a run with the saved window, whose steps have as many variables"

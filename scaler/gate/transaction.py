@@ -11,7 +11,7 @@ from scaler.backend import replicas
 from scaler.backend.graphs import apart, in_xla
 from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import Optimizer, name_of, variables_of
-from scaler.outcome.outcome import Cause, Skip, not_skipped
+from scaler.outcome.outcome import Cause, Skip, not_skipped, whole
 
 
 class Proven:
@@ -52,7 +52,7 @@ class Proven:
 
     def undo(self) -> Skip:
         """The reason why it does not count. An `index` of -1 stands for the learning rate."""
-        return _because(has_nan=tf.constant(False), index=tf.constant(-1))
+        return _because(has_nan=tf.constant(False), index=whole(-1))
 
 
 class Transaction:
@@ -121,8 +121,8 @@ class Transaction:
         now, old = ([replicas.of_each(self._strategy, v)[0] for v in one] for one in (self._looked_at, self._old))
         bad = tf.cast(tf.stack(list(map(_spoiled, now, old))), tf.float32)
         nan = tf.stack([tf.reduce_any(tf.math.is_nan(variable)) for variable in now])
-        worst = tf.argmax(bad, output_type=tf.int32)
-        reason = _because(has_nan=tf.gather(nan, worst), index=tf.gather(tf.constant(self._indices), worst))
+        worst = tf.argmax(bad)
+        reason = _because(has_nan=tf.gather(nan, worst), index=tf.gather(tf.constant(self._indices, tf.int64), worst))
         # Reads of a variable that is assigned later come first: TensorFlow keeps their order.
         for variable, value in zip(self._kept, self._before, strict=True):
             replicas.assign_each(self._strategy, variable, lambda own, value: value, value)
@@ -143,7 +143,7 @@ class Transaction:
 
 
 def _because(*, has_nan: tf.Tensor, index: tf.Tensor) -> Skip:
-    return not_skipped()._replace(cause=tf.constant(int(Cause.UPDATE)), has_nan=has_nan, index=index)
+    return not_skipped()._replace(cause=whole(Cause.UPDATE), has_nan=has_nan, index=index)
 
 
 def _values(*variables: Any) -> list[tf.Tensor]:

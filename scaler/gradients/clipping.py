@@ -132,7 +132,48 @@ class ClipByValue:
         """None: it depends on the values, not on their norms."""
 
 
-Clipping: TypeAlias = ClipByGlobalNorm | ClipByNorm | ClipByValue
+@dataclasses.dataclass(frozen=True)
+class ScaleEach:
+    """Multiplies each gradient by a factor of its own, then limits them as `then` does. A `SpikeGuard` makes one.
+
+    Attributes:
+        factors: Float32 [gradients], in [0, 1]: exactly 1 where a gradient stays as it is.
+        then: Another clipping, or None.
+    """
+
+    factors: tf.Tensor
+    then: Clipping | None
+
+    limits_all_alike: ClassVar[bool] = False
+
+    def valid(self) -> tf.Tensor:
+        """Whether the limit of the other clipping is valid, scalar bool."""
+        return tf.constant(True) if self.then is None else self.then.valid()
+
+    def limiter(self, squares: tf.Tensor) -> Limiter:
+        """What is done to gradients of these squared norms, float32 [n]."""
+        factors = tf.unstack(self.factors, num=self.factors.shape[0])
+        then = None if self.then is None else self.then.limiter(self.scaled(squares))
+
+        def limit(values: tf.Tensor, position: int | None) -> tf.Tensor:
+            assert position is not None
+            scaled = values * tf.cast(factors[position], values.dtype)
+            return scaled if then is None else then(scaled, position)
+
+        return limit
+
+    def squares_after(self, squares: tf.Tensor) -> tf.Tensor | None:
+        """The squared norms afterwards; exactly those before where nothing is limited."""
+        scaled = self.scaled(squares)
+        return scaled if self.then is None else self.then.squares_after(scaled)
+
+    def scaled(self, squares: tf.Tensor) -> tf.Tensor:
+        """The squared norms before the other clipping."""
+        factors = tf.cast(self.factors, squares.dtype)
+        return squares * factors * factors
+
+
+Clipping: TypeAlias = ClipByGlobalNorm | ClipByNorm | ClipByValue | ScaleEach
 
 
 def clipping_of(clip_norm: float | tf.Tensor | None, clip: ClipByNorm | ClipByValue | None) -> Clipping | None:

@@ -144,6 +144,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
                     build_optimizer(inner, targets)
                 if self.masters:
                     following_masters.follow(inner, self.masters, strategy)
+            self.loss_scaler._spikes.know(targets)
             # This skips the scale and the step counter of Keras's class: the loss scaler has its own.
             keras.optimizers.Optimizer.build(self, variables)
             self._order = Order(variables)

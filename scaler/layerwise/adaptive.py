@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
@@ -100,6 +100,7 @@ class AdaptiveScale:
     format: str = "float16"
     min_scale: float = 2.0**-60
     max_scale: float = 2.0**60
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_bounds(self.min_scale, self.initial_scale, self.max_scale)
@@ -131,7 +132,7 @@ class AdaptiveScale:
         return AdaptiveScaleState(
             loss_scale=tf.where(finite, tf.where(amax > 0.0, followed, state.loss_scale), lowered),
             ceiling=bounded(self, tf.where(finite, raised, halved)),
-            good_steps=tf.where(tf.logical_and(finite, tf.logical_not(recovered)), good, 0),
+            good_steps=tf.where(tf.logical_and(finite, tf.logical_not(recovered)), good, tf.zeros_like(good)),
         )
 
     def _needed(self, deviation: tf.Tensor) -> tf.Tensor:

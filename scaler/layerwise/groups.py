@@ -10,12 +10,14 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
+from scaler.backend.integers import saved_as_int32
+from scaler.backend.variables import shared_variable
 from scaler.errors import InvalidArgument
 from scaler.gradients import statistics
 from scaler.layerwise.adaptive import AdaptiveScale, LayerEvent
 from scaler.layerwise.rescaling import MEASURED, measured_rescale, root_mean_square
 from scaler.strategies import Strategy, exact
-from scaler.strategies.base import check_state, needs_of, require_inner, usable_scale
+from scaler.strategies.base import check_state, needs_of, require_inner, takes_int64, usable_scale
 
 _LARGEST = 2.0**60
 """The quotient of two scales, and a float16 number divided by one, are normal float32 numbers then."""
@@ -106,7 +108,9 @@ class Layerwise(tf.Module):
             first = self.strategy.init()
             check_state(self.strategy, first)
             self._state_type = type(first)
-            self._state = {field: self._variable(value, field) for field, value in first._asdict().items()}
+            fields = {field: tf.convert_to_tensor(value) for field, value in first._asdict().items()}
+            self._int32 = frozenset(field for field, value in fields.items() if value.dtype == tf.int32)
+            self._state = {field: self._variable(value, field) for field, value in fields.items()}
             self._probes = [tf.Variable(tf.zeros([MEASURED]), name=f"probe_{group}") for group in groups]
 
     @property
@@ -118,6 +122,8 @@ class Layerwise(tf.Module):
     def state(self) -> Any:
         """The strategy's states now, a NamedTuple of tensors whose last axis is that of the groups."""
         fields = {field: tf.identity(variable) for field, variable in self._state.items()}
+        if not takes_int64(self.strategy):
+            fields |= {field: tf.cast(fields[field], tf.int32) for field in self._int32}
         return self._state_type(**{**fields, "loss_scale": usable_scale(self.strategy, fields["loss_scale"])})
 
     @property
@@ -204,7 +210,8 @@ class Layerwise(tf.Module):
         before = self.state
         after = self.strategy.update(before, event)
         for field, variable in self._state.items():
-            variable.assign(tf.where(event.observed, getattr(after, field), getattr(before, field)))
+            moved = tf.where(event.observed, getattr(after, field), getattr(before, field))
+            variable.assign(tf.cast(moved, variable.dtype))
 
     def _event(self, grads: Sequence, positions: Sequence[int], seen: tf.Tensor) -> LayerEvent:
         """From this step's gradients, and what each group's probe reported."""
@@ -234,7 +241,8 @@ class Layerwise(tf.Module):
 
     def _before(self, scales: tf.Tensor) -> tf.Tensor:
         """The scale that gradients carry when they reach each group."""
-        return tf.gather(tf.concat([[1.0], scales], axis=0), [parent + 1 for parent in self._groups.parents])
+        above = [parent + 1 for parent in self._groups.parents]
+        return tf.gather(tf.concat([[1.0], scales], axis=0), tf.constant(above, tf.int64))
 
     def _positions(self, variables: Sequence) -> list[int]:
         for variable in variables:
@@ -246,14 +254,10 @@ class Layerwise(tf.Module):
         return [self._groups.group_of[id(replicas.native(variable))] for variable in variables]
 
     def _variable(self, value: tf.Tensor, name: str) -> tf.Variable:
-        value = tf.convert_to_tensor(value)
-        shape = [*value.shape, len(self.names)]
-        return tf.Variable(
-            tf.broadcast_to(value[..., None], shape),
-            trainable=False,
-            name=name,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
+        variable = shared_variable(tf.broadcast_to(value[..., None], [*value.shape, len(self.names)]), name)
+        if name in self._int32:
+            saved_as_int32(variable)
+        return variable
 
 
 def _of_all(event: LayerEvent) -> LayerEvent:

@@ -16,7 +16,7 @@ from scaler.gate.rollback import Snapshot, snapshot
 from scaler.gate.state import Counters
 from scaler.gradients.pairs import as_list, check_gradients
 from scaler.mistakes.exchanged import refuse_exchanged
-from scaler.outcome.outcome import Cause, Outcome, Skip
+from scaler.outcome.outcome import Cause, Outcome, Skip, whole
 from scaler.outcome.stuck import StuckPolicy
 from scaler.strategies import NoScaling, Strategy
 from scaler.strategies.base import require_inner
@@ -207,7 +207,7 @@ def _blamed(step: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     # If the gate reports an overflow at scale 1 and no loss does, the sum overflowed.
     skipped = tf.logical_not(step.finite)
     of_sum = tf.logical_and(skipped, tf.not_equal(step.cause, Cause.UPDATE))
-    result = step._replace(cause=tf.where(of_sum, int(Cause.TOO_LARGE), step.cause))
+    result = step._replace(cause=tf.where(of_sum, whole(Cause.TOO_LARGE), step.cause))
     for own in reversed(outcomes):
         guilty = tf.logical_and(skipped, tf.logical_not(own.finite))
         fields = ("loss_scale", *Skip._fields)

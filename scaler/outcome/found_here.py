@@ -15,7 +15,7 @@ _FOUND = "halfstep_found"
 
 
 def found_here(judge: object, cause: tf.Tensor) -> None:
-    """Records the cause that an `apply(update=False)` found, scalar int32.
+    """Records the cause that an `apply(update=False)` found, scalar int64.
 
     Args:
         judge: Whoever counts the step with `skipped_here`.

@@ -25,6 +25,7 @@ from types import MappingProxyType
 
 import tensorflow as tf
 
+from scaler.backend.integers import saved_as_int32
 from scaler.backend.replicas import replica_count
 from scaler.backend.variables import shared_variable
 from scaler.outcome.outcome import Cause, Outcome, Skip
@@ -50,6 +51,11 @@ class LastSkip:
 
     def __init__(self) -> None:
         self.variables = {field: shared_variable(value, field) for field, value in _NEVER.items()}
+
+    def save_as_before(self) -> None:
+        """Has checkpoints hold what they always held."""
+        for field in ("cause", "index"):
+            saved_as_int32(self.variables[field])
 
     def keep(
         self,
@@ -92,7 +98,7 @@ class LastSkip:
         known = tf.logical_or(finite, kept_now)
         for field, variable in self.variables.items():
             kept = tf.abs(variable) if field == "loss_scale" else variable
-            variable.assign(tf.where(known, kept, _NEVER[field]))
+            variable.assign(tf.where(known, kept, tf.constant(_NEVER[field], variable.dtype)))
 
     def correct(self, backward: tf.Tensor, lower_helps: tf.Tensor) -> None:
         """Corrects a stored cause of OVERFLOW after the diagnosis. Both arguments are scalar bools."""
@@ -130,14 +136,14 @@ def _moved(skip: Skip, by: int | tf.Tensor) -> Skip:
 
 
 def _beginning(place: tf.Tensor, lists: Mapping[int, int]) -> tf.Tensor:
-    """Where the list begins that holds this place, scalar int32. 0 for an older checkpoint, -1 if no list does."""
+    """Where the list begins that holds this place, scalar int64. 0 for an older checkpoint, -1 if no list does."""
     lists = {0: FIRST_PLACE, **lists}
-    begin, count = tf.constant(list(lists)), tf.constant(list(lists.values()))
-    return tf.reduce_max(tf.where((begin <= place) & (place < begin + count), begin, -1))
+    begin, count = tf.constant(list(lists), tf.int64), tf.constant(list(lists.values()), tf.int64)
+    return tf.reduce_max(tf.where((begin <= place) & (place < begin + count), begin, -tf.ones_like(begin)))
 
 
 def packed(skip: Skip, replica: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
-    """Packs a skip into three scalars: int32 `cause`, bool `has_nan` and int32 `index`.
+    """Packs a skip into three scalars: int64 `cause`, bool `has_nan` and int64 `index`, which int32 can hold.
 
     Args:
         skip: The skip.
@@ -145,8 +151,8 @@ def packed(skip: Skip, replica: tf.Tensor | None = None) -> dict[str, tf.Tensor]
     """
     is_weight = skip.weight >= 0
     position = tf.where(is_weight, skip.weight, skip.nearest)
-    flags = _HELPS * tf.cast(skip.lower_helps, tf.int32) + _IS_WEIGHT * tf.cast(is_weight, tf.int32)
-    count = tf.where(skip.index < 0, 0, tf.minimum(skip.count, MOST_COUNTED))
+    flags = _HELPS * tf.cast(skip.lower_helps, tf.int64) + _IS_WEIGHT * tf.cast(is_weight, tf.int64)
+    count = tf.where(skip.index < 0, tf.zeros_like(skip.count), tf.minimum(skip.count, MOST_COUNTED))
     cause = skip.cause + flags + _POSITION * (1 + position)
     return {
         "cause": cause if replica is None else cause + _REPLICA * (1 + tf.minimum(replica, LAST_REPLICA)),
@@ -156,25 +162,26 @@ def packed(skip: Skip, replica: tf.Tensor | None = None) -> dict[str, tf.Tensor]
 
 
 def correction(backward: tf.Tensor, lower_helps: tf.Tensor) -> tf.Tensor:
-    """What to add to a stored `cause` of OVERFLOW after the diagnosis, scalar int32.
+    """What to add to a stored `cause` of OVERFLOW after the diagnosis, scalar int64.
 
     Args:
         backward: Scalar bool, whether the cause is BACKWARD.
         lower_helps: Scalar bool, whether a lower scale helps.
     """
     to_backward = int(Cause.BACKWARD) - int(Cause.OVERFLOW)
-    return to_backward * tf.cast(backward, tf.int32) + _HELPS * tf.cast(lower_helps, tf.int32)
+    return to_backward * tf.cast(backward, tf.int64) + _HELPS * tf.cast(lower_helps, tf.int64)
 
 
 def unpacked(cause: tf.Tensor, has_nan: tf.Tensor, index: tf.Tensor) -> Skip:
     """Unpacks a skip. `nearest` is -1 if the position of a weight was stored instead."""
     position, is_weight = cause % _REPLICA // _POSITION - 1, cause // _IS_WEIGHT % 2 > 0
+    nowhere = tf.constant(-1, tf.int64)
     return Skip(
         cause=cause % _HELPS,
         has_nan=has_nan,
         index=tf.where(index < 0, index, index % _COUNT),
-        count=tf.where(index < 0, 0, index // _COUNT),
-        nearest=tf.where(is_weight, -1, position),
-        weight=tf.where(is_weight, position, -1),
+        count=tf.where(index < 0, tf.zeros_like(index), index // _COUNT),
+        nearest=tf.where(is_weight, nowhere, position),
+        weight=tf.where(is_weight, position, nowhere),
         lower_helps=cause // _HELPS % 2 > 0,
     )

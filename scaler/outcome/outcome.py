@@ -22,7 +22,8 @@ class Cause(enum.IntEnum):
         TOO_LARGE: Every scaled gradient was finite, but an unscaled one or the squared global norm exceeds float32.
         UPDATE: The optimizer turned finite gradients into a non-finite value, in a weight or in one of its slots. Or
             its learning rate is NaN, or so large that it would. Or the limit of the clipping is invalid.
-        SPIKE: All was finite, but the norm or the loss was far beyond that of the last steps: see `SpikeGuard`.
+        SPIKE: All was finite, but the global norm, the loss or the norm of one gradient was far beyond that of the last
+            steps: see `SpikeGuard`.
     """
 
     NONE = 0
@@ -35,20 +36,22 @@ class Cause(enum.IntEnum):
 
 
 class Skip(NamedTuple):
-    """Why a step was skipped, as scalar tensors.
+    """Why a step was skipped, as scalar tensors. A GPU computes with int64, and with int32 in its host's memory.
 
     Attributes:
-        cause: Int32, a `Cause`.
+        cause: Int64, a `Cause`.
         has_nan: Bool, whether an unscaled gradient had a NaN. False if there were only infinities.
-        index: Int32, the position of the first non-finite gradient in the list, or else of the largest gradient. For
+        index: Int64, the position of the first non-finite gradient in the list, or else of the largest gradient. For
             UPDATE it is the position of the first non-finite variable, among those with a gradient and then the
             optimizer's own. There -1 stands for the learning rate, and -2 for the limit of the clipping. For SPIKE -1
-            stands for the loss.
-        count: Int32, the number of non-finite gradients. If all were finite, the number of gradients whose squared norm
-            exceeds float32.
-        nearest: Int32, the position of the last of these; -1 if there are none. It is the nearest to the loss if the
+            stands for the loss, and otherwise it is the gradient that is farthest beyond its own limit, or else the
+            largest one.
+        count: Int64, the number of non-finite gradients. If all were finite, the number of gradients whose squared norm
+            exceeds float32. For SPIKE the number of gradients beyond limits of their own, 0 if the global norm or the
+            loss is why.
+        nearest: Int64, the position of the last of these; -1 if there are none. It is the nearest to the loss if the
             list is in the order of the forward pass.
-        weight: Int32, the position of the first variable that was non-finite before the step; -1 if all were finite.
+        weight: Int64, the position of the first variable that was non-finite before the step; -1 if all were finite.
         lower_helps: Bool, whether the gradients were found finite at a lower loss scale.
     """
 
@@ -63,8 +66,13 @@ class Skip(NamedTuple):
 
 def not_skipped() -> Skip:
     """The `Skip` of a step that was applied or not attempted."""
-    none, no = tf.constant(-1), tf.constant(False)
-    return Skip(tf.constant(int(Cause.NONE)), no, none, tf.constant(0), none, none, no)
+    none, no = whole(-1), tf.constant(False)
+    return Skip(whole(Cause.NONE), no, none, whole(0), none, none, no)
+
+
+def whole(number: int) -> tf.Tensor:
+    """A constant among the integers of a skip, scalar int64."""
+    return tf.constant(int(number), tf.int64)
 
 
 def unless_limited(skip: Skip, limited: tf.Tensor) -> Skip:
@@ -78,16 +86,20 @@ def unless_limited(skip: Skip, limited: tf.Tensor) -> Skip:
     return skip._replace(cause=cause, index=index)
 
 
-def as_spike(skip: Skip, spike: tf.Tensor, of_norm: tf.Tensor, largest: tf.Tensor) -> Skip:
+def as_spike(
+    skip: Skip, spike: tf.Tensor, of_norm: tf.Tensor, where: tf.Tensor, beyond: tf.Tensor | None = None
+) -> Skip:
     """Replaces the reason for a skip by SPIKE where the step was one.
 
     Args:
         skip: Why the step was skipped, judging by gradients and optimizer.
         spike: Scalar bool.
-        of_norm: Scalar bool, whether its norm is why, and not its loss.
-        largest: Scalar int32, the position of the largest gradient.
+        of_norm: Scalar bool, whether a norm is why, and not its loss.
+        where: Scalar int64, the position of the gradient to look at, if a norm is why.
+        beyond: Scalar int64, how many gradients are beyond limits of their own, if that is why, else 0; None for 0.
     """
-    other = not_skipped()._replace(cause=tf.constant(int(Cause.SPIKE)), index=tf.where(of_norm, largest, -1))
+    other = not_skipped()._replace(cause=whole(Cause.SPIKE), index=tf.where(of_norm, where, -1))
+    other = other if beyond is None else other._replace(count=beyond)
     return Skip(*(tf.where(spike, new, old) for new, old in zip(other, skip, strict=True)))
 
 
@@ -99,25 +111,28 @@ class Outcome(NamedTuple):
         loss_scale: Float32, the loss scale of this step.
         grad_norm: Float32, the global norm of the unscaled gradients before clipping. Non-finite on a step that was
             skipped because of its gradients.
-        cause: Int32, a `Cause`.
+        cause: Int64, a `Cause`.
         has_nan: Bool, whether a gradient had a NaN. False if there were only infinities.
-        index: Int32, the position of the first non-finite gradient in the list; -1 if the step was applied. `Skip` says
+        index: Int64, the position of the first non-finite gradient in the list; -1 if the step was applied. `Skip` says
             what it is for TOO_LARGE and UPDATE.
         clipped_norm: Float32, the global norm of the unscaled gradients after clipping, as the optimizer saw them. NaN
             on a skipped step.
-        count: Int32, the number of non-finite gradients; 0 if the step was applied or the number is unknown.
-        nearest: Int32, the position of the last non-finite gradient; -1 if the step was applied or it is unknown.
-        weight: Int32, the position of the first variable that was non-finite before the step; -1 if none was.
+        count: Int64, the number of non-finite gradients; 0 if the step was applied or the number is unknown.
+        nearest: Int64, the position of the last non-finite gradient; -1 if the step was applied or it is unknown.
+        weight: Int64, the position of the first variable that was non-finite before the step; -1 if none was.
         lower_helps: Bool, whether the gradients were found finite at a lower loss scale.
-        replica: Int32, the first replica whose own loss or gradients were not finite. -1 if there is one replica alone,
+        replica: Int64, the first replica whose own loss or gradients were not finite. -1 if there is one replica alone,
             if the step was applied, and if all replicas were alike: then it is no replica's share of the batch.
-        names_from: Int32, where the names of this step's variables begin among the names that the scaler knows, for
+        names_from: Int64, where the names of this step's variables begin among the names that the scaler knows, for
             `LossScaler.explain`. -1 if the scaler does not know them, in `LossScaler.last_skip` after a checkpoint was
             restored.
-        retries: Int32, how often the gradients were taken again at a lower scale, see `again` of `LossScaler.apply`.
-        value: Float32, of a SPIKE the norm or the loss that was too large; 0 for any other cause.
+        retries: Int64, how often the gradients were taken again at a lower scale, see `again` of `LossScaler.apply`.
+        value: Float32, of a SPIKE the norm or the loss that was too large: the global norm, or that of the gradient of
+            `index` if `count` is not 0. 0 for any other cause.
         usual: Float32, the median of the last steps, likewise.
         limit: Float32, the most that was allowed, likewise.
+        clipped_tensors: Int64, how many gradients of an applied step `SpikeGuard(by_tensor="clip")` has clipped to
+            limits of their own.
     """
 
     finite: tf.Tensor
@@ -137,10 +152,11 @@ class Outcome(NamedTuple):
     value: tf.Tensor = 0.0
     usual: tf.Tensor = 0.0
     limit: tf.Tensor = 0.0
+    clipped_tensors: tf.Tensor = 0
 
     @property
     def variable(self) -> tf.Tensor:
-        """The position of the variable to look at first, scalar int32; -1 if the step was applied or not attempted.
+        """The position of the variable to look at first, scalar int64; -1 if the step was applied or not attempted.
 
         It is the first variable that was non-finite before the step, unless a lower scale was seen to help. Else it is
         the last one with a non-finite gradient. The backward pass met that one first if the list is in the order of the
@@ -152,10 +168,11 @@ class Outcome(NamedTuple):
 
 
 def presumed_cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor) -> tf.Tensor:
-    """The `Cause` of a skipped step, scalar int32. Without a diagnosis it is OVERFLOW where it may be BACKWARD.
+    """The `Cause` of a skipped step, scalar int64. Without a diagnosis it is OVERFLOW where it may be BACKWARD.
 
     Args:
         loss_finite: Scalar bool.
         scaled_finite: Scalar bool, whether every gradient was finite before unscaling.
     """
-    return tf.where(loss_finite, tf.where(scaled_finite, Cause.TOO_LARGE, Cause.OVERFLOW), Cause.LOSS)
+    scaled = tf.where(scaled_finite, whole(Cause.TOO_LARGE), whole(Cause.OVERFLOW))
+    return tf.where(loss_finite, scaled, whole(Cause.LOSS))

@@ -205,15 +205,22 @@ def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
 
 
 def _of_spike(outcome: Outcome, names: Sequence[str]) -> str:
-    of_norm = int(outcome.index) >= 0
-    what = "the global norm of its gradients" if of_norm else "its loss"
-    place, unknown = int(outcome.index), int(outcome.names_from) < 0
-    largest = f"; {_UNKNOWN}" if unknown else f"; the gradient of {_name(names, place)!r} is the largest"
+    place, beyond, unknown = int(outcome.index), int(outcome.count), int(outcome.names_from) < 0
+    name = _name(names, place)
+    what, besides = "its loss", ""
+    if place >= 0 and beyond:
+        what = "the norm of the gradient of " + ("a variable" if unknown else repr(name))
+        others = (
+            f", and {beyond - 1} other{'s are' if beyond > 2 else ' is'} beyond {'theirs' if beyond > 2 else 'its'}"
+        )
+        besides = (others if beyond > 1 else "") + (f"; {_UNKNOWN}" if unknown else "")
+    elif place >= 0:
+        what = "the global norm of its gradients"
+        besides = f"; {_UNKNOWN}" if unknown else f"; the gradient of {name!r} is the largest"
     return (
         f"The step was skipped because {what} is {float(outcome.value):g}, above the limit of "
         f"{float(outcome.limit):g} that SpikeGuard draws from a median of {float(outcome.usual):g} in the last "
-        f"steps{largest if of_norm else ''}. The loss scale did not move: look at the batch, or raise the factor if "
-        "such steps are sound."
+        f"steps{besides}. The loss scale did not move: look at the batch, or raise the factor if such steps are sound."
     )
 
 

@@ -30,6 +30,9 @@ class Event(NamedTuple):
             None unless the strategy needs it.
         loss: Scalar float32, the loss that `LossScaler.scale` was given, summed over the micro-batches and replicas of
             the step. NaN if it was not given one. None unless the strategy needs it.
+        norms: Float32 [variables], the norm of each *unscaled* gradient, summed over replicas and before clipping, in
+            the order of the variables: NaN for one that the step does not have. None unless a
+            `SpikeGuard(by_tensor=...)` asks for them. With "clip" `norm` is then that of the gradients it has clipped.
     """
 
     finite: tf.Tensor
@@ -37,6 +40,7 @@ class Event(NamedTuple):
     histogram: tf.Tensor | None = None
     norm: tf.Tensor | None = None
     loss: tf.Tensor | None = None
+    norms: tf.Tensor | None = None
 
 
 class Needs(NamedTuple):
@@ -72,6 +76,9 @@ class Strategy(Protocol):
     It may have numbers `min_scale` and `max_scale`: a scale outside of them, or outside of [2^-126, 2^126] without
     them, is never used, wherever it comes from. It may have `needs`, a `Needs`: the statistics it wants to see; without
     it `event.finite` is all that is promised.
+
+    It may have `int64_counts = True`: then `update` takes and returns integer fields as int64 where they are kept so,
+    which a GPU computes with; without it they are int32 as `init` made them, and go through the host.
     """
 
     def init(self) -> Any:
@@ -97,6 +104,11 @@ def needs_of(strategy: object) -> Needs:
         )
     check_edges(needs.edges)
     return needs
+
+
+def takes_int64(strategy: object) -> bool:
+    """Whether `update` also takes a state with int64 in place of `init`'s int32, and then returns int64."""
+    return bool(getattr(strategy, "int64_counts", False))
 
 
 def check_edges(edges: Sequence[float]) -> None:
@@ -136,7 +148,8 @@ def statistic(strategy: object, event: Event, name: str) -> tf.Tensor:
             f"{type(strategy).__name__}.update: the event has no {name}. Compute it from the step's gradients: "
             "Event(finite, amax=scaler.gradients.amax(unscaled)), "
             "Event(finite, histogram=scaler.gradients.histogram(grads, edges)), or "
-            "Event(finite, norm=tf.linalg.global_norm(unscaled), loss=loss)."
+            "Event(finite, norm=tf.linalg.global_norm(unscaled), loss=loss). By tensor add "
+            "norms=tf.stack([tf.norm(grad) for grad in unscaled])."
         )
     return tf.convert_to_tensor(value)
 
@@ -271,6 +284,13 @@ def check_event(strategy: object, event: Event) -> None:
             raise InvalidArgument(
                 f"update(Event(finite, {name}=...)): {name} is {number.dtype.name} of shape {number.shape}: expected a "
                 "scalar float32 tensor."
+            )
+    if getattr(strategy, "by_tensor", None):
+        norms = tf.convert_to_tensor(statistic(strategy, event, "norms"))
+        if not norms.dtype.is_floating or not norms.shape.is_fully_defined() or norms.shape.rank != 1:
+            raise InvalidArgument(
+                f"update(Event(finite, norms=...)): norms is {norms.dtype.name} of shape {norms.shape}: expected "
+                "float32 [variables], such as tf.stack([tf.norm(grad) for grad in unscaled])."
             )
     if event.histogram is not None:
         counts, edges = tf.convert_to_tensor(event.histogram), needs_of(strategy).edges

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from scaler.checks import check_bounds
-from scaler.strategies.base import Event, Needs, Strategy, bounded, needs_of, require_inner
+from scaler.strategies.base import Event, Needs, Strategy, bounded, needs_of, require_inner, takes_int64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Bounded:
     def __post_init__(self) -> None:
         require_inner(self.strategy, "Bounded")
         check_bounds(self.min_scale, self.min_scale, self.max_scale)
+
+    @property
+    def int64_counts(self) -> bool:
+        """Whether the strategy can count in int64."""
+        return takes_int64(self.strategy)
 
     @property
     def needs(self) -> Needs:

@@ -77,6 +77,7 @@ class DelayedAmax:
     min_scale: float = 2.0**-14
     max_scale: float = 2.0**40
     needs: ClassVar[Needs] = Needs(amax=True)
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_bounds(self.min_scale, self.initial_scale, self.max_scale)
@@ -100,7 +101,7 @@ class DelayedAmax:
         limit, margin = tf.constant(float_format(self.format).max, tf.float32), 2.0 ** -int(self.margin)
         # Kernels disagree on subnormal numbers, and the largest float32 is its own double.
         exceeded = tf.minimum((limit / state.loss_scale) * (2.0 * margin), 2.0**127)
-        seen = tf.where(finite, tf.where(exact.exponent(amax) < -126, 0.0, amax), exceeded)
+        seen = tf.where(finite, tf.where(exact.power_of_two_at_most(amax) > 0.0, amax, 0.0), exceeded)
         history = tf.concat([state.history[1:], seen[tf.newaxis]], axis=0)
         largest = tf.reduce_max(history, axis=0) if self.algorithm == "max" else seen
         scale = (limit / tf.where(largest > 0.0, largest, 1.0)) * margin

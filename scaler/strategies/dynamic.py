@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
 from scaler.backend.autograph import as_written
-from scaler.checks import as_float, check_bounds, check_count, check_flag, check_number, within
+from scaler.checks import as_count, as_float, check_bounds, check_count, check_flag, check_number, within
 from scaler.strategies.base import Event
 
 
@@ -76,6 +76,7 @@ class Dynamic:
     max_scale: float = 2.0**40
     hysteresis: int = 1
     consecutive_hysteresis: bool = False
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_bounds(self.min_scale, self.initial_scale, self.max_scale)
@@ -96,11 +97,11 @@ class Dynamic:
     @as_written
     def update(self, state: DynamicState, event: Event) -> DynamicState:
         """The state after a step that was attempted with `state` and showed `event`."""
-        finite, hysteresis = event.finite, tf.cast(self.hysteresis, tf.int32)
-        interval = tf.cast(self.growth_interval, tf.int32)
+        finite, hysteresis = event.finite, as_count(self.hysteresis, state.budget)
+        interval = as_count(self.growth_interval, state.good_steps)
         # A checkpoint may bring counts that this strategy cannot reach; the largest integer plus 1 is negative.
         counted, left = within(state.good_steps, 0, interval - 1), tf.minimum(state.budget, hysteresis)
-        good_steps = tf.where(finite, counted + 1, 0)
+        good_steps = tf.where(finite, counted + 1, tf.zeros_like(counted))
         budget = tf.where(finite, left, tf.maximum(left - 1, 0))
         grow = good_steps >= interval
         growth = tf.where(grow, as_float(self.growth_factor), 1.0)
@@ -109,7 +110,7 @@ class Dynamic:
         refill = tf.logical_or(grow, tf.logical_and(finite, self.consecutive_hysteresis))
         return DynamicState(
             loss_scale=self._bounded(state.loss_scale * factor),
-            good_steps=tf.where(grow, 0, good_steps),
+            good_steps=tf.where(grow, tf.zeros_like(good_steps), good_steps),
             budget=tf.where(refill, hysteresis, budget),
         )
 

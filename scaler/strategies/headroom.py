@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from scaler.backend.autograph import as_written
 from scaler.backend.formats import float_format
-from scaler.checks import as_float, check_bounds, check_count
+from scaler.checks import as_count, as_float, check_bounds, check_count, within
 from scaler.strategies import exact
 from scaler.strategies.base import Event, Needs, amax_of, bounded
 
@@ -79,6 +79,7 @@ class Headroom:
     min_scale: float = 2.0**-14
     max_scale: float = 2.0**40
     needs: ClassVar[Needs] = Needs(amax=True)
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_bounds(self.min_scale, self.initial_scale, self.max_scale)
@@ -102,29 +103,30 @@ class Headroom:
         known = peak > _UNKNOWN
         followed = tf.where(known, exact.power_of_two(top - peak - distance), state.loss_scale)
         halved = bounded(self, state.loss_scale * 0.5)
-        implied = tf.maximum(top - peak - exact.exponent(halved), tf.cast(self.headroom, tf.int32))
+        implied = tf.maximum(top - peak - tf.cast(exact.exponent(halved), peak.dtype), as_count(self.headroom, peak))
         return HeadroomState(
             loss_scale=bounded(self, tf.where(finite, followed, halved)),
             peak=peak,
             below_peak=below_peak,
             distance=tf.where(finite, distance, tf.where(known, implied, state.distance)),
-            calm=tf.where(finite, calm, 0),
+            calm=tf.where(finite, calm, tf.zeros_like(calm)),
         )
 
     def _peak(self, state: HeadroomState, finite: tf.Tensor, amax: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         height = exact.exponent(amax) + 1
         observed = tf.logical_and(finite, height > -126)
-        known = tf.clip_by_value(state.peak, _UNKNOWN, 128)
+        known, memory = within(state.peak, _UNKNOWN, 128), as_count(self.memory, state.below_peak)
+        height = tf.cast(height, known.dtype)
         reached = height >= known
-        below = tf.clip_by_value(state.below_peak, 0, tf.cast(self.memory, tf.int32) - 1) + 1
-        forget = below >= tf.cast(self.memory, tf.int32)
+        below = within(state.below_peak, 0, memory - 1) + 1
+        forget = below >= memory
         peak = tf.where(reached, height, tf.where(forget, known - 1, known))
-        below = tf.where(tf.logical_or(reached, forget), 0, below)
+        below = tf.where(tf.logical_or(reached, forget), tf.zeros_like(below), below)
         return tf.where(observed, peak, known), tf.where(observed, below, state.below_peak)
 
     def _relaxed(self, state: HeadroomState) -> tuple[tf.Tensor, tf.Tensor]:
-        least, interval = tf.cast(self.headroom, tf.int32), tf.cast(self.relax_interval, tf.int32)
-        calm = tf.clip_by_value(state.calm, 0, interval - 1) + 1
+        least, interval = as_count(self.headroom, state.distance), as_count(self.relax_interval, state.calm)
+        calm = within(state.calm, 0, interval - 1) + 1
         relax = calm >= interval
-        distance = tf.clip_by_value(state.distance, least, least + 512)
-        return tf.maximum(tf.where(relax, distance - 1, distance), least), tf.where(relax, 0, calm)
+        distance = within(state.distance, least, least + 512)
+        return tf.maximum(tf.where(relax, distance - 1, distance), least), tf.where(relax, tf.zeros_like(calm), calm)

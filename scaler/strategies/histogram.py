@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
 from scaler.backend.autograph import as_written
-from scaler.checks import as_float, check_bounds, check_constant, check_count, check_number
+from scaler.checks import as_count, as_float, check_bounds, check_constant, check_count, check_number
 from scaler.strategies.base import Event, Needs, bounded, statistic
 
 
@@ -75,6 +75,7 @@ class Histogram:
     dead_band: float = 0.0
     min_scale: float = 2.0**-14
     max_scale: float = 2.0**40
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_bounds(self.min_scale, self.initial_scale, self.max_scale)
@@ -97,11 +98,13 @@ class Histogram:
     @as_written
     def update(self, state: HistogramState, event: Event) -> HistogramState:
         """The state after a step that was attempted with `state` and showed `event`."""
-        finite, counts = tf.convert_to_tensor(event.finite), tf.unstack(statistic(self, event, "histogram"))
-        steps = tf.clip_by_value(state.steps, 0, tf.cast(self.period, tf.int32) - 1) + 1
-        total, large = state.total + tf.add_n(counts), state.large + counts[-1]
+        finite, counts = tf.convert_to_tensor(event.finite), statistic(self, event, "histogram")
+        period = as_count(self.period, state.steps)
+        steps = tf.clip_by_value(state.steps, 0, period - 1) + 1
+        # `tf.unstack` of int64 is the host's on a GPU.
+        total, large = state.total + tf.reduce_sum(counts, axis=0), state.large + counts[-1]
         middle = state.middle + counts[1] if self.dead_band else state.middle
-        due = tf.logical_and(finite, steps >= tf.cast(self.period, tf.int32))
+        due = tf.logical_and(finite, steps >= period)
         threshold = tf.cast(as_float(self.threshold), tf.float64)
         all_of_them = tf.cast(tf.maximum(total, 1), tf.float64)
         too_many = tf.cast(large, tf.float64) / all_of_them > threshold
@@ -111,6 +114,6 @@ class Histogram:
         counting = tf.logical_and(finite, tf.logical_not(due))
         return HistogramState(
             bounded(self, state.loss_scale * factor),
-            tf.where(counting, steps, 0),
+            tf.where(counting, steps, tf.zeros_like(steps)),
             *(tf.where(counting, count, tf.zeros_like(count)) for count in (total, large, middle)),
         )

@@ -87,6 +87,7 @@ class LogNormal:
     max_scale: float = 2.0**14
     repaired: bool = True
     needs: ClassVar[Needs] = Needs(amax=True)
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_bounds(self.min_scale, self.initial_scale, self.max_scale)

@@ -41,7 +41,7 @@ def own_of(state: Any) -> tuple[tf.Tensor, ...]:
 
 
 def count_up(steps: tf.Tensor) -> tf.Tensor:
-    """A count of steps plus one, int32; it stays at the largest integer."""
+    """A count of steps plus one, in its dtype; it stays at the largest integer of int32."""
     return tf.clip_by_value(steps, 0, 2**31 - 2) + 1
 
 

@@ -22,6 +22,7 @@ class NoScaling:
 
     min_scale: ClassVar[float] = 1.0
     max_scale: ClassVar[float] = 1.0
+    int64_counts: ClassVar[bool] = True
 
     def init(self) -> StaticState:
         """The state before the first step: a loss scale of 1."""

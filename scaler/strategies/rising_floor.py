@@ -10,7 +10,16 @@ import tensorflow as tf
 
 from scaler.checks import check_scale, is_symbolic
 from scaler.errors import InvalidArgument
-from scaler.strategies.base import Event, Needs, Strategy, bounded_state, bounds_of, needs_of, require_inner
+from scaler.strategies.base import (
+    Event,
+    Needs,
+    Strategy,
+    bounded_state,
+    bounds_of,
+    needs_of,
+    require_inner,
+    takes_int64,
+)
 from scaler.strategies.nested import as_schedule, count_up, inner_of, join, own_of
 
 
@@ -59,6 +68,11 @@ class RisingFloor:
             raise InvalidArgument(f"floors={dict(pairs)!r}: expected none above the strategy's max_scale, {high:g}.")
         # A tuple keeps the strategy a value that can be hashed.
         object.__setattr__(self, "floors", pairs)
+
+    @property
+    def int64_counts(self) -> bool:
+        """Whether the strategy can count in int64."""
+        return takes_int64(self.strategy)
 
     @property
     def needs(self) -> Needs:

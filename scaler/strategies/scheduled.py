@@ -19,6 +19,7 @@ from scaler.strategies.base import (
     bounds_of,
     needs_of,
     require_inner,
+    takes_int64,
     together,
 )
 from scaler.strategies.nested import as_schedule, count_up, state_of_fields
@@ -55,6 +56,11 @@ class Scheduled:
         together(*(needs_of(strategy) for _, strategy in pairs))
         # A tuple keeps the strategy a value that can be hashed.
         object.__setattr__(self, "strategies", pairs)
+
+    @property
+    def int64_counts(self) -> bool:
+        """Whether all of the strategies can count in int64."""
+        return all(map(takes_int64, self._members()))
 
     @property
     def needs(self) -> Needs:
@@ -96,7 +102,7 @@ class Scheduled:
         return [strategy for _, strategy in self.strategies]  # type: ignore[misc]
 
     def _active(self, steps: tf.Tensor) -> tf.Tensor:
-        started = [tf.cast(steps >= start, tf.int32) for start, _ in self.strategies]  # type: ignore[misc]
+        started = [tf.cast(steps >= start, tf.int64) for start, _ in self.strategies]  # type: ignore[misc]
         return tf.add_n(started) - 1
 
     def _together(self, scale: tf.Tensor, steps: tf.Tensor, states: list) -> Any:

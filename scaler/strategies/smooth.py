@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
 from scaler.backend.autograph import as_written
-from scaler.checks import as_float, check_bounds, check_count, check_flag, check_number, is_symbolic
+from scaler.checks import as_count, as_float, check_bounds, check_count, check_flag, check_number, is_symbolic
 from scaler.strategies import exact
 from scaler.strategies.base import Event, bounded
 
@@ -77,6 +77,7 @@ class Smooth:
     search: bool = False
     min_scale: float = 2.0**-14
     max_scale: float = 2.0**40
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_bounds(self.min_scale, self.initial_scale, self.max_scale)
@@ -94,7 +95,7 @@ class Smooth:
     @as_written
     def update(self, state: SmoothState, event: Event) -> SmoothState:
         """The state after a step that was attempted with `state` and showed `event`."""
-        finite, interval = tf.convert_to_tensor(event.finite), tf.cast(self.backoff_interval, tf.int32)
+        finite, interval = tf.convert_to_tensor(event.finite), as_count(self.backoff_interval, state.since_backoff)
         belongs = tf.equal(bounded(self, exact.exp2(state.log2_scale)), state.loss_scale)
         log2_scale = tf.where(belongs, state.log2_scale, exact.log2(state.loss_scale))
         back_off = tf.logical_and(tf.logical_not(finite), state.since_backoff >= interval)
@@ -102,7 +103,8 @@ class Smooth:
         nothing = tf.constant(0.0, tf.float64)
         log2_scale += tf.where(finite, growth, tf.where(back_off, self._log2(self.backoff_factor), nothing))
         log2_scale = tf.clip_by_value(log2_scale, self._log2(self.min_scale), self._log2(self.max_scale))
-        counted = tf.where(back_off, 0, tf.clip_by_value(state.since_backoff, 0, interval - 1))
+        counted = tf.clip_by_value(state.since_backoff, 0, interval - 1)
+        counted = tf.where(back_off, tf.zeros_like(counted), counted)
         return SmoothState(
             loss_scale=bounded(self, exact.exp2(log2_scale)),
             log2_scale=log2_scale,

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend.autograph import as_called, as_written
-from scaler.checks import as_float, check_constant, check_count, check_flag, check_number, is_symbolic
+from scaler.checks import check_constant, check_count, check_flag, check_number, is_symbolic
 from scaler.errors import InvalidArgument
-from scaler.strategies import exact
+from scaler.strategies import tensor_norms
 from scaler.strategies.base import (
     Event,
     Needs,
@@ -21,14 +21,12 @@ from scaler.strategies.base import (
     needs_of,
     require_inner,
     statistic,
+    takes_int64,
     together,
 )
 from scaler.strategies.nested import count_up, inner_of, join, own_of
-
-_SIGMA = 1.4826
-"""A normal distribution has this many times its median distance from the median as its standard deviation."""
-_LEAST = 0.1
-"""The least spread, as a share of the median."""
+from scaler.strategies.robust import entered, flushed, limit_of
+from scaler.strategies.tensor_norms import TensorNorms
 
 
 class Verdict(NamedTuple):
@@ -36,10 +34,13 @@ class Verdict(NamedTuple):
 
     Attributes:
         spike: Bool, whether the step is to be skipped.
-        of_norm: Bool, whether its norm is why, and not its loss.
+        of_norm: Bool, whether a norm is why, and not its loss.
         value: Float32, the norm or the loss.
         usual: Float32, the median of the window.
         limit: Float32, the most that is allowed.
+        tensor: Int64, the position of the variable whose gradient's own norm is why, else -1. None unless each is
+            watched and none is clipped.
+        beyond: Int64, how many gradients lie beyond their own limits, if one of them is why, else 0. None as `tensor`.
     """
 
     spike: tf.Tensor
@@ -47,17 +48,21 @@ class Verdict(NamedTuple):
     value: tf.Tensor
     usual: tf.Tensor
     limit: tf.Tensor
+    tensor: tf.Tensor | None = None
+    beyond: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class SpikeGuard:
     """Skip a step whose gradient norm or loss is finite and far beyond that of the last steps.
 
-        of the norms, and of the losses, of the last `window` applied steps:
+        of the norms, of the losses, and by tensor of the norms of each gradient, of the last `window` applied steps:
             usual:   the median
             spread:  1.4826 * the median of |value - usual|, and at least |usual| / 10
             limit:   usual + factor * spread
         finite, and the norm or the loss is above its limit:   a spike. The step is skipped, the scale stays
+        by_tensor="skip", and a gradient's norm is:            likewise
+        by_tensor="clip", and a gradient's norm is:            gradient *= limit / its norm, before all else here
         otherwise:                                             the strategy sees the step
 
     The norm is the global one of the unscaled gradients, before clipping. The loss is what `scale` was given, summed
@@ -70,12 +75,23 @@ class SpikeGuard:
     More than `share * window` spikes in a row are no spikes but another level: `LossScaler.check` then finds the scaler
     stuck.
 
+    With `by_tensor` each gradient also has a window of its own norms. With "clip" the global norm is judged after that,
+    and enters its window so: a spike of one gradient costs no step, and one of all gradients still does where the
+    clipped ones are too large together. A gradient's own norm enters as it was before, so that another level is learnt
+    once it fills half of the window. `Outcome.clipped_tensors` counts the clipped ones. What `apply` is asked to clip
+    comes after.
+
+    A `LossScaler` makes these windows for the variables of its first step. A later step may have some of them, and a
+    gradient that a step does not have leaves its window alone. Other variables are refused. In the long form give
+    `Event.norms` in the same order, ask `is_spike`, and multiply by `factors`.
+
     The state is the strategy's, with these fields. The first three are also there as `losses`, `loss_usual` and
     `loss_limit`, if the loss is watched.
 
         norms           float32 [window], the newest last
         norm_usual      float32, their median
         norm_limit      float32, the limit for the next step
+        tensor_norms    float32 [window, variables], by tensor: with `tensor_usual` and `tensor_limits`, [variables]
         spikes          int32, so far
         spikes_in_a_row int32, since the last applied step
         last_spike      float32 [3], of the last spike its value, the median and the limit
@@ -88,19 +104,22 @@ class SpikeGuard:
         share: The largest share of the window that may be spikes in a row, in (0, 1].
         norm: Whether the norm is watched.
         loss: Whether the loss is watched.
+        by_tensor: What happens to a step with one gradient beyond its own limit: "skip" it, or "clip" that gradient.
+            None watches no gradient by itself.
 
     `factor` may also be a scalar tensor or variable, which is not checked.
 
     Raises:
         InvalidArgument: For a value outside these ranges, an object that is not a strategy, or a guard of nothing; in
-            `update` for an event without the norm or the loss.
+            `update` for an event without the norm, the loss or the norms.
 
     References:
         The median and the scaled median distance are Hampel's identifier: Hampel 1974, The Influence Curve and Its Role
         in Robust Estimation; Pearson 2002, Outliers in Process Modeling and Identification. A spike moves neither, as
         it would a mean and a standard deviation. The least limit is that of Lightning's `SpikeDetection`, lightning
         2.4, fabric/utilities/spike.py: a loss of mean + rtol * mean, with rtol=2. Spikes of gradients are ten to a
-        thousand times the usual norm: Huang et al. 2025, SPAM (https://arxiv.org/abs/2501.06842).
+        thousand times the usual norm: Huang et al. 2025, SPAM (https://arxiv.org/abs/2501.06842). Clipping each tensor
+        by its own last norms, there their moving average, is AdaGC's: Wang et al. 2025 (https://arxiv.org/abs/2502.11034).
     """
 
     strategy: Strategy
@@ -110,19 +129,34 @@ class SpikeGuard:
     share: float = 0.1
     norm: bool = True
     loss: bool = True
+    by_tensor: str | None = None
 
     def __post_init__(self) -> None:
         require_inner(self.strategy, "SpikeGuard")
         check_number("factor", self.factor, "a finite number greater than 0", lambda v: 0 < v < math.inf)
-        if is_symbolic(self.window) or is_symbolic(self.norm) or is_symbolic(self.loss):
-            raise InvalidArgument("SpikeGuard(window=..., norm=..., loss=...): expected Python values, not tensors.")
+        if any(map(is_symbolic, (self.window, self.norm, self.loss, self.by_tensor))):
+            raise InvalidArgument(
+                "SpikeGuard(window=..., norm=..., loss=..., by_tensor=...): expected Python values, not tensors."
+            )
         check_count("window", self.window, 100)
         check_constant("window", self.window, "an integer in [3, 10000]", lambda v: 3 <= v <= 10000)
         check_constant("share", self.share, "a share in (0, 1]", lambda v: 0 < v <= 1)
         check_flag("norm", self.norm)
         check_flag("loss", self.loss)
-        if not (self.norm or self.loss):
-            raise InvalidArgument("SpikeGuard(norm=False, loss=False): expected at least one of them to watch.")
+        if self.by_tensor not in (None, "skip", "clip"):
+            raise InvalidArgument(
+                f'SpikeGuard(by_tensor={self.by_tensor!r}): expected "skip" or "clip", which is what happens to a step '
+                "with one gradient beyond its own limit, or None, which looks at no gradient by itself."
+            )
+        if not (self.norm or self.loss or self.by_tensor):
+            raise InvalidArgument(
+                "SpikeGuard(norm=False, loss=False): expected at least one of them to watch, or by_tensor."
+            )
+
+    @property
+    def int64_counts(self) -> bool:
+        """Whether the strategy can count in int64."""
+        return takes_int64(self.strategy)
 
     @property
     def needs(self) -> Needs:
@@ -146,47 +180,71 @@ class SpikeGuard:
 
     @property
     def watched(self) -> tuple[str, ...]:
-        """What is watched: "norm", "loss" or both."""
+        """Which numbers of a whole step are watched: "norm", "loss" or both."""
         return tuple(name for name in ("norm", "loss") if getattr(self, name))
 
-    def init(self) -> Any:
-        """The state before the first step."""
+    def init(self, variables: int = 0) -> Any:
+        """The state before the first step.
+
+        Args:
+            variables: How many variables a step updates, if each gradient's norm is watched. A `LossScaler` finds it
+                out at its first step.
+        """
         unknown = tf.constant(math.inf)
         each: dict[str, tf.Tensor] = {}
         for name in self.watched:
             each |= _named(name, tf.fill([self.window], math.inf), unknown, unknown)
+        if self.by_tensor:
+            each |= zip(tensor_norms.FIELDS, tensor_norms.unknown(self.window, variables), strict=True)
         none = tf.constant(0)
         own = {**each, "spikes": none, "spikes_in_a_row": none, "last_spike": tf.zeros([3])}
         return join("SpikeGuardState", bounded_state(self.strategy, self.strategy.init()), **own)
 
-    def verdict(self, state: Any, norm: tf.Tensor | None, loss: tf.Tensor | None) -> Verdict:
+    def verdict(
+        self, state: Any, norm: tf.Tensor | None, loss: tf.Tensor | None, norms: tf.Tensor | None = None
+    ) -> Verdict:
         """Whether a step with finite gradients is a spike, before `update` has seen it.
 
         Args:
             state: The guard's.
-            norm: Float32, the global norm of the unscaled gradients; None if it is not watched.
+            norm: Float32, the global norm of the unscaled gradients, once those beyond their own limits are clipped;
+                None if it is not watched.
             loss: Float32; None if it is not watched.
+            norms: Float32 [variables], the norm of each unscaled gradient; None if they are not watched.
         """
         known, given = self._own(state), {"norm": norm, "loss": loss}
         found = []
         for name in self.watched:
-            value = _flushed(given[name])
+            value = flushed(given[name])
             usual, limit = (known[field] for field in _FIELDS[name][1:])
             of_norm = (tf.ones_like if name == "norm" else tf.zeros_like)(value, tf.bool)
             found.append(Verdict(value > limit, of_norm, value, usual, limit))
-        first, *rest = found
+        if self.by_tensor == "skip" and norms is not None:
+            found = [_of_tensors(_tensors(known), norms), *(_of_no_tensor(one) for one in found)]
+        first, *rest = found or [_never(state)]
         for second in rest:
             spike, pairs = first.spike, zip(first, second, strict=True)
-            chosen = Verdict(*(tf.where(spike, a, b) for a, b in pairs))
+            chosen = Verdict(*(None if a is None else tf.where(spike, a, b) for a, b in pairs))
             first = chosen._replace(spike=tf.logical_or(spike, second.spike))
         return first
+
+    def factors(self, state: Any, norms: tf.Tensor) -> tf.Tensor:
+        """What `by_tensor="clip"` multiplies each gradient by, float32 [variables]: for a step in the long form.
+
+        Args:
+            state: The guard's, such as `loss_scaler.state`, before `update`.
+            norms: Float32 [variables], the norm of each unscaled gradient.
+        """
+        known = _tensors(self._own(state))
+        # A scaler that has seen no step knows of no variable.
+        return tensor_norms.factors(known, flushed(norms)) if known.limits.shape[0] else tf.ones_like(norms)
 
     def is_spike(self, state: Any, event: Event) -> tf.Tensor:
         """Whether a step is to be skipped as a spike, scalar bool: for a step written in the long form.
 
         Args:
             state: The guard's, such as `loss_scaler.state`, before `update`.
-            event: The result of the step, with `norm` and `loss` if they are watched.
+            event: The result of the step, with `norm`, `loss` and `norms` if they are watched.
         """
         return tf.logical_and(event.finite, self._verdict_of(state, event).spike)
 
@@ -201,10 +259,13 @@ class SpikeGuard:
         inner = type(before)(*(tf.where(spike, old, new) for old, new in zip(before, after, strict=True)))
         own: dict[str, tf.Tensor] = {}
         for name in self.watched:
-            value, values = _flushed(statistic(self, event, name)), known[_FIELDS[name][0]]
-            enters = tf.logical_and(applied, tf.math.is_finite(value))
-            values = tf.where(enters, tf.concat([values[1:], value[tf.newaxis]], axis=0), values)
-            own |= _named(name, values, *self._limit(values))
+            value, values = flushed(statistic(self, event, name)), known[_FIELDS[name][0]]
+            values = entered(values, value, tf.logical_and(applied, tf.math.is_finite(value)))
+            own |= _named(name, values, *limit_of(values, self.factor))
+        if self.by_tensor:
+            tensors, norms = _tensors(known), self._norms_of(state, event)
+            moved = tensors if norms is None else tensor_norms.after(tensors, norms, applied, self.factor)
+            own |= zip(tensor_norms.FIELDS, moved, strict=True)
         own["spikes"] = tf.where(spike, count_up(known["spikes"]), known["spikes"])
         in_a_row = tf.where(spike, count_up(known["spikes_in_a_row"]), known["spikes_in_a_row"])
         own["spikes_in_a_row"] = tf.where(applied, tf.zeros_like(in_a_row), in_a_row)
@@ -214,20 +275,18 @@ class SpikeGuard:
 
     def _verdict_of(self, state: Any, event: Event) -> Verdict:
         given = {name: statistic(self, event, name) for name in self.watched}
-        return self.verdict(state, given.get("norm"), given.get("loss"))
+        return self.verdict(state, given.get("norm"), given.get("loss"), self._norms_of(state, event))
+
+    def _norms_of(self, state: Any, event: Event) -> tf.Tensor | None:
+        """The norm of each gradient; None if none is watched, and while the state is that of no variable."""
+        if not self.by_tensor or not state.tensor_limits.shape[0]:
+            return None
+        return flushed(statistic(self, event, "norms"))
 
     def _own(self, state: Any) -> dict[str, tf.Tensor]:
-        each = (field for name in self.watched for field in _FIELDS[name])
-        return dict(zip((*each, "spikes", "spikes_in_a_row", "last_spike"), own_of(state), strict=True))
-
-    def _limit(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The median of a window, and the limit for the next step."""
-        usual = _median(values)
-        distance = exact.narrow(exact.wide(_SIGMA) * exact.wide(_median(tf.abs(values - usual))))
-        spread = tf.maximum(distance, exact.narrow(exact.wide(_LEAST) * exact.wide(tf.abs(usual))))
-        limit = exact.narrow(exact.wide(usual) + exact.wide(as_float(self.factor)) * exact.wide(spread))
-        known = tf.logical_and(tf.math.is_finite(usual), spread > 0.0)
-        return usual, tf.where(known, limit, math.inf)
+        each = [field for name in self.watched for field in _FIELDS[name]]
+        tensors = tensor_norms.FIELDS if self.by_tensor else ()
+        return dict(zip((*each, *tensors, "spikes", "spikes_in_a_row", "last_spike"), own_of(state), strict=True))
 
 
 def guard_of(strategy: object) -> SpikeGuard | None:
@@ -247,16 +306,21 @@ def _named(name: str, values: tf.Tensor, usual: tf.Tensor, limit: tf.Tensor) -> 
     return dict(zip(_FIELDS[name], (values, usual, limit), strict=True))
 
 
-def _flushed(value: Any) -> tf.Tensor:
-    """In float32, with 0 for a subnormal number, on which kernels disagree."""
-    return exact.narrow(exact.wide(value))
+def _tensors(known: dict[str, tf.Tensor]) -> TensorNorms:
+    return TensorNorms(*(known[field] for field in tensor_norms.FIELDS))
 
 
-def _median(values: tf.Tensor) -> tf.Tensor:
-    """The median along the first axis."""
-    size, rank = values.shape[0], values.shape.rank
-    last = values if rank == 1 else tf.transpose(values, [*range(1, rank), 0])
-    # `tf.sort` asks for the shape, which takes int32 arithmetic.
-    ordered = tf.math.top_k(last, k=size).values
-    middle = exact.wide(ordered[..., size // 2]) + exact.wide(ordered[..., (size - 1) // 2])
-    return exact.narrow(middle * 0.5)
+def _of_tensors(known: TensorNorms, norms: tf.Tensor) -> Verdict:
+    found = tensor_norms.farthest(known, flushed(norms))
+    return Verdict(found.some, tf.ones_like(found.some), *found[2:5], found.place, found.count)
+
+
+def _of_no_tensor(verdict: Verdict) -> Verdict:
+    none = tf.zeros_like(verdict.spike, tf.int64)
+    return verdict._replace(tensor=none - 1, beyond=none)
+
+
+def _never(state: Any) -> Verdict:
+    """That of a guard that only clips."""
+    no, zero = tf.zeros_like(state.loss_scale, tf.bool), tf.zeros_like(state.loss_scale)
+    return Verdict(no, no, zero, zero, zero)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
@@ -42,6 +42,7 @@ class Static:
     """
 
     loss_scale: float
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scale("loss_scale", self.loss_scale)

@@ -11,7 +11,16 @@ import tensorflow as tf
 from scaler.checks import check_constant, check_count, check_scale, is_symbolic
 from scaler.errors import InvalidArgument
 from scaler.strategies import exact
-from scaler.strategies.base import Event, Needs, Strategy, bounded_state, bounds_of, needs_of, require_inner
+from scaler.strategies.base import (
+    Event,
+    Needs,
+    Strategy,
+    bounded_state,
+    bounds_of,
+    needs_of,
+    require_inner,
+    takes_int64,
+)
 from scaler.strategies.nested import count_up, inner_of, join, own_of
 
 
@@ -62,6 +71,11 @@ class Warmup:
             )
 
     @property
+    def int64_counts(self) -> bool:
+        """Whether the strategy can count in int64."""
+        return takes_int64(self.strategy)
+
+    @property
     def needs(self) -> Needs:
         """What the strategy needs."""
         return needs_of(self.strategy)
@@ -91,7 +105,7 @@ class Warmup:
 
     def _limited(self, inner: Any, steps: tf.Tensor) -> Any:
         first = int(math.log2(self.initial_scale))
-        rise = tf.maximum(tf.cast(exact.exponent(inner.loss_scale), tf.int64) - first, 0)
-        ceiling = exact.power_of_two(first + tf.cast(rise * tf.cast(steps, tf.int64) // self.steps, tf.int32))
+        rise = tf.maximum(exact.exponent(inner.loss_scale) - first, 0)
+        ceiling = exact.power_of_two(first + rise * tf.cast(steps, tf.int64) // self.steps)
         used = tf.where(steps < self.steps, tf.minimum(inner.loss_scale, ceiling), inner.loss_scale)
         return join("WarmupState", inner._replace(loss_scale=used), target_scale=inner.loss_scale, warmup_steps=steps)

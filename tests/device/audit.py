@@ -18,8 +18,8 @@ _kernels = functools.cache(kernels.gpu_kernels)
 LARGEST = 1024
 """Elements of a tensor in the host's memory. What is larger is data, not a shape or a count."""
 _NO_KERNEL_NEEDED = frozenset({"Placeholder", "PlaceholderWithDefault", "NoOp", "_Arg", "_Retval"})
-_BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
-_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", *LOOPS, *_BRANCHES})
+ON_BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+ON_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", *LOOPS, *ON_BRANCHES})
 _ON_THE_HOST = frozenset({"PyFunc", "EagerPyFunc", "PyFuncStateless", "PrintV2", "Print", "Assert"})
 
 
@@ -70,7 +70,7 @@ def _operations(graph, path, seen) -> Iterator[tuple]:
         return
     seen.add(id(graph))
     for op in graph.get_operations():
-        if op.type in _CALLS:
+        if op.type in ON_CALLS:
             if not is_compiled(op):
                 for called in functions_called(op):
                     yield from _operations(called, f"{path}{op.name}/", seen)
@@ -86,10 +86,10 @@ def is_compiled(op) -> bool:
 def _predicates(graph) -> int:
     count = 0
     for op in graph.get_operations():
-        if op.type not in _CALLS or is_compiled(op):
+        if op.type not in ON_CALLS or is_compiled(op):
             continue
         called = functions_called(op)
-        branch = op.type in _BRANCHES
+        branch = op.type in ON_BRANCHES
         count += branch or (op.type in LOOPS and _goes_on_by_tensors(op))
         count += sum(map(_predicates, called[:1] if branch else called))
     return count
@@ -106,13 +106,18 @@ def _why(op) -> str | None:
         return None
     if op.type in _ON_THE_HOST:
         return "runs on the host"
-    kernel = next((one for one in _kernels(op.type) if _fits(op, one)), None)
+    kernel = fitting_kernel(op)
     if kernel is None:
         large = [tensor for tensor in (*op.inputs, *op.outputs) if _is_large(tensor)]
         return f"no GPU kernel{_shapes(large)}" if not _of_the_host(op) or large else None
     held = [tensor for name in kernel.in_host_memory for tensor in _argument(op, name)]
     large = [tensor for tensor in held if _is_large(tensor)]
     return f"in host memory{_shapes(large)}" if large else None
+
+
+def fitting_kernel(op):
+    """The kernel that a GPU takes for an operation with these dtypes, or None."""
+    return next((one for one in _kernels(op.type) if _fits(op, one)), None)
 
 
 def _of_the_host(op) -> bool:
@@ -133,14 +138,15 @@ def _argument(op, name) -> list:
     for arguments, tensors in ((op.op_def.input_arg, op.inputs), (op.op_def.output_arg, op.outputs)):
         at = 0
         for argument in arguments:
-            size = _length(op, argument)
+            size = argument_length(op, argument)
             if argument.name == name:
                 return list(tensors[at : at + size])
             at += size
     return []
 
 
-def _length(op, argument) -> int:
+def argument_length(op, argument) -> int:
+    """How many tensors an argument or result of an operation has."""
     if argument.number_attr:
         return op.get_attr(argument.number_attr)
     return len(op.get_attr(argument.type_list_attr)) if argument.type_list_attr else 1

@@ -60,6 +60,8 @@ def test_a_step_with_probes_of_all_kinds():
     "strategy scheduled",
     "strategy smooth",
     "strategy spike_guard",
+    "strategy spike_guard by tensor",
+    "strategy spike_guard that clips",
     "strategy warmup",
     "weights kahan",
     "weights masters",

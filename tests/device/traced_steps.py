@@ -26,6 +26,8 @@ STRATEGIES = {
     "warmup": strategies.Warmup(scaler.Dynamic(), 100),
     "rising_floor": strategies.RisingFloor(scaler.Dynamic()),
     "spike_guard": scaler.SpikeGuard(scaler.Dynamic()),
+    "spike_guard by tensor": scaler.SpikeGuard(scaler.Dynamic(), by_tensor="skip"),
+    "spike_guard that clips": scaler.SpikeGuard(scaler.Dynamic(), by_tensor="clip"),
     "scheduled": strategies.Scheduled({0: scaler.Static(2.0**8), 1000: scaler.Dynamic()}),
 }
 PRESETS = ("apex", "chainer", "dalle", "fairseq", "guided_diffusion", "metaseq", "mxnet", "pytorch")

@@ -16,12 +16,12 @@ from scaler import Cause
 class Step:
     """A `TrainStep` with a guard on two replicas, compiled once."""
 
-    def __init__(self, accumulate, select):
+    def __init__(self, accumulate, select, **guarding):
         self.strategy = mirrored(2)
         keras.utils.set_random_seed(1)
         with self.strategy.scope():
             self.model, self.optimizer = stateful_model(), keras.optimizers.Adam(1e-3)
-            guard = scaler.SpikeGuard(scaler.Dynamic(2.0**4), window=5)
+            guard = scaler.SpikeGuard(scaler.Dynamic(2.0**4), window=5, **guarding)
             self.loss_scaler = scaler.LossScaler(guard, select=select)
             self.step = loops.TrainStep(
                 self.model, squared_error, self.optimizer, loss_scaler=self.loss_scaler, accumulate=accumulate
@@ -77,3 +77,53 @@ def test_all_replicas_skip_if_one_share_is_a_spike(select, accumulate):
     assert seen["applied"].all()
     assert agree([*step.moved()[: len(step.model.trainable_variables)], *step.loss_scaler._state.values()])
     assert np.isfinite(step.loss_scaler.state.norms.numpy()).all()
+
+
+@pytest.mark.slow_with("None-skip", "None-clip", "True-skip")
+@pytest.mark.exhaustive_with("True-clip")
+@pytest.mark.parametrize("by_tensor", ["skip", "clip"])
+@pytest.mark.parametrize("select", [None, True])
+def test_all_replicas_take_the_norms_of_the_whole_batch(select, by_tensor):
+    """The spike of one share makes the same gradients spikes on both, by the norms of their sums."""
+    step = Step(1, select, loss=False, norm=False, by_tensor=by_tensor)
+    for seed in range(5):
+        assert step([1.0, 1.0], seed)["applied"].all()
+    before = raw(step.moved())
+    for replica in range(2):
+        factors = [1.0, 1.0]
+        factors[replica] = 1e3
+        limits = step.loss_scaler.state.tensor_limits
+        seen = step(factors)
+        assert seen["applied"].all() == (by_tensor == "clip")
+        if by_tensor == "skip":
+            assert set(seen["cause"]) == {int(Cause.SPIKE)}
+            assert len(set(seen["variable"])) == 1
+            assert raw(step.moved()) == before
+        else:
+            assert len(set(seen["clipped_tensors"])) == 1
+            assert seen["clipped_tensors"][0] > 0
+            assert (seen["clipped_norm"] <= np.linalg.norm(limits) * (1 + 1e-6)).all()
+            assert (seen["grad_norm"] > 10 * seen["clipped_norm"]).all()
+    assert step([1.0, 1.0])["applied"].all()
+    windows = [value for name, value in step.loss_scaler.state._asdict().items() if name.startswith("tensor")]
+    assert all(np.isfinite(value).all() for value in windows)
+    assert agree([*step.moved()[: len(step.model.trainable_variables)], *step.loss_scaler._tensor_state.values()])
+
+
+@pytest.mark.slow
+def test_the_long_form_takes_the_largest_norms_of_any_replica():
+    strategy = mirrored(2)
+    with strategy.scope():
+        guard = scaler.SpikeGuard(scaler.Dynamic(2.0**4), window=5, norm=False, loss=False, by_tensor="skip")
+        loss_scaler = scaler.LossScaler(guard)
+
+    @tf.function
+    def update(norms):
+        def own():
+            here = tf.distribute.get_replica_context().replica_id_in_sync_group
+            loss_scaler.update(scaler.Event(tf.constant(True), norms=norms[here]))
+
+        strategy.run(own)
+
+    update(tf.constant([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]]))
+    assert loss_scaler.state.tensor_norms[-1].numpy().tolist() == [3.0, 2.0, 3.0]

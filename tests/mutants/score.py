@@ -67,6 +67,8 @@ NARROW = {
     "strategies/scheduled": _about(_AROUND, "scheduled used_late bounds combinator limits refused"),
     "strategies/rising_floor": _about(_AROUND, "risingfloor overflow bounds combinator limits refused defaults"),
     "strategies/spike_guard": [f"{_STRATEGIES}/test_spike_guard.py", "-k", "not xla and not promise"],
+    "strategies/robust": [f"{_STRATEGIES}/test_spike_guard.py", "-k", "not xla and not promise"],
+    "strategies/tensor_norms": [f"{_STRATEGIES}/test_tensor_norms.py", "-k", "not xla and not promise"],
     "strategies/joined": _about(_AROUND, "risingfloor scheduled combinator overflow limits refused"),
     "presets/torch_systems": _about(
         _PRESETS, "pytorch fairscale nemo apex deepspeed megatron colossalai guided_diffusion dalle refused"

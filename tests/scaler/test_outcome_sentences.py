@@ -9,7 +9,7 @@ from scaler_cases import by_hand
 import scaler
 from scaler import Cause, Outcome
 from scaler.outcome.last_skip import MOST_COUNTED, LastSkip, packed, unpacked
-from scaler.outcome.outcome import Skip, not_skipped, presumed_cause
+from scaler.outcome.outcome import Skip, not_skipped, presumed_cause, whole
 from scaler.outcome.skip_sentence import explain
 
 NAMES = ["kernel", "bias"]
@@ -44,7 +44,7 @@ def test_the_numbers_of_the_causes_are_those_in_old_checkpoints():
 def test_the_presumed_cause_of_every_combination(loss_finite, scaled_finite):
     got = presumed_cause(tf.constant(loss_finite), tf.constant(scaled_finite))
     assert int(got) == (Cause.LOSS if not loss_finite else Cause.TOO_LARGE if scaled_finite else Cause.OVERFLOW)
-    assert (got.dtype, got.shape) == (tf.int32, [])
+    assert (got.dtype, got.shape) == (tf.int64, [])
 
 
 SENTENCES = {
@@ -189,7 +189,8 @@ def test_the_variable_to_look_at_first():
 
 
 def skip_of(**fields):
-    return not_skipped()._replace(**{name: tf.constant(value) for name, value in fields.items()})
+    known = not_skipped()
+    return known._replace(**{name: tf.constant(value, getattr(known, name).dtype) for name, value in fields.items()})
 
 
 def numbers(skip):
@@ -210,16 +211,16 @@ def test_the_last_skip_is_kept_in_the_numbers_of_old_checkpoints(given, kept):
     skip = skip_of(**given)
     stored = packed(skip)
     assert {name: value.dtype for name, value in stored.items()} == {
-        "cause": tf.int32,
+        "cause": tf.int64,
         "has_nan": tf.bool,
-        "index": tf.int32,
+        "index": tf.int64,
     }
     assert numbers(unpacked(**stored)) == numbers(skip._replace(**{k: tf.constant(v) for k, v in kept.items()}))
 
 
 @pytest.mark.parametrize(("cause", "index"), [(0, -1), (1, 0), (3, 7), (4, 2)])
 def test_a_skip_of_an_old_checkpoint_is_read(cause, index):
-    read = unpacked(tf.constant(cause), tf.constant(True), tf.constant(index))
+    read = unpacked(whole(cause), tf.constant(True), whole(index))
     assert numbers(read) == (cause, True, index, 0, -1, -1, False)
     assert isinstance(read, Skip)
 
@@ -227,10 +228,10 @@ def test_a_skip_of_an_old_checkpoint_is_read(cause, index):
 @pytest.mark.parametrize(("replica", "kept"), [(-1, -1), (0, 0), (13, 13), (14, 14), (500, 14)])
 def test_the_replica_is_kept_beside_the_rest(replica, kept):
     skip = skip_of(cause=15, index=2**20 - 1, count=1, nearest=2**20 - 1)
-    stored = packed(skip, tf.constant(replica))
+    stored = packed(skip, whole(replica))
     assert numbers(unpacked(**stored)) == numbers(skip)
     last = LastSkip()
-    last.keep(tf.constant(2.0), skip, tf.constant(replica))
+    last.keep(tf.constant(2.0), skip, whole(replica))
     assert int(last.outcome().replica) == kept
 
 

@@ -79,7 +79,7 @@ def _what(found: Explanation) -> str:
 
 def _spike(found: Explanation) -> str:
     if found.spike is None:
-        return "all was finite, and its norm or its loss was above the limit of the SpikeGuard"
+        return "all was finite, and its norm, its loss or the norm of one gradient was above a limit of the SpikeGuard"
     name, value, limit = found.spike
     what = "the norm of its gradients" if name == "norm" else "its loss"
     return f"all was finite, and {what}, {value:g}, was above the limit of the SpikeGuard, {limit:g}"

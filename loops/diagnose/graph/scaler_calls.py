@@ -111,16 +111,16 @@ def _apply(one: scaler.LossScaler, calls: ScalerCalls, moves: bool) -> Callable:
 
 def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
     finite = scaler.gradients.all_finite([grad for grad in grads if grad is not None])
-    nan, nothing, no = tf.constant(float("nan")), tf.constant(-1), tf.constant(False)
+    nan, nothing, no = tf.constant(float("nan")), tf.constant(-1, tf.int64), tf.constant(False)
     outcome = scaler.Outcome(
         finite=finite,
         loss_scale=one.loss_scale,
         grad_norm=nan,
-        cause=tf.where(finite, int(scaler.Cause.NONE), int(scaler.Cause.OVERFLOW)),
+        cause=tf.cast(tf.where(finite, int(scaler.Cause.NONE), int(scaler.Cause.OVERFLOW)), tf.int64),
         has_nan=no,
         index=nothing,
         clipped_norm=nan,
-        count=tf.constant(0),
+        count=tf.constant(0, tf.int64),
         nearest=nothing,
         weight=nothing,
         lower_helps=no,

@@ -25,6 +25,7 @@ _DESCRIPTIONS = {
     "gradient/clipped_norm": "The global norm of what the optimizer was given; NaN at a skipped step.",
     "gradient/norm_limit": "The largest norm that a SpikeGuard allowed the step.",
     "loss_limit": "The largest loss that a SpikeGuard allowed the step.",
+    "clipped_tensors": "How many gradients a SpikeGuard clipped to limits of their own.",
     "step/applied": "1 where the step moved the weights, 0 where it was skipped.",
     "scaler/log2_scale": "Log2 of the loss scale: one unit doubles the scale.",
     "scaler/skipped": "Skipped steps since the run began.",

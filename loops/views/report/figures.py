@@ -31,7 +31,7 @@ _SAID = {
     "BACKWARD": "derivatives are not finite at the scales tried",
     "UPDATE": "the optimizer made a value that is not finite",
     "TOO_LARGE": "the unscaled gradients were too large",
-    "SPIKE": "the norm or the loss was far beyond that of the steps before",
+    "SPIKE": "the norm, the loss or the norm of one gradient was far beyond that of the steps before",
     "unknown": "the log does not say why",
 }
 

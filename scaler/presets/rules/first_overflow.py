@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
@@ -45,6 +45,7 @@ class FirstOverflow:
     interval: int = 1000
     min_scale = 1.0
     max_scale = 65504.0
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("interval", self.interval, 1000)

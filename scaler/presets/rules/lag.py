@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from scaler.strategies.base import Event
+from scaler.strategies.base import Event, takes_int64
 from scaler.strategies.dynamic import Dynamic, DynamicState
 
 
@@ -44,6 +44,11 @@ class OneStepLate:
     """
 
     strategy: Dynamic
+
+    @property
+    def int64_counts(self) -> bool:
+        """Whether the strategy that decides can count in int64."""
+        return takes_int64(self.strategy)
 
     @property
     def min_scale(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
@@ -44,6 +44,7 @@ class Log2:
     initial_log2_scale: float = 20.0
     _: dataclasses.KW_ONLY
     growth: float = 1e-3
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number(

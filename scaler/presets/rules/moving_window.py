@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
@@ -66,6 +66,7 @@ class MovingWindow:
     tolerance: float = 0.0
     threshold: float | None = None
     min_loss_scale: float = 2.0**-5
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_tolerance(self.initial_scale, self.growth_factor, self.growth_interval, self.tolerance, self.threshold)
@@ -106,6 +107,6 @@ class MovingWindow:
             exact_scale=exact,
             window=tf.where(back_off, shorter, change(window, grow, factor)),
             good_steps=good_steps,
-            since_change=tf.where(tf.logical_or(grow, back_off), 0, since_change),
-            overflows=tf.where(back_off, 0, overflows),
+            since_change=tf.where(tf.logical_or(grow, back_off), tf.zeros_like(since_change), since_change),
+            overflows=tf.where(back_off, tf.zeros_like(overflows), overflows),
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from scaler.checks import check_count
+from scaler.checks import as_count, check_count
 from scaler.presets.rules.precision import as_double, held
 from scaler.strategies.base import Event
 
@@ -44,6 +44,7 @@ class Spaced:
     """
 
     replicas: int = 1
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("replicas", self.replicas, 1)
@@ -71,7 +72,7 @@ class Spaced:
         one = as_double(1.0)
         scale = held(state.loss_scale, state.exact_scale) * stays / tf.where(back_off, as_double(math.sqrt(2.0)), one)
         exact = tf.clip_by_value(scale, as_double(self.min_scale), as_double(self.max_scale))
-        return SpacedState(tf.cast(exact, tf.float32), exact, tf.where(back_off, _DISTANCE, wait))
+        return SpacedState(tf.cast(exact, tf.float32), exact, tf.where(back_off, as_count(_DISTANCE, wait), wait))
 
 
 _CLIMB = math.pow(2.0, 1.0 / 1000)

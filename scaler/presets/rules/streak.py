@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_flag, check_number, check_scale, is_symbolic
+from scaler.checks import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    as_count,
+    check_count,
+    check_flag,
+    check_number,
+    check_scale,
+    is_symbolic,
+)
 from scaler.errors import InvalidArgument
 from scaler.presets.rules.precision import as_double, change, held, kept, larger, single, smaller
 from scaler.strategies.base import Event
@@ -74,6 +83,7 @@ class Streak:
     backoff_floor: float = SMALLEST_SCALE
     growth_ceiling: float = LARGEST_SCALE
     double: bool = False
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("initial_scale", "backoff_floor", "growth_ceiling"):
@@ -122,12 +132,12 @@ class Streak:
 
     def update(self, state: StreakState, event: Event) -> StreakState:
         """The state after a step that was attempted with `state` and showed `event`."""
-        finite, hysteresis = event.finite, tf.cast(self.hysteresis, tf.int32)
-        interval = tf.cast(self.growth_interval, tf.int32)
-        first = interval if self.first_interval is None else tf.cast(self.first_interval, tf.int32)
+        finite, hysteresis = event.finite, as_count(self.hysteresis, state.budget)
+        interval = as_count(self.growth_interval, state.good_steps)
+        first = interval if self.first_interval is None else as_count(self.first_interval, state.good_steps)
         # A checkpoint may bring counts that this strategy cannot reach.
         counted, left = tf.clip_by_value(state.good_steps, 0, first - 1), tf.minimum(state.budget, hysteresis)
-        good_steps = tf.where(finite, counted + 1, 0)
+        good_steps = tf.where(finite, counted + 1, tf.zeros_like(counted))
         budget = tf.where(finite, left, tf.maximum(left - 1, 0))
         grow = tf.logical_and(finite, good_steps >= first)
         back_off = tf.logical_and(tf.logical_not(finite), budget <= 0)

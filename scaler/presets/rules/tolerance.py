@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_number, check_scale
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_count, check_count, check_number, check_scale
 from scaler.presets.rules.precision import as_double, change, held, kept
 from scaler.strategies.base import Event
 
@@ -65,6 +65,7 @@ class Tolerance:
     tolerance: float = 0.0
     threshold: float | None = None
     min_loss_scale: float = 1e-4
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_tolerance(self.initial_scale, self.growth_factor, self.growth_interval, self.tolerance, self.threshold)
@@ -87,7 +88,7 @@ class Tolerance:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite = event.finite
         good_steps, since_change, overflows = count(state.good_steps, state.since_change, state.overflows, finite)
-        grow = tf.logical_and(finite, tf.equal(good_steps % tf.cast(self.growth_interval, tf.int32), 0))
+        grow = tf.logical_and(finite, tf.equal(good_steps % as_count(self.growth_interval, good_steps), 0))
         back_off = exceeds(overflows, since_change, self.tolerance, finite)
 
         scale = held(state.loss_scale, state.exact_scale)
@@ -100,8 +101,8 @@ class Tolerance:
             loss_scale=tf.cast(exact, tf.float32),
             exact_scale=exact,
             good_steps=good_steps,
-            since_change=tf.where(tf.logical_or(grow, back_off), 0, since_change),
-            overflows=tf.where(back_off, 0, overflows),
+            since_change=tf.where(tf.logical_or(grow, back_off), tf.zeros_like(since_change), since_change),
+            overflows=tf.where(back_off, tf.zeros_like(overflows), overflows),
         )
 
 
@@ -123,7 +124,7 @@ def count(
     """The three counters after a step, before the scale changes."""
     # A checkpoint may bring counts below zero, which would divide by zero.
     good, since, overflows = (tf.maximum(n, 0) for n in (good_steps, since_change, overflows))
-    return tf.where(finite, good + 1, 0), since + 1, tf.where(finite, overflows, overflows + 1)
+    return tf.where(finite, good + 1, tf.zeros_like(good)), since + 1, tf.where(finite, overflows, overflows + 1)
 
 
 def exceeds(overflows: tf.Tensor, since_change: tf.Tensor, tolerance: float, finite: tf.Tensor) -> tf.Tensor:

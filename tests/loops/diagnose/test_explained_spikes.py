@@ -12,12 +12,12 @@ from loops.diagnose.explain.explain import explain
 from loops.views.report import write_report
 
 
-def program(folder, accumulate=1, resume=False):
+def program(folder, accumulate=1, resume=False, **guarding):
     keras.utils.set_random_seed(3)
     x = np.random.default_rng(0).normal(size=(40, 8, 4)).astype(np.float32)
     y = np.tanh(x.sum(axis=-1, keepdims=True)).astype(np.float32)
     y[30] *= 1e3
-    guard = scaler.SpikeGuard(scaler.NoScaling(), window=5)
+    guard = scaler.SpikeGuard(scaler.NoScaling(), window=5, **guarding)
     step = loops.TrainStep(
         plain_model(),
         squared_error,
@@ -46,4 +46,14 @@ def test_a_spike_is_told_with_its_limit(tmp_path, accumulate):
     assert found.to_dict()["spike"] == ["norm", value, limit]
     write_report([tmp_path], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert "the norm or the loss was far beyond that of the steps before" in page
+    assert "the norm, the loss or the norm of one gradient was far beyond that of the steps before" in page
+
+
+@pytest.mark.slow
+def test_a_spike_of_one_gradient_is_told_without_a_number(tmp_path):
+    """The log has no limit of each gradient."""
+    by_tensor = {"norm": False, "loss": False, "by_tensor": "skip"}
+    program(tmp_path, **by_tensor).run(40)
+    found = explain(program(tmp_path, **by_tensor))
+    assert (found.step, found.verdict, found.applied, found.spike) == (31, "spike", False, None)
+    assert "or the norm of one gradient was above a limit of the SpikeGuard" in found.sentence

@@ -64,6 +64,11 @@ from scaler.strategies import Bounded, RisingFloor, Scheduled, Warmup
         ),
         ("spike_guard+dynamic", scaler.SpikeGuard(scaler.Dynamic())),
         (
+            "spike_guard:by_tensor=clip,norm=False+none",
+            scaler.SpikeGuard(scaler.NoScaling(), norm=False, by_tensor="clip"),
+        ),
+        ("spike_guard:by_tensor=None+none", scaler.SpikeGuard(scaler.NoScaling())),
+        (
             "spike_guard:factor=9,window=50,loss=False+warmup:5+none",
             scaler.SpikeGuard(Warmup(scaler.NoScaling(), 5), factor=9, window=50, loss=False),
         ),

@@ -83,7 +83,11 @@ STEPS = {
     ),
     "a guard for all": (
         lambda: ([part()], loss),
-        {"loss_scaler": scaler.LossScaler(scaler.SpikeGuard(scaler.Dynamic()))},
+        {
+            "loss_scaler": scaler.LossScaler(
+                scaler.SpikeGuard(scaler.Dynamic(), norm=False, loss=False, by_tensor="skip")
+            )
+        },
         "a SpikeGuard looks at the steps of one optimizer",
     ),
 }

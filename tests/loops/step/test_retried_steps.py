@@ -11,7 +11,8 @@ from rigs import Rig, raw
 import loops
 import scaler
 
-SOUND, HIGH = 2.0**6, 2.0**40
+# Below about 2^13 processors that add in float16 flush other gradients at each scale.
+SOUND, HIGH = 2.0**14, 2.0**40
 BATCHES = [batch(seed) for seed in range(6)]
 
 

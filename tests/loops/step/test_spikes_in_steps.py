@@ -45,6 +45,50 @@ def test_a_spiked_window_moves_nothing_and_the_outputs_say_why(accumulate):
     assert here.run([batch(2)] * accumulate)[-1]["applied"]
 
 
+@pytest.mark.slow_with("1-skip", "1-clip")
+@pytest.mark.exhaustive_with("2-skip", "2-clip")
+@pytest.mark.parametrize("by_tensor", ["skip", "clip"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_by_tensor_the_outputs_name_it_or_count_what_was_clipped(accumulate, by_tensor):
+    loss_scaler = guarded(norm=False, loss=False, by_tensor=by_tensor)
+    here = Rig(
+        stateful_model("mixed_float16"), keras.optimizers.Adam(1e-3), loss_scaler=loss_scaler, accumulate=accumulate
+    )
+    seen = here.run([batch(seed) for seed in range(5 * accumulate)])
+    assert all(one["applied"] for one in seen if one["attempted"])
+    assert [name for name in seen[0] if name in ("norm_limit", "loss_limit")] == []
+    before = raw(here.moved())
+    spike = here.run([batch(1)] * (accumulate - 1) + [spiked(batch(0))])[-1]
+    if by_tensor == "skip":
+        assert (Cause(spike["cause"]), spike["variable"] >= 0) == (Cause.SPIKE, True)
+        assert "clipped_tensors" not in spike
+        assert raw(here.moved()) == before
+    else:
+        assert (spike["applied"], spike["clipped_tensors"] > 0) == (True, True)
+        assert spike["clipped_norm"] < spike["grad_norm"]
+        assert all(one["clipped_tensors"] == 0 for one in seen)
+    assert here.run([batch(2)] * accumulate)[-1]["applied"]
+
+
+@pytest.mark.slow
+def test_each_part_of_a_composed_step_counts_its_own():
+    models = {name: plain_model() for name in ("one", "other")}
+    rules = {"one": guarded(norm=False, loss=False, by_tensor="clip"), "other": scaler.LossScaler(Dynamic(2.0**4))}
+
+    def part(name):
+        def loss(one):
+            x, y = one
+            return squared_error(y, models[name](x))
+
+        return loops.Part(name, models[name], loss, keras.optimizers.SGD(1e-3), loss_scaler=rules[name])
+
+    step = tf.function(loops.ComposedStep([part(name) for name in models]))
+    seen = [step(batch(seed)) for seed in range(5)] + [step(spiked(batch(0)))]
+    assert [int(outputs["one/clipped_tensors"]) > 0 for outputs in seen] == [False] * 5 + [True]
+    assert "other/clipped_tensors" not in seen[0]
+    assert all(bool(outputs["applied"]) for outputs in seen)
+
+
 @pytest.mark.exhaustive
 def test_the_loss_of_a_window_is_the_mean_of_its_micro_batches():
     limits = []
@@ -167,6 +211,48 @@ def test_fit_rolls_a_spike_back():
     assert [int(one) for one in optimizer.loss_scaler.counters] == [7, 6, 1, 0]
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(optimizer))
     assert again.loss_scaler.strategy == optimizer.loss_scaler.strategy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_tensor", ["skip", "clip"])
+def test_a_keras_file_holds_the_windows(tmp_path, by_tensor):
+    """They are made when the optimizer is built, and are among its variables from then on."""
+    keras.utils.set_random_seed(2)
+    model = plain_model()
+    guard = SpikeGuard(Dynamic(2.0**4), window=5, by_tensor=by_tensor)
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), guard), loss="mse", jit_compile=False)
+    for seed in range(5):
+        model.train_on_batch(*batch(seed))
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert again.optimizer.loss_scaler.strategy == guard
+    assert raw(again.optimizer.loss_scaler.state) == raw(model.optimizer.loss_scaler.state)
+    for one in (model, again):
+        one.train_on_batch(*spiked(batch(0)))
+    assert raw(again.variables, again.optimizer.loss_scaler.state) == raw(
+        model.variables, model.optimizer.loss_scaler.state
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_tensor", ["skip", "clip"])
+def test_a_loop_goes_on_bit_for_bit(tmp_path, by_tensor):
+    def run(folder, steps):
+        keras.utils.set_random_seed(5)
+        guard = SpikeGuard(Dynamic(2.0**4), window=5, norm=False, loss=False, by_tensor=by_tensor)
+        step = loops.TrainStep(
+            plain_model(), squared_error, keras.optimizers.Adam(1e-3), loss_scaler=scaler.LossScaler(guard)
+        )
+        actions = [loops.Checkpoint(folder / "ckpt", every=10, resume=True), loops.JsonLines(folder / "steps.jsonl")]
+        loops.Loop(step, dataset((12,)), steps_per_call=5, actions=actions).run(steps)
+        return raw(step.model.variables, step.optimizer.variables, step.loss_scaler.variables)
+
+    whole = run(tmp_path / "whole", 30)
+    run(tmp_path / "parts", 10)
+    assert run(tmp_path / "parts", 30) == whole
+    rows = [json.loads(line) for line in (tmp_path / "whole" / "steps.jsonl").read_text().splitlines()]
+    told = {row["step"] for row in rows if row.get("cause") == "SPIKE" or row.get("clipped_tensors")}
+    assert 13 in told
 
 
 @pytest.mark.exhaustive

@@ -1,0 +1,199 @@
+"""Guards the windows that `SpikeGuard(by_tensor=)` keeps of each gradient: equal, bit for bit, to plain Python."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from research_reference import f32
+from strategy_cases import HOWS, WORDS, Runner, assert_equal_traces, random_flags, seeds
+from test_spike_guard import INNER, WINDOW, limit_of, random_norms
+
+import scaler
+from scaler import Event, InvalidArgument, SpikeGuard
+from scaler.testing import check_strategy
+
+VARIABLES = 3
+EXAMPLES = {"eager": 1, "graph": 1, "loop": 6, "xla": 3}
+
+
+class Knowing(SpikeGuard):
+    """A guard that knows from the first step on how many variables there are."""
+
+    def init(self):
+        return super().init(VARIABLES)
+
+
+class Guarded(Runner):
+    """Runs words of events with a norm, a loss and three norms."""
+
+    def _one(self, state, finite, statistic, numbers):
+        seen = {"norm": statistic[0], "loss": statistic[1], "norms": statistic[2:]}
+        return self._make(**numbers).update(state, Event(finite, **seen))
+
+
+def reference(events, *, factor, by_tensor):
+    """The guard around `INNER`, from its description, one number at a time."""
+    scale, good = 8.0, 0
+    names = ["norm", "loss", *range(VARIABLES)]
+    windows = {name: [math.inf] * WINDOW for name in names}
+    limits = {name: (math.inf, math.inf) for name in names}
+    spikes, in_a_row, last, trace = 0, 0, [0.0, 0.0, 0.0], []
+    for finite, values in events:
+        seen = dict(zip(names, map(f32, values), strict=True))
+        above = [name for name in names if seen[name] > limits[name][1]] if finite else []
+        tensors = [name for name in above if name not in ("norm", "loss")]
+        # Of several gradients it is the one that is the most times its limit.
+        tensors.sort(key=lambda name: -seen[name] / limits[name][1])
+        why = [*(tensors if by_tensor == "skip" else []), *(name for name in above if name not in tensors)]
+        if why:
+            spikes, in_a_row = spikes + 1, in_a_row + 1
+            last = [seen[why[0]], *limits[why[0]]]
+        elif finite:
+            in_a_row, good = 0, good + 1
+            if good == 3:
+                scale, good = min(scale * 2, 2.0**8), 0
+            for name, window in windows.items():
+                if math.isfinite(seen[name]):
+                    windows[name] = [*window[1:], seen[name]]
+                    limits[name] = limit_of(windows[name], factor)
+        else:
+            scale, good = max(scale / 2, 2.0**-4), 0
+        each = range(VARIABLES)
+        trace.append(
+            {
+                "loss_scale": scale,
+                "good_steps": good,
+                "norms": windows["norm"],
+                "norm_usual": limits["norm"][0],
+                "norm_limit": limits["norm"][1],
+                "losses": windows["loss"],
+                "loss_usual": limits["loss"][0],
+                "loss_limit": limits["loss"][1],
+                "tensor_norms": [[windows[one][row] for one in each] for row in range(WINDOW)],
+                "tensor_usual": [limits[one][0] for one in each],
+                "tensor_limits": [limits[one][1] for one in each],
+                "spikes": spikes,
+                "spikes_in_a_row": in_a_row,
+                "last_spike": last,
+            }
+        )
+    return trace
+
+
+@functools.cache
+def runner(by_tensor):
+    return Guarded(lambda factor: Knowing(INNER, factor=factor, window=WINDOW, by_tensor=by_tensor))
+
+
+@pytest.mark.slow_with("skip-xla", "clip-graph")
+@pytest.mark.exhaustive_with("skip-eager", "skip-loop", "clip-eager", "clip-loop", "clip-xla")
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("by_tensor", ["skip", "clip"])
+def test_the_states_are_those_of_plain_python(how, by_tensor):
+    @settings(max_examples=EXAMPLES[how])
+    @given(rng=seeds)
+    def same(rng):
+        finite = random_flags(rng) | (rng.random(WORDS) < 0.7)
+        whole = random_norms(rng, finite)
+        own = np.stack([random_norms(rng, finite)[:, 0] for _ in range(VARIABLES)], axis=1)
+        # A gradient that a step does not have.
+        own = np.where(rng.random(own.shape) < 0.05, np.nan, own).astype(np.float32)
+        numbers = {"factor": rng.choice([20.0, 1.0, 3.7, 1e30], WORDS).astype(np.float32)}
+        statistic = np.concatenate([whole, own], axis=1)
+        got = runner(by_tensor)(how, finite, statistic, numbers)
+        got.pop("budget")
+        assert_equal_traces(got, functools.partial(reference, by_tensor=by_tensor), finite, statistic, numbers)
+        seen.append(got["spikes"][-1])
+
+    seen = []
+    same()
+    assert np.median(seen) >= 1
+
+
+@pytest.mark.exhaustive
+def test_keeps_the_promise_of_every_strategy():
+    check_strategy(SpikeGuard(INNER, window=3, by_tensor="skip"), examples=2)
+
+
+def steady(by_tensor, **arguments):
+    """A guard and its state after five steps with norms of 1, 10 and 100."""
+    guard = SpikeGuard(INNER, window=5, norm=False, loss=False, by_tensor=by_tensor, **arguments)
+    state = guard.init(VARIABLES)
+    for _ in range(5):
+        state = guard.update(state, event(1.0, 10.0, 100.0))
+    return guard, state
+
+
+def event(*norms):
+    return Event(tf.constant(True), norms=tf.constant(norms))
+
+
+def test_each_gradient_has_a_limit_of_its_own():
+    guard, state = steady("skip")
+    assert not bool(guard.is_spike(state, event(3.0, 30.0, 300.0)))
+    for place, norms in enumerate([(3.01, 10.0, 100.0), (1.0, 30.1, 100.0), (1.0, 10.0, 301.0)]):
+        found = guard.verdict(state, None, None, tf.constant(norms))
+        assert (bool(found.spike), int(found.tensor), int(found.beyond)) == (True, place, 1)
+        np.testing.assert_allclose(
+            [found.value, found.usual, found.limit], [norms[place], 10.0**place, 3 * 10.0**place]
+        )
+
+
+def test_the_one_that_is_the_most_times_its_limit_is_named():
+    guard, state = steady("skip")
+    found = guard.verdict(state, None, None, tf.constant([300.0, 31.0, 30_000.0]))
+    assert (int(found.tensor), int(found.beyond)) == (0, 3)
+    found = guard.verdict(state, None, None, tf.constant([300.0, 31.0, 40_000.0]))
+    assert (int(found.tensor), int(found.beyond)) == (2, 3)
+
+
+def test_a_gradient_that_is_clipped_is_no_spike_and_comes_down_to_its_limit():
+    guard, state = steady("clip")
+    norms = tf.constant([2.0, 300.0, 100.0])
+    assert not bool(guard.is_spike(state, event(*norms.numpy())))
+    np.testing.assert_allclose(guard.factors(state, norms) * norms, [2.0, 30.0, 100.0], rtol=1e-6)
+    # Exactly 1, so that a step without such a gradient has the bits of one without the guard.
+    assert guard.factors(state, norms).numpy()[[0, 2]].tolist() == [1.0, 1.0]
+    # What enters the window is the norm before the clipping: another level is learnt, and not clipped for ever.
+    for _ in range(3):
+        state = guard.update(state, event(1.0, 300.0, 100.0))
+    assert float(state.tensor_limits[1]) > 300.0
+
+
+def test_a_gradient_that_is_not_there_leaves_its_window_alone():
+    guard, state = steady("skip")
+    after = guard.update(state, event(1.0, math.nan, 100.0))
+    assert after.tensor_norms[:, 1].numpy().tolist() == state.tensor_norms[:, 1].numpy().tolist()
+    assert float(after.tensor_limits[1]) == float(state.tensor_limits[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"by_tensor": "Skip"}, "by_tensor='Skip'"),
+        ({"by_tensor": True}, "by_tensor=True"),
+        ({"by_tensor": 4}, "by_tensor=4"),
+        ({"by_tensor": tf.constant("skip")}, "not tensors"),
+        ({"norm": False, "loss": False}, "or by_tensor"),
+    ],
+)
+def test_what_cannot_work_is_named(arguments, named):
+    with pytest.raises(InvalidArgument, match=named):
+        SpikeGuard(INNER, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("norms", "named"),
+    [
+        (None, "the event has no norms"),
+        (tf.constant(1.0), r"norms is float32 of shape \(\)"),
+        ([1, 2], "norms is int32"),
+    ],
+)
+def test_an_event_without_the_norms_is_named(norms, named):
+    loss_scaler = scaler.LossScaler(SpikeGuard(INNER, norm=False, loss=False, by_tensor="skip"))
+    with pytest.raises(InvalidArgument, match=named):
+        loss_scaler.update(Event(tf.constant(True), norms=norms))
