@@ -104,8 +104,7 @@ class LossScaler(tf.Module):
             self._before_retries = self._stored.before_retries
         step = self._calls.step
         self._scale_used, self._loss_finite, self._decided = step.used, step.loss_finite, step.decided
-        self._loss = step.loss
-        self._names = Names()
+        self._loss, self._names = step.loss, Names()
         if stuck is not None and not isinstance(stuck, StuckPolicy):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
         self.stuck = StuckPolicy() if stuck is None else stuck
@@ -334,8 +333,7 @@ class LossScaler(tf.Module):
             optimizer = move_nothing
         target = Targets(optimizer, targets, positions, masters)
         gate = Gate(target, clipping, needs_of(self.strategy), self.sum_duplicates, self.select, self._spikes)
-        loss = self._calls.step.loss
-        selects = gate.selects
+        loss, selects = self._calls.step.loss, gate.selects
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
 
         def on_skip(skip: Skip, replica: tf.Tensor | None, where: tf.Tensor | None) -> Skip:
