@@ -39,19 +39,46 @@ def taken_again(
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         return None if first is None else only_first(first)
 
-    def again(small: tf.Tensor) -> list:
-        now = scaler.snapshot(before.variables)
-        before.restore()
-        grads = differentiate(small)
-        now.restore()
-        return grads
-
+    again = _around(differentiate, before)
     known = {id(native(variable)) for variable in before.variables}
     concrete = scaler.tracing.nested(again).get_concrete_function(tf.TensorSpec([], tf.float32))
     if has_effects(concrete):
         return None if _PYTHON in kinds_of_operations(concrete) else first
     moved = [variable for variable, assigned in captured(concrete) if assigned]
     return concrete if all(id(variable) in known for variable in moved) else first
+
+
+def repeated(differentiate: Differentiate) -> Differentiate | None:
+    """`differentiate` from all variables that it moves as they are now. Once called, it leaves them as they were then.
+
+    Called just before a pass is taken, and traced here, so that what the pass moves is known by then: statistics,
+    seeds, random generators, metrics, on several replicas those of this one. Nothing of the pass itself is needed, so
+    that it may lie inside of a branch. None in eager mode, where nothing is traced, and for a pass with an effect that
+    cannot be undone.
+
+    Args:
+        differentiate: From an output gradient to the gradients of the step, with a new forward pass.
+    """
+    if tf.executing_eagerly():
+        return None
+    concrete = scaler.tracing.nested(differentiate).get_concrete_function(tf.TensorSpec([], tf.float32))
+    if has_effects(concrete):
+        return None
+    return _around(concrete, scaler.snapshot([variable for variable, assigned in captured(concrete) if assigned]))
+
+
+def _around(differentiate: Differentiate, before: scaler.Snapshot) -> Differentiate:
+    """`differentiate` from the variables as they were before, which leaves them as they are now."""
+
+    @scaler.tracing.as_written
+    def again(small: tf.Tensor) -> list:
+        now = scaler.snapshot(before.variables)
+        before.restore()
+        grads = differentiate(small)
+        now.restore()
+        return list(grads)
+
+    return again
 
 
 def only_first(first: Differentiate) -> Differentiate | None:

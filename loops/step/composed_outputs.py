@@ -7,27 +7,29 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 import scaler
-from loops.step.part_group import Decided
+from loops.step.part_group import Decided, Retried
 from loops.step.parts import Part
 from loops.step.turns import Taken, nothing
 
 OWN = (
     *("loss", "attempted", "applied", "loss_scale", "grad_norm", "clipped_norm"),
-    *("norm_limit", "loss_limit", "clipped_tensors"),
+    *("norm_limit", "loss_limit", "clipped_tensors", "retries"),
 )
-"""What a part returns in any case, or with a `scaler.SpikeGuard`; its loss function may add others."""
+"""What a part returns in any case, with a `scaler.SpikeGuard` or `retry`; its loss function may add others."""
 Scales = Mapping[str, Mapping[str, tf.Tensor]]
 
 
-def scales_of(scalers: Mapping[str, scaler.LossScaler]) -> Scales:
-    """What the outputs tell of each scaler as it is before a decision."""
-    return {name: {"loss_scale": one.loss_scale, **one.spike_limits} for name, one in scalers.items()}
+def scales_of(scalers: Mapping[str, scaler.LossScaler], retry: bool) -> Scales:
+    """What the outputs tell of each scaler as it is before a decision, and before a retry."""
+    retries = {"retries": tf.constant(0, tf.int64)} if retry else {}
+    return {name: {"loss_scale": one.loss_scale, **one.spike_limits, **retries} for name, one in scalers.items()}
 
 
 def outputs_of(
     parts: Sequence[Part],
     taken: Sequence[Taken | None],
     decided: Decided | None,
+    retried: Retried | None,
     scales: Scales,
     extra: Mapping[str, Mapping[str, tf.DType]],
 ) -> dict[str, tf.Tensor]:
@@ -37,6 +39,7 @@ def outputs_of(
         parts: About which one scaler decided.
         taken: The pass of each; None if it was not its turn.
         decided: What was decided; None if it was not their turn.
+        retried: Their gradients after a retry; None if there was none to make.
         scales: From `scales_of`.
         extra: For each part the dtypes of what its loss function adds.
     """
@@ -53,6 +56,7 @@ def outputs_of(
             "clipped_norm": nan if outcome is None else outcome.clipped_norm,
             **scales[part.name],
             **_clipped(part, outcome),
+            **_retried(retried),
             **{name: nothing(dtype) if one is None else one.extra[name] for name, dtype in added},
         }
         outputs |= {f"{part.name}/{name}": value for name, value in own.items()}
@@ -63,7 +67,11 @@ def _clipped(part: Part, outcome: scaler.Outcome | None) -> dict[str, tf.Tensor]
     """How many gradients a part's guard has clipped, if it has one that clips."""
     if part.loss_scaler is None or getattr(part.loss_scaler.strategy, "by_tensor", None) != "clip":
         return {}
-    return {"clipped_tensors": tf.constant(0) if outcome is None else outcome.clipped_tensors}
+    return {"clipped_tensors": tf.constant(0, tf.int64) if outcome is None else outcome.clipped_tensors}
+
+
+def _retried(retried: Retried | None) -> dict[str, tf.Tensor]:
+    return {} if retried is None else {"loss_scale": retried.loss_scale, "retries": retried.retries}
 
 
 def summed_up(found: Sequence[tuple[int, Decided]]) -> dict[str, tf.Tensor]:

@@ -10,10 +10,11 @@ import keras
 import tensorflow as tf
 
 import scaler
+from loops.step.again import Differentiate
 from loops.step.arguments import check_no_new_state, computes_in_float16
 from loops.step.composed_outputs import outputs_of, scales_of, summed_up
 from loops.step.frozen_weights import models_of
-from loops.step.part_group import Decided, PartGroup
+from loops.step.part_group import Decided, PartGroup, Retried
 from loops.step.part_passes import PartPasses
 from loops.step.parts import Part, check_composed
 from loops.step.turns import Turns
@@ -47,6 +48,10 @@ class ComposedStep(tf.Module):
         forward: A function of the batch whose result the loss functions share, or None.
         loss_scaler: One scaler for all parts; it needs `forward`. Default: each has its own.
         accumulate: Micro-batches per step, as for a `TrainStep`; more than one need `forward`. `every` counts steps.
+        retry: Whether scaled backward passes that overflow are repeated in the same step, as in a `TrainStep`: those of
+            the part that overflowed, or with one scaler those of all. Random numbers, BatchNorm, metrics and the
+            losses are those of the first forward pass. Not on several replicas with a BatchNorm that synchronises its
+            statistics.
 
     Attributes:
         parts: The argument.
@@ -66,9 +71,11 @@ class ComposedStep(tf.Module):
         *,
         loss_scaler: scaler.LossScaler | None = None,
         accumulate: int = 1,
+        retry: bool = False,
     ):
         super().__init__(name="composed_step")
-        check_composed(parts, forward, loss_scaler, accumulate)
+        check_composed(parts, forward, loss_scaler, accumulate, retry)
+        self.retry = retry
         self.parts, self.forward, self.accumulate = tuple(parts), forward, int(accumulate)
         self.loss_scaler = loss_scaler
         own = [model for part in parts for model in part.own_models]
@@ -85,7 +92,7 @@ class ComposedStep(tf.Module):
         ]
         self._known = frozenset(map(id, _states(self.models)))
         self._turns = Turns(self.accumulate) if any(part.every > 1 for part in parts) else None
-        self._passes = PartPasses(dict(self.scalers), list(self.models), self.accumulate)
+        self._passes = PartPasses(dict(self.scalers), list(self.models), self.accumulate, retry)
         self._due_now: dict[str, bool] | None = None
 
     def __repr__(self) -> str:
@@ -120,13 +127,15 @@ class ComposedStep(tf.Module):
         Returns:
             Scalars. For each part, named as "generator/loss": `loss`, float32, unscaled; `attempted`: bool, whether a
             decision was taken; `applied`: bool, whether its weights moved; `loss_scale`: float32; `grad_norm` and
-            `clipped_norm`: float32, as of a `TrainStep`; those of its `scaler.SpikeGuard`, as of a `TrainStep`; and
-            the scalars that its loss function added. Where it is not a part's turn its norms are NaN, and so are its
-            loss and the floats that its function adds, unless `forward` computed them.
+            `clipped_norm`: float32, as of a `TrainStep`; those of its `scaler.SpikeGuard`, as of a `TrainStep`; with
+            `retry` also `retries`: int64, how often its gradients were taken again, and `loss_scale` is that of the
+            last time; and the scalars that its loss function added. Where it is not a part's turn its norms are NaN,
+            and so are its loss and the floats that its function adds, unless `forward` computed them.
 
             For all of them: `attempted`: bool, whether any decided. `applied`: bool, whether all that did moved.
             `cause`: int64, why the first part that was skipped was, a `scaler.Cause`. `variable`: int64, its variable
-            to look at first, as a position in `weights`; -1 if there is none.
+            to look at first, as a position in `weights`; -1 if there is none. `retries`, with `retry`: int64, the sum
+            over the scalers.
 
         Raises:
             scaler.InvalidArgument: For a part whose loss gives no gradient, and after layers were frozen or unfrozen.
@@ -175,8 +184,12 @@ class ComposedStep(tf.Module):
         due = [self._due(part) for part in self.parts]
         outputs: dict[str, tf.Tensor] = {}
         forward = self.forward
-        found = self._together(forward, batch, due, outputs) if forward else self._in_turn(batch, due, outputs)
-        outputs |= summed_up(found)
+        retries: list[tf.Tensor] = []
+        if forward:
+            found = self._together(forward, batch, due, outputs, retries)
+        else:
+            found = self._in_turn(batch, due, outputs, retries)
+        outputs |= summed_up(found) | ({"retries": sum(retries, tf.constant(0, tf.int64))} if self.retry else {})
         if self._turns is not None:
             # A step that fails must not be counted.
             with tf.control_dependencies(list(outputs.values())):
@@ -193,35 +206,49 @@ class ComposedStep(tf.Module):
         return bool(due) if tf.executing_eagerly() else due
 
     def _together(
-        self, forward: Callable[[Any], Any], batch: Any, due: list, outputs: dict
+        self, forward: Callable[[Any], Any], batch: Any, due: list, outputs: dict, retries: list
     ) -> list[tuple[int, Decided]]:
         """One forward pass, the gradients of all parts, and then the decisions."""
-        before, scales = [group.open() for group in self.groups], scales_of(self.scalers)
-        taken = self._passes.together(self.parts, due, forward, batch)
+        before, scales = [group.open() for group in self.groups], scales_of(self.scalers, self.retry)
+        again = [self._passes.again_together(self.parts, group.parts, forward, batch) for group in self.groups]
+        passes = self._passes.together(self.parts, due, forward, batch)
+        taken = [[passes[part.name] for part in group.parts] for group in self.groups]
+        turns = [due[self.parts.index(group.parts[0])] for group in self.groups]
+        # All of them before any part moves, since a retry repeats the forward pass of all.
+        retried = [self._retried(*one, retries) for one in zip(self.groups, taken, again, turns, strict=True)]
         found, start = [], 0
-        for group, state in zip(self.groups, before, strict=True):
-            turn = due[start]
-            own = [taken[part.name] for part in group.parts]
-            decided = None if turn is False and not group.window else group.decide(own, state, _when(turn))
+        for group, own, state, turn, last in zip(self.groups, taken, before, turns, retried, strict=True):
+            decided = None if turn is False and not group.window else group.decide(own, state, _when(turn), last)
             found += [] if decided is None else [(self._first(start), decided)]
-            outputs |= outputs_of(group.parts, own, decided, scales, self._passes.extra)
+            outputs |= outputs_of(group.parts, own, decided, last, scales, self._passes.extra)
             start += len(group.parts)
         return found
 
-    def _in_turn(self, batch: Any, due: list, outputs: dict) -> list[tuple[int, Decided]]:
+    def _in_turn(self, batch: Any, due: list, outputs: dict, retries: list) -> list[tuple[int, Decided]]:
         """The forward pass of a part, its gradients and its decision, and then those of the next."""
         found = []
         for place, (group, turn) in enumerate(zip(self.groups, due, strict=True)):
-            scales, extra = scales_of(self.scalers), self._passes.extra
+            scales, extra = scales_of(self.scalers, self.retry), self._passes.extra
             if turn is False:
-                outputs |= outputs_of(group.parts, [None], None, scales, extra)
+                outputs |= outputs_of(group.parts, [None], None, None, scales, extra)
                 continue
-            before = group.open()
-            taken = self._passes.in_turn(group.parts[0], batch, before, turn)
-            decided = group.decide([taken], before, _when(turn))
+            before, again = group.open(), self._passes.again_in_turn(group.parts[0], batch, turn)
+            taken = self._passes.in_turn(group.parts[0], batch, turn, again)
+            retried = self._retried(group, [taken], again, turn, retries)
+            decided = group.decide([taken], before, _when(turn), retried)
             found.append((self._first(place), decided))
-            outputs |= outputs_of(group.parts, [taken], decided, scales, extra)
+            outputs |= outputs_of(group.parts, [taken], decided, retried, scales, extra)
         return found
+
+    def _retried(
+        self, group: PartGroup, taken: list, again: Differentiate | None, turn: tf.Tensor | bool, retries: list
+    ) -> Retried | None:
+        """The gradients of a group after a retry, whose number is added to `retries`; None without one."""
+        if not self.retry or turn is False:
+            return None
+        retried = group.retry(taken, again, turn)
+        retries.append(retried.retries)
+        return retried
 
     def _first(self, place: int) -> int:
         """Where the weights of a part begin among all."""

@@ -9,9 +9,24 @@ import tensorflow as tf
 
 import scaler
 from loops.step.accumulation import MicroBatches
+from loops.step.again import Differentiate
 from loops.step.parts import Part
 from loops.step.teachers import Teacher
 from loops.step.turns import Taken
+
+
+class Retried(NamedTuple):
+    """The gradients that a group decides about, after they were taken as often as it took.
+
+    Attributes:
+        grads: Scaled gradients of all parts, or None.
+        loss_scale: What they are scaled by, scalar float32.
+        retries: How often they were taken again, scalar int64.
+    """
+
+    grads: list
+    loss_scale: tf.Tensor
+    retries: tf.Tensor
 
 
 class Decided(NamedTuple):
@@ -74,20 +89,43 @@ class PartGroup(tf.Module):
         """The state as it was before the step, or before the first micro-batch of its window."""
         return self.window.open() if self.window else scaler.snapshot(self._state)
 
+    def retry(self, taken: Sequence[Taken], again: Differentiate | None, turn: tf.Tensor | bool) -> Retried:
+        """Takes the gradients of all parts again where only their scaled backward passes overflowed.
+
+        Args:
+            taken: The passes of the parts.
+            again: From an output gradient to the gradients of all parts, with a new forward pass; None for those of
+                the passes that were taken.
+            turn: Whether it is the parts' turn.
+
+        Raises:
+            scaler.InvalidArgument: If they can be taken only once.
+        """
+        again = again or _of_all(taken)
+        if again is None:
+            names = " and ".join(repr(part.name) for part in self.parts)
+            raise scaler.InvalidArgument(f"ComposedStep(retry=True): the gradients of {names} {NO_RETRY}")
+        carried = self.loss_scaler.scale_of_gradients
+        return Retried(*self.loss_scaler.retry(_gradients(taken), again, when=turn, loss_scale=carried))
+
     @scaler.tracing.as_written
-    def decide(self, taken: Sequence[Taken], before: scaler.Snapshot, due: tf.Tensor | None) -> Decided:
+    def decide(
+        self, taken: Sequence[Taken], before: scaler.Snapshot, due: tf.Tensor | None, retried: Retried | None = None
+    ) -> Decided:
         """Applies or skips, and lets teachers follow.
 
         Args:
             taken: The passes of the parts.
             before: What `open` returned.
             due: Whether it is the parts' turn, scalar bool; None for always.
+            retried: What `retry` returned; None if it was not called.
         """
-        grads, loss_scale = [grad for one in taken for grad in one.grads], None
+        grads = retried.grads if retried else _gradients(taken)
+        loss_scale = retried.loss_scale if retried else None
         when: Any = True if due is None else due
         again = self._again(taken)
         if self.window:
-            loss_scale = self.loss_scaler.scale_of_gradients
+            loss_scale = retried.loss_scale if retried else self.loss_scaler.scale_of_gradients
             self.window.add(grads, loss_scale, may_branch=not self.loss_scaler.selects())
             before.restore_unless(self.window.whole)
             grads = self.window.gradients(grads)
@@ -154,10 +192,25 @@ class PartGroup(tf.Module):
 
     def _again(self, taken: Sequence[Taken]) -> Callable[[tf.Tensor], list] | None:
         """The gradients of all parts once more. A window's second look would see only its last micro-batch."""
-        looks = [one.again for one in taken if one.again is not None]
-        if self.window or len(looks) < len(taken) or not self.loss_scaler.may_diagnose():
-            return None
-        return lambda small: [grad for look in looks for grad in look(small)]
+        return None if self.window or not self.loss_scaler.may_diagnose() else _of_all(taken)
+
+
+def _gradients(taken: Sequence[Taken]) -> list:
+    return [grad for one in taken for grad in one.grads]
+
+
+def _of_all(taken: Sequence[Taken]) -> Differentiate | None:
+    """From an output gradient to the gradients of all parts; None if those of one cannot be had again."""
+    looks = [one.again for one in taken if one.again is not None]
+    return None if len(looks) < len(taken) else lambda small: [grad for look in looks for grad in look(small)]
+
+
+NO_RETRY = (
+    "can be taken only once, because the pass calls Python (a tf.py_function), because a BatchNorm synchronises its "
+    "statistics over replicas, or because a part with every= draws from tf.random.normal, prints or reads an iterator: "
+    "draw from a tf.random.Generator or a keras.random.SeedGenerator, or do without retry."
+)
+"""Why a step that is traced cannot be retried."""
 
 
 def _among(weights: list, position: tf.Tensor, start: int) -> tf.Tensor:

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.step.again import only_first, taken_again
+from loops.step.again import Differentiate, only_first, repeated
 from loops.step.composed_outputs import OWN
 from loops.step.loss_result import loss_and_extra
 from loops.step.parts import Part
@@ -25,13 +25,20 @@ class PartPasses:
         scalers: The loss scaler of each part, by name.
         models: All that the parts may call.
         accumulate: Micro-batches per step.
+        retry: Whether a backward pass that overflows is repeated.
 
     Attributes:
         extra: For each part the dtypes of the scalars that its loss function added when it was traced last.
     """
 
-    def __init__(self, scalers: Mapping[str, scaler.LossScaler], models: Sequence[keras.layers.Layer], accumulate: int):
-        self._scalers, self._models, self._accumulate = scalers, models, accumulate
+    def __init__(
+        self,
+        scalers: Mapping[str, scaler.LossScaler],
+        models: Sequence[keras.layers.Layer],
+        accumulate: int,
+        retry: bool,
+    ):
+        self._scalers, self._models, self._accumulate, self._retry = scalers, models, accumulate, retry
         self.extra: dict[str, dict[str, tf.DType]] = {name: {} for name in scalers}
 
     def together(
@@ -49,23 +56,42 @@ class PartPasses:
             for part, loss, own in zip(parts, losses, scaled, strict=True)
         }
 
-    def in_turn(self, part: Part, batch: Any, before: scaler.Snapshot, turn: tf.Tensor | bool) -> Taken:
-        """The pass of one part.
+    def again_together(
+        self, parts: Sequence[Part], own: Sequence[Part], forward: Callable[[Any], Any], batch: Any
+    ) -> Differentiate | None:
+        """From an output gradient to the gradients of some parts, with a forward pass as the one that is taken next.
 
         Args:
-            part: The part.
-            batch: Given to its loss function.
-            before: What the pass moves, as it is before.
-            turn: Whether to take it; a tensor puts it into a branch.
-        """
-        looks_again = self._looks_again(part)
+            parts: All that share the pass.
+            own: Those whose gradients are wanted, with one scaler.
+            forward: The pass.
+            batch: Given to it.
 
-        def take() -> Taken:
-            may_look_again = looks_again and turn is True
-            with tf.GradientTape(persistent=may_look_again) as tape:
-                loss = self._loss(part, batch)
-                scaled = self._scaled(part, True, loss[0])
-            return self._taken(part, loss, tape, scaled, may_look_again)
+        Returns:
+            The function; None if it is not asked for, or the pass cannot be repeated.
+        """
+        if not self._retry or self._meets():
+            return None
+        loss_scale = self._scalers[own[0].name].loss_scale
+
+        @scaler.tracing.as_written
+        def again(small: tf.Tensor) -> list:
+            with tf.GradientTape(persistent=True) as tape:
+                given = scaler.tracing.as_called(forward)(batch)
+                # Also those of the others: where several loss functions call one Dropout, each moves its seed.
+                losses = [(part, self._loss(part, given)[0]) for part in parts]
+                scaled = [(part, self._share(loss) * loss_scale) for part, loss in losses if part in own]
+            found = [tape.gradient(loss, part.variables, output_gradients=small) for part, loss in scaled]
+            return [grad for grads in found for grad in grads]
+
+        return repeated(again)
+
+    def again_in_turn(self, part: Part, batch: Any, turn: tf.Tensor | bool) -> Differentiate | None:
+        """The same of a part that takes its turn: for a retry, or for a second look at a pass inside of a branch."""
+        looks = self._looks_again(part) and turn is not True and _replicas() == 1
+        if self._meets() or not (self._retry or looks):
+            return None
+        loss_scale = self._scalers[part.name].loss_scale
 
         @scaler.tracing.as_written
         def again(small: tf.Tensor) -> list:
@@ -73,12 +99,30 @@ class PartPasses:
                 scaled = self._share(self._loss(part, batch)[0]) * loss_scale
             return tape.gradient(scaled, part.variables, output_gradients=small)
 
+        return repeated(again)
+
+    def in_turn(self, part: Part, batch: Any, turn: tf.Tensor | bool, again: Differentiate | None) -> Taken:
+        """The pass of one part.
+
+        Args:
+            part: The part.
+            batch: Given to its loss function.
+            turn: Whether to take it; a tensor puts it into a branch.
+            again: From `again_in_turn`.
+        """
+
+        def take() -> Taken:
+            may_look_again = self._looks_again(part) and turn is True
+            with tf.GradientTape(persistent=may_look_again) as tape:
+                loss = self._loss(part, batch)
+                scaled = self._scaled(part, True, loss[0])
+            return self._taken(part, loss, tape, scaled, may_look_again)
+
         if turn is True:
             return take()
         self._check_no_collectives(part)
-        loss_scale, taken = self._scalers[part.name].loss_scale, taken_if(tf.convert_to_tensor(turn), take)
         # The tape of the pass is inside of the branch.
-        return taken._replace(again=taken_again(again, before, None) if looks_again else None)
+        return taken_if(tf.convert_to_tensor(turn), take)._replace(again=again)
 
     def _loss(self, part: Part, given: Any) -> _Loss:
         """The loss of a part in float32, and the other scalars of its function."""
@@ -119,8 +163,9 @@ class PartPasses:
         return Taken(*loss, grads, only_first(again) if may_look_again else None)
 
     def _looks_again(self, part: Part) -> bool:
-        """Whether a second look at the gradients may tell why a part is skipped."""
-        return self._accumulate == 1 and self._scalers[part.name].may_diagnose() and not self._meets()
+        """Whether gradients are taken again, for a retry or for what a second look tells of a skip."""
+        may_diagnose = self._accumulate == 1 and self._scalers[part.name].may_diagnose()
+        return (self._retry or may_diagnose) and not self._meets()
 
     def _check_no_collectives(self, part: Part) -> None:
         if self._meets():

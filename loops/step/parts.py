@@ -101,7 +101,7 @@ class Part:
         return list({id(variable): variable for variable in found}.values())
 
 
-def check_composed(parts: Any, forward: Any, loss_scaler: Any, accumulate: Any) -> None:
+def check_composed(parts: Any, forward: Any, loss_scaler: Any, accumulate: Any, retry: Any) -> None:
     """Refuses parts that do not fit together.
 
     Raises:
@@ -119,6 +119,8 @@ def check_composed(parts: Any, forward: Any, loss_scaler: Any, accumulate: Any) 
     _refuse_shared(parts, "the loss scaler", lambda part: [part.loss_scaler] if part.loss_scaler else [])
     _refuse_moved_teachers(parts)
     check_count(f"ComposedStep(accumulate={accumulate!r})", accumulate)
+    if not isinstance(retry, bool):
+        raise scaler.InvalidArgument(f"ComposedStep(retry={retry!r}): expected True or False.")
     if accumulate > 1 and forward is None:
         raise scaler.InvalidArgument(
             f"ComposedStep(accumulate={accumulate!r}): parts that take turns have no window in common, since each sees "

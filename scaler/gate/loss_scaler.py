@@ -104,8 +104,7 @@ class LossScaler(tf.Module):
             self._before_retries = self._stored.before_retries
         step = self._calls.step
         self._scale_used, self._loss_finite, self._decided = step.used, step.loss_finite, step.decided
-        self._loss = step.loss
-        self._names = Names()
+        self._loss, self._names = step.loss, Names()
         if stuck is not None and not isinstance(stuck, StuckPolicy):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
         self.stuck = StuckPolicy() if stuck is None else stuck
@@ -334,8 +333,7 @@ class LossScaler(tf.Module):
             optimizer = move_nothing
         target = Targets(optimizer, targets, positions, masters)
         gate = Gate(target, clipping, needs_of(self.strategy), self.sum_duplicates, self.select, self._spikes)
-        loss = self._calls.step.loss
-        selects = gate.selects
+        loss, selects = self._calls.step.loss, gate.selects
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
 
         def on_skip(skip: Skip, replica: tf.Tensor | None, where: tf.Tensor | None) -> Skip:
@@ -368,15 +366,19 @@ class LossScaler(tf.Module):
         return decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
 
     @as_written
-    def retry(self, grads: Sequence[gradients.Gradient], again: Again) -> tuple[list, tf.Tensor, tf.Tensor]:
+    def retry(
+        self, grads: Sequence[gradients.Gradient], again: Again, *, when: Any = True, loss_scale: Any = None
+    ) -> tuple[list, tf.Tensor, tf.Tensor]:
         """Does what `apply(again=...)` does first. `again` has to return `grads` for 1, which nothing checks.
+        `when` and `loss_scale` are those of `apply`: where the gradients are not going to be applied nothing is done.
 
         Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int64. The
         gradients carry that scale from here on: `apply` and `unscale` find it, or ask for `loss_scale=`. A graph cannot
         differentiate through it: compute no gradient penalty from what it returns.
         """
-        before = self.carried("retry", grads)
-        found, carried, retries = self._retry(grads, before, again, True)
+        when = as_flag("retry: when", when)
+        before = self.carried("retry", grads) if loss_scale is None else self._calls.named(loss_scale)
+        found, carried, retries = self._retry(grads, before, again, when)
         found, loss_scale = self._calls.retries(grads, before, carried.loss_scale, found)
         return found, loss_scale, retries
 
@@ -388,9 +390,8 @@ class LossScaler(tf.Module):
     def may_diagnose(self) -> bool:
         """Whether `apply(diagnose=...)` is worth its price in the function that is traced now.
 
-        Returns:
-            False inside of a function with `jit_compile=True`, where every activation would be kept for it at each
-            step, and where steps select their new values; else True.
+        It is not with `jit_compile=True`, where every activation would be kept for it at each step, nor where steps
+        select their new values.
         """
         return not (in_xla() or self.selects())
 

@@ -156,7 +156,7 @@ class Calls:
                 "apply", upstream, targets, may_be_unscaled=unscaled is not False, always=when is True
             )
         else:
-            carried = Carried(loss_scale, self._loss_was_finite())
+            carried = self.named(loss_scale)
         self._losses.ends(grads, targets)
         return carried, moved
 
@@ -243,6 +243,10 @@ class Calls:
         if in_doubt and not may_be_unscaled:
             carried = one_scale(self.step.decided, carried, self._scale_now())
         return Carried(tf.identity(carried), self._loss_was_finite())
+
+    def named(self, loss_scale: tf.Tensor) -> Carried:
+        """What gradients carry whose scale the user names, of the losses that were scaled last."""
+        return Carried(loss_scale, self._loss_was_finite())
 
     def _last_scale(self) -> tf.Tensor:
         now = self._scale_now()

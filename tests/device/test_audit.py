@@ -18,6 +18,8 @@ PREDICATES = {
     "fit, protect, accumulate": 4,
     "retry": 1,
     "composed, in turn": 1,
+    "composed, in turn, retry": 3,
+    "composed, together, retry": 1,
 }
 """Branches that an applied step executes, each of which waits for the device. An update that has to be looked at takes
 some, as does that of an optimizer with `gradient_accumulation_steps`. What is due now and then is one by itself."""
@@ -71,6 +73,7 @@ def test_the_usual_steps(kind):
     "clip by norm",
     "clip_norm",
     "composed, together",
+    "composed, together, retry",
     "emulated float8",
     "emulated nvfp4",
     "loop of 1",

@@ -104,7 +104,7 @@ def per_loss(embeds=False):
     return step.get_concrete_function(batch)
 
 
-def composed(in_turn):
+def composed(in_turn, **options):
     """Two models with an optimizer each: in turn, one with a teacher, or decided about together."""
     names = "first", "second"
     models = {name: model("float16") for name in names}
@@ -128,7 +128,11 @@ def composed(in_turn):
         )
         for name in names
     ]
-    step = loops.ComposedStep(parts) if in_turn else loops.ComposedStep(parts, losses, loss_scaler=_scaler())
+    step = (
+        loops.ComposedStep(parts, **options)
+        if in_turn
+        else loops.ComposedStep(parts, losses, loss_scaler=_scaler(), **options)
+    )
     return tf.function(step).get_concrete_function(BATCH)
 
 
@@ -219,6 +223,8 @@ TRACED = {
     "per loss, embedding": functools.partial(per_loss, embeds=True),
     "composed, in turn": functools.partial(composed, True),
     "composed, together": functools.partial(composed, False),
+    "composed, in turn, retry": functools.partial(composed, True, retry=True),
+    "composed, together, retry": functools.partial(composed, False, retry=True),
     "embedding": functools.partial(embedded, clip_norm=1.0),
     "embedding, accumulate": functools.partial(embedded, accumulate=4),
     "clip_norm": functools.partial(traced, clip_norm=1.0),

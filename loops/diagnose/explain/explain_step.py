@@ -63,6 +63,8 @@ def explain_step(
         replicas, attempt = at_share_to_blame(moment, attempts, attempt)
     seen = scan_step(attempts, layers)
     cause = _cause_of(attempts, attempt, seen)
+    logged = moment.logged or {}
+    retried = _retried_of(logged)
     known = Explanation(
         step=step,
         reproduced=moment.reproduced,
@@ -71,7 +73,7 @@ def explain_step(
         other_batch=moment.other_batch,
         verdict=_VERDICTS[cause],
         loss_scale=attempts.loss_scale,
-        retried=_retried(moment.logged or {}),
+        retried=None if retried is None else (int(logged[f"{retried}retries"]), float(logged[f"{retried}loss_scale"])),
         applied=attempt.applied,
         attempted=bool((moment.logged or {}).get("attempted", True)),
         magnitudes=magnitudes(seen, layers),
@@ -89,7 +91,9 @@ def explain_step(
         known = dataclasses.replace(known, reproduced=False, differs=differs.rstrip(), finite_again=attempt.finite)
     if cause is scaler.Cause.NONE:
         masked = tuple(name for name, frame in seen.frames.items() if not frame.finite and frame.kind != "Const")
-        known = with_zero_gradients(dataclasses.replace(known, masked=masked), attempts, attempt)
+        own = getattr(moment.train_step, "scalers", {}).get((retried or "").removesuffix("/"))
+        known = dataclasses.replace(known, masked=masked, loss_scale=float(own.loss_scale) if own else known.loss_scale)
+        known = with_zero_gradients(known, attempts, attempt)
     else:
         attempts.moves = cause in (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
         attempts.lower_from = attempts.loss_scale if cause is scaler.Cause.LOSS else None
@@ -100,12 +104,19 @@ def explain_step(
     return dataclasses.replace(known, sentence=describe(known))
 
 
-def _retried(logged: Mapping) -> tuple[int, float] | None:
-    """How often the log says that a step was retried, and the loss scale at which it was applied."""
-    retries, loss_scale = logged.get("retries"), logged.get("loss_scale")
-    if not isinstance(retries, (int, float)) or not isinstance(loss_scale, (int, float)) or retries <= 0:
-        return None
-    return int(retries), float(loss_scale)
+def _retried_of(logged: Mapping) -> str | None:
+    """Which columns of the log say how often a step was retried, and at which loss scale it was applied.
+
+    Returns:
+        What stands before "retries" and "loss_scale": nothing for a `TrainStep`, and for a `ComposedStep` the name of
+        its first part that was retried, as "actor/". None if nothing was.
+    """
+    names = [name.removesuffix("retries") for name in logged if name.rpartition("/")[2] == "retries"]
+    for name in names:
+        retries, loss_scale = logged[f"{name}retries"], logged.get(f"{name}loss_scale")
+        if isinstance(retries, (int, float)) and isinstance(loss_scale, (int, float)) and retries > 0:
+            return name
+    return None
 
 
 def _spike(outputs: Mapping) -> tuple[str, float, float] | None:
