@@ -4,6 +4,7 @@ from scaler.backend.autograph import as_called as as_called
 from scaler.backend.autograph import as_written as as_written
 from scaler.backend.autograph import nested as nested
 from scaler.backend.graphs import at_each_call as at_each_call
+from scaler.backend.integers import saved_as_int32 as saved_as_int32
 from scaler.backend.variables import made_outside as made_outside
 
-__all__ = ["as_called", "as_written", "at_each_call", "made_outside", "nested"]
+__all__ = ["as_called", "as_written", "at_each_call", "made_outside", "nested", "saved_as_int32"]

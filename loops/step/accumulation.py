@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
-from loops.backend.integers import saved_as_int32
 
 
 class MicroBatches(tf.Module):
@@ -35,13 +34,13 @@ class MicroBatches(tf.Module):
         self._names = [getattr(weight, "path", weight.name) for weight in weights]
         self._with_gradient: frozenset[int] = frozenset()
         with tf.init_scope():
-            self._count = saved_as_int32(local_variable(tf.constant(0, tf.int64), "micro_batches"))
+            self._count = scaler.tracing.saved_as_int32(local_variable(tf.constant(0, tf.int64), "micro_batches"))
             self._whole = local_variable(True, "whole")
             self._sums = [local_variable(tf.zeros(weight.shape, _sum_dtype(weight)), "sum") for weight in weights]
             # The scale of the sums; 0 if they are empty, or from a checkpoint without this variable.
             self._scale = local_variable(0.0, "sum_scale")
             # For each weight 1 if its sum was infinite, 2 if it was NaN, in the micro-batch that spoiled the window.
-            self._broken = saved_as_int32(local_variable(tf.zeros([len(weights)], tf.int64), "broken"))
+            self._broken = scaler.tracing.saved_as_int32(local_variable(tf.zeros([len(weights)], tf.int64), "broken"))
             self._before = [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
 
     @property

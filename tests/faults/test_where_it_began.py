@@ -288,7 +288,8 @@ def test_a_checkpoint_from_before_is_restored_with_its_last_skip(tmp_path):
     now = scaler.LossScaler()
     values = {"loss_scale": tf.Variable(8.0), "cause": tf.Variable(3), "has_nan": tf.Variable(True)}
     old = tf.Module()
-    old._state = {name: tf.Variable(variable) for name, variable in now._state.items()}
+    dtypes = {"loss_scale": tf.float32, "good_steps": tf.int32, "budget": tf.int32}
+    old._state = {name: tf.Variable(tf.cast(kept, dtypes[name])) for name, kept in now._state.items()}
     old._counts = {name: tf.Variable(tf.constant(n, tf.int64)) for n, name in enumerate(now._counts, 5)}
     old._last_skip = {**values, "index": tf.Variable(1)}
     old._scale_used, old._loss_finite, old._decided = tf.Variable(8.0), tf.Variable(True), tf.Variable(True)

@@ -46,8 +46,8 @@ def test_the_outputs_are_scalars_of_the_promised_dtypes():
         "loss_scale": ("float32", 0),
         "grad_norm": ("float32", 0),
         "clipped_norm": ("float32", 0),
-        "cause": ("int32", 0),
-        "variable": ("int32", 0),
+        "cause": ("int64", 0),
+        "variable": ("int64", 0),
     }
 
 
