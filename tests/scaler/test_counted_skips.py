@@ -121,6 +121,20 @@ def test_the_reason_of_a_part_that_skipped_alone_stays():
     """The user counts the step as applied, or as skipped, after one of two `apply` skipped."""
     for counted in (True, False):
         two = Two()
+        for weight, optimizer, grad in zip(two.weights, two.optimizers, two.gradients(NAN, ONE), strict=True):
+            two.loss_scaler.apply(optimizer, [grad], [weight], update=False)
+        two.loss_scaler.update(Event(tf.constant(counted)))
+        last = two.loss_scaler.last_skip
+        assert (int(last.cause), float(last.loss_scale)) == (Cause.LOSS, 2.0**15)
+        assert "'a:0'" in two.loss_scaler.explain()
+
+
+@pytest.mark.slow_with("judged")
+@pytest.mark.parametrize("form", ["long_form", "judged"])
+def test_replicas_keep_the_reason_together(form):
+    strategy = mirrored(2)
+    with strategy.scope():
+        two = Two()
         skip = two.loss_scaler.last_skip._replace(cause=tf.constant(2, tf.int64))
         two.loss_scaler.remember_skip(skip, tf.constant(True))
     tf.function(lambda: strategy.run(getattr(two, form), (ONE, LARGE)))()
