@@ -40,7 +40,7 @@ BEST = "best"
 class Checkpoint:
     """Saves everything that a run needs to continue bit for bit, and resumes from what was saved.
 
-        loop = loops.Loop(step, dataset, actions=[loops.Checkpoint("run/ckpt", every=500, resume=True)])
+        loop = loops.Loop(step, dataset, actions=[loops.Checkpoint("run/checkpoints", every=500, resume=True)])
         loop.run(10_000)  # After any interruption, the same command again continues to step 10,000.
 
     It saves the model with its non-trainable state and seed generators, the optimizer, masters, loss scaler and

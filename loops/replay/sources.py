@@ -48,8 +48,8 @@ def trace_in(place: pathlib.Path) -> pathlib.Path:
     found = trace_of(place)
     if found is None:
         raise LoopError(
-            f"{place}: it has no trace. Name the file, or record one: halfstep train --trace, or loops.Trace in a "
-            "program."
+            f"{place}: it has no trace.arrow. Name the file, or record one: halfstep train --trace, or loops.Trace in "
+            "a program."
         )
     return found
 

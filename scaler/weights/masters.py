@@ -26,7 +26,8 @@ class MasterWeights(tf.Module):
 
     A 16-bit variable gets a float32 copy; any other variable is its own master. Pass the object wherever a list of
     variables is expected: `loss_scaler.apply(optimizer, grads, masters)`. Save it beside the model
-    (`tf.train.Checkpoint(model=model, masters=masters, ...)`): the model holds only the rounded values.
+    (`tf.train.Checkpoint(model=model, masters=masters, state=model.non_trainable_variables, ...)`): the model holds
+    only the rounded values, and a checkpoint of a Keras model alone lacks the seeds of its Dropout layers.
 
     It belongs to the variables it was made for. Setting `layer.trainable` changes `model.trainable_variables`: then
     make new masters, and a new optimizer. New masters start from the rounded weights.

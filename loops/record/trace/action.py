@@ -44,7 +44,8 @@ class Trace:
     continued, as by `JsonLines`.
 
     Args:
-        path: The file. Missing folders are created.
+        path: The file. Missing folders are created. Commands that are given the run's folder look for "trace.arrow" in
+            it, and have to be given a file of another name.
         every: Write the histograms of the steps that are multiples of this number; with `Seconds`, of the last step of
             each visit that is due.
         window: The number of steps whose histograms the flight recorder holds; 0 for none.
