@@ -12,6 +12,7 @@ import scaler
 from loops.diagnose.explain.at_hand import Recent, at_hand, scalers_in
 from loops.diagnose.explain.explain_step import explain_step
 from loops.diagnose.explain.explanation import Explanation
+from loops.diagnose.explain.sentence import describe
 from loops.loop.calls import TrainStepFunction
 from loops.loop.loop import Loop
 from loops.support.text import amount
@@ -28,6 +29,10 @@ def explain_recent(loop: Loop, recent: Recent, seconds: float) -> Explanation:
     end = time.monotonic() + seconds
     with at_hand(loop, recent) as point:
         found = explain_step(point, in_time=lambda: time.monotonic() < end)
+        if not recent.scales:
+            # It was repeated at the scale of today, and its own is not known.
+            found = dataclasses.replace(found, loss_scale=None)
+            found = dataclasses.replace(found, sentence=describe(found))
         said = [_of_first_share(found, scalers_in(loop)) if point.alone else found.sentence]
         if time.monotonic() >= end:
             said.append(f"Not everything was tried: the time of {amount(seconds, 'second', 'g')} was over.")

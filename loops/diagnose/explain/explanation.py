@@ -65,7 +65,8 @@ class Explanation:
         applied: Whether the step was applied. With the verdict "loss" its gradients are finite and its loss is not.
         applied_at: For a skipped step whose loss is not finite, the largest power of two as a loss scale at which its
             gradients are finite, so that it would be applied; or None.
-        loss_scale: The loss scale of the step; of a step that was retried, that of its first backward pass.
+        loss_scale: The loss scale of the step, None if it is unknown; of a step that was retried, that of its first
+            backward pass.
         spike: With the verdict "spike" which number was too large, "norm" or "loss", that number and its limit, as the
             log says or else the replay; None for other verdicts, and if neither says it.
         retried: For an applied step, how often it was retried, and the loss scale at which it was applied, as the log

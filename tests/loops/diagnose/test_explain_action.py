@@ -79,6 +79,20 @@ def test_a_batch_with_a_nan_is_explained_and_the_run_keeps_its_bits(tmp_path):
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 6
 
 
+def test_a_scale_that_the_step_does_not_return_is_not_guessed():
+    run = Run(batches(1), model=plain_model)
+    found = loops.Explain(seconds=0)
+
+    def step(batch):
+        outputs = run.step(batch)
+        return {name: outputs[name] for name in ("loss", "applied")}
+
+    loops.Loop(step, batches(1), steps_per_call=3, actions=[found]).run(6)
+    (one,) = found.explanations
+    assert (one.step, one.loss_scale) == (1, None)
+    assert "Step 1 was skipped: the batch held a NaN" in one.sentence
+
+
 def test_a_stuck_run_says_why_in_its_error():
     found, policy = loops.Explain(seconds=0), scaler.StuckPolicy(consecutive_skips=1)
     run = Run(batches(2), found, steps_per_call=1, stuck=policy, model=plain_model)
