@@ -126,7 +126,9 @@ def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Out
         lower_helps=no,
     )
     # A step may return any field, and replicas put tensors together.
-    return scaler.Outcome(*map(tf.convert_to_tensor, outcome))
+    return scaler.Outcome(
+        *(tf.constant(one, tf.int64) if type(one) is int else tf.convert_to_tensor(one) for one in outcome)
+    )
 
 
 def _unscale(original: Callable, calls: ScalerCalls) -> Callable:
