@@ -5,6 +5,7 @@ from scaler.backend.autograph import as_written as as_written
 from scaler.backend.autograph import nested as nested
 from scaler.backend.graphs import at_each_call as at_each_call
 from scaler.backend.integers import saved_as_int32 as saved_as_int32
+from scaler.backend.integers import saved_dtype as saved_dtype
 from scaler.backend.variables import made_outside as made_outside
 
-__all__ = ["as_called", "as_written", "at_each_call", "made_outside", "nested", "saved_as_int32"]
+__all__ = ["as_called", "as_written", "at_each_call", "made_outside", "nested", "saved_as_int32", "saved_dtype"]

@@ -45,12 +45,22 @@ def saved_as_int32(variable: tf.Variable) -> tf.Variable:
         for part in parts:
             part.assign(tf.cast(tensors[_VALUE], tf.int64))
 
+    for one in (variable, *parts):
+        object.__setattr__(one, _SAVED, tf.int32)
     object.__setattr__(variable, "_serialize_to_tensors", serialized)
     object.__setattr__(variable, "_restore_from_tensors", restored)
     export = getattr(variable, "_export_to_saved_model_graph", None)
     if export is not None:
         object.__setattr__(variable, "_export_to_saved_model_graph", exports.begin_with(variable, export))
     return variable
+
+
+def saved_dtype(variable: Any) -> tf.DType:
+    """The dtype that a checkpoint holds of a variable."""
+    return getattr(variable, _SAVED, variable.dtype)
+
+
+_SAVED = "_halfstep_saved"
 
 
 class _Exports:

@@ -269,7 +269,7 @@ class Gate:
     def _not_now(self, strategy: tf.distribute.Strategy) -> Decision:
         false, nan = tf.constant(False), tf.constant(float("nan"))
         told = (tf.constant(0.0),) * 3 if self.spikes else ()
-        clipped = tf.constant(0) if self.spikes and self.spikes.by_tensor == "clip" else None
+        clipped = whole(0) if self.spikes and self.spikes.by_tensor == "clip" else None
         return Decision(false, false, nan, nan, not_skipped(), _no_replica(strategy), told, clipped)
 
     def _finite(
