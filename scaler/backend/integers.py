@@ -60,7 +60,7 @@ def saved_dtype(variable: Any) -> tf.DType:
     return getattr(variable, _SAVED, variable.dtype)
 
 
-_SAVED = "_halfstep_saved"
+_SAVED = "halfstep_saved"
 
 
 class _Exports:
