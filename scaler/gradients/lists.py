@@ -189,10 +189,11 @@ def _sum_duplicates(grad: tf.IndexedSlices) -> tf.IndexedSlices:
     count = tf.shape(grad.indices)[0]
     # Of no indices the maximum is the least integer.
     rows = tf.maximum(tf.reduce_max(grad.indices), -1) + 1 if grad.dense_shape is None else grad.dense_shape[0]
-    # On a GPU a range would be copied from the host; there is no minimum of int64, and float64 holds any count.
-    on_gpu = has_gpu() and not graphs.in_xla()
-    ones = tf.ones_like(grad.indices, tf.float64)
-    places = tf.cumsum(ones, exclusive=True) if on_gpu else tf.range(count)
+    if has_gpu() and not graphs.in_xla():
+        # A range would be copied from the host. GPUs have no minimum of int64 here, and float64 holds any count.
+        places = tf.cumsum(tf.ones_like(grad.indices, tf.float64), exclusive=True)
+    else:
+        places = tf.range(count)
     first = tf.math.unsorted_segment_min(places, grad.indices, rows)
     summed = tf.math.unsorted_segment_sum(values, tf.cast(tf.gather(first, grad.indices), tf.int32), count)
     return tf.IndexedSlices(summed, grad.indices, grad.dense_shape)

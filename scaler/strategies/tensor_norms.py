@@ -61,7 +61,7 @@ def after(known: TensorNorms, norms: tf.Tensor, applied: tf.Tensor, factor: Any)
         known: Before the step.
         norms: Float32 [variables], of the unscaled gradients.
         applied: Scalar bool.
-        factor: As for `limit_of`.
+        factor: How many spreads above the median of a window the limit lies, a number or a scalar tensor.
     """
     window = entered(known.norms, norms, tf.logical_and(applied, tf.math.is_finite(norms)))
     return TensorNorms(window, *limit_of(window, factor))
@@ -72,7 +72,7 @@ def farthest(known: TensorNorms, norms: tf.Tensor) -> Farthest:
 
     Args:
         known: Before the step, of at least one variable.
-        norms: As for `after`.
+        norms: Float32 [variables], of the unscaled gradients; NaN for a gradient which the step did not have.
     """
     beyond = norms > known.limits
     excess = tf.where(beyond, exact.wide(norms) / exact.wide(known.limits), tf.zeros([], tf.float64))
@@ -90,6 +90,6 @@ def factors(known: TensorNorms, norms: tf.Tensor) -> tf.Tensor:
 
     Args:
         known: Before the step.
-        norms: As for `after`.
+        norms: Float32 [variables], of the unscaled gradients; NaN for a gradient which the step did not have.
     """
     return tf.where(norms > known.limits, known.limits / norms, tf.ones_like(norms))

@@ -170,7 +170,7 @@ class RunState:
         }
         if self._loss_scaler is not None:
             state = self._loss_scaler.state._asdict()
-            # A guard's norms of all variables are for the checkpoint alone: nobody reads a hundred thousand numbers.
+            # The norms that a guard keeps of each variable are in the checkpoint, too many for a person to read.
             small = {name: value for name, value in state.items() if value.shape.rank < 2}
             facts["loss_scaler"] = {name: value.numpy().tolist() for name, value in small.items()}
         return facts
