@@ -23,9 +23,10 @@ from scaler.errors import InvalidArgument
 from scaler.outcome.stuck import Reading
 from scaler.strategies import Event, Strategy, tensor_norms
 from scaler.strategies.base import (
+    as_taken,
     check_state,
+    int32_fields,
     only_scale,
-    takes_int64,
     usable_scale,
     usable_scale_on_host,
     usable_state,
@@ -68,7 +69,7 @@ class StoredState:
         check_state(strategy, state)
         self._type = type(state)
         fields = {field: tf.convert_to_tensor(value) for field, value in state._asdict().items()}
-        self._int32 = frozenset(field for field, value in fields.items() if value.dtype == tf.int32)
+        self._int32 = int32_fields(fields)
         # How many variables a step has is not known yet.
         later = tensor_norms.FIELDS if self._by_tensor else ()
         now = {field: value for field, value in fields.items() if field not in later}
@@ -153,8 +154,7 @@ class StoredState:
     def now(self) -> Any:
         """The state, with a loss scale that a step may use."""
         fields = {field: tf.identity(variable) for field, variable in (self.fields | self.tensors).items()}
-        if not takes_int64(self._strategy):
-            fields |= {field: tf.cast(fields[field], tf.int32) for field in self._int32}
+        fields = as_taken(self._strategy, fields, self._int32)
         if self._by_tensor and not self.tensors:
             fields |= {field: getattr(self._strategy.init(), field) for field in tensor_norms.FIELDS}
         return usable_state(self._strategy, self._type(**fields))

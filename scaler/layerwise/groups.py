@@ -17,7 +17,7 @@ from scaler.gradients import statistics
 from scaler.layerwise.adaptive import AdaptiveScale, LayerEvent
 from scaler.layerwise.rescaling import MEASURED, measured_rescale, root_mean_square
 from scaler.strategies import Strategy, exact
-from scaler.strategies.base import check_state, needs_of, require_inner, takes_int64, usable_scale
+from scaler.strategies.base import as_taken, check_state, int32_fields, needs_of, require_inner, usable_scale
 
 _LARGEST = 2.0**60
 """The quotient of two scales, and a float16 number divided by one, are normal float32 numbers then."""
@@ -109,7 +109,7 @@ class Layerwise(tf.Module):
             check_state(self.strategy, first)
             self._state_type = type(first)
             fields = {field: tf.convert_to_tensor(value) for field, value in first._asdict().items()}
-            self._int32 = frozenset(field for field, value in fields.items() if value.dtype == tf.int32)
+            self._int32 = int32_fields(fields)
             self._state = {field: self._variable(value, field) for field, value in fields.items()}
             self._probes = [tf.Variable(tf.zeros([MEASURED]), name=f"probe_{group}") for group in groups]
 
@@ -122,8 +122,7 @@ class Layerwise(tf.Module):
     def state(self) -> Any:
         """The strategy's states now, a NamedTuple of tensors whose last axis is that of the groups."""
         fields = {field: tf.identity(variable) for field, variable in self._state.items()}
-        if not takes_int64(self.strategy):
-            fields |= {field: tf.cast(fields[field], tf.int32) for field in self._int32}
+        fields = as_taken(self.strategy, fields, self._int32)
         return self._state_type(**{**fields, "loss_scale": usable_scale(self.strategy, fields["loss_scale"])})
 
     @property

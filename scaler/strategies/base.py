@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -109,6 +109,16 @@ def needs_of(strategy: object) -> Needs:
 def takes_int64(strategy: object) -> bool:
     """Whether `update` also takes a state with int64 in place of `init`'s int32, and then returns int64."""
     return bool(getattr(strategy, "int64_counts", False))
+
+
+def int32_fields(fields: Mapping[str, tf.Tensor]) -> frozenset[str]:
+    """Which fields of a state `init` made as int32. Their variables are int64: see `scaler/backend/integers.py`."""
+    return frozenset(field for field, value in fields.items() if value.dtype == tf.int32)
+
+
+def as_taken(strategy: object, fields: dict[str, tf.Tensor], int32: frozenset[str]) -> dict[str, tf.Tensor]:
+    """Fields that were read from variables, with the integers that `update` takes."""
+    return fields if takes_int64(strategy) else fields | {field: tf.cast(fields[field], tf.int32) for field in int32}
 
 
 def check_edges(edges: Sequence[float]) -> None:
