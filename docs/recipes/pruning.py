@@ -25,7 +25,7 @@ class Mask(keras.constraints.Constraint):
 
 
 keras.config.set_dtype_policy("float16")
-layers = [keras.layers.Dense(128, activation="relu"), keras.layers.Dense(128, activation="relu")]
+layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(64, activation="relu")]
 inputs = [keras.Input([8, 8, 1]), keras.layers.Flatten()]
 model = keras.Sequential([*inputs, *layers, keras.layers.Dense(10, dtype="float32")])
 for layer in layers:

@@ -93,7 +93,7 @@ NAMES = ["-".join(map(str, kind)) for kind in KINDS]
 @pytest.mark.slow_with(
     *(f"{name}-graph" for name in NAMES), "shared-2-2-eager", "one scaler-1-2-eager", "turns-1-1-eager"
 )
-@pytest.mark.exhaustive_with("one scaler-1-1-graph", "turns-1-1-graph")
+@pytest.mark.exhaustive_with("one scaler-1-1-graph", "turns-1-1-graph", "one scaler-1-2-graph", "shared-2-2-graph")
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 def test_a_run_from_too_high_a_scale_is_the_run_from_a_sound_one(kind, mode):
@@ -118,7 +118,7 @@ def test_a_run_from_too_high_a_scale_is_the_run_from_a_sound_one(kind, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("one scaler-1-2", "one scaler-1-1", "shared-1-1", "turns-1-1")
+@pytest.mark.exhaustive_with("one scaler-1-2", "one scaler-1-1", "shared-1-1", "shared-2-2", "turns-1-1")
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 def test_replicas_retry_together_whoever_overflowed(kind):
     shape, every, accumulate = kind
@@ -133,7 +133,7 @@ def test_replicas_retry_together_whoever_overflowed(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("one scaler")
+@pytest.mark.exhaustive_with("one scaler", "shared")
 @pytest.mark.parametrize(
     ("shape", "every"), [("turns", 2), ("shared", 1), ("one scaler", 1)], ids=["turns", "shared", "one scaler"]
 )
