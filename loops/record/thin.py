@@ -45,14 +45,27 @@ def envelope(x: np.ndarray, values: np.ndarray, columns: int) -> Envelope:
 
 
 def moving_mean(values: np.ndarray, width: int) -> np.ndarray:
-    """A centred mean of the finite values among `width` points; NaN if there are none."""
-    finite = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(finite)])
-    start = np.clip(np.arange(len(values)) - width // 2, 0, None)
-    end = np.clip(np.arange(len(values)) + width // 2 + 1, None, len(values))
-    many = counts[end] - counts[start]
-    return np.where(many > 0, (sums[end] - sums[start]) / np.maximum(many, 1), np.nan)
+    """A centred mean of the finite values among `width` points, or one more if that is even; NaN if there are none."""
+    half = width // 2
+    finite = np.pad(np.isfinite(values), half)
+    many = _moving_sum(finite.astype(np.float64), 2 * half + 1)
+    # A power of two takes no digits away, and keeps the sum of the largest numbers finite.
+    small = 0.5 ** int(2 * half + 1).bit_length()
+    sums = _moving_sum(np.where(finite, np.pad(values, half), 0.0) * small, 2 * half + 1)
+    return np.where(many > 0, sums / np.maximum(many, 1) / small, np.nan)
+
+
+def _moving_sum(values: np.ndarray, width: int) -> np.ndarray:
+    """The sum of each `width` neighbours, without a difference of sums, in which one huge value would hide the others.
+
+    A window is the end of one block of `width` values and the beginning of the next, by van Herk (1992).
+    """
+    count = len(values) - width + 1
+    blocks = np.pad(values, (0, -len(values) % width)).reshape(-1, width)
+    ends = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1].reshape(-1)
+    begins = np.cumsum(blocks, axis=1).reshape(-1)
+    first = np.arange(count)
+    return ends[:count] + np.where(first % width, begins[first + width - 1], 0.0)
 
 
 def sampled(length: int, most: int) -> np.ndarray:

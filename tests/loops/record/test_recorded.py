@@ -1,9 +1,12 @@
 """Guards what is read of a recorded run: each step once, from a trace, a log or both, whatever a kill left."""
 
 import json
+import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from recorded_cases import write_run
 
 import loops
@@ -186,5 +189,19 @@ def test_no_extreme_is_lost_in_columns():
 def test_means_and_samples():
     np.testing.assert_array_equal(moving_mean(np.array([1.0, np.nan, 3.0, np.inf]), 3), [1.0, 2.0, 3.0, 3.0])
     assert np.isnan(moving_mean(np.array([np.nan]), 3)).all()
+
+
+def test_a_huge_loss_does_not_hide_those_after_it():
+    losses = np.array([1.0, 1e300, *[0.5] * 6, np.finfo(np.float64).max, np.finfo(np.float64).max])
+    assert moving_mean(losses, 3)[[0, 3, 4, 5, 6]].tolist() == [(1.0 + 1e300) / 2, *[0.5] * 4]
+    assert moving_mean(losses, 3)[-1] == losses[-1]
+
+
+@given(st.lists(st.floats(-1e3, 1e3) | st.sampled_from([math.nan, math.inf, 1e30]), max_size=40), st.integers(1, 9))
+def test_a_moving_mean_is_that_of_its_window(values, width):
+    half = width // 2
+    windows = [[v for v in values[max(0, i - half) : i + half + 1] if math.isfinite(v)] for i in range(len(values))]
+    expected = [math.fsum(window) / len(window) if window else math.nan for window in windows]
+    np.testing.assert_allclose(moving_mean(np.array(values), width), expected, rtol=1e-9, atol=1e-9 * 1e3)
     assert sampled(10, 4).tolist() == [0, 3, 6, 9]
     assert sampled(1, 4).tolist() == [0]
