@@ -9,6 +9,7 @@ A name is imported when it is asked for, because the command `halfstep` answers 
 from __future__ import annotations
 
 import importlib
+import types
 import typing
 
 if typing.TYPE_CHECKING:
@@ -55,13 +56,21 @@ if not typing.TYPE_CHECKING:  # A type checker would believe any name.
         if name == "main":
             value: object = importlib.import_module("halfstep.command").main
         elif name in ("scaler", "loops"):
-            value = importlib.import_module(name)
+            value = _package(name)
         elif name in __all__:
-            value = getattr(importlib.import_module("loops" if name in _LOOPS else "scaler"), name)
+            value = getattr(_package("loops" if name in _LOOPS else "scaler"), name)
         else:
             raise AttributeError(f"module 'halfstep' has no attribute {name!r}")
         globals()[name] = value
         return value
+
+    def _package(name: str) -> types.ModuleType:
+        """Imports a package of ours. ImportError: If a file of the user hides it, or the one that it needs."""
+        # `loops` needs `scaler`, which needs nothing of ours.
+        hidden = importlib.import_module("halfstep.hiding").hidden(("scaler", name))
+        if hidden:
+            raise ImportError(hidden)
+        return importlib.import_module(name)
 
 
 def __dir__() -> list[str]:
