@@ -111,3 +111,14 @@ def test_a_package_that_nobody_asked_for_may_be_hidden(tmp_path):
     assert hiding.hidden(("scaler",)) is None
     assert [one["package"] for one in hiding.hiding_files(tmp_path)] == ["loops"]
     assert hiding.hiding_files(ROOT) == []
+
+
+def test_a_name_of_a_package_alone_is_told_with_its_package():
+    names = [(package, name) for package in (scaler, loops) for name in set(package.__all__) - set(hs.__all__)]
+    assert (loops, "Trace") in names
+    for package, name in names:
+        with pytest.raises(AttributeError) as error:
+            hs.__getattr__(name)
+        assert f"hs.{package.__name__}.{name}" in str(error.value).split(": it is ")[1].split(" or ")
+    with pytest.raises(AttributeError, match=r"has no attribute 'Lop'$"):
+        hs.__getattr__("Lop")
