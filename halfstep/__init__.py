@@ -8,10 +8,7 @@ A name is imported when it is asked for, because the command `halfstep` answers 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import pathlib
-import types
 import typing
 
 if typing.TYPE_CHECKING:
@@ -55,36 +52,17 @@ _LOOPS = ("Checkpoint", "JsonLines", "Loop", "Progress", "TrainStep")
 if not typing.TYPE_CHECKING:  # A type checker would believe any name.
 
     def __getattr__(name: str) -> object:
+        door = importlib.import_module("halfstep.front_door")
         if name == "main":
             value: object = importlib.import_module("halfstep.command").main
         elif name in ("scaler", "loops"):
-            value = _package(name)
+            value = door.package(name)
         elif name in __all__:
-            value = getattr(_package("loops" if name in _LOOPS else "scaler"), name)
+            value = getattr(door.package("loops" if name in _LOOPS else "scaler"), name)
         else:
-            raise AttributeError(f"module 'halfstep' has no attribute {name!r}{_elsewhere(name)}")
+            raise AttributeError(f"module 'halfstep' has no attribute {name!r}{door.elsewhere(name)}")
         globals()[name] = value
         return value
-
-    def _package(name: str) -> types.ModuleType:
-        """Imports a package of ours. ImportError: If a file of the user hides it, or the one that it needs."""
-        # `loops` needs `scaler`, which needs nothing of ours.
-        hidden = importlib.import_module("halfstep.hiding").hidden(("scaler", name))
-        if hidden:
-            raise ImportError(hidden)
-        return importlib.import_module(name)
-
-
-def _elsewhere(name: str) -> str:
-    """Where a public name of `scaler` or `loops` is, as the end of a sentence; read from their text, which is fast."""
-    folder, found = pathlib.Path(__file__).parent.parent, []
-    for package in ("scaler", "loops"):
-        with contextlib.suppress(OSError):  # As in an archive.
-            text = (folder / package / "__init__.py").read_text(encoding="utf-8")
-            names = text.partition("\n__all__ = [")[2].partition("\n]")[0]
-            if f'\n    "{name}",' in names:
-                found.append(f"hs.{package}.{name}")
-    return f": it is {' or '.join(found)}" if found else ""
 
 
 def __dir__() -> list[str]:
