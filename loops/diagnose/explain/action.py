@@ -188,7 +188,7 @@ class Explain:
 def _fault(found: Explanation) -> tuple:
     """What makes two explanations alike: where the step failed, and with what."""
     place = (found.where, found.layer, found.inside, found.regularizer, found.custom_gradient, found.columns)
-    return found.verdict, *place, found.operation, found.line, found.kind
+    return found.verdict, found.empty, *place, found.operation, found.line, found.kind
 
 
 def _window(loop: Loop) -> int:
