@@ -111,6 +111,7 @@ def kept_and_unscaled(step):
 def kept_gradients_are_older(step):
     step.forward()
     kept = step.gradients(step.scaled)
+    step.apply(kept)
     step.forward()
     step.apply(kept)
     step.apply(step.gradients(step.scaled))

@@ -74,11 +74,11 @@ def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
         CheckpointError: If they differ; the message names what does.
     """
     kinds = _step_of(saved), _step_of(here)
-    others = () if kinds[0] == kinds[1] else _OF_A_STEP
-    then, now = (flat({name: value for name, value in facts.items() if name not in others}) for facts in (saved, here))
+    apart = () if kinds[0] == kinds[1] else _OF_A_STEP
+    then, now = (flat({name: value for name, value in facts.items() if name not in apart}) for facts in (saved, here))
     names = [name for name in {**then, **now} if not same(then.get(name), now.get(name))]
     differences = [f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in names]
-    if others:
+    if apart:
         also = f" Besides, {'; '.join(differences)}." if differences else ""
         raise CheckpointError(
             f"{path} belongs to another run: it holds the variables of {kinds[0]}, and this run has {kinds[1]}, which "
