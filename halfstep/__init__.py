@@ -55,10 +55,11 @@ if not typing.TYPE_CHECKING:  # A type checker would believe any name.
         door = importlib.import_module("halfstep.front_door")
         if name == "main":
             value: object = importlib.import_module("halfstep.command").main
-        elif name in ("scaler", "loops"):
-            value = door.package(name)
         elif name in __all__:
-            value = getattr(door.package("loops" if name in _LOOPS else "scaler"), name)
+            owner = "loops" if name in (*_LOOPS, "loops") else "scaler"
+            door.check_not_hidden(owner)
+            package = importlib.import_module(owner)
+            value = package if name == owner else getattr(package, name)
         else:
             raise AttributeError(f"module 'halfstep' has no attribute {name!r}{door.elsewhere(name)}")
         globals()[name] = value

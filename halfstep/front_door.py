@@ -1,25 +1,22 @@
-"""What `import halfstep as hs` does when a name is asked for: it imports a package, or says where else the name is."""
+"""What `halfstep` does when a name is asked for: whether a file hides its package, and where else a name is."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import pathlib
-import types
 
 from halfstep.hiding import hidden
 
 
-def package(name: str) -> types.ModuleType:
-    """Imports a package of ours.
+def check_not_hidden(package: str) -> None:
+    """Checks that a package of ours can be imported.
 
     Raises:
         ImportError: If a file of the user hides it, or `scaler`, which both need.
     """
-    hiding = hidden(("scaler", name))
+    hiding = hidden(("scaler", package))
     if hiding:
         raise ImportError(hiding)
-    return importlib.import_module(name)
 
 
 def elsewhere(name: str) -> str:
