@@ -52,14 +52,16 @@ _LOOPS = ("Checkpoint", "JsonLines", "Loop", "Progress", "TrainStep")
 if not typing.TYPE_CHECKING:  # A type checker would believe any name.
 
     def __getattr__(name: str) -> object:
+        door = importlib.import_module("halfstep.front_door")
         if name == "main":
             value: object = importlib.import_module("halfstep.command").main
-        elif name in ("scaler", "loops"):
-            value = importlib.import_module(name)
         elif name in __all__:
-            value = getattr(importlib.import_module("loops" if name in _LOOPS else "scaler"), name)
+            owner = "loops" if name in (*_LOOPS, "loops") else "scaler"
+            door.check_not_hidden(owner)
+            package = importlib.import_module(owner)
+            value = package if name == owner else getattr(package, name)
         else:
-            raise AttributeError(f"module 'halfstep' has no attribute {name!r}")
+            raise AttributeError(f"module 'halfstep' has no attribute {name!r}{door.elsewhere(name)}")
         globals()[name] = value
         return value
 

@@ -16,7 +16,7 @@ import threading
 import types
 from collections.abc import Iterator, Sequence
 
-from halfstep import statuses, streams
+from halfstep import hiding, statuses, streams
 from halfstep.parsing import parser
 
 
@@ -58,6 +58,9 @@ def _answered(arguments: list[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     # Hides TensorFlow's own log messages, except its errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    hidden = hiding.hidden()
+    if hidden:
+        return _fail(hidden, statuses.EXIT_ERROR)
     try:
         return importlib.import_module(f"halfstep.{options.command}").run(options) or statuses.EXIT_DONE
     except Exception as error:

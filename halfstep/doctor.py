@@ -41,12 +41,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _examine_machine(options: argparse.Namespace) -> None:
+    from halfstep.hiding import hiding_files
     from loops.diagnose.doctor.gpu import about_gpus
     from loops.diagnose.doctor.machine import measure_machine
     from loops.diagnose.doctor.namesakes import namesakes
     from loops.diagnose.doctor.surroundings import surroundings
 
-    found = {**measure_machine(), "gpus": about_gpus(surroundings()), "namesakes": namesakes()}
+    others = [*namesakes(), *hiding_files(pathlib.Path.cwd())]
+    found = {**measure_machine(), "gpus": about_gpus(surroundings()), "namesakes": others}
     if options.json:
         print(json.dumps(found, indent=2))
         return

@@ -14,6 +14,8 @@ from halfstep.statuses import EXIT_ERROR, EXIT_SOME_FAILED
 
 STEPS = 400
 """Steps of a run without --steps."""
+SEEDS = 3
+"""Runs of a set-up without --seeds."""
 _CAPTION = (
     "means over seeds; zero: share of non-zero gradients of weights (w) and activations (a) that float16 makes zero at "
     "the loss scale in use"
@@ -30,6 +32,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "study",
         help="compare precisions and scalings on a task, with a report",
+        description="Trains each set-up with several seeds, one run after the other. With the defaults these are "
+        f"{len(SETUPS) * SEEDS} runs of {STEPS} batches, which take up to half an hour on two cores of a CPU. After "
+        "the first run of each set-up a line says how long all of them take.",
         epilog="A run that fails, for example because its scaler is stuck, does not end the others: the report says "
         "which failed, where and why. Exit status: 0 if all runs finished, "
         f"{EXIT_SOME_FAILED} if some failed, {EXIT_ERROR} if none of what was compared finished, or if nothing "
@@ -68,7 +73,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--steps", type=arguments.count, help=f"batches a run (default: {STEPS}; each preset has its own number)"
     )
-    parser.add_argument("--seeds", type=arguments.count, default=3, help="runs a set-up (default: %(default)s)")
+    parser.add_argument("--seeds", type=arguments.count, default=SEEDS, help="runs a set-up (default: %(default)s)")
     parser.add_argument("--out", default="study", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -99,7 +104,13 @@ def run(options: argparse.Namespace) -> int:
         )
     task = tasks.load(options.task)
     summary = run_study(
-        task, setups, steps=options.steps or STEPS, seeds=options.seeds, out=options.out, progress=progress
+        task,
+        setups,
+        steps=options.steps or STEPS,
+        seeds=options.seeds,
+        out=options.out,
+        progress=progress,
+        say=lambda text: print(text, file=sys.stderr),
     )
     written = report_study(pathlib.Path(options.out))
     if options.json:

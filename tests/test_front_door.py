@@ -1,6 +1,7 @@
 """Guards `import halfstep as hs`: few names, the packages' own objects, imported when they are used."""
 
 import json
+import os
 import pathlib
 import pkgutil
 import re
@@ -12,6 +13,9 @@ import pytest
 import halfstep as hs
 import loops
 import scaler
+from halfstep import hiding
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 _ASKED = """
 import json, sys
@@ -51,7 +55,7 @@ def test_nothing_is_imported_before_a_name_is_used():
 
 
 def test_the_first_page_names_them():
-    page = (pathlib.Path(__file__).parents[1] / "docs" / "getting_started.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "getting_started.md").read_text(encoding="utf-8")
     section = page.split("## One import\n")[1].split("\n## ")[0]
     assert set(re.findall(r"`hs\.(\w+)`", section)) == set(hs.__all__)
 
@@ -66,3 +70,55 @@ def test_star_gives_all_names():
 def test_what_is_no_name_is_an_attribute_error(name):
     with pytest.raises(AttributeError, match=f"module 'halfstep' has no attribute '{name}'"):
         getattr(hs, name)
+
+
+def in_folder(folder, *command):
+    """What a program that starts in a folder prints, and its status."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("scaler.py", "LossScaler"), ("scaler/__init__.py", "Loop"), ("loops.py", "TrainStep")]
+)
+def test_a_file_of_the_user_that_hides_a_package_is_named(tmp_path, file, name):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("mine = 1\n")
+    status, _, said = in_folder(tmp_path, "-c", f"import halfstep as hs; hs.{name}")
+    package = re.match(r"\w+", file).group()
+    assert status == 1
+    assert said.strip().endswith(
+        f"ImportError: {tmp_path / file} hides the package {package!r} of Halfstep: a program that starts in its "
+        "folder imports it in place of the package. Give it another name."
+    )
+    # The same for a command that starts there.
+    status, _, said = in_folder(tmp_path, "-m", "halfstep", "doctor")
+    assert (status, said.startswith(f"halfstep: {tmp_path / file} hides")) == (1, True)
+
+
+def test_a_program_of_that_name_that_starts_itself_is_named(tmp_path):
+    (tmp_path / "scaler.py").write_text("import halfstep as hs\n\nhs.LossScaler\n")
+    status, _, said = in_folder(tmp_path, "scaler.py")
+    assert status == 1
+    assert f"{tmp_path / 'scaler.py'} hides the package 'scaler'" in said.splitlines()[-1]
+
+
+def test_a_package_that_nobody_asked_for_may_be_hidden(tmp_path):
+    (tmp_path / "loops.py").write_text("")
+    assert hiding.hidden(("scaler",)) is None
+    assert [one["package"] for one in hiding.hiding_files(tmp_path)] == ["loops"]
+    assert hiding.hiding_files(ROOT) == []
+
+
+def test_a_name_of_a_package_alone_is_told_with_its_package():
+    names = [(package, name) for package in (scaler, loops) for name in set(package.__all__) - set(hs.__all__)]
+    assert (loops, "Trace") in names
+    for package, name in names:
+        with pytest.raises(AttributeError) as error:
+            hs.__getattr__(name)
+        assert f"hs.{package.__name__}.{name}" in str(error.value).split(": it is ")[1].split(" or ")
+    with pytest.raises(AttributeError, match=r"has no attribute 'Lop'$"):
+        hs.__getattr__("Lop")

@@ -34,7 +34,7 @@ def long(text):
 
 
 def test_the_readme_shows_that_step_and_the_lines_for_keras():
-    step, keras_lines = python_blocks(README)
+    step, _, keras_lines = python_blocks(README)
     assert "scaler." not in step.replace("loss_scaler.", "")
     assert long(step) == SCALED
     assert [line for line in keras_lines.splitlines() if "model.compile(" not in line] == [
@@ -47,11 +47,18 @@ def test_the_readme_shows_that_step_and_the_lines_for_keras():
 
 
 @pytest.mark.slow
-def test_the_readme_trains_as_it_stands(tmp_path):
+def test_the_readme_trains_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names = run_blocks(README, tmp_path)
+    counters = names["loss_scaler"].counters
+    assert (counters.attempted, counters.attempted - counters.applied < 5) == (300, True)
+    # The run is over: the same program takes no further step.
+    again = run_blocks(README, tmp_path)
+    assert [one["loss_scaler"].counters for one in (names, again)] == [counters, counters]
+    assert all(tf.reduce_all(a == b) for a, b in zip(names["masters"].weights, again["masters"].weights, strict=True))
     x, y = tf.random.stateless_normal((8, 64), (1, 2)), tf.range(8)
     assert names["train_step"](x, y)["applied"]
-    assert names["loss_scaler"].counters.applied == 1
+    assert names["loss_scaler"].counters.applied == counters.applied + 1
     names["model"].fit(x, y, verbose=0)
     assert names["model"].optimizer.loss_scaler.counters.applied == 1
 

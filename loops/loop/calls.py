@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.loop import failed_step
 from loops.loop.arrays import stack
 from loops.loop.call_result import CallResult, call_result, status, status_size
 from loops.loop.compilation import can_be_compiled, may_compile
@@ -71,6 +72,7 @@ class StepCalls:
         written: TrainStepFunction | None = None,
     ):
         self.train_step = train_step
+        self._name = getattr(written or train_step, "__name__", type(written or train_step).__name__)
         self._models = models_of(written or train_step)
         # These return what their own scalers did: no need to compare the two in every step.
         self._trusted = isinstance(written or train_step, (TrainStep, ComposedStep))
@@ -146,10 +148,15 @@ class StepCalls:
 
     @contextlib.contextmanager
     def _fresh_after_failure(self) -> Iterator[None]:
-        """Compiles again if the first call fails: that tf.function would refuse the variables of its next trace."""
+        """Compiles again if the first call fails: that tf.function would refuse the variables of its next trace.
+
+        It also has the error say at which step it came, unless the error is one of ours.
+        """
         try:
             yield
-        except Exception:
+        except Exception as error:
+            if not isinstance(error, scaler.ScalerError):
+                failed_step.note(error, self._name, self.taken + 1, self._spec)
             if not self._worked:
                 self._compile()
             raise

@@ -105,6 +105,30 @@ def check_scaling(model: keras.Model, optimizer: Any, loss_scaler: scaler.LossSc
     check_optimizer("TrainStep", optimizer, loss_scaler)
 
 
+def as_optimizer(who: str, optimizer: Any) -> Any:
+    """The optimizer of an argument: a name stands for Keras's optimizer with its defaults, as in `compile`.
+
+    Args:
+        who: The start of the sentence.
+        optimizer: An optimizer, a function or a name. `scaler.LossScaler.check_arguments` looks at it more closely.
+
+    Raises:
+        scaler.InvalidArgument: For a name that Keras does not know, and for what cannot move variables.
+    """
+    if isinstance(optimizer, str):
+        try:
+            return keras.optimizers.get(optimizer)
+        except (ValueError, KeyError):  # The second for one around another one.
+            pass
+    moves = callable(optimizer) or hasattr(optimizer, "apply") or hasattr(optimizer, "apply_gradients")
+    if moves and not isinstance(optimizer, type):
+        return optimizer
+    raise scaler.InvalidArgument(
+        f"{who}: optimizer={optimizer!r:.100}: expected a Keras optimizer such as keras.optimizers.Adam(1e-3), the "
+        "name of one such as 'adam', or a function of (grads, variables)."
+    )
+
+
 def check_optimizer(who: str, optimizer: Any, loss_scaler: scaler.LossScaler | None) -> None:
     """Refuses an optimizer that accumulates, or whose schedule counts the attempts of another scaler.
 

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.step.arguments import check_optimizer
+from loops.step.arguments import as_optimizer, check_optimizer
 from loops.step.teachers import check_teacher
 from loops.support.checks import check_count
 
@@ -26,7 +26,7 @@ class Part:
         loss_fn: A function of what the step's `forward` returned, or of the batch if the step has none. It returns a
             scalar, the mean over the examples it is given, or a scalar and a dict of further scalars, which the step
             returns, too. The own losses of `model`, such as weight regularisation, are added.
-        optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
+        optimizer: A Keras optimizer, its name as for Keras's `compile`, or a function `(grads, variables) -> None`.
         loss_scaler: Scales the loss and decides about this part. Default: one of its own, which scales by
             `scaler.Dynamic()` if any model of the step computes in float16, and else not at all.
         every: The part takes its turn at each call whose number, from 1, is a multiple of `every`.
@@ -77,6 +77,7 @@ class Part:
             raise scaler.InvalidArgument(f"{who}: loss_scaler={self.loss_scaler!r}: expected a scaler.LossScaler.")
         check_count(f"{who}: every={self.every!r}", self.every)
         check_teacher(who, self.teacher, self.model, self.momentum)
+        object.__setattr__(self, "optimizer", as_optimizer(who, self.optimizer))
         scaler.LossScaler.check_arguments(self.optimizer, clip_norm=self.clip_norm, clip=self.clip)
 
     def _given(self) -> list:

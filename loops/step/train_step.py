@@ -14,6 +14,7 @@ from loops.step.accumulation import MicroBatches
 from loops.step.again import taken_again
 from loops.step.arguments import (
     NO_RETRY,
+    as_optimizer,
     check_late_layers,
     check_made_masters,
     check_masters,
@@ -71,7 +72,7 @@ class TrainStep(tf.Module):
             with the loss, in a dict, and do not keep tensors in an object.
             For a model with several outputs, a dict of such functions by the outputs' names, or a list in their order:
             they are added up, and the step also returns each, as "name_loss" or "loss_0".
-        optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
+        optimizer: A Keras optimizer, its name as for Keras's `compile`, or a function `(grads, variables) -> None`.
         loss_weights: A factor for each loss of a dict or list, in the same structure. Default: 1.
         loss_scaler: Scales the loss. Without one it is `scaler.LossScaler(scaler.Dynamic())` for a model with a layer
             that computes in float16, and `scaler.LossScaler(scaler.NoScaling())` for any other, and with `layerwise`.
@@ -121,7 +122,7 @@ class TrainStep(tf.Module):
         check_parts(model, loss_fn, loss_scaler, accumulate)
         self.model = model
         self.loss_fn = loss_fn
-        self.optimizer = optimizer
+        self.optimizer = optimizer = as_optimizer("TrainStep", optimizer)
         self.loss_scaler = loss_scaler or default_scaler(model, layerwise)
         self._unscaled_by_default = loss_scaler is None and layerwise is None and not computes_in_float16(model)
         self.accumulate = int(accumulate)

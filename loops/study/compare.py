@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import time
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,7 @@ from loops.run.shared_trace import SharedTrace
 from loops.run.train import RunOptions, train
 from loops.study.costs import Costs, costs_of
 from loops.study.energy.meter import EnergyMeter
+from loops.study.estimate import Estimate
 from loops.study.gradients import GradientAction, GradientProbe
 from loops.study.setups import Setup
 from loops.study.summaries import failed
@@ -34,6 +36,7 @@ def run_study(
     seeds: int,
     out: str | os.PathLike,
     progress: Callable[[str], Progress] | None = None,
+    say: Callable[[str], object] = lambda text: None,
 ) -> dict:
     """Trains every set-up with seeds 0 to `seeds` - 1, one after the other.
 
@@ -49,6 +52,7 @@ def run_study(
         seeds: The number of seeds.
         out: The folder to write; it is created if missing.
         progress: Returns the `Progress` to show for a run, given its label.
+        say: Called after the first run of a set-up with a sentence on how long all runs take.
 
     Returns:
         What `out/summary.json` holds: `task`, `steps`, `seeds`, `setups` (see `summarise`) and `runs`, each a run's
@@ -67,18 +71,20 @@ def run_study(
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     probe, known = GradientProbe(task), dict[tuple, dict | None]()
-    runs = []
+    runs, estimate = [], Estimate(setups, seeds)
     with RunLocks([("study", Place(out, "folder"))]), EnergyMeter() as meter:
         (out / SUMMARY).unlink(missing_ok=True)
-        for setup in setups:
+        for place, setup in enumerate(setups):
             trace = SharedTrace()
             for seed in range(seeds):
-                costs = Costs(meter)
+                costs, start = Costs(meter), time.monotonic()
                 run = _run(task, setup, steps, seed, out, probe, costs, trace, progress)
                 own = costs.as_dict(task, RunOptions.batch_size, known)
                 if setup.emulated is not None:
                     own["bytes"] = None  # They would be those of the emulation.
                 runs.append({**run, "costs": own})
+                if said := estimate.ran(place, time.monotonic() - start):
+                    say(said)
         summary = {
             "task": task.name,
             "steps": steps,

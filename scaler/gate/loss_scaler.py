@@ -30,7 +30,7 @@ from scaler.gradients.pairs import as_list, check_pairs
 from scaler.mistakes.calls import Calls
 from scaler.mistakes.carried import Carried
 from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities
-from scaler.mistakes.marks import SCALED, mark, marked_unscaled
+from scaler.mistakes.marks import marked_unscaled
 from scaler.mistakes.unconnected import without_gradient
 from scaler.mistakes.upstream import Upstream
 from scaler.outcome.found_here import found_here, skipped_here
@@ -192,7 +192,7 @@ class LossScaler(tf.Module):
         self._calls.check_loss(loss)
         # A `tf.autodiff.ForwardAccumulator` cannot follow `ensure_shape` in a graph.
         loss = tf.cast(loss if loss.shape.rank == 0 else tf.ensure_shape(loss, []), tf.float32)
-        return mark(loss * self._calls.scales(loss), SCALED)
+        return self._calls.scaled(loss * self._calls.scales(loss))
 
     @as_written
     def unscale(self, grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:

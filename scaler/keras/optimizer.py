@@ -24,7 +24,7 @@ from scaler.gradients.pairs import as_list
 from scaler.keras import accumulation, arguments, configs, following_masters, optimizers_in_step
 from scaler.keras.other_names import OtherNames
 from scaler.keras.variable_order import Order
-from scaler.mistakes.marks import SCALED, UNSCALED, mark
+from scaler.mistakes.marks import UNSCALED
 from scaler.mistakes.upstream import Upstream
 from scaler.outcome.outcome import Outcome
 from scaler.strategies import Strategy
@@ -191,7 +191,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         calls.check_loss(whole)
         each = tf.cast(loss, tf.float32)
         # The scale of a loss that is known: read under the tape, it would be that of one scaled by hand.
-        return mark(each * calls.scales(tf.reduce_sum(each)), SCALED)
+        return calls.scaled(each * calls.scales(tf.reduce_sum(each)))
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence | None = None) -> Outcome:
         """Applies the step if the unscaled gradients are finite, else skips it: see `LossScaler.apply`.

@@ -15,7 +15,7 @@ from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities_
 from scaler.mistakes.forgotten import not_scaled
 from scaler.mistakes.kept_elsewhere import kept_elsewhere
 from scaler.mistakes.kept_sums import look_at_end
-from scaler.mistakes.marks import LOSS_SCALE, READ, RETRIED, marked_retried, owned
+from scaler.mistakes.marks import LOSS_SCALE, READ, RETRIED, SCALED, mark, marked_retried, owned
 from scaler.mistakes.mixed_scales import refuse_mixed
 from scaler.mistakes.moving_statistics import Moved
 from scaler.mistakes.nonlinear import refuse_nonlinear
@@ -23,6 +23,7 @@ from scaler.mistakes.open_losses import OpenLosses
 from scaler.mistakes.open_step import OpenStep, unseen_loss
 from scaler.mistakes.order_of_calls import Unscaled, Use, one_scale
 from scaler.mistakes.partly_scaled import partly_scaled
+from scaler.mistakes.recorded_losses import RecordedLosses
 from scaler.mistakes.scaled_twice import refuse_gradients, refuse_scaled
 from scaler.mistakes.still_scaled import still_scaled
 from scaler.mistakes.unconnected import without_gradient
@@ -51,7 +52,7 @@ class Calls:
         self.use, self.step = Use(), OpenStep(needs_of(strategy).loss)
         self._stored, self._scale_now = stored, scale_now
         self._moves = only_scale(strategy) is None
-        self._losses = OpenLosses(scale_now if self._moves else None)
+        self._losses, self._recorded = OpenLosses(scale_now if self._moves else None), RecordedLosses()
         self._has_retried = False
         self._is_constant = isinstance(unguarded(strategy), (NoScaling, Static))
         self._is_one = self._is_constant and bool(tf.get_static_value(tf.equal(strategy.init().loss_scale, 1.0)))
@@ -75,9 +76,14 @@ class Calls:
         self._losses.opened(loss_scale, finite)
         return loss_scale
 
+    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        """Marks a loss that was multiplied by what `scales` returned, and returns it."""
+        return mark(loss if self._is_one else self._recorded.scaled(loss), SCALED)
+
     def scales_by_hand(self) -> tf.Tensor:
         """Records that the user reads the scale to multiply a loss by it, and returns it."""
         self.use.scales_by_hand()
+        self._recorded.scaled_by_hand()
         now = self._scale_now()
         opened = self.step.begin_by_hand(now)
         self._losses.opened(opened, tf.constant(True))
@@ -102,6 +108,7 @@ class Calls:
         """
         upstream = Upstream(grads)
         self._refuse("unscale", upstream)
+        self.use.say_once(self._recorded.taken("unscale", grads), "not scaled")
         self.use.begins()
         self.use.check_one_scale("unscale", self.step, self._scale_now)
         return self.carried("unscale", upstream).loss_scale
@@ -144,7 +151,7 @@ class Calls:
             InvalidArgument: If one scale of this scaler cannot unscale the gradients, or it is not known which.
         """
         upstream = Upstream(grads)
-        self._check_scales(upstream, model, unscaled, when)
+        nobody_scaled = self._check_scales(upstream, model, unscaled, when, loss_scale)
         self.use.begins()
         if ends:
             self.use.ends()
@@ -153,7 +160,12 @@ class Calls:
         moved = [] if rolls_back else self._moved(upstream, model, when)
         if loss_scale is None:
             carried = self.carried(
-                "apply", upstream, targets, may_be_unscaled=unscaled is not False, always=when is True
+                "apply",
+                upstream,
+                targets,
+                may_be_unscaled=unscaled is not False,
+                always=when is True,
+                nobody_scaled=nobody_scaled,
             )
         else:
             carried = self.named(loss_scale)
@@ -211,6 +223,7 @@ class Calls:
         *,
         may_be_unscaled: bool = False,
         always: bool = True,
+        nobody_scaled: bool = False,
     ) -> Carried:
         """The scale that gradients carry, and whether their losses were finite.
 
@@ -220,6 +233,7 @@ class Calls:
             variables: What they are applied to, if it is known.
             may_be_unscaled: Whether they may be unscaled already, so that no scale has to be found.
             always: Whether every call of the step that is traced takes them.
+            nobody_scaled: Whether they are of a loss that certainly nobody scaled.
 
         Raises:
             InvalidArgument: If they carry more than one scale, or which one they carry cannot be known.
@@ -234,7 +248,8 @@ class Calls:
             known = known or self._losses.of(method, upstream.grads, variables, self.step.used)
         elif self._moves and not may_be_unscaled:
             self.use.say_once(kept_elsewhere(method, seen), "kept elsewhere")
-            known = carried_in_graph(method, upstream, self, self._stored, self.step.used, self._has_retried)
+            variable, used = self._stored, self.step.used
+            known = carried_in_graph(method, upstream, self, variable, used, self._has_retried, nobody_scaled)
             look_at_end(method, seen, variables or (), self, always, self._stored, self.use.say_once)
         if known is not None:
             finite = self._loss_was_finite() if known.loss_finite is None else known.loss_finite
@@ -255,19 +270,28 @@ class Calls:
     def _loss_was_finite(self) -> tf.Tensor:
         return tf.identity(self.step.loss_finite)
 
-    def _check_scales(self, upstream: Upstream, model: Sequence, unscaled: Any, when: Any) -> None:
-        """Refuses gradients that this scaler's scale does not divide, and warns of those that seem to carry none."""
+    def _check_scales(self, upstream: Upstream, model: Sequence, unscaled: Any, when: Any, named: Any) -> bool:
+        """Refuses gradients that this scaler's scale does not divide, and warns of those that seem to carry none.
+
+        Returns:
+            Whether nobody scaled their loss.
+        """
+        why = None
         if unscaled is False:
             self._refuse("apply", upstream, model, may_leave_out=when is not True)
             self.use.check_one_scale("apply", self.step, self._scale_now)
             if not self._is_one:
-                self.use.say_once(not_scaled(upstream, model, self.use.asked), "not scaled")
+                why = not_scaled(upstream, model, self.use.asked)
+                self.use.say_once(why, "not scaled")
+                if named is None:
+                    self.use.say_once(self._recorded.taken("apply", upstream.grads), "not scaled")
                 self.use.say_once(partly_scaled(upstream, model))
                 if self._moves:
                     self.use.say_once(clipped_while_scaled(upstream), "clipped while scaled")
                 self.use.check_unscaled(upstream.grads)
         elif unscaled is True and not self._is_constant:
             self.use.say_once(still_scaled(upstream, model))
+        return why is not None
 
     def _refuse(self, method: str, upstream: Upstream, model: Sequence = (), may_leave_out: bool = False) -> None:
         # A scale of 1 may divide gradients that another scaler scaled and the user unscaled.

@@ -47,7 +47,13 @@ def is_of_a_loss(loss_scale: tf.Tensor) -> bool:
 
 
 def carried_in_graph(
-    method: str, upstream: Upstream, owner: object, now: Any, used: Any, has_retried: bool = False
+    method: str,
+    upstream: Upstream,
+    owner: object,
+    now: Any,
+    used: Any,
+    has_retried: bool = False,
+    nobody_scaled: bool = False,
 ) -> Carried | None:
     """Finds the scale that gradients carry by what they are computed from.
 
@@ -58,15 +64,16 @@ def carried_in_graph(
         now: The variable that holds the scale of the next loss.
         used: The variable that holds the scale of the last loss.
         has_retried: Whether `retry` was called, which moves the scale too.
+        nobody_scaled: Whether these are gradients of a loss that certainly nobody scaled.
 
     Returns:
         What they carry. None if it is the value of `used`, or if the graph does not show where they come from.
 
     Raises:
-        InvalidArgument: If they carry several scales, or one that nothing remembers.
+        InvalidArgument: If they carry several scales, one that nothing remembers, or none of a loss scaled here.
     """
     sources = _sources(method, upstream.marks, owner)
-    sources = sources or _sources(method, _marks_of_kept(method, upstream, owner), owner)
+    sources = sources or _sources(method, _marks_of_kept(method, upstream, owner, nobody_scaled), owner)
     if not sources:
         return None
     last = _last_of_one_scale(method, sources, now, has_retried)
@@ -223,13 +230,19 @@ def _of(found: Marks, owner: object, *kinds: str) -> list[Mark]:
     return sorted(different, key=lambda one: places.get(one.operation, -1))
 
 
-def _marks_of_kept(method: str, upstream: Upstream, owner: object) -> Marks:
+def _marks_of_kept(method: str, upstream: Upstream, owner: object, nobody_scaled: bool) -> Marks:
     """The marks of what this graph assigned to the variables from which gradients are read.
 
     A graph that scales a loss has to fill such a variable after that and before it is read. What the variable was given
     by an earlier call may carry an earlier scale.
     """
     scaled = next((op for op in operations_around() if op.type == "Identity" and _is_scale(op, owner)), None)
+    if scaled is not None and nobody_scaled:
+        raise InvalidArgument(
+            f"{method}(grads): a loss was scaled in this function, but these gradients are those of a loss that was "
+            "not, and the loss scale would divide them: expected gradients of what scale(loss) (scale_loss of a "
+            "LossScaleOptimizer) returned. Differentiate that: tape.gradient(scale(loss), variables)."
+        )
     assigned: list[tf.Tensor] = []
     for value in upstream.values if scaled is not None else ():
         reads = _reads(upstream.of([value]))
@@ -237,8 +250,8 @@ def _marks_of_kept(method: str, upstream: Upstream, owner: object) -> Marks:
         if reads and not filled:
             raise InvalidArgument(
                 f"{method}(grads): a gradient was kept in {_name(reads[0])} since before this function scaled its "
-                "loss, perhaps at another scale: expected gradients of the loss that was scaled here. "
-                f"{KEEP_UNSCALED}"
+                "loss, perhaps at another scale, or its loss was not scaled at all: expected gradients of the loss "
+                f"that was scaled here, of what scale(loss) returned. {KEEP_UNSCALED}"
             )
         assigned += [value for op in filled for value in value_assigned(op)]
     return upstream.marks_before_stops(assigned)

@@ -92,7 +92,7 @@ def unseen_loss(step: str) -> str:
     """
     return (
         f"{step} was applied though its loss is not finite. Its gradients are finite, so the model goes on training, "
-        "but its loss cannot be seen. The usual reason is a loss that overflows in float16, above 65504. Compute the "
-        "loss in float32: cast the predictions and the targets to float32 before the loss, or give the model's last "
-        "layer dtype='float32'."
+        "but its loss cannot be seen. The usual reason is a loss that overflows in float16, above 65504; another is an "
+        "empty batch, over which a mean is NaN. Compute the loss in float32: cast the predictions and the targets to "
+        "float32 before the loss, or give the model's last layer dtype='float32'."
     )

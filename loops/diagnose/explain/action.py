@@ -46,8 +46,10 @@ class Explain:
     at, up to its gradients, and the sentence says so.
 
     Args:
-        most: The most explanations of a run. Of the skips of one cause with the same variable only the first is
-            explained.
+        most: The most steps that are explained in a run. Of the skips of one cause with the same variable only the
+            first is. A step of your own that does not return `outcome.cause` and `outcome.variable` does not tell which
+            skips these are: then each is looked at, counts here, and is told only if it began elsewhere than those
+            before.
         seconds: After this time no further remedy is tried. What is needed to say where it began takes its time.
 
     Attributes:
@@ -66,6 +68,7 @@ class Explain:
         self.explanations: list[Explanation] = []
         self._most, self._seconds = int(most), float(seconds)
         self._seen: set[tuple] = set()
+        self._faults: set[tuple] = set()
         self._tries = self._skipped = 0
         self._said_lost = False
         self._visit: Visit | None = None
@@ -104,7 +107,9 @@ class Explain:
         held = [one for one in found if self._held.holds(one.step)]
         for one in held:
             if one.kind not in self._seen and self._tries < self._most:
-                self._tell(self._explained(one))
+                text, is_new = self._explained(one)
+                if is_new:
+                    self._tell(text)
         lost = [one for one in found if one not in held and one.kind not in self._seen]
         if lost and not self._said_lost:
             self._said_lost = True
@@ -118,7 +123,7 @@ class Explain:
         last = max(found, key=lambda one: one.step, default=None)
         if last is None or not self._held.holds(last.step):
             return None
-        return self._told.get(last.step) or self._explained(last)
+        return self._told.get(last.step) or self._explained(last)[0]
 
     def _tell(self, text: str) -> None:
         if self._progress is not None:
@@ -126,28 +131,34 @@ class Explain:
         else:
             rich.console.Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _explained(self, skip: SkippedStep) -> str:
-        """Explains a step, and keeps what is found. Returns the sentence."""
+    def _explained(self, skip: SkippedStep) -> tuple[str, bool]:
+        """Explains a step, and keeps what is new. Returns the sentence, and whether it is new."""
         self._tries += 1
         found: dict[str, Any] = {"step": skip.step}
+        explanation = None
         try:
             explanation = explain_recent(self._loop, self._recent(skip), self._seconds)
         except Exception as error:  # Of any kind: an explanation must not end a run that would go on.
-            text = f"Step {skip.step} was skipped, and could not be explained: {one_line(error)}"
-            self._seen.add(skip.kind)
+            why = one_line(error)
+            text, fault = f"Step {skip.step} was skipped, and could not be explained: {why}", (why,)
         else:
+            text, fault, found = explanation.sentence, _fault(explanation), explanation.to_dict()
+        # A step that passes now may have failed with the weights before: the next of its kind may tell.
+        lasts = explanation is None or explanation.verdict != "healthy"
+        is_new = fault not in self._faults
+        if lasts:
+            self._faults.add(fault)
+        if lasts and skip.kind is not None:
+            self._seen.add(skip.kind)
+        if is_new and explanation is not None:
             self.explanations.append(explanation)
-            # A step that passes now may have failed with the weights before: the next of its kind may tell.
-            if explanation.verdict != "healthy":
-                self._seen.add(skip.kind)
-            text, found = explanation.sentence, explanation.to_dict()
-        if self._file:
+        if is_new and self._file:
             try:
                 self._file.add({**found, "sentence": text})
             except NotWritable as error:
                 text = f"{text} {error}"
         self._told[skip.step] = text
-        return text
+        return text, is_new
 
     def _recent(self, skip: SkippedStep) -> Recent:
         following, previous = self._held.get(skip.step + 1), self._held.get(skip.step - _window(self._loop))
@@ -172,6 +183,12 @@ class Explain:
             f"Step {skip.step} was skipped ({skip.cause.name}). Its batch is no longer held, since {why}: "
             f"`halfstep explain --step {skip.step}` repeats it from a checkpoint."
         )
+
+
+def _fault(found: Explanation) -> tuple:
+    """What makes two explanations alike: where the step failed, and with what."""
+    place = (found.where, found.layer, found.inside, found.regularizer, found.custom_gradient, found.columns)
+    return found.verdict, found.empty, *place, found.operation, found.line, found.kind
 
 
 def _window(loop: Loop) -> int:

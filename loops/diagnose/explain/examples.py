@@ -109,6 +109,22 @@ def _alone(examples: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> i
     return examples[0] if examples else None
 
 
+def is_empty(batch: Any) -> bool:
+    """Whether a batch has parts with examples, and none of them holds one."""
+    counts = [_count(part) for part in tf.nest.flatten(batch)]
+    known = [count for count in counts if count is not None]
+    return bool(known) and not any(known)
+
+
+def _count(part: Any) -> int | None:
+    """The number of examples of a part of a batch; None for a scalar, and for what is no tensor."""
+    if isinstance(part, tf.SparseTensor):
+        return int(part.dense_shape[0])
+    if isinstance(part, tf.RaggedTensor):
+        return int(part.nrows())
+    return len(part) if isinstance(part, tf.Tensor) and part.shape.rank else None
+
+
 def several_examples(batch: Any) -> bool:
     """Whether a batch of dense parts has more than one example."""
     return _length(batch) > 1

@@ -11,7 +11,7 @@ import keras
 import scaler
 from loops.diagnose.explain.attempts import Attempt, Attempts
 from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
-from loops.diagnose.explain.examples import example_of, example_to_blame, lost_columns, several_examples
+from loops.diagnose.explain.examples import example_of, example_to_blame, is_empty, lost_columns, several_examples
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.literals import literals_of
 from loops.diagnose.explain.lower_scales import fitting_scale, fitting_scales, flushes
@@ -240,6 +240,7 @@ def _with_origin(
         line=seen.line(first.name),
         kind=first.problem,
         octaves_over=over,
+        empty=where in ("forward", "backward") and is_empty(attempts.moment.batch),
         blame=blame_of(remedies, where, known.fits_at, attempts.moment),
         grown_through=grown_through(remedies),
     )

@@ -83,6 +83,7 @@ class Explanation:
             read.
         blame: "batch" if the next batch passes, or if this one holds a value that is not finite and the next does not;
             "dataset" if both do; "weights" if they had diverged before; or None.
+        empty: Whether the batch holds no example, and the step failed for that: a mean over nothing is NaN.
         columns: The columns that are not finite in any example of the batch, nor, if the dataset is to blame, of the
             next: for each the place of its part in the batch and its position along the part's last axis, which is
             None for a part of one value per example.
@@ -130,6 +131,7 @@ class Explanation:
     replicas: tuple[int, ...] | None = None
     other_batch: str = "next"
     blame: str | None = None
+    empty: bool = False
     columns: tuple[tuple[int, int | None], ...] = ()
     grown_through: str | None = None
     learning_rates: tuple[float, float] | None = None

@@ -127,6 +127,8 @@ def began(found: Explanation) -> str:
     """What became non-finite first, and where, as a clause."""
     kind = _KINDS[found.kind or "inf"]
     place = _place(found)
+    if found.empty:
+        return f"the batch is empty, and what is computed over no example became {kind}, {place}"
     if found.where == "data":
         where = "" if found.example is None else f", first in example {found.example}"
         what = kind if found.operation == "Placeholder" else f"a value that became {kind} when it was cast to 16 bits"
@@ -193,6 +195,8 @@ def _flushed(scale: float) -> str:
 
 
 def _loss(found: Explanation) -> str:
+    if found.empty:
+        return ""
     hidden = "the model trains, but its loss cannot be seen: compute the loss in float32."
     if found.applied:
         return f"Its gradients are finite, so {hidden}"
@@ -206,13 +210,18 @@ def _loss(found: Explanation) -> str:
 
 def _blame(found: Explanation) -> str:
     blame = f"The weights had diverged before this step{_through(found)}." if found.blame == "weights" else ""
-    if found.blame == "batch" or found.where == "data":
+    if found.blame == "batch" or found.where == "data" or found.empty:
         blame = _batches(found)
     return " ".join(part for part in (_shares(found), _alone(found), _columns(found), blame) if part)
 
 
 def _batches(found: Explanation) -> str:
     """What the trial of the next batch, or of the one before, says of this one."""
+    if found.empty:
+        return (
+            "Keep empty batches out of the run, such as with dataset.filter(lambda x, y: tf.shape(x)[0] > 0), and look "
+            "for what leaves no example."
+        )
     other = f"The {found.other_batch} batch"
     if found.blame == "dataset":
         return f"{other} holds such values too: this is a fault of the dataset, not of one batch."
@@ -272,7 +281,7 @@ def _observed(found: Explanation) -> str:
 
 
 def _cure(found: Explanation) -> str:
-    if found.verdict in ("healthy", "zero"):
+    if found.verdict in ("healthy", "zero") or found.empty:
         return ""
     helping = [remedy for remedy in found.remedies if remedy.helps]
     empty = "; ".join(f"{one.name}, since {one.why_not}" for one in found.remedies if one.why_not)

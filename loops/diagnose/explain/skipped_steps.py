@@ -23,6 +23,7 @@ class SkippedStep(NamedTuple):
         variable: The position of the variable to look at first; -1 if it is unknown.
         updates: How many updates the weights had since; None if that is unknown.
         scales: The loss scale that it had, for each scaler for which it is known.
+        is_told: Whether the step's outputs or its scaler say the cause and the variable.
     """
 
     step: int
@@ -30,11 +31,16 @@ class SkippedStep(NamedTuple):
     variable: int
     updates: int | None
     scales: tuple[tuple[scaler.LossScaler, float], ...]
+    is_told: bool
 
     @property
-    def kind(self) -> tuple[scaler.Cause, int]:
-        """What makes two skips alike: their cause, and the variable, which belongs to a layer."""
-        return self.cause, self.variable
+    def kind(self) -> tuple[scaler.Cause, int] | None:
+        """What makes two skips alike: their cause, and the variable, which belongs to a layer. None if it is unknown.
+
+        Without these outputs only the last skip of a call is known by its scaler: the same fault earlier in a call
+        would seem to be another one.
+        """
+        return (self.cause, self.variable) if self.is_told else None
 
 
 def skipped_steps(visit: Visit, scalers: Sequence[scaler.LossScaler]) -> list[SkippedStep]:
@@ -70,18 +76,22 @@ def _step(
     scales = [(one, float(skip.loss_scale)) for one, skip in zip(stuck, last, strict=True)]
     if not stuck and "loss_scale" in outputs and len(scalers) == 1:
         scales = [(scalers[0], float(outputs["loss_scale"][row]))]
-    named = outputs.get("variable")
-    if named is not None and named.dtype.kind in "iu":
-        variable = int(named[row])
-    else:
-        variable = int(last[0].variable) if last else -1
+    causes, variables = _whole_numbers(outputs, "cause"), _whole_numbers(outputs, "variable")
+    variable = int(last[0].variable) if last else -1
     return SkippedStep(
         visit.first + row,
         _cause(visit, row, [int(skip.cause) for skip in last]),
-        variable,
+        variable if variables is None else int(variables[row]),
         _updates(outputs, row) if "applied" in outputs else 0 if stuck else None,
         tuple(scales),
+        bool(last) or (causes is not None and variables is not None),
     )
+
+
+def _whole_numbers(outputs: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
+    """A column of the outputs; None if there is none of integers."""
+    column = outputs.get(name)
+    return column if column is not None and column.dtype.kind in "iu" else None
 
 
 def _updates(outputs: Mapping[str, np.ndarray], row: int) -> int:
@@ -91,8 +101,8 @@ def _updates(outputs: Mapping[str, np.ndarray], row: int) -> int:
 
 
 def _cause(visit: Visit, row: int, last: Sequence[int]) -> scaler.Cause:
-    said = visit.outputs.get("cause")
-    known = [int(said[row])] if said is not None and said.dtype.kind in "iu" else list(last)
+    said = _whole_numbers(visit.outputs, "cause")
+    known = [int(said[row])] if said is not None else list(last)
     known = [one for one in known if one in list(scaler.Cause) and one != scaler.Cause.NONE]
     loss = visit.outputs.get("loss")
     if not known and loss is not None and not np.isfinite(loss[row]):

@@ -73,14 +73,33 @@ def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
     Raises:
         CheckpointError: If they differ; the message names what does.
     """
-    then, now = flat(saved), flat(here)
+    kinds = _step_of(saved), _step_of(here)
+    apart = () if kinds[0] == kinds[1] else _OF_A_STEP
+    then, now = (flat({name: value for name, value in facts.items() if name not in apart}) for facts in (saved, here))
     names = [name for name in {**then, **now} if not same(then.get(name), now.get(name))]
     differences = [f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in names]
+    if apart:
+        also = f" Besides, {'; '.join(differences)}." if differences else ""
+        raise CheckpointError(
+            f"{path} belongs to another run: it holds the variables of {kinds[0]}, and this run has {kinds[1]}, which "
+            f"keeps them otherwise.{also} Resume with the kind of step of that run, or choose another folder."
+        )
     if differences:
         raise CheckpointError(
             f"{path} belongs to another run: {'; '.join(differences)}. Use the options of that run, or choose another "
             "folder."
         )
+
+
+_OF_A_STEP = ("strategy", "optimizer", "accumulate", "clip_norm", "clip", "parts")
+"""The facts that only some kinds of steps have."""
+
+
+def _step_of(facts: Mapping) -> str:
+    """What a train step is called, as far as an identity tells."""
+    if "parts" in facts:
+        return f"a loops.ComposedStep of {', '.join(map(repr, sorted(facts['parts'])))}"
+    return "a loops.TrainStep" if set(_OF_A_STEP[:4]) <= set(facts) else "a step of your own"
 
 
 def check_layout(path: str, saved: Mapping, here: Mapping, other_settings: Sequence[str] = ()) -> None:

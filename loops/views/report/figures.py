@@ -32,7 +32,10 @@ _SAID = {
     "UPDATE": "the optimizer made a value that is not finite",
     "TOO_LARGE": "the unscaled gradients were too large",
     "SPIKE": "the norm, the loss or the norm of one gradient was far beyond that of the steps before",
-    "unknown": "the log does not say why",
+    "unknown": Markup(
+        "the log does not say why (to learn more, have the step return <code>outcome.cause</code> as "
+        "<code>cause</code>, and <code>outcome.variable</code> as <code>variable</code>)"
+    ),
 }
 
 

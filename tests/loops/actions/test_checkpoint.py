@@ -13,6 +13,7 @@ from models import plain_model
 import loops
 import scaler
 from loops.loop.state import folder
+from loops.loop.state.identity import check_identity
 
 
 @pytest.fixture(scope="module")
@@ -284,6 +285,31 @@ def test_a_checkpoint_of_other_replicas_or_workers_is_refused(saved, monkeypatch
         monkeypatch.setattr(folder, "newest_whole", lambda *_, facts=facts: (2, facts, {}))
         with pytest.raises(loops.CheckpointError, match=named):
             training(saved, resume=True, run={"seed": 1}).run(4)
+
+
+KINDS = {
+    "a loops.TrainStep": {"strategy": "s", "optimizer": "o", "accumulate": 1, "clip_norm": None},
+    "a step of your own": {},
+    "a loops.ComposedStep of 'a', 'b'": {"accumulate": 1, "parts": {"b": {"every": 1}, "a": {"every": 2}}},
+    "a loops.ComposedStep of 'c'": {"accumulate": 1, "parts": {"c": {"every": 1}}},
+}
+
+
+@pytest.mark.parametrize("here", KINDS)
+@pytest.mark.parametrize("saved_by", KINDS)
+def test_a_checkpoint_of_another_kind_of_step_is_refused_in_one_sentence(saved_by, here):
+    common = {"replicas": 1, "batches": "b", "run": {"seed": 1}}
+    there, now = ({**common, **KINDS[name]} for name in (saved_by, here))
+    if here == saved_by:
+        check_identity("run/ckpt-4", there, dict(reversed(now.items())))
+        return
+    with pytest.raises(loops.CheckpointError) as caught:
+        check_identity("run/ckpt-4", there, now)
+    text = f"run/ckpt-4 belongs to another run: it holds the variables of {saved_by}, and this run has {here}, which "
+    assert str(caught.value).startswith(text)
+    assert "None" not in str(caught.value)
+    with pytest.raises(loops.CheckpointError, match=r"Besides, run.seed was 1 and is 2\. Resume with"):
+        check_identity("run/ckpt-4", there, {**now, "run": {"seed": 2}})
 
 
 @pytest.mark.slow

@@ -126,6 +126,16 @@ def test_doctor_names_another_distribution_that_owns_one_of_our_packages(
     )
 
 
+def test_doctor_names_a_file_here_that_hides_one_of_our_packages(capsys, monkeypatch, tmp_path):
+    (tmp_path / "scaler.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("loops.diagnose.doctor.machine._SECONDS_EACH", 0.001)
+    _, printed, _ = run(capsys, "doctor", "--json")
+    (found,) = strict(printed)["namesakes"]
+    assert (found["package"], found["file"]) == ("scaler", str(tmp_path / "scaler.py"))
+    assert "hides the package 'scaler' of Halfstep" in found["advice"]
+
+
 @pytest.mark.parametrize(
     ("ratio", "has_gpu", "capability", "start", "named"),
     [

@@ -93,6 +93,36 @@ def test_a_scale_that_the_step_does_not_return_is_not_guessed():
     assert "Step 1 was skipped: the batch held a NaN" in one.sentence
 
 
+def own_step(run):
+    """A step of one's own, which says neither why it was skipped nor where to look."""
+
+    def step(batch):
+        outputs = run.step(batch)
+        return {name: outputs[name] for name in ("loss", "applied", "loss_scale")}
+
+    return step
+
+
+@pytest.mark.slow
+def test_a_fault_is_explained_once_where_the_step_does_not_say_its_kind():
+    """The scaler knows the variable of a call's last skip, and of no other: the fourth step, but not the fifth."""
+    run, (shown, progress), found = Run(batches(4), model=plain_model), quiet(), loops.Explain(seconds=0)
+    loops.Loop(own_step(run), batches(4, 5), steps_per_call=2, actions=[progress, found]).run(6)
+    assert [one.step for one in found.explanations] == [4]
+    assert shown.getvalue().count("was skipped at loss scale") == 1
+
+
+@pytest.mark.slow
+def test_two_faults_are_told_apart_where_the_step_does_not_say_their_kinds():
+    def with_one_infinity(number, part):
+        return tf.where((number == 4) & (tf.range(SIZE)[:, None] == 1), np.inf, part[0]), part[1]
+
+    data = batches(1, 3).enumerate().map(with_one_infinity)
+    run, found = Run(data, model=plain_model), loops.Explain(seconds=0)
+    loops.Loop(own_step(run), data, steps_per_call=2, actions=[found]).run(6)
+    assert [(one.step, one.kind) for one in found.explanations] == [(1, "nan"), (5, "inf")]
+
+
 def test_a_stuck_run_says_why_in_its_error():
     found, policy = loops.Explain(seconds=0), scaler.StuckPolicy(consecutive_skips=1)
     run = Run(batches(2), found, steps_per_call=1, stuck=policy, model=plain_model)

@@ -57,3 +57,14 @@ def test_a_step_that_returns_its_loss_alone_asks_its_scalers():
 def test_an_earlier_skip_is_known_by_its_loss(loss, cause):
     found = skipped_steps(visit(2, applied=[False, True], loss=[loss, 1.0]), [skipping(in_a_row=0)])
     assert [(one.step, one.cause, one.updates) for one in found] == [(9, cause, 1)]
+
+
+@pytest.mark.parametrize(("outputs", "known"), [((), False), (("cause",), False), (("cause", "variable"), True)])
+def test_the_kind_of_an_earlier_skip_is_known_if_the_step_returns_it(outputs, known):
+    columns = {name: [1, 1] for name in outputs}
+    earlier, last = sorted(
+        skipped_steps(visit(2, applied=[False, False], loss=[np.nan] * 2, **columns), [skipping()]),
+        key=lambda one: one.step,
+    )
+    assert (earlier.kind is not None) == known
+    assert last.kind is not None

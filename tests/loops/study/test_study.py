@@ -24,13 +24,15 @@ CHOSEN = ("float32", "small-mixed-none")
 @pytest.fixture(scope="module")
 def study(small, tmp_path_factory):
     out = tmp_path_factory.mktemp("study") / "made"
-    labels = []
+    labels, said = [], []
 
     def progress(label):
         labels.append(label)
         return lambda visit: None
 
-    summary = run_study(small, choose_setups(CHOSEN), steps=20, seeds=2, out=out, progress=progress)
+    summary = run_study(small, choose_setups(CHOSEN), steps=20, seeds=2, out=out, progress=progress, say=said.append)
+    # Of four runs, the first of each set-up.
+    assert [text.split(" done")[0] for text in said] == ["study: 1 of 4 runs", "study: 3 of 4 runs"]
     return summary, out, labels
 
 

@@ -88,6 +88,10 @@ def test_each_figure_has_words_and_numbers(text):
     assert "2 steps were skipped: 2 by unknown" in pictures[1]["aria-label"]
 
 
+def test_a_step_that_does_not_say_why_is_told_how_to_once(text):
+    assert text.count("have the step return <code>outcome.cause</code> as <code>cause</code>, and") == 1
+
+
 def test_it_is_for_light_and_dark_and_for_phones(text):
     assert "prefers-color-scheme: dark" in text
     assert 'name="viewport"' in text
