@@ -35,6 +35,8 @@ from scaler.gate.rollback import Snapshot as Snapshot
 from scaler.gate.rollback import snapshot as snapshot
 from scaler.gate.rollback import state_of as state_of
 from scaler.gate.state import Counters as Counters
+from scaler.gate.together import Share as Share
+from scaler.gate.together import apply_together as apply_together
 from scaler.gradients import ClipByNorm as ClipByNorm
 from scaler.gradients import ClipByValue as ClipByValue
 from scaler.gradients import all_finite as all_finite
@@ -79,6 +81,7 @@ __all__ = [
     "PerLoss",
     "ScaleWarning",
     "ScalerError",
+    "Share",
     "Smooth",
     "Snapshot",
     "SpikeGuard",
@@ -89,6 +92,7 @@ __all__ = [
     "StuckWarning",
     "UnsupportedVersion",
     "all_finite",
+    "apply_together",
     "float_format",
     "formats",
     "gradients",

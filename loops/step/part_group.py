@@ -159,36 +159,28 @@ class PartGroup(tf.Module):
     ) -> Decided:
         """One decision over the gradients of all parts; then each optimizer takes its own where all were finite."""
         loss_scale = self.loss_scaler.scale_of_gradients if loss_scale is None else loss_scale
-        targets = [one for place, own in enumerate(self.weights) for one in self._updated(place, own)]
-        judged = self.loss_scaler.apply(
-            scaler.move_nothing,
-            grads,
-            targets,
+        rest, shares = iter(grads), []
+        for part, own, masters in zip(self.parts, self.weights, self.masters, strict=True):
+            grads_of_part = [next(rest) for _ in own]
+            shares.append(scaler.Share(part.optimizer, grads_of_part, masters or own, part.clip_norm, part.clip))
+        judged, outcomes = scaler.apply_together(
+            self.loss_scaler,
+            shares,
             rollback=self._rollback(before),
             when=when,
             loss_scale=loss_scale,
             diagnose=again,
         )
-        applied, cause, variable = judged.finite, judged.cause, judged.variable
-        outcomes, start = [], 0
-        for place, own in enumerate(self.weights):
-            part = grads[start : start + len(own)]
-            done = self._apply(place, part, before, judged.finite, loss_scale=loss_scale, update=False)
-            outcomes.append(done)
+        variable, start = judged.variable, 0
+        for own, done in zip(self.weights, outcomes, strict=True):
             # An optimizer may turn finite gradients into something else.
-            failed = tf.logical_and(judged.finite, tf.logical_not(done.finite))
-            applied = tf.logical_and(applied, done.finite)
-            cause = tf.where(failed, done.cause, cause)
+            failed = tf.not_equal(done.cause, int(scaler.Cause.NONE))
             variable = tf.where(failed, _among(own, done.variable, start), variable)
             start += len(own)
-        return Decided(tf.convert_to_tensor(when), applied, cause, variable, outcomes)
+        return Decided(tf.convert_to_tensor(when), judged.finite, judged.cause, variable, outcomes)
 
     def _rollback(self, before: scaler.Snapshot) -> scaler.Snapshot | None:
         return None if self._looks_for_state else before
-
-    def _updated(self, place: int, own: list) -> list:
-        masters = self.masters[place]
-        return masters.weights if masters else own
 
     def _again(self, taken: Sequence[Taken]) -> Callable[[tf.Tensor], list] | None:
         """The gradients of all parts once more. A window's second look would see only its last micro-batch."""

@@ -13,7 +13,7 @@ from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.graphs import apart
 from scaler.gate.choose import Attempt, choose_attempt, choose_update, selects
-from scaler.gate.events import event_of
+from scaler.gate.events import event_of, no_event
 from scaler.gate.joined import Joined
 from scaler.gate.norms import measured
 from scaler.gate.optimizers import build_optimizer
@@ -41,6 +41,7 @@ class Decision(NamedTuple):
         replica: Int64, the first replica whose own gradients or loss are to blame, or -1; None on one replica alone.
         spike: The three numbers of a SPIKE as in `Outcome`, float32; none if nothing looks for spikes.
         clipped: Int64, `Outcome.clipped_tensors`; None if nothing clips by the last steps.
+        event: What the strategy is to be told, for a step that is counted later; None if it is counted now.
     """
 
     attempted: tf.Tensor
@@ -51,6 +52,7 @@ class Decision(NamedTuple):
     replica: tf.Tensor | None
     spike: tuple[tf.Tensor, ...]
     clipped: tf.Tensor | None
+    event: Event | None = None
 
     def outcome(self, skip: Skip, loss_scale: tf.Tensor, names_from: int) -> Outcome:
         """The outcome of the step.
@@ -84,6 +86,7 @@ class Gate:
         sum_duplicates: Whether the optimizer is given the sum of an index's duplicates, or each by itself.
         select: Whether new values are selected and nothing branches; None for where that is faster.
         spikes: What a guard says of the step, or None without one.
+        returns_event: Whether decisions have their event.
     """
 
     targets: Targets
@@ -92,6 +95,7 @@ class Gate:
     sum_duplicates: bool = True
     select: bool | None = None
     spikes: Spikes | None = None
+    returns_event: bool = False
 
     @property
     def selects(self) -> bool:
@@ -140,7 +144,7 @@ class Gate:
                 state = list(zip(variables, before, strict=True))
                 decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state, when, on_skip, losses)
                 after(event, decision.clipped_norm, when)
-                return decision
+                return decision._replace(event=event) if self.returns_event else decision
 
             if self.selects or tf.get_static_value(when):
                 return now(when)
@@ -270,7 +274,8 @@ class Gate:
         false, nan = tf.constant(False), tf.constant(float("nan"))
         told = (tf.constant(0.0),) * 3 if self.spikes else ()
         clipped = whole(0) if self.spikes and self.spikes.by_tensor == "clip" else None
-        return Decision(false, false, nan, nan, not_skipped(), _no_replica(strategy), told, clipped)
+        event = no_event(self.needs) if self.returns_event else None
+        return Decision(false, false, nan, nan, not_skipped(), _no_replica(strategy), told, clipped, event)
 
     def _finite(
         self, strategy: Any, attempt: Attempt, squared_norm: Any, given: list, loss_scale: tf.Tensor

@@ -15,7 +15,7 @@ from scaler.backend.tapes import tape_records
 from scaler.backend.variables import owner_of
 from scaler.checks import as_flag, as_loss, as_scale, as_variables, check_flag
 from scaler.errors import InvalidArgument
-from scaler.gate import choose, optimizers
+from scaler.gate import choose, later, optimizers
 from scaler.gate.arguments import check_apply
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
@@ -229,7 +229,7 @@ class LossScaler(tf.Module):
         allow_16bit_updates: bool = False,
         diagnose: Again | None = None,
         again: Again | None = None,
-        update: bool = True,
+        update: bool | later.Later = True,
         when: bool | tf.Tensor = True,
         unscaled: bool | tf.Tensor = False,
         loss_scale: tf.Tensor | None = None,
@@ -259,8 +259,7 @@ class LossScaler(tf.Module):
                 both lists what the loss is not meant to reach.
             variables: The variables the gradients belong to, or a `MasterWeights` over them.
             clip_norm: Largest global norm of the unscaled gradients, or None.
-            clip: Another way to clip, in place of `clip_norm`: `ClipByNorm(1.0)`, which clips each gradient by itself,
-                or `ClipByValue(1.0)`.
+            clip: In place of `clip_norm`: `ClipByNorm(1.0)`, which clips each gradient alone, or `ClipByValue(1.0)`.
             rollback: `snapshot(model.non_trainable_variables)`, taken before the forward pass. A skip restores it.
                 BatchNorm's statistics then never hold values from a step that did not happen.
             allow_16bit_updates: Let the optimizer update 16-bit variables. In float16 Adam's epsilon and second moments
@@ -274,8 +273,8 @@ class LossScaler(tf.Module):
                 the gradient of a synchronised BatchNorm does.
             again: Such a function, with None for `grads`: it is called for them, with 1. If only the scaled backward
                 pass overflows it is called again, in this step, for the scales that the strategy backs off to.
-            update: False leaves the scale and the counters to one `update` after several `apply`. With several
-                optimizers call `update(Event(a.finite & b.finite))`. Not with a `SpikeGuard`, which judges whole steps.
+            update: False leaves the scale and the counters to one `update` after several `apply`, as
+                `apply_together` does for several optimizers. Not with a `SpikeGuard`, which judges whole steps.
             when: Scalar bool. False does nothing, for accumulation. The outcome is then not applied, with norms of NaN
                 and no cause. On several replicas it counts as False on all of them if it is False on any.
             unscaled: Scalar bool, the same on all replicas: whether the gradients are unscaled already. A strategy that
@@ -297,10 +296,10 @@ class LossScaler(tf.Module):
         clipping = self.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
         optimizer = optimizers.as_called_by_the_gate(optimizer)
         # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
-        reaches_all = update and when is True and hasattr(optimizer, "apply")
+        reaches_all = update is True and when is True and hasattr(optimizer, "apply")
         when, unscaled = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled)
         check_apply(grads, variables, rollback, {"diagnose": diagnose, "again": again}, unscaled, update)
-        self._spikes.check_whole_step(update)
+        self._spikes.check_whole_step(update is True)
         masters = variables if isinstance(variables, MasterWeights) else None
         grads = as_list("apply", first_gradients(again) if again else grads)
         targets = masters.weights if masters else as_variables("apply", variables)
@@ -332,14 +331,14 @@ class LossScaler(tf.Module):
         if optimizers.waits_for_values(optimizer, targets):
             optimizer = move_nothing
         target = Targets(optimizer, targets, positions, masters)
-        gate = Gate(target, clipping, needs_of(self.strategy), self.sum_duplicates, self.select, self._spikes)
-        loss, selects = self._calls.step.loss, gate.selects
-        floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
+        settings = self.sum_duplicates, self.select, self._spikes, isinstance(update, later.Later)
+        gate = Gate(target, clipping, needs_of(self.strategy), *settings)
+        floor, alone, selects = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1, gate.selects
 
         def on_skip(skip: Skip, replica: tf.Tensor | None, where: tf.Tensor | None) -> Skip:
             if diagnose is not None and alone and where is None:
                 skip = told_apart(skip, loss_scale, floor, diagnose)
-            return self._kept.keep(loss_scale, skip, replica, names_from(), where, counted=update)
+            return self._kept.keep(loss_scale, skip, replica, names_from(), where, counted=update is True)
 
         def names_from() -> int:
             # Known when the optimizer has created its slots.
@@ -354,14 +353,15 @@ class LossScaler(tf.Module):
             rollback,
             tf.convert_to_tensor(when),
             on_skip,
-            self._stored.move if update else (lambda event, done, when: None),
-            () if loss is None else (tf.identity(loss),),
+            self._stored.move if update is True else (lambda event, done, when: None),
+            () if self._loss is None else (tf.identity(self._loss),),
         )
         self._calls.decided(decision.attempted)
         skip = decision.skip
         if diagnose is not None and not alone and not selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
-        if not update:
+        if update is not True:
+            later.keep(update, decision)
             found_here(self._kept, skip.cause)
         return decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
 

@@ -155,8 +155,8 @@ def name_of(optimizer: Optimizer) -> str:
 def move_nothing(grads: Sequence, variables: Sequence) -> None:
     """An optimizer for those who only want to know whether gradients are finite, and if not, why.
 
-    `apply(move_nothing, grads, variables, update=False)` judges gradients of which several optimizers then take their
-    parts, each with `when=` the outcome's `finite`. It keeps for `explain` which variable is to blame.
+    `apply(move_nothing, grads, variables)` judges gradients that something else than an optimizer takes. It keeps for
+    `explain` which variable is to blame. For several optimizers there is `apply_together`.
     """
     del grads, variables
 

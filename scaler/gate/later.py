@@ -1,0 +1,49 @@
+"""A step that is judged now and counted later, once it is known whether all of its optimizers could move."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from scaler.backend import replicas
+from scaler.gate.gate import Decision
+from scaler.gate.state import StoredState
+from scaler.outcome.last_skip import LastSkip
+from scaler.strategies import Event
+
+
+class Later:
+    """What `apply(update=Later())` keeps of its step, for the same trace.
+
+    Attributes:
+        decision: What was decided, with its event.
+    """
+
+    decision: Decision | None = None
+
+    def count(self, stored: StoredState, kept: LastSkip, failed: tf.Tensor, skipped: tf.Tensor | None) -> None:
+        """Has the strategy see the step, and counts it, where there was one. Each replica calls it.
+
+        Args:
+            stored: What is moved.
+            kept: The last skip.
+            failed: Scalar bool, whether it was not applied though its gradients were finite.
+            skipped: From `skipped_here`.
+        """
+        decision = self.decision
+        assert decision is not None
+        seen = decision.event
+        assert seen is not None
+
+        def count(strategy: tf.distribute.Strategy, failed: tf.Tensor) -> None:
+            sound = tf.logical_not(replicas.any_of(strategy, failed))
+            event = Event(*seen)._replace(finite=tf.logical_and(seen.finite, sound))
+            stored.move(event, when=decision.attempted)
+            kept.count(tf.logical_or(event.finite, tf.logical_not(decision.attempted)), skipped)
+
+        replicas.merge(count, failed)
+
+
+def keep(update: bool | Later, decision: Decision) -> None:
+    """Keeps what was decided, if the argument `update` of `apply` is for that."""
+    if isinstance(update, Later):
+        update.decision = decision

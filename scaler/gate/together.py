@@ -1,0 +1,165 @@
+"""Several optimizers about which one scaler decides: all of them move, or none does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tensorflow as tf
+
+from scaler.backend import replicas
+from scaler.backend.autograph import as_written
+from scaler.backend.variables import without_values
+from scaler.gate.later import Later
+from scaler.gate.optimizers import as_called_by_the_gate, build_optimizer, move_nothing, variables_of
+from scaler.gate.rollback import Snapshot
+from scaler.gate.selecting import restore_where
+from scaler.outcome.found_here import skipped_here
+from scaler.outcome.outcome import Outcome
+from scaler.weights.masters import MasterWeights
+
+if TYPE_CHECKING:
+    from scaler.gate.loss_scaler import LossScaler
+
+
+class Share(NamedTuple):
+    """What one of several optimizers takes of a step.
+
+    Attributes:
+        optimizer: As for `LossScaler.apply`, and so are the others.
+        grads: Scaled gradients of its variables.
+        variables: Its variables, or a `MasterWeights` over them.
+        clip_norm: Largest global norm of its unscaled gradients, or None.
+        clip: Another way to clip, or None.
+    """
+
+    optimizer: Any
+    grads: Sequence
+    variables: Any
+    clip_norm: Any = None
+    clip: Any = None
+
+
+@as_written
+def apply_together(
+    loss_scaler: LossScaler,
+    shares: Sequence[Share],
+    *,
+    rollback: Snapshot | None = None,
+    when: bool | tf.Tensor = True,
+    loss_scale: tf.Tensor | None = None,
+    diagnose: Callable | None = None,
+) -> tuple[Outcome, list[Outcome]]:
+    """Applies a step of several optimizers under one scaler: all of them move, or none does, and it is counted once.
+
+    The gradients are judged together. If they are finite each optimizer takes its own. Where one of them makes
+    something else of them, what the others have moved is put back, and the step is a skipped one.
+
+    Args:
+        loss_scaler: The scaler. Not one with a `SpikeGuard`, which judges what one `apply` is given.
+        shares: One for each optimizer.
+        rollback: As for `LossScaler.apply`, and so are the others.
+        when: Scalar bool, whether there is a step.
+        loss_scale: Scalar float32, what the gradients carry; found as `apply` finds it if not given.
+        diagnose: A function from an output gradient to the gradients of all shares.
+
+    Returns:
+        The outcome of the step, with the norm of all gradients, and those of the shares. `finite` is False in all of
+        them if the step was skipped.
+
+    Raises:
+        InvalidArgument: As `LossScaler.apply` does.
+    """
+    given = [one.variables.weights if isinstance(one.variables, MasterWeights) else one.variables for one in shares]
+    later = Later()
+    judged = loss_scaler.apply(
+        move_nothing,
+        [grad for one in shares for grad in one.grads],
+        [variable for variables in given for variable in variables],
+        rollback=rollback,
+        when=when,
+        loss_scale=loss_scale,
+        diagnose=diagnose,
+        update=later,
+    )
+    # What the last of them makes of its gradients moves nothing if it is not finite.
+    before = _before(shares[:-1])
+    outcomes = [
+        loss_scaler.apply(
+            one.optimizer,
+            one.grads,
+            one.variables,
+            clip_norm=one.clip_norm,
+            clip=one.clip,
+            rollback=rollback,
+            when=judged.finite,
+            loss_scale=judged.loss_scale,
+            update=False,
+        )
+        for one in shares
+    ]
+    applied = tf.reduce_all([judged.finite, *(one.finite for one in outcomes)])
+    failed = tf.logical_and(judged.finite, tf.logical_not(applied))
+    _put_back(before, failed, loss_scaler.selects())
+    if rollback is not None:
+        _put_back(rollback, failed, loss_scaler.selects())
+    kept = loss_scaler._kept
+    later.count(loss_scaler._stored, kept, failed, skipped_here(kept))
+    return _failing(judged, outcomes, failed), [_unless(one, failed) for one in outcomes]
+
+
+def _before(shares: Sequence[Share]) -> Snapshot:
+    """What some of the optimizers are going to move, as it is now."""
+    found: list = []
+    for one in shares:
+        optimizer = as_called_by_the_gate(one.optimizer)
+        masters = one.variables if isinstance(one.variables, MasterWeights) else None
+        known = masters.weights if masters else list(one.variables)
+        if not without_values(known):
+            replicas.merge(lambda strategy, optimizer=optimizer, known=known: build_optimizer(optimizer, known))
+        model = (*masters.model_variables, *masters.variables) if masters else ()
+        found += [*known, *model, *variables_of(optimizer)]
+    variables = {id(replicas.native(variable)): replicas.native(variable) for variable in found}.values()
+    return Snapshot(tuple(variables), tuple(map(tf.identity, variables)))
+
+
+def _put_back(before: Snapshot, failed: tf.Tensor, selects: bool) -> None:
+    """Puts variables back where `failed`, scalar bool, is true."""
+
+    def put_back(strategy: tf.distribute.Strategy, failed: tf.Tensor, values: tuple) -> None:
+        failed = replicas.any_of(strategy, failed)
+        state = list(zip(before.variables, values, strict=True))
+
+        def all_of_them() -> None:
+            for variable, value in state:
+                replicas.assign_each(strategy, variable, lambda own, value: value, value)
+
+        if selects:
+            restore_where(strategy, state, tf.logical_not(failed), tf.constant(True))
+        else:
+            tf.cond(failed, all_of_them, lambda: None)
+
+    if before.variables:
+        replicas.merge(put_back, failed, before.values)
+
+
+def _unless(outcome: Outcome, failed: tf.Tensor) -> Outcome:
+    """The outcome of a share: if another failed it has not moved either."""
+    nan = tf.constant(float("nan"))
+    return outcome._replace(
+        finite=tf.logical_and(outcome.finite, tf.logical_not(failed)),
+        clipped_norm=tf.where(failed, nan, outcome.clipped_norm),
+    )
+
+
+def _failing(judged: Outcome, outcomes: Sequence[Outcome], failed: tf.Tensor) -> Outcome:
+    """The outcome of the step, with the reason of the first share that failed."""
+    found = _unless(judged, failed)
+    for one in reversed(outcomes):
+        this = tf.logical_and(judged.finite, tf.logical_not(one.finite))
+        reason = {
+            name: tf.where(this, getattr(one, name), getattr(found, name))
+            for name in ("cause", "has_nan", "index", "count", "nearest", "weight", "lower_helps", "names_from")
+        }
+        found = found._replace(**reason)
+    return found

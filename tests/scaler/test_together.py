@@ -1,0 +1,156 @@
+"""Guards one decision about several optimizers: all of them move or none does, and the step is counted once."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.optimizers import SGD
+from rigs import raw
+
+import loops
+import scaler
+
+MODES = ["eager", "graph", "xla"]
+
+
+class Spoiled(SGD):
+    """Makes NaN of the gradients of a step whose number, from 1, is in `steps`."""
+
+    def __init__(self, steps):
+        super().__init__(0.5, momentum=0.9)
+        self.steps = steps
+
+    def update_step(self, gradient, variable, learning_rate):
+        now = tf.reduce_any(tf.equal(tf.cast(self.iterations, tf.int32) + 1, tf.constant(self.steps, tf.int32)))
+        super().update_step(tf.where(now, tf.fill(gradient.shape, float("nan")), gradient), variable, learning_rate)
+
+
+class Two:
+    """Two weights, the second in float16 behind a master, with an optimizer each, a statistic, and one scaler."""
+
+    def __init__(self, mode, second, strategy=None, select=None, replicas=1):
+        self.devices = tf.distribute.MirroredStrategy([f"CPU:{at}" for at in range(replicas)]) if replicas > 1 else None
+        with self.devices.scope() if self.devices else tf.init_scope():
+            self.weights = [tf.Variable([1.0, -1.0], name="a"), tf.Variable(tf.cast([2.0, 3.0], tf.float16), name="b")]
+            self.statistic = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.MEAN)
+            self.masters = scaler.MasterWeights(self.weights[1:])
+            self.optimizers = [keras.optimizers.Adam(0.1), second()]
+            strategy = scaler.Dynamic(8.0, growth_interval=2) if strategy is None else strategy
+            self.loss_scaler = scaler.LossScaler(strategy, select=select)
+        self.step = self._step if mode == "eager" else tf.function(self._step, jit_compile=mode == "xla")
+
+    def _take(self, factor, when):
+        before = scaler.snapshot([self.statistic])
+        a, b = self.weights
+        with tf.GradientTape() as tape:
+            self.statistic.assign_add(1.0)
+            loss = tf.reduce_sum(a * factor) + tf.reduce_sum(tf.cast(b, tf.float32) ** 2)
+            scaled = self.loss_scaler.scale(loss)
+        grads = tape.gradient(scaled, self.weights)
+        shares = [
+            scaler.Share(self.optimizers[0], grads[:1], [a]),
+            scaler.Share(self.optimizers[1], grads[1:], self.masters, clip_norm=1.0),
+        ]
+        outcome, each = scaler.apply_together(self.loss_scaler, shares, rollback=before, when=when)
+        return outcome.finite, outcome.cause, [one.finite for one in each]
+
+    def _step(self, factor, when):
+        if not self.devices:
+            return self._take(factor, when)
+        found = self.devices.run(self._take, (factor, when))
+        return tf.nest.map_structure(lambda one: self.devices.experimental_local_results(one)[0], found)
+
+    def bits(self):
+        optimizers = [variable for one in self.optimizers for variable in one.variables]
+        return raw([*self.weights, *self.masters.weights, self.statistic, *optimizers])
+
+    def counts(self):
+        return [int(count) for count in self.loss_scaler.counters]
+
+
+@pytest.mark.slow_with("2-eager-None", "1-xla-None", "1-graph-True", "1-xla-True", "2-graph-None")
+@pytest.mark.parametrize(
+    ("replicas", "mode", "select"),
+    [(1, "eager", None), (1, "graph", None), (1, "xla", None), (1, "graph", True), (1, "xla", True)]
+    + [(2, "eager", None), (2, "graph", None)],
+)
+def test_where_one_cannot_move_none_has_and_the_step_is_a_skip(replicas, mode, select):
+    # A transaction is what looks at the optimizer here, and it never selects.
+    two = Two(mode, lambda: SGD(0.5) if select else Spoiled([2]), select=select, replicas=replicas)
+    second = two.optimizers[1]
+    gone = tf.constant(1.0), tf.constant(True)
+    assert all(map(bool, tf.nest.flatten(two.step(*gone)[2])))
+    before, scale = two.bits(), float(two.loss_scaler.loss_scale)
+    if select:
+        second.learning_rate.assign(float("nan"))
+        before = two.bits()
+    finite, cause, each = two.step(*gone)
+    assert not finite
+    assert cause == scaler.Cause.UPDATE
+    assert not any(map(bool, each))
+    assert two.bits() == before
+    assert two.counts() == [2, 1, 1, 1]
+    assert float(two.loss_scaler.loss_scale) == scale / 2
+    assert two.loss_scaler.last_skip.cause == scaler.Cause.UPDATE
+    if select:
+        second.learning_rate.assign(0.5)
+    else:
+        second.steps.clear()
+        two.step = two._step
+    finite, cause, each = two.step(*gone)
+    assert finite
+    assert cause == scaler.Cause.NONE
+    assert two.counts() == [3, 2, 1, 0]
+    assert two.bits() != before
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+@pytest.mark.parametrize("strategy", [scaler.Headroom(), scaler.Histogram(), scaler.Dynamic(2.0**10)], ids=str)
+def test_an_overflow_and_a_step_that_is_none_are_counted_as_by_apply(mode, strategy):
+    """Also where the strategy wants statistics, which come from the judgement."""
+    two, alone = Two(mode, lambda: SGD(0.1), strategy), scaler.LossScaler(strategy)
+    weights = [tf.Variable([1.0, -1.0]), tf.Variable(tf.cast([2.0, 3.0], tf.float16))]
+    masters = scaler.MasterWeights(weights[1:])
+
+    def by_apply(factor, when):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weights[0] * factor) + tf.reduce_sum(tf.cast(weights[1], tf.float32) ** 2)
+            scaled = alone.scale(loss)
+        grads = tape.gradient(scaled, weights)
+        return alone.apply(scaler.move_nothing, grads, [weights[0], *masters.weights], when=when)
+
+    for factor, when in [(1.0, True), (1e30, True), (np.inf, True), (1.0, False), (1.0, True)]:
+        for name, weight in zip(("a", "b"), two.weights, strict=True):
+            weights[name == "b"].assign(weight)
+        by_apply(tf.constant(factor), tf.constant(when))
+        two.step(tf.constant(factor), tf.constant(when))
+        assert two.counts() == [int(count) for count in alone.counters]
+        assert raw(two.loss_scaler.state) == raw(alone.state)
+        assert int(two.loss_scaler.last_skip.cause) == int(alone.last_skip.cause)
+
+
+def test_a_schedule_by_attempts_is_read_before_the_step_is_counted():
+    schedule = keras.optimizers.schedules.PolynomialDecay(1.0, 4, 0.0)
+    two = Two("graph", lambda: SGD(0.1))
+    two.optimizers[0] = SGD(loops.ByAttempts(schedule, two.loss_scaler))
+    rates = []
+    for factor in (1.0, np.inf, 1.0, 1.0):
+        before = two.weights[0].numpy()
+        two.step(tf.constant(factor), tf.constant(True))
+        rates.append((before - two.weights[0].numpy())[0])
+    np.testing.assert_allclose(rates, [1.0, 0.0, 0.5, 0.25])
+
+
+def test_a_composed_step_that_cannot_move_is_stuck():
+    models = [keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]) for _ in range(2)]
+    parts = [
+        loops.Part("a", models[0], lambda found: found[0], keras.optimizers.Adam(0.1)),
+        loops.Part("b", models[1], lambda found: found[1], SGD(float("nan"))),
+    ]
+    shared = scaler.LossScaler(scaler.Dynamic(8.0), stuck=scaler.StuckPolicy(consecutive_skips=5))
+    step = loops.ComposedStep(parts, lambda x: [tf.reduce_mean(model(x) ** 2) for model in models], loss_scaler=shared)
+    before = raw([*models[0].weights, *models[1].weights])
+    with pytest.raises(scaler.StuckError, match="learning rate"):
+        loops.Loop(step, tf.data.Dataset.from_tensors(tf.ones([4, 2])).repeat()).run(20)
+    assert raw([*models[0].weights, *models[1].weights]) == before
+    assert int(shared.counters.applied) == 0
