@@ -1,30 +1,33 @@
 """How far ahead a forecast warns of runs that diverge, and how often of runs that do not.
 
-    python benchmarks/forecast_runs.py --out DIR [--runs HELD_OUT] [--quick] [--json]
+    python benchmarks/forecast_runs.py --out FOLDER [--runs HELD_OUT] [--quick] [--json]
 
 The runs of `forecast_problems.py` are recorded into a folder, a trace for each; those that are there already are only
 read, so that another rule is tried in seconds. A warning of a run with a fault counts from the fault's first step on:
-before that it is a false alarm. The lead is in steps before the divergence, as `divergence` defines it.
+before that it is a false alarm. The lead is in steps before the divergence, as `divergence` defines it. The rule of
+growth alone, which was the whole forecast of 0.2.0, stands beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import pathlib
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import forecast_problems
 import numpy as np
 import paired
-import rich.console
-import rich.table
 from forecast_problems import PLANTED, STEPS, Run
 
 import loops
+import loops.record.divergence
+import loops.record.forecast
 import scaler
 from loops.observe import Alarm, forecast
 
@@ -112,6 +115,13 @@ def outcome(run: Run, columns: dict[str, np.ndarray], rule: Callable[[Any], Alar
     return Outcome(run, divergence(columns), alarm, early)
 
 
+def growth_alone(columns: dict[str, np.ndarray]) -> Alarm | None:
+    """The forecast of 0.2.0: no line through the headroom, and no new count where the loss jumps."""
+    no_jump = unittest.mock.patch.object(loops.record.divergence, "JUMP", math.inf)
+    with no_jump, unittest.mock.patch.object(loops.record.forecast, "AHEAD", -1):
+        return forecast(columns)
+
+
 def figures(outcomes: Iterable[Outcome]) -> dict[str, Any]:
     """What a rule is worth on runs."""
     outcomes = list(outcomes)
@@ -122,6 +132,7 @@ def figures(outcomes: Iterable[Outcome]) -> dict[str, Any]:
     quartiles = [_or_none(value) for value in np.quantile(leads, [0.25, 0.5, 0.75], method="lower")] if leads else None
     return {
         "diverged": len(planted),
+        "20 possible": sum(one.diverged - one.run.drawn()[0] >= 20 for one in planted),
         "ahead": sum(lead > 0 for lead in leads),
         "20 ahead": sum(lead >= 20 for lead in leads),
         "late": sum(-np.inf < lead <= 0 for lead in leads),
@@ -146,7 +157,7 @@ def rows_of(outcomes: list[Outcome]) -> list[dict]:
     return [
         {
             "run": one.run.name,
-            "begins": one.run.drawn()[0] if one.run.kind in (*PLANTED, "change", "curriculum") else None,
+            "begins": one.run.drawn()[0] if one.run.kind in (*PLANTED, "change", "curriculum", "larger") else None,
             "diverged": one.diverged,
             "alarm": None if one.alarm is None else one.alarm.step,
             "lead": one.lead,
@@ -163,20 +174,21 @@ def _or_none(value: float) -> int | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, required=True, help="the folder of the recorded runs")
-    parser.add_argument("--runs", choices=("CHOSEN_ON", "HELD_OUT"), default="HELD_OUT")
+    parser.add_argument("--runs", choices=("CHOSEN_ON", "HELD_OUT", "LARGER"), default="HELD_OUT")
     parser.add_argument("--quick", action="store_true", help="two runs, 40 steps: does it run?")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     runs, steps = getattr(forecast_problems, options.runs), STEPS
     if options.quick:
         runs, steps = (runs[0], runs[-1]), 40
-    began, outcomes = time.perf_counter(), []
+    began, columns = time.perf_counter(), {}
     for run in runs:
         path = options.out / f"{run.name}.arrow"
         if not path.exists():
             print(f"{run.name} ...", file=sys.stderr, flush=True)
             record(run, path, steps)
-        outcomes.append(outcome(run, columns_of(path)))
+        columns[run] = columns_of(path)
+    outcomes = [outcome(run, seen) for run, seen in columns.items()]
     found = {
         "benchmark": "forecast_runs",
         "runs": options.runs,
@@ -184,16 +196,27 @@ def main() -> None:
         "seconds": time.perf_counter() - began,
         "steps": steps,
         "figures": table(outcomes),
+        "growth alone": table([outcome(run, seen, growth_alone) for run, seen in columns.items()]),
         "cases": rows_of(outcomes),
     }
-    if options.json:
-        print(json.dumps(found, indent=2))
-        return
-    for lines in (found["figures"], found["cases"]):
-        shown = rich.table.Table(*lines[0])
-        for line in lines:
-            shown.add_row(*(str(value) for value in line.values()))
-        rich.console.Console(width=160).print(shown)
+    print(json.dumps(found, indent=2) if options.json else as_markdown(found))
+
+
+def as_markdown(found: dict) -> str:
+    """The tables of a page."""
+    lines = ["; ".join(f"{key} {value}" for key, value in found["machine"].items()), ""]
+    lines += [f"## {found['benchmark']}: {found['runs']}, {found['steps']} steps a run", ""]
+    for name in ("figures", "growth alone", "cases"):
+        rows = found[name]
+        lines += [f"### {name}", "", f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]
+        lines += [f"| {' | '.join(map(_cell, row.values()))} |" for row in rows] + [""]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join("none" if one is None else str(one) for one in value)
+    return "" if value is None else str(value)
 
 
 if __name__ == "__main__":

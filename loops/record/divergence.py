@@ -11,6 +11,7 @@ docs/trace.md has the figures.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ AHEAD = 100
 """In how many steps at most."""
 BELOW = 0.5
 """How many octaves the end of the line must lie below the lowest headroom."""
+PARTS, PART = 4, 0.5
+"""Each of so many parts of the line must fall below the one before by this share of what they fall on average."""
 
 
 class Evidence(enum.Enum):
@@ -186,6 +189,14 @@ def look_ahead(seen: Seen, headroom: float) -> tuple[Seen, float]:
     away = [at - middle for at in range(LINE_OF)]
     slope = sum(x * y for x, y in zip(away, last, strict=True)) / sum(x * x for x in away)
     end = sum(last) / LINE_OF + slope * middle
-    if slope >= 0 or end > heads[0] - BELOW:
+    if slope >= 0 or end > heads[0] - BELOW or not _steady(last):
         return after, math.inf
     return after, max(end, 0.0) / -slope
+
+
+def _steady(headroom: tuple[float, ...]) -> bool:
+    """Whether it falls all along, rather than at once, as it does where other data begins."""
+    size = len(headroom) // PARTS
+    means = [sum(headroom[at : at + size]) / size for at in range(0, len(headroom), size)]
+    least = PART * (means[0] - means[-1]) / (PARTS - 1)
+    return all(before - after >= least for before, after in itertools.pairwise(means))
