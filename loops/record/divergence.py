@@ -51,7 +51,7 @@ class Alarm(NamedTuple):
 
     Attributes:
         step: The step of the alarm.
-        left: Octaves from the step's largest gradient, at the step's loss scale, to an overflow.
+        left: Octaves from the step's largest gradient, at the step's loss scale, to an overflow; 0 if it overflowed.
         headroom: Octaves from the step's largest activation or weight to an overflow.
         rise: How far the loss had risen, as a share of its lowest value since other data began.
         evidence: What the alarm rests on.

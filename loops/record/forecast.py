@@ -77,7 +77,7 @@ def _fold(seen: Seen, columns: Mapping[str, np.ndarray]) -> tuple[Seen, Alarm | 
             seen, grows = look(seen, float(critical[row]), float(loss[row]))
         if grows or within <= AHEAD:
             evidence = Evidence.GROWTH if grows else Evidence.HEADROOM
-            left = math.log2(critical[row] / scale[row]) if critical[row] > 0 else -math.inf
+            left = math.log2(critical[row] / scale[row]) if critical[row] > 0 else 0.0
             step = int(columns["step"][row])
             return seen, Alarm(step, left, headroom, seen.rise, evidence, seen.above, seen.rising, within)
     return seen, None

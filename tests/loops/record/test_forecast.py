@@ -123,7 +123,7 @@ def visits(log2_critical, loss, ends):
 def test_a_state_of_0_2_0_goes_on_with_growth(step):
     """It had the last losses and critical scales, and no headroom."""
     critical, loss = np.floor(falling(60)), rising(60)
-    first, rest = visits(critical, loss, [40])
+    first, rest = visits(critical, loss, [64])
     action = loops.Forecast()
     action.begin(types.SimpleNamespace(train_step=step))
     action(first)
@@ -133,6 +133,7 @@ def test_a_state_of_0_2_0_goes_on_with_growth(step):
     action.load_state({**old, "best": seen["best"], "first": seen["first"]})
     action.begin(types.SimpleNamespace(train_step=step))
     expected = loops.observe.forecast(columns(critical, loss))
+    assert expected.step < 64 + LOSS_OF
     with pytest.warns(loops.DivergenceWarning, match=f"at step {expected.step} "):
         action(rest)
 
