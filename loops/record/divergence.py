@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
+import operator
 from typing import NamedTuple
 
 MEAN_OF = 8
@@ -35,6 +36,9 @@ BELOW = 0.5
 """How many octaves the end of the line must lie below the lowest headroom."""
 PARTS, PART = 4, 0.5
 """Each of so many parts of the line must fall below the one before by this share of what they fall on average."""
+_MIDDLE = (LINE_OF - 1) / 2
+_SLOPE = tuple((at - _MIDDLE) * 12 / (LINE_OF * (LINE_OF**2 - 1)) for at in range(LINE_OF))
+"""The slope of the least squares line is the sum of the values with these weights."""
 
 
 class Evidence(enum.Enum):
@@ -184,11 +188,8 @@ def look_ahead(seen: Seen, headroom: float) -> tuple[Seen, float]:
     after = seen._replace(headroom=last, heads=heads, measured=count)
     if count < 2 * LINE_OF or math.inf in last:
         return after, math.inf
-    # The least squares line through the last values.
-    middle = (LINE_OF - 1) / 2
-    away = [at - middle for at in range(LINE_OF)]
-    slope = sum(x * y for x, y in zip(away, last, strict=True)) / sum(x * x for x in away)
-    end = sum(last) / LINE_OF + slope * middle
+    slope = sum(map(operator.mul, _SLOPE, last))
+    end = sum(last) / LINE_OF + slope * _MIDDLE
     if slope >= 0 or end > heads[0] - BELOW or not _steady(last):
         return after, math.inf
     return after, max(end, 0.0) / -slope

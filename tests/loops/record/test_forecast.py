@@ -131,6 +131,7 @@ def test_a_state_of_0_2_0_goes_on_with_growth(step):
     old = {"warned": False, "began": True, "recent": [seen["critical"], seen["loss"][-LOSS_OF:], seen["lows"]]}
     action = loops.Forecast()
     action.load_state({**old, "best": seen["best"], "first": seen["first"]})
+    assert action._seen.fresh == LOSS_OF
     action.begin(types.SimpleNamespace(train_step=step))
     expected = loops.observe.forecast(columns(critical, loss))
     assert expected.step < 64 + LOSS_OF
