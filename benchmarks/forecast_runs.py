@@ -183,7 +183,7 @@ def main() -> None:
         runs, steps = (runs[0], runs[-1]), 40
     began, columns = time.perf_counter(), {}
     for run in runs:
-        path = options.out / f"{run.name}.arrow"
+        path = options.out / f"{run.name}-{steps}.arrow"
         if not path.exists():
             print(f"{run.name} ...", file=sys.stderr, flush=True)
             record(run, path, steps)
