@@ -88,3 +88,13 @@ def test_the_coverage_of_a_replay_is_measured_for_each_source_of_intervals():
     assert len(found["cases"]) == 2 * 3
     assert {line["intervals from"] for line in found["coverage"]} == {"seeds", "validated", "wider"}
     assert {line["skip_rate"] for line in found["static"]} == {0.0}
+
+
+@pytest.mark.exhaustive
+def test_a_forecast_is_measured_on_runs_that_are_recorded_once(tmp_path):
+    command = ("forecast_runs.py", "--quick", "--out", str(tmp_path))
+    found = json.loads(run(*command, "--json").stdout)
+    assert [case["run"] for case in found["cases"]] == ["cnn-ramp-10", "attention-noise-14"]
+    written = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert "| all | 0 | 0 |" in run(*command).stdout
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == written

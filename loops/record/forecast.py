@@ -1,21 +1,17 @@
-"""A warning before a run diverges: its gradients are the largest so far while its loss rises.
-
-When a run diverges its gradients grow, so its critical scale falls. In healthy runs the critical scale also falls,
-while the loss falls fast, and the loss may rise for a while. Both at the same time were only seen in diverging runs:
-docs/trace.md has the figures.
-"""
+"""Warns of a run that seems to diverge, while it runs or from its trace."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import scaler
 from loops.loop.visit import Visit
+from loops.record.divergence import AHEAD, Alarm, Evidence, Seen, look, look_ahead
 from loops.record.trace.tensors import Tensor, tensors_of
 from loops.record.trace.visit_columns import columns_of
 from loops.support.errors import DivergenceWarning, ResumeWarning
@@ -24,80 +20,6 @@ if TYPE_CHECKING:
     from loops.loop.loop import Loop
 
 _GRADIENTS = ("activation_gradients", "weight_gradients")
-MEAN_OF = 8
-"""The critical scale is averaged over so many steps."""
-LOSS_OF = 16
-"""The loss is averaged over so many steps: it varies more between batches."""
-LAG = 16
-"""The mean critical scale is compared with the lowest of so many steps ago."""
-RISE = 0.4
-"""How far the loss must have risen, as a share of its lowest value."""
-SHARE = 0.05
-"""How far it must have risen as a share of its first value: near 0 every loss fluctuates."""
-
-
-class Alarm(NamedTuple):
-    """Why a run may be diverging.
-
-    Attributes:
-        step: The step of the alarm.
-        left: Octaves from the step's largest gradient, at the step's loss scale, to an overflow.
-        headroom: Octaves from the step's largest activation or weight to an overflow.
-        rise: How far the loss had risen, as a share of its lowest value.
-    """
-
-    step: int
-    left: float
-    headroom: float
-    rise: float
-
-    def __str__(self) -> str:
-        return (
-            f"at step {self.step} the run may be diverging: its gradients are as large as ever, and its loss has risen "
-            f"by {self.rise:.0%} over its lowest. Gradients have {self.left:.0f} octaves left before they overflow at "
-            f"this loss scale, activations and weights {self.headroom:.0f}. Lower the learning rate, or clip."
-        )
-
-
-class Seen(NamedTuple):
-    """The state of a forecast.
-
-    Attributes:
-        critical: Log2 of the critical scale at the last `MEAN_OF` steps.
-        loss: The loss at the last `LOSS_OF` steps.
-        lows: The lowest mean of `critical` so far, at each of the last `LAG` + 1 steps.
-        best: The lowest mean loss so far.
-        first: The first mean loss.
-    """
-
-    critical: tuple[float, ...] = ()
-    loss: tuple[float, ...] = ()
-    lows: tuple[float, ...] = ()
-    best: float = math.inf
-    first: float = math.inf
-
-
-def look(seen: Seen, critical: float, loss: float) -> tuple[Seen, float | None]:
-    """The state after a step, and the rise of the loss if it is a reason for alarm.
-
-    Args:
-        seen: The state before the step.
-        critical: The critical scale, finite and above 0.
-        loss: The loss, finite.
-    """
-    last, losses = (*seen.critical, math.log2(critical))[-MEAN_OF:], (*seen.loss, loss)[-LOSS_OF:]
-    lows, best, first = seen.lows, seen.best, seen.first
-    mean, mean_loss = sum(last) / len(last), sum(losses) / len(losses)
-    if len(last) == MEAN_OF:
-        lows = (*lows, min([mean, *lows[-1:]]))[-LAG - 1 :]
-    if len(losses) == LOSS_OF:
-        best, first = min(best, mean_loss), mean_loss if math.isinf(first) else first
-    after = Seen(last, losses, lows, best, first)
-    if len(lows) <= LAG or math.isinf(best) or mean > lows[0]:
-        return after, None
-    risen = mean_loss - best
-    rise = risen / abs(best) if best else math.inf if risen > 0 else 0.0
-    return after, rise if rise >= RISE and risen >= SHARE * abs(first) else None
 
 
 def forecast(steps: Any) -> Alarm | None:
@@ -146,12 +68,33 @@ def _fold(seen: Seen, columns: Mapping[str, np.ndarray]) -> tuple[Seen, Alarm | 
     critical, loss, scale = columns["critical_low"], columns["loss"], columns["loss_scale"]
     # The size of the gradients is unknown for a step that overflowed, and for one whose gradients are all zero.
     known = (critical > 0) & np.isfinite(critical) & np.isfinite(columns["critical_high"]) & np.isfinite(loss)
-    for row in np.flatnonzero(known):
-        seen, rise = look(seen, float(critical[row]), float(loss[row]))
-        if rise is not None:
-            left = math.log2(critical[row] / scale[row])
-            return seen, Alarm(int(columns["step"][row]), left, float(columns["headroom"][row]), rise)
+    measured = ~np.isnan(columns["headroom"])
+    for row in np.flatnonzero(known | measured):
+        grows, within, headroom = False, math.inf, float(columns["headroom"][row])
+        if measured[row]:
+            seen, within = look_ahead(seen, headroom)
+        if known[row]:
+            seen, grows = look(seen, float(critical[row]), float(loss[row]))
+        if grows or within <= AHEAD:
+            evidence = Evidence.GROWTH if grows else Evidence.HEADROOM
+            left = math.log2(critical[row] / scale[row]) if critical[row] > 0 else 0.0
+            step = int(columns["step"][row])
+            return seen, Alarm(step, left, headroom, seen.rise, evidence, seen.above, seen.rising, within)
     return seen, None
+
+
+def _as_json(value: Any) -> Any:
+    """The value, or a list of these, with None in the place of infinity, which JSON lacks."""
+    if isinstance(value, tuple):
+        return [_as_json(one) for one in value]
+    return None if value == math.inf else value
+
+
+def _from_json(value: Any) -> Any:
+    """What `_as_json` was given."""
+    if isinstance(value, list):
+        return tuple(_from_json(one) for one in value)
+    return math.inf if value is None else value
 
 
 class Forecast:
@@ -191,23 +134,25 @@ class Forecast:
 
     def save_state(self) -> dict:
         """The state of the forecast, for a `Checkpoint`."""
-        seen = self._seen
-        # JSON has no infinities.
-        best, first = (None if math.isinf(value) else value for value in (seen.best, seen.first))
-        return {
-            "warned": self._warned,
-            "began": self._began,
-            "recent": [list(seen.critical), list(seen.loss), list(seen.lows)],
-            "best": best,
-            "first": first,
-        }
+        seen = {name: _as_json(value) for name, value in self._seen._asdict().items()}
+        return {"warned": self._warned, "began": self._began, "seen": seen}
 
     def load_state(self, value: dict) -> None:
         """Restores what `save_state` returned."""
-        best, first = (math.inf if one is None else one for one in (value["best"], value.get("first")))
-        critical, loss, lows = (tuple(recent) for recent in value["recent"])
         self._warned, self._began = value["warned"], value["began"]
-        self._seen = Seen(critical, loss, lows, best, first)
+        if "seen" not in value:
+            # The state of 0.2.0: growth is seen as before, headroom and the mean gradient from here on.
+            critical, loss, lows = value["recent"]
+            mean = sum(critical) / max(len(critical), 1)
+            known = {
+                "critical": critical,
+                "loss": loss,
+                "lows": lows,
+                "best": value["best"],
+                "first": value.get("first"),
+            }
+            value = {"seen": {**known, "fresh": len(loss), "usual": mean, "steps": len(critical)}}
+        self._seen = Seen(**{name: _from_json(one) for name, one in value["seen"].items()})
 
     def __call__(self, visit: Visit) -> None:
         """Checks the steps of a visit."""

@@ -1,5 +1,6 @@
 """Guards the forecast: gradients as large as ever and a rising loss are both needed, in visits as in a whole trace."""
 
+import json
 import math
 import types
 import warnings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 import loops
 import scaler
-from loops.record.forecast import LAG, LOSS_OF, MEAN_OF, RISE
+from loops.record.divergence import LAG, LOSS_OF, MEAN_OF, RISE, Seen
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +118,34 @@ def visits(log2_critical, loss, ends):
         amax = np.stack([np.ones(last - first), gradients], axis=1).astype(np.float32)
         outputs = {"loss": np.asarray(loss, np.float64)[rows], "loss_scale": np.full(last - first, 2.0**10)}
         yield loops.Visit(loops.Counters(last, last, last), outputs, 0.0, last, {"amax": amax})
+
+
+def test_a_state_of_0_2_0_goes_on_with_growth(step):
+    """It had the last losses and critical scales, and no headroom."""
+    critical, loss = np.floor(falling(60)), rising(60)
+    first, rest = visits(critical, loss, [64])
+    action = loops.Forecast()
+    action.begin(types.SimpleNamespace(train_step=step))
+    action(first)
+    seen = action.save_state()["seen"]
+    old = {"warned": False, "began": True, "recent": [seen["critical"], seen["loss"][-LOSS_OF:], seen["lows"]]}
+    action = loops.Forecast()
+    action.load_state({**old, "best": seen["best"], "first": seen["first"]})
+    assert action._seen.fresh == LOSS_OF
+    action.begin(types.SimpleNamespace(train_step=step))
+    expected = loops.observe.forecast(columns(critical, loss))
+    assert expected.step < 64 + LOSS_OF
+    with pytest.warns(loops.DivergenceWarning, match=f"at step {expected.step} "):
+        action(rest)
+
+
+def test_a_state_is_json():
+    action = loops.Forecast()
+    action._seen = Seen(headroom=(1.0, math.inf), best=math.inf)
+    text = json.dumps(action.save_state(), allow_nan=False)
+    again = loops.Forecast()
+    again.load_state(json.loads(text))
+    assert again._seen == action._seen
 
 
 @settings(max_examples=30)
