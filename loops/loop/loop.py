@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import pathlib
 import time
 import warnings
@@ -43,6 +44,7 @@ from loops.loop.zero_gradients import ZeroGradients
 from loops.support.batches import bad_batch
 from loops.support.checks import check_count
 from loops.support.errors import OutOfData
+from loops.support.part_names import of_part, part_names
 from loops.support.signals import Deferred, deferred_signals
 from loops.support.written.acting import enter, named, place_of
 from loops.support.written.run_locks import RunLocks
@@ -157,7 +159,7 @@ class Loop:
         self.position, self._pace = position, pace
         self._stopped_elsewhere: str | None = None
         self._contradicted = False
-        self._unseen, self._zero_gradients = UnseenLosses(), ZeroGradients()
+        self._looks: dict[str, tuple[UnseenLosses, ZeroGradients]] = {}
 
     def restart(self, dataset: tf.data.Dataset | Iterable[Any], actions: Iterable[Action]) -> None:
         """Begins again at step 0 with the same traced step, over another dataset with the same `element_spec`.
@@ -384,13 +386,12 @@ class Loop:
         if call.contradiction and not self._contradicted:
             self._contradicted = True
             warnings.warn(call.contradiction, UserWarning, stacklevel=3)
-        if zero := self._zero_gradients.sentence(visit):
-            warnings.warn(zero, scaler.ScaleWarning, stacklevel=3)
         scalers = [one for one, _ in call.readings]
-        unseen = self._unseen.first(visit)
-        # With several scalers it is unknown whose loss it is. A step that contradicted its scaler may be wrong again.
-        if unseen is not None and len(scalers) == 1 and not self._contradicted:
-            scalers[0].warn_of_unseen_loss(f"Step {unseen:,}")
+        # With several scalers it is unknown whose loss it is, unless the step has parts with names.
+        self._look(visit, "", scalers[0] if len(scalers) == 1 else None)
+        named_scalers = getattr(self.train_step, "scalers", {})
+        for part in part_names(visit.outputs):
+            self._look(dataclasses.replace(visit, outputs=of_part(visit.outputs, part)), part, named_scalers.get(part))
         try:
             for loss_scaler, reading in call.readings:
                 loss_scaler.check(reading)
@@ -398,6 +399,17 @@ class Loop:
                 self._loss_scaler.check()
         except scaler.StuckError as error:
             raise scaler.StuckError(" ".join(filter(None, [str(error), self.why_skipped()]))) from None
+
+    def _look(self, visit: Visit, part: str, loss_scaler: scaler.LossScaler | None) -> None:
+        """Warns of applied steps without a gradient, and of a loss that cannot be seen: of a part, or of the step."""
+        of = f" of part {part!r}" if part else ""
+        unseen_losses, zero_gradients = self._looks.setdefault(part, (UnseenLosses(bool(part)), ZeroGradients(of)))
+        if zero := zero_gradients.sentence(visit):
+            warnings.warn(zero, scaler.ScaleWarning, stacklevel=4)
+        unseen = unseen_losses.first(visit)
+        # A step that contradicted its scaler may be wrong again.
+        if unseen is not None and loss_scaler is not None and not self._contradicted:
+            loss_scaler.warn_of_unseen_loss(f"Step {unseen:,}{of}")
 
     def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
         """Raises the error, if there is one; else does what signals, stops and errors of other workers demand here."""

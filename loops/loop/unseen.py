@@ -27,9 +27,14 @@ def of_applied(attempted: np.ndarray, applied: np.ndarray) -> np.ndarray:
 
 
 class UnseenLosses:
-    """Finds the first step of a run that was applied although the loss that it returned is not finite."""
+    """Finds the first step of a run that was applied although the loss that it returned is not finite.
 
-    def __init__(self) -> None:
+    Args:
+        takes_turns: Whether a loss of NaN means that nothing was computed, where no step was attempted.
+    """
+
+    def __init__(self, takes_turns: bool = False) -> None:
+        self._takes_turns = takes_turns
         self._before = Counters()
         # The first step with a non-finite loss in the window that is still open after the last visit.
         self._waiting: int | None = None
@@ -40,10 +45,11 @@ class UnseenLosses:
         before, self._before = self._before, visit.counters
         if loss is None:
             return None
-        lost = [visit.first + int(row) for row in np.flatnonzero(~np.isfinite(loss))]
-        if not lost and self._waiting is None:
+        if np.isfinite(loss).all() and self._waiting is None:
             return None
         attempted, applied = _decisions(visit, before)
+        left_out = np.isnan(loss) & ~attempted if self._takes_turns else np.zeros(len(loss), bool)
+        lost = [visit.first + int(row) for row in np.flatnonzero(~np.isfinite(loss) & ~left_out)]
         decided = np.flatnonzero(attempted)
         waiting = self._waiting
         if len(decided):

@@ -11,9 +11,14 @@ MANY = 20
 
 
 class ZeroGradients:
-    """Counts such steps, and says so once."""
+    """Counts such steps, and says so once.
 
-    def __init__(self) -> None:
+    Args:
+        of: Whose steps they are, as the end of "steps"; "" for those of the run.
+    """
+
+    def __init__(self, of: str = "") -> None:
+        self._of = of
         self._row = 0
         self._said = False
 
@@ -31,8 +36,8 @@ class ZeroGradients:
             return None
         self._said = True
         return (
-            f"Step {visit.counters.data:,}: the gradients of the last {self._row:,} applied steps had a norm of "
-            "exactly zero, though their loss is not zero. The usual reason is that 16 bits flush small gradients to "
+            f"Step {visit.counters.data:,}: the gradients of the last {self._row:,} applied steps{self._of} had a norm "
+            "of exactly zero, though their loss is not zero. The usual reason is that 16 bits flush small gradients to "
             "zero: use a larger loss scale. If that does not help, the loss does not depend on the weights here, for "
             "example because it is clipped. `halfstep explain` tries larger scales."
         )

@@ -132,7 +132,7 @@ def _is_number(value: Any) -> bool:
 
 
 COMPARED = ("loss", "loss_scale", "applied")
-"""The outputs that must be equal when a step is repeated."""
+"""The outputs that must be equal when a step is repeated, of the step and of each of its parts."""
 
 
 def read_log(path: pathlib.Path | None) -> list[dict[str, Any]]:
@@ -168,8 +168,8 @@ def difference(rows: Sequence[Mapping], replayed: Mapping[int, Mapping[str, np.n
     logged = {row["step"]: row for row in rows}
     compared = 0
     for step in sorted(replayed):
-        for name in COMPARED:
-            if name not in logged.get(step, ()) or name not in replayed[step]:
+        for name in _compared(replayed[step]):
+            if name not in logged.get(step, ()):
                 continue
             then, now = logged[step][name], without_nan(replayed[step][name].tolist())
             compared += 1
@@ -183,6 +183,11 @@ def difference(rows: Sequence[Mapping], replayed: Mapping[int, Mapping[str, np.n
         return Difference("there is no log of the run to compare with (a loops.JsonLines writes one)", known=False)
     which = f"{min(replayed)} to {max(replayed)}"
     return Difference(f"the run's log does not have the steps {which} to compare with", known=False)
+
+
+def _compared(names: Iterable[str]) -> list[str]:
+    """What is compared of some outputs, also of each part of a composed step, such as "critic/loss"."""
+    return [name for one in COMPARED for name in names if name.rpartition("/")[2] == one]
 
 
 def _spelled(value: Any) -> str:

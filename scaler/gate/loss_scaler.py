@@ -298,7 +298,7 @@ class LossScaler(tf.Module):
         # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
         reaches_all = update is True and when is True and hasattr(optimizer, "apply")
         when, unscaled = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled)
-        check_apply(grads, variables, rollback, {"diagnose": diagnose, "again": again}, unscaled, update)
+        check_apply(grads, variables, rollback, {"diagnose": diagnose, "again": again}, unscaled, update is not False)
         self._spikes.check_whole_step(update is True)
         masters = variables if isinstance(variables, MasterWeights) else None
         grads = as_list("apply", first_gradients(again) if again else grads)
@@ -317,7 +317,7 @@ class LossScaler(tf.Module):
             model,
             unscaled=unscaled,
             when=when,
-            ends=update,
+            ends=update is not False,
             reaches_all=reaches_all,
             rolls_back=rollback is not None,
             loss_scale=None if loss_scale is None else as_scale("apply: loss_scale", loss_scale),

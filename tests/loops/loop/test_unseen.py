@@ -60,6 +60,26 @@ def test_the_first_applied_step_is_named_once(strategy, first, steps_per_call):
     assert "Compute the loss in float32" in message
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["turns", "shared"])
+def test_of_a_composed_step_the_part_is_named(shared):
+    """A turn that is left out has a loss of NaN, which is none that was computed."""
+    models = [plain_model(), plain_model()]
+
+    def loss_of(batch, place):
+        x, y = batch
+        return squares(y, models[place](x)) if place else tf.reduce_mean(models[place](x) ** 2)
+
+    def part(name, place, every):
+        loss_fn = (lambda found: found[place]) if shared else (lambda batch: loss_of(batch, place))
+        own = scaler.LossScaler(scaler.Static(64.0))
+        return loops.Part(name, models[place], loss_fn, keras.optimizers.SGD(1e-6), loss_scaler=own, every=every)
+
+    forward = (lambda batch: [loss_of(batch, place) for place in range(2)]) if shared else None
+    step = loops.ComposedStep([part("near", 0, 3), part("far", 1, 2)], forward)
+    (message,) = said(step, [6], steps_per_call=12)
+    assert message.startswith("Step 6 of part 'far' was applied though its loss is not finite.")
+
+
 def test_one_step_of_many_is_enough():
     (message,) = said(train_step(scaler.Static(64.0)), [6])
     assert message.startswith("Step 6 was applied")

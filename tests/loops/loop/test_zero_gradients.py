@@ -38,6 +38,18 @@ def test_it_is_said_once_of_many_in_a_row():
     assert f"the last {MANY} applied steps" in text
 
 
+def test_of_a_composed_step_the_part_is_named():
+    models = [keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]) for _ in range(2)]
+    losses = [lambda x: tf.reduce_mean(models[0](x) ** 2), lambda x: 1.0 + 0.0 * tf.reduce_mean(models[1](x))]
+    parts = [
+        loops.Part(name, model, loss, keras.optimizers.SGD(0.1))
+        for name, model, loss in zip(("sound", "flat"), models, losses, strict=True)
+    ]
+    loop = loops.Loop(loops.ComposedStep(parts), tf.data.Dataset.from_tensors(tf.ones([4, 2])).repeat())
+    with pytest.warns(scaler.ScaleWarning, match="applied steps of part 'flat' had a norm of exactly zero"):
+        loop.run(MANY + 4)
+
+
 def test_skipped_steps_and_micro_batches_do_not_end_a_row():
     (text,) = said(*[visit([True, False], [0.0, np.nan])] * (MANY + 1))
     assert f"the last {MANY} applied steps" in text

@@ -10,7 +10,7 @@ import tensorflow as tf
 import loops
 from halfstep import main
 from loops.record import read_run
-from loops.record.log import read_log
+from loops.record.log import difference, read_log
 from loops.record.run_metadata import metadata_of, replayed_in
 from loops.record.skips import health
 from loops.views.watch.progress import LiveRun
@@ -95,3 +95,12 @@ def test_damaged_lines_of_a_csv_are_passed_over(line, tmp_path):
     resumed = loops.Csv(path)
     resumed.load_state(2)
     assert path.read_text().endswith("2,2.0\n")
+
+
+@pytest.mark.parametrize("name", ["loss", "critic/loss", "critic/loss_scale", "critic/applied"])
+def test_a_repeated_step_is_compared_with_the_log_part_by_part(name):
+    rows = [{"step": 3, "critic/loss": 1.5, "critic/loss_scale": 8.0, "critic/applied": True, "loss": 1.0}]
+    replayed = {key: np.asarray(value) for key, value in rows[0].items() if key != "step"}
+    assert difference(rows, {3: replayed}) is None
+    found = difference(rows, {3: replayed | {name: np.asarray(not rows[0][name])}})
+    assert found.sentence.startswith(f"{name} of step 3 was ")
