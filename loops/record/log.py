@@ -12,6 +12,7 @@ import numpy as np
 
 from loops.record.columns import DECISIONS, NUMBERS, RETRIES, cause_name
 from loops.support.json_values import as_float, is_row, read_json, row_of, without_nan
+from loops.support.part_names import part_names
 
 _COLUMNS = (*NUMBERS, *DECISIONS, RETRIES)
 _CHUNK = 10_000
@@ -98,10 +99,16 @@ def _number(text: str) -> float | None:
 def _columns(rows: Sequence[dict]) -> Log:
     step = np.array([row["step"] for row in rows], np.int64)
     columns = {}
-    for name in _COLUMNS:
+    for name in (*_COLUMNS, *_of_parts(rows)):
         if any(name in row for row in rows):
             columns[name] = np.array([as_float(row.get(name)) for row in rows], np.float64)
     return Log(step, columns, np.array([cause_name(row.get("cause")) for row in rows], np.str_), 0)
+
+
+def _of_parts(rows: Sequence[dict]) -> list[str]:
+    """The same columns of the parts of a composed step, such as "critic/loss"."""
+    names = dict.fromkeys(name for row in (rows[:1] + rows[-1:]) for name in row)
+    return [name for part in part_names(names) for name in (f"{part}/{one}" for one in _COLUMNS) if name in names]
 
 
 def _joined(parts: Iterable[Log], lines: int) -> Log:

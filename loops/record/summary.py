@@ -11,6 +11,7 @@ import numpy as np
 
 from loops.record.run import Recorded
 from loops.record.skips import Health, health, not_logged
+from loops.support.part_names import part_names
 from loops.support.text import amount, share
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -92,6 +93,12 @@ def sentence(run: Recorded, found: Digest) -> str:
         parts.append(f"the loss began at {found.first_loss:.3g} and was not finite at the end")
     elif "loss" in run.columns:
         parts.append("the loss was never finite")
+    for part in part_names(run.columns):
+        loss = run.column(f"{part}/loss")
+        finite = loss[np.isfinite(loss)]
+        if len(finite):
+            last = finite[-max(1, len(finite) // _LAST) :].mean()
+            parts.append(f"the loss of {part} went from {finite[0]:.3g} to {last:.3g}")
     if found.health.unseen:
         parts.append(
             f"the loss of {found.health.unseen:,} of {found.health.moved:,} applied steps "

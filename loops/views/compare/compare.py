@@ -13,7 +13,16 @@ from loops.record import Recorded, as_recorded
 from loops.views.compare.aligned import aligned, lost_of, other_batches_at, step_at
 from loops.views.compare.result import Comparison, Row
 from loops.views.compare.sentence import sentence_of
-from loops.views.compare.series import LOSS, Series, is_float32, median_octaves, octaves, series_of, together, tolerance
+from loops.views.compare.series import (
+    Series,
+    is_float32,
+    is_loss,
+    median_octaves,
+    octaves,
+    series_of,
+    together,
+    tolerance,
+)
 from loops.views.compare.settings import settings_that_differ
 from loops.views.compare.truth import Truth
 
@@ -70,8 +79,8 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         parts_at_steps=None,
         rows=rows,
         alone=(
-            tuple(name for name in first if name not in second and name != LOSS),
-            tuple(name for name in second if name not in first and name != LOSS),
+            tuple(name for name in first if name not in second and not is_loss(name)),
+            tuple(name for name in second if name not in first and not is_loss(name)),
         ),
         settings=settings_that_differ(*(run.facts for run in runs)),
         reference=true.name if true else None,

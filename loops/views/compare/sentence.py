@@ -7,6 +7,7 @@ import math
 from loops.support.text import amount
 from loops.views.compare.aligned import STEP
 from loops.views.compare.result import Comparison, Row
+from loops.views.compare.series import is_loss
 
 _SOME = 3
 """How many tensors are named if several part at the same step."""
@@ -32,7 +33,7 @@ def _parting(found: Comparison) -> str:
         return f"{differs}, by no more than rounding in {_all(found)}."
     first = [row for row in found.rows if row.parts_at == found.parts_at]
     # The loss comes from all the others.
-    first = [row for row in first if row.name != "loss"] or first
+    first = [row for row in first if not is_loss(row.name)] or first
     named = ", ".join(f"{row.name} {_by(row)}" for row in first[:_SOME])
     more = f" and {len(first) - _SOME} more" if len(first) > _SOME else ""
     when = "They part" if found.parts_at == found.differs_at else f"{differs}, and by more than rounding"
@@ -111,7 +112,7 @@ def _scales(found: Comparison) -> str:
 
 
 def _tensors(found: Comparison) -> str:
-    if all(row.name == "loss" for row in found.rows):
+    if all(is_loss(row.name) for row in found.rows):
         if all(found.alone):
             return "They have no tensor in common: only their losses were compared."
         return "Only their losses were compared, since not both have a trace of tensors."

@@ -12,8 +12,10 @@ import numpy as np
 
 import scaler
 from loops.record.run import Recorded
+from loops.support.part_names import part_names
 
 LOSS = "loss"
+"""The name of the series of losses; of a part's it is the beginning of "loss of critic"."""
 _ROUNDINGS = 8.0
 """How many roundings of the coarser format two runs may differ by: sums in another order differ by a few."""
 _USUAL = "float16"
@@ -34,6 +36,11 @@ class Series(NamedTuple):
     format: str | None
 
 
+def is_loss(name: str) -> bool:
+    """Whether a series is one of losses. Those of tensors have a kind and a path, such as "weights/dense/kernel"."""
+    return name == LOSS or name.startswith(f"{LOSS} of ")
+
+
 def series_of(run: Recorded, number: np.ndarray) -> dict[str, Series]:
     """The values of a run by name, with gradients divided by their loss scale.
 
@@ -45,6 +52,10 @@ def series_of(run: Recorded, number: np.ndarray) -> dict[str, Series]:
     found = {}
     if "loss" in run.columns:
         found[LOSS] = Series(number[kept], run.column("loss")[kept], narrowest(run))
+    for part in part_names(run.columns):
+        loss = run.column(f"{part}/loss")
+        taken = kept & ~np.isnan(loss)  # Between its turns a part has none.
+        found[f"{LOSS} of {part}"] = Series(number[taken], loss[taken], narrowest(run))
     measured = run.tensors
     if measured is None:
         return found

@@ -16,6 +16,7 @@ from loops.record.thin import moving_mean
 from loops.record.thinned import lacks_steps
 from loops.support.pages import Table
 from loops.support.palette import CAUSES
+from loops.support.part_names import part_names
 from loops.support.text import agreeing, amount
 from loops.views.report.axes import Axis, linear_axis, loss_axis, octave_axis, steps_axis
 from loops.views.report.chart import Chart, Curve, Lane, chart
@@ -56,21 +57,25 @@ class Figure:
     numbers: Sequence[tuple[str, Table]]
 
 
-def loss_chart(run: Recorded, columns: int) -> Figure | None:
-    """The loss of each step, its moving mean, and where it was not finite; None if the run records no loss."""
-    if "loss" not in run.columns:
-        return None
-    loss = run.column("loss")
+def loss_charts(run: Recorded, columns: int) -> list[Figure]:
+    """The loss of each step, its moving mean, and where it was not finite, for each part of a composed step."""
+    names = {"loss": "Loss"} if "loss" in run.columns else {}
+    names |= {f"{part}/loss": f"Loss of {part}" for part in part_names(run.columns)}
+    return [_loss_chart(run, run.column(name), heading, columns) for name, heading in names.items()]
+
+
+def _loss_chart(run: Recorded, loss: np.ndarray, heading: str, columns: int) -> Figure:
     x, mean = steps_axis(int(run.step[0]), int(run.step[-1])), moving_mean(loss, max(3, len(run) // _SMOOTH))
     y = loss_axis(loss)
-    lost = ~np.isfinite(loss)
+    # Between its turns a part has no loss.
+    lost = ~np.isfinite(loss) if heading == "Loss" else np.isinf(loss)
     smooth = len(run) >= 2 * _SMOOTH
     lines = [Curve("each step", _at(x, run), _finite(y, loss), "faint" if smooth else "blue")]
     if smooth:
         lines.append(Curve("moving mean", _at(x, run), _finite(y, mean), "blue"))
     lanes = [Lane(f"not finite: {_times(lost)}", _at(x, run)[lost], "pink")] if lost.any() else []
-    finite = loss[~lost]
-    alt = f"Loss over {amount(len(run), 'step')}, " + (
+    finite = loss[np.isfinite(loss)]
+    alt = f"{heading} over {amount(len(run), 'step')}, " + (
         f"from {finite[0]:.3g} to {finite[-1]:.3g}, at least {finite.min():.3g}"
         if len(finite)
         else "which is never finite"
@@ -78,7 +83,7 @@ def loss_chart(run: Recorded, columns: int) -> Figure | None:
     alt += f"; not finite at {_times(lost)}." if lost.any() else "."
     said = f"The loss{_logarithmic(y)}.{_columns(run, columns)}"
     numbers = [("", of_steps(run, [("loss", loss), ("moving mean", mean)]))]
-    return Figure("Loss", chart(alt, y, x, lines, columns=columns, lanes=lanes), said, numbers)
+    return Figure(heading, chart(alt, y, x, lines, columns=columns, lanes=lanes), said, numbers)
 
 
 def scale_chart(run: Recorded, columns: int) -> Figure | None:

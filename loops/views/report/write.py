@@ -14,7 +14,7 @@ from loops.support.errors import LoopError
 from loops.support.pages import render
 from loops.support.written.place import as_path, writing
 from loops.views.report.explanations import autopsy_of, section
-from loops.views.report.figures import headroom_chart, loss_chart, scale_chart, side_by_side
+from loops.views.report.figures import headroom_chart, loss_charts, scale_chart, side_by_side
 from loops.views.report.gauges import gauge_charts
 from loops.views.report.heat import heat_map
 from loops.views.report.provenance import made
@@ -125,7 +125,8 @@ def _page(
                 "name": run.name,
                 "notes": run.notes,
                 "charts": [
-                    *(figure for draw in (loss_chart, scale_chart, headroom_chart) if (figure := draw(run, columns))),
+                    *loss_charts(run, columns),
+                    *(figure for draw in (scale_chart, headroom_chart) if (figure := draw(run, columns))),
                     *gauge_charts(run, columns),
                 ],
                 "heat": heat_map(run, cells, int(_HISTOGRAMS * share)),
