@@ -107,7 +107,7 @@ def _columns(rows: Sequence[dict]) -> Log:
 
 def _of_parts(rows: Sequence[dict]) -> list[str]:
     """The same columns of the parts of a composed step, such as "critic/loss"."""
-    names = dict.fromkeys(name for row in (rows[:1] + rows[-1:]) for name in row)
+    names = dict.fromkeys(name for row in (*rows[:1], *rows[-1:]) for name in row)
     return [name for part in part_names(names) for name in (f"{part}/{one}" for one in _COLUMNS) if name in names]
 
 
