@@ -181,9 +181,9 @@ def difference(rows: Sequence[Mapping], replayed: Mapping[int, Mapping[str, np.n
             then, now = logged[step][name], without_nan(replayed[step][name].tolist())
             compared += 1
             if then != now:
-                return Difference(
-                    f"{name} of step {step} was {_spelled(then)} in the run's log, but is {_spelled(now)} here"
-                )
+                part, _, column = name.rpartition("/")
+                which = f"{column} of {part} at step {step}" if part else f"{name} of step {step}"
+                return Difference(f"{which} was {_spelled(then)} in the run's log, but is {_spelled(now)} here")
     if compared:
         return None
     if not rows:

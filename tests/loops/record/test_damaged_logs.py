@@ -97,10 +97,14 @@ def test_damaged_lines_of_a_csv_are_passed_over(line, tmp_path):
     assert path.read_text().endswith("2,2.0\n")
 
 
-@pytest.mark.parametrize("name", ["loss", "critic/loss", "critic/loss_scale", "critic/applied"])
-def test_a_repeated_step_is_compared_with_the_log_part_by_part(name):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("loss", "loss of step 3 was ")]
+    + [(f"critic/{column}", f"{column} of critic at step 3 was ") for column in ("loss", "loss_scale", "applied")],
+)
+def test_a_repeated_step_is_compared_with_the_log_part_by_part(name, said):
     rows = [{"step": 3, "critic/loss": 1.5, "critic/loss_scale": 8.0, "critic/applied": True, "loss": 1.0}]
     replayed = {key: np.asarray(value) for key, value in rows[0].items() if key != "step"}
     assert difference(rows, {3: replayed}) is None
     found = difference(rows, {3: replayed | {name: np.asarray(not rows[0][name])}})
-    assert found.sentence.startswith(f"{name} of step 3 was ")
+    assert found.sentence.startswith(said)
