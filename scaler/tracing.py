@@ -7,5 +7,15 @@ from scaler.backend.graphs import at_each_call as at_each_call
 from scaler.backend.integers import saved_as_int32 as saved_as_int32
 from scaler.backend.integers import saved_dtype as saved_dtype
 from scaler.backend.variables import made_outside as made_outside
+from scaler.mistakes.moving_statistics import no_forward_pass as no_forward_pass
 
-__all__ = ["as_called", "as_written", "at_each_call", "made_outside", "nested", "saved_as_int32", "saved_dtype"]
+__all__ = [
+    "as_called",
+    "as_written",
+    "at_each_call",
+    "made_outside",
+    "nested",
+    "no_forward_pass",
+    "saved_as_int32",
+    "saved_dtype",
+]

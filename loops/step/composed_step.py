@@ -13,6 +13,7 @@ import scaler
 from loops.step.again import Differentiate
 from loops.step.arguments import check_no_new_state, computes_in_float16
 from loops.step.composed_outputs import outputs_of, scales_of, summed_up
+from loops.step.fixed import ComposedFixed
 from loops.step.frozen_weights import models_of
 from loops.step.part_group import Decided, PartGroup, Retried
 from loops.step.part_passes import PartPasses
@@ -94,6 +95,7 @@ class ComposedStep(tf.Module):
         self._turns = Turns(self.accumulate) if any(part.every > 1 for part in parts) else None
         self._passes = PartPasses(dict(self.scalers), list(self.models), self.accumulate, retry)
         self._due_now: dict[str, bool] | None = None
+        self._fixed = ComposedFixed(self)
 
     def __repr__(self) -> str:
         return f"ComposedStep of {', '.join(f'{name}: {one!r}' for name, one in self.scalers.items())}"
@@ -138,7 +140,8 @@ class ComposedStep(tf.Module):
             over the scalers.
 
         Raises:
-            scaler.InvalidArgument: For a part whose loss gives no gradient, and after layers were frozen or unfrozen.
+            scaler.InvalidArgument: For a part whose loss gives no gradient; after layers were frozen or unfrozen, or an
+                attribute was set; and, in a compiled function, after layers were added or removed.
             BadOutputs: If a loss function did not return a scalar, or a scalar and a dict.
         """
         return self._take(batch)
@@ -180,6 +183,7 @@ class ComposedStep(tf.Module):
             f"ComposedStep of {names}",
             "Make a new step and new optimizers after setting `trainable`: the masters belong to the step.",
         )
+        self._fixed.keep()
         check_no_new_state(f"ComposedStep of {names}", self._known, _states(self.models))
         due = [self._due(part) for part in self.parts]
         outputs: dict[str, tf.Tensor] = {}

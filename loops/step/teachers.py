@@ -46,6 +46,7 @@ class Teacher(tf.Module):
             now, goal = tf.cast(own, tf.float32), tf.cast(student, tf.float32)
             return tf.where(applied, tf.cast(share * now + (1.0 - share) * goal, own.dtype), own)
 
+        @scaler.tracing.no_forward_pass()
         def assign(strategy: tf.distribute.Strategy, students: list, applied: Any) -> None:
             if self.masters:
                 self.masters.refresh()

@@ -544,6 +544,7 @@ class LossScaler(tf.Module):
         """
         return self._calls.asks()
 
+    @as_written
     def carried(
         self,
         method: str,

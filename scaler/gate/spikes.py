@@ -137,10 +137,11 @@ class Spikes:
         known = _keys(targets.known)
         places = [self._places[known[position]] for position in targets.positions]
         where = dict(zip(places, targets.positions, strict=True))
-        norms = _spread(tf.cast(tf.sqrt(squares), tf.float32), places, len(self._places))
+        exact = _spread(tf.sqrt(squares), places, len(self._places))
+        norms = tf.cast(exact, tf.float32)
         clipped = None
         if guard.by_tensor == "clip":
-            factors = _picked(guard.factors(state, norms), places)
+            factors = _picked(guard.factors(state, exact), places)
             clipped = tf.math.count_nonzero(factors < 1.0)
             clip = ScaleEach(factors, clip)
             norm = tf.cast(tf.sqrt(tf.reduce_sum(clip.scaled(squares))), tf.float32)
@@ -198,7 +199,7 @@ def _spread(norms: tf.Tensor, places: Sequence[int], count: int) -> tf.Tensor:
     if list(places) == list(range(count)):
         return norms
     own = dict(zip(places, tf.unstack(norms, num=len(places)), strict=True))
-    nothing = tf.constant(float("nan"))
+    nothing = tf.constant(float("nan"), norms.dtype)
     return tf.stack([own.get(place, nothing) for place in range(count)])
 
 

@@ -137,7 +137,7 @@ class ScaleEach:
     """Multiplies each gradient by a factor of its own, then limits them as `then` does. A `SpikeGuard` makes one.
 
     Attributes:
-        factors: Float32 [gradients], in [0, 1]: exactly 1 where a gradient stays as it is.
+        factors: Float32 or float64 [gradients], in [0, 1]: exactly 1 where a gradient stays as it is.
         then: Another clipping, or None.
     """
 

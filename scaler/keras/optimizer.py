@@ -193,6 +193,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         # The scale of a loss that is known: read under the tape, it would be that of one scaled by hand.
         return calls.scaled(each * calls.scales(tf.reduce_sum(each)))
 
+    @as_written
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence | None = None) -> Outcome:
         """Applies the step if the unscaled gradients are finite, else skips it: see `LossScaler.apply`.
 
@@ -241,6 +242,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
             self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete, loss_scale=loss_scale
         )
 
+    @as_written
     def apply_gradients(self, grads_and_vars: Any) -> tf.Variable:
         """Does the same as `apply` for pairs of a gradient and a variable. Returns the inner `iterations`."""
         pairs = list(grads_and_vars)

@@ -82,7 +82,8 @@ def insert_rescales(
                     f"after={layer.name!r}: the layer is called several times, or has several outputs, or one of "
                     "integers: expected one floating-point output to cut at."
                 )
-            made = [result := rescales[layer.name](result)]
+            result = rescales[layer.name](result)
+            made = [result]
         for x in made:
             origin[id(x)] = calls[-1]
             tensors.append(x)

@@ -35,7 +35,7 @@ def kept_elsewhere(method: str, upstream: Upstream) -> str | None:
     if _memory(upstream) is None:
         return None
     alone = (upstream.of([value]) for value in upstream.values)
-    memory = next((found for one in alone if not one.marks and (found := _memory(one))), None)
+    memory = next(filter(None, (_memory(one) for one in alone if not one.marks)), None)
     if memory is None:
         return None
     return (

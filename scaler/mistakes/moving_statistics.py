@@ -6,10 +6,11 @@ forward pass of the next applied step. The first value read since the last `appl
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -127,6 +128,21 @@ def decided() -> None:
         steps.applied, steps.reads = True, {}
         for one in steps.moved.values():
             one.fresh = False
+
+
+@contextlib.contextmanager
+def no_forward_pass() -> Iterator[None]:
+    """What is traced within this context moves statistics after a step's decision, as an average of weights does.
+
+    Enter it once for all replicas, which trace one graph in turns.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    steps = _look(graph)
+    yield
+    steps.position = len(graph.get_operations())
 
 
 def warn_if_late(variables: Sequence) -> None:

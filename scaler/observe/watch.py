@@ -249,7 +249,8 @@ class Watch:
         """Has an attention layer show its logits, and returns what undoes it."""
 
         def see(scores: Callable[[], Scores]) -> None:
-            if (collection := current()) is not None:
+            collection = current()
+            if collection is not None:
                 collection.see_scores(scores, path)
 
         return show_scores(layer, see, lambda why: self.leave_out([f"{ATTENTION}/{path}"], why))

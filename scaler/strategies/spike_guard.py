@@ -229,15 +229,18 @@ class SpikeGuard:
         return first
 
     def factors(self, state: Any, norms: tf.Tensor) -> tf.Tensor:
-        """What `by_tensor="clip"` multiplies each gradient by, float32 [variables]: for a step in the long form.
+        """What `by_tensor="clip"` multiplies each gradient by, [variables]: for a step in the long form.
 
         Args:
             state: The guard's, such as `loss_scaler.state`, before `update`.
-            norms: Float32 [variables], the norm of each unscaled gradient.
+            norms: Float32 or float64 [variables], the norm of each unscaled gradient.
+
+        Returns:
+            Of the dtype of the norms.
         """
         known = _tensors(self._own(state))
         # A scaler that has seen no step knows of no variable.
-        return tensor_norms.factors(known, flushed(norms)) if known.limits.shape[0] else tf.ones_like(norms)
+        return tensor_norms.factors(known, norms) if known.limits.shape[0] else tf.ones_like(norms)
 
     def is_spike(self, state: Any, event: Event) -> tf.Tensor:
         """Whether a step is to be skipped as a spike, scalar bool: for a step written in the long form.

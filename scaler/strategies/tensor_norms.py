@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.strategies import exact
-from scaler.strategies.robust import entered, limit_of
+from scaler.strategies.robust import entered, flushed, limit_of
 
 FIELDS = ("tensor_norms", "tensor_usual", "tensor_limits")
 """Those of a state, in the order of a `TensorNorms`."""
@@ -86,10 +86,17 @@ def farthest(known: TensorNorms, norms: tf.Tensor) -> Farthest:
 
 
 def factors(known: TensorNorms, norms: tf.Tensor) -> tf.Tensor:
-    """What each gradient is multiplied by so that it lies at its limit, float32 [variables]: 1 where it is below it.
+    """What each gradient is multiplied by so that it lies at its limit, [variables]: exactly 1 where it is below it.
 
     Args:
         known: Before the step.
-        norms: Float32 [variables], of the unscaled gradients; NaN for a gradient which the step did not have.
+        norms: Float32 or float64 [variables], of the unscaled gradients; NaN for a gradient which the step did not
+            have.
+
+    Returns:
+        Of the dtype of the norms: float32 may hold neither the norm of a float64 gradient nor its factor.
     """
-    return tf.where(norms > known.limits, known.limits / norms, tf.ones_like(norms))
+    norms = tf.convert_to_tensor(norms)
+    narrow = flushed(norms)
+    norms = norms if norms.dtype == tf.float64 else narrow
+    return tf.where(narrow > known.limits, tf.cast(known.limits, norms.dtype) / norms, tf.ones_like(norms))

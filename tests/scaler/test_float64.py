@@ -138,6 +138,33 @@ def test_clipping_is_in_float64(clip, wanted):
     assert float(outcome.clipped_norm) == pytest.approx(np.sqrt(sum(np.sum(one**2) for one in given)), rel=1e-6)
 
 
+@pytest.mark.slow_with("xla")
+@modes("eager", "graph", "xla")
+def test_a_guard_clips_each_to_its_limit_in_float64(execute):
+    """Also one with a norm that float32 cannot hold: its limit divided by infinity would be 0."""
+    slopes = np.array([3.0, -4.0])
+    own = [tf.Variable(np.zeros(2), name="wide"), tf.Variable(np.zeros(2), dtype=tf.float32, name="other")]
+    guard = scaler.SpikeGuard(scaler.Static(4.0), window=7, norm=False, loss=False, by_tensor="clip")
+    loss_scaler = scaler.LossScaler(guard)
+
+    @execute
+    def step(times):
+        with tf.GradientTape() as tape:
+            line = tf.reduce_sum(own[0] * slopes * times)
+            scaled = loss_scaler.scale(line + tf.cast(tf.reduce_sum(own[1]), tf.float64))
+        return loss_scaler.apply(keras_less, tape.gradient(scaled, own), own)
+
+    for _ in range(7):
+        assert int(step(np.float64(1.0)).clipped_tensors) == 0
+    for times in (2.5, 1e10, 1e45, 1e100):
+        outcome = step(np.float64(times))
+        assert (bool(outcome.finite), int(outcome.clipped_tensors)) == (True, int(times > 3))
+        # A norm of 5 in each step: the limit is three times that.
+        np.testing.assert_allclose(own[0], slopes * min(times, 3.0), rtol=1e-6)
+        np.testing.assert_allclose(own[1], [1.0, 1.0])
+        assert float(outcome.clipped_norm) == pytest.approx(np.hypot(5 * min(times, 3.0), np.sqrt(2.0)), rel=1e-6)
+
+
 def test_repeated_ids_are_summed_in_float64():
     table, tiny = tf.Variable(np.zeros((3, 1))), 2.0**-40
     grad = tf.IndexedSlices(tf.constant([[1.0], [tiny]], tf.float64), tf.constant([1, 1]), tf.constant([3, 1]))

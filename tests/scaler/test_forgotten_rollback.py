@@ -307,6 +307,41 @@ def test_a_late_snapshot_after_an_inner_function_is_named():
         tf.function(Step("late", inner=True))(*batch())
 
 
+@pytest.mark.parametrize("moves_again", [False, True])
+def test_an_average_that_follows_is_no_forward_pass_and_hides_none(moves_again):
+    step, moving = Step("early"), tf.Variable([0.0], name="moving_mean")
+
+    @tf.function
+    def run(x, y):
+        step(x, y)
+        with scaler.tracing.no_forward_pass():
+            moving.assign(0.5 * moving + 0.5)
+        if moves_again:
+            moving.assign_add([1.0])
+        scaler.snapshot([moving])
+
+    if moves_again:
+        with pytest.warns(scaler.ScaleWarning, match="moved 'moving_mean' before this snapshot"):
+            run(*batch())
+    else:
+        run(*batch())
+
+
+def test_and_what_moved_before_it_stays_known():
+    step, moving = Step("early"), tf.Variable([0.0], name="moving_mean")
+
+    @tf.function
+    def run(x, y):
+        step(x, y)
+        moving.assign_add([1.0])
+        with scaler.tracing.no_forward_pass():
+            moving.assign(0.5 * moving + 0.5)
+        scaler.snapshot([moving])
+
+    with pytest.warns(scaler.ScaleWarning, match="moved 'moving_mean' before this snapshot"):
+        run(*batch())
+
+
 @pytest.mark.exhaustive
 def test_what_is_right_is_not_named():
     """Evaluation, statistics that do not move, several steps with snapshots, models without BatchNorm."""

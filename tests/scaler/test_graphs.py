@@ -1,7 +1,9 @@
 """What AutoGraph rewrites: users' functions, also where the package calls them, and nothing of the package."""
 
+import ast
 import dataclasses
 import traceback
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -65,6 +67,44 @@ def test_the_package_is_traced_as_it_is_written():
 
     step(np.float32([1.0]))
     assert names == {"tf__step", "tf__optimizer"}
+
+
+def test_the_optimizer_is_traced_as_it_is_written():
+    variable, names = tf.Variable([1.0]), set()
+
+    class Own(keras.optimizers.SGD):
+        def update_step(self, *args):
+            names.update(rewritten())
+            super().update_step(*args)
+
+    optimizer = scaler.LossScaleOptimizer(Own(0.5, gradient_accumulation_steps=2), scaler.Dynamic(4.0))
+
+    def run(take):
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                scaled = optimizer.scale_loss(tf.reduce_sum(variable))
+            take(tape.gradient(scaled, [variable]))
+
+        step()
+
+    run(lambda grads: optimizer.apply(grads, [variable]))
+    run(lambda grads: optimizer.apply_gradients(zip(grads, [variable], strict=True)))
+    np.testing.assert_array_equal(variable, [0.5])
+    assert names == {"tf__step", "<lambda>"}
+
+
+def test_autograph_can_rewrite_what_it_reaches():
+    """It warns of every function with an assignment expression, also of one that a mark around it was forgotten for."""
+    files = sorted(Path(scaler.__file__).parent.rglob("*.py"))
+    assert len(files) > 100
+    found = [
+        f"{file}:{node.lineno}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.NamedExpr)
+    ]
+    assert not found
 
 
 def test_a_step_that_makes_slots_and_masters_is_traced_once():

@@ -17,6 +17,7 @@ from private_names import attributes, modules, sources, texts
 import loops
 import scaler
 from loops.backend import datasets, generators, steps
+from loops.backend.layers import layers_now
 from loops.backend.variables import variables_in_float32
 from loops.loop.state.pipeline import look
 from loops.loop.state.position import Position
@@ -365,3 +366,15 @@ def test_a_variable_that_keeps_its_value_elsewhere_is_left_alone(name):
     with refused, variables_in_float32([variable]):
         pass
     vars(variable)[name] = kept
+
+
+# ----------------------------------------------------------------------------------------------- layers
+
+
+def test_without_keras_list_of_layers_they_are_looked_for(monkeypatch):
+    inner = keras.Sequential([keras.layers.Dense(2), keras.layers.Bidirectional(keras.layers.LSTM(2))])
+    model = keras.Sequential([keras.Input([3, 4]), inner])
+    found = {id(layer) for layer in layers_now(model)}
+    assert {id(inner), *map(id, inner.layers), id(inner.layers[1].forward_layer)} <= found
+    monkeypatch.delattr(keras.layers.Layer, "_flatten_layers")
+    assert {id(layer) for layer in layers_now(model)} == found

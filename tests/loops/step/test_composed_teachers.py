@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from composed_cases import Players, batches
-from models import plain_model
+from models import batch, plain_model, squared_error
 from rigs import raw
 
 import loops
@@ -60,6 +60,19 @@ def test_a_teacher_of_float16_does_not_stand_still():
         np.testing.assert_allclose(own, one, rtol=1e-6)
         assert np.asarray(weight).tobytes() == np.asarray(own).astype(np.float16).tobytes()
     assert any(np.any(np.float32(one) != np.asarray(own)) for one, own in zip(teacher.weights, copies, strict=True))
+
+
+def test_its_batch_norm_follows_without_a_warning_of_the_next_parts_snapshot():
+    """The next part takes its snapshot after this one's teacher moved, and warnings are errors."""
+    layers = keras.layers.BatchNormalization, lambda: keras.layers.Dense(1)
+    student, teacher, other = (keras.Sequential([keras.Input([4]), *(make() for make in layers)]) for _ in range(3))
+
+    def part(name, model, **arguments):
+        loss = lambda given: squared_error(given[1], model(given[0], training=True))  # noqa: E731
+        return loops.Part(name, model, loss, keras.optimizers.SGD(0.1), **arguments)
+
+    parts = [part("student", student, teacher=teacher, momentum=0.5), part("other", other)]
+    tf.function(loops.ComposedStep(parts)).get_concrete_function(tuple(map(tf.constant, batch())))
 
 
 def small():

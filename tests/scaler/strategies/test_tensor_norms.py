@@ -163,6 +163,15 @@ def test_a_gradient_that_is_clipped_is_no_spike_and_comes_down_to_its_limit():
     assert float(state.tensor_limits[1]) > 300.0
 
 
+def test_norms_in_float64_have_factors_in_float64():
+    guard, state = steady("clip")
+    norms = tf.constant([1e150, 3e1 * (1 + 1e-12), math.nan], tf.float64)
+    factors = guard.factors(state, norms)
+    assert factors.dtype == tf.float64
+    np.testing.assert_allclose(factors[0] * norms[0], float(state.tensor_limits[0]), rtol=1e-15)
+    assert factors.numpy()[1:].tolist() == [1.0, 1.0]
+
+
 def test_a_gradient_that_is_not_there_leaves_its_window_alone():
     guard, state = steady("skip")
     after = guard.update(state, event(1.0, math.nan, 100.0))
