@@ -199,12 +199,13 @@ def check_part_probes(probes: Any, parts: Sequence[Part], retry: bool) -> None:
 
 
 def _check_watch(part: Part, watch: Any) -> None:
-    who = f"ComposedStep(probes=...): part {part.name!r}"
     if not isinstance(watch, scaler.observe.Watch):
-        raise scaler.InvalidArgument(f"{who} has {watch!r:.100}: expected scaler.observe.watch(model).")
+        raise scaler.InvalidArgument(
+            f"ComposedStep(probes=...): part {part.name!r} has {watch!r:.100}: expected scaler.observe.watch(model)."
+        )
     held = {id(variable) for variable in watch.model.variables}
     if not any(id(variable) in held for variable in part.variables):
         raise scaler.InvalidArgument(
-            f"{who} has a watch of model {watch.model.name!r}, which has none of the variables that this part moves: "
-            "expected a watch of a Keras model that has some."
+            f"ComposedStep(probes=...): part {part.name!r} has a watch of model {watch.model.name!r}, which has none "
+            "of the variables that this part moves: expected a watch of a Keras model that has some."
         )
