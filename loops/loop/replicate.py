@@ -19,9 +19,9 @@ def replicate(train_step: TrainStepFunction, strategy: tf.distribute.Strategy) -
 
     On several workers each reads the same global batches and takes its own shares, so that the position in the data is
     one number. Floating-point outputs are averaged over the replicas, except that arrays named "amax" or
-    "attention_logit" are reduced by the maximum, which is NaN if one replica's value is. Arrays of integers are counts,
-    and summed. Other scalars, such as the decision that all replicas share, and arrays of bools are taken from the
-    first replica.
+    "attention_logit", or so of a part as "critic/amax", are reduced by the maximum, which is NaN if one replica's value
+    is. Arrays of integers are counts, and summed. Other scalars, such as the decision that all replicas share, and
+    arrays of bools are taken from the first replica.
 
     Args:
         train_step: A step to run in replica context.
@@ -73,7 +73,7 @@ def _shares(strategy: tf.distribute.Strategy, batch: Any) -> Any:
 
 def _join(strategy: tf.distribute.Strategy, name: str, value: Any) -> tf.Tensor:
     first = strategy.experimental_local_results(value)[0]
-    if first.dtype.is_floating and first.shape.rank and name in LARGEST:
+    if first.dtype.is_floating and first.shape.rank and name.rpartition("/")[2] in LARGEST:
         return _largest(strategy, value, first.shape)
     if first.dtype.is_floating:
         return strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None)

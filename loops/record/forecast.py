@@ -14,6 +14,7 @@ from loops.loop.visit import Visit
 from loops.record.divergence import AHEAD, Alarm, Evidence, Seen, look, look_ahead
 from loops.record.trace.tensors import Tensor, tensors_of
 from loops.record.trace.visit_columns import columns_of
+from loops.step.composed_step import ComposedStep
 from loops.support.errors import DivergenceWarning, ResumeWarning
 
 if TYPE_CHECKING:
@@ -118,6 +119,11 @@ class Forecast:
         Raises:
             scaler.InvalidArgument: If it has none.
         """
+        if isinstance(loop.train_step, ComposedStep):
+            raise scaler.InvalidArgument(
+                "Forecast: a ComposedStep has no loss of its own that could rise: expected a TrainStep. Let it see the "
+                "parts in TensorBoard, or in the report of a loops.Trace."
+            )
         probes = getattr(loop.train_step, "probes", None)
         if probes is None:
             raise scaler.InvalidArgument(
@@ -169,7 +175,7 @@ class Forecast:
             return
         self._began = True
         self._tensors = self._tensors or tensors_of(self._train_step)
-        columns = columns_of(visit, self._tensors)
+        columns = columns_of(visit, self._tensors, self._train_step)
         step = visit.first + np.arange(len(columns["critical_low"]))
         self._seen, alarm = _fold(self._seen, {**columns, "step": step})
         if alarm:

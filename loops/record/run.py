@@ -22,7 +22,8 @@ class Measured:
         names: The tensors' names, such as "activations/dense_1".
         formats: For each tensor the name of the format that it was computed in.
         carries_scale: Bool [tensors]: whether the values were multiplied by the loss scale.
-        amax: Float32 [steps, tensors], the largest measured magnitudes; infinity or NaN if there was one.
+        amax: Float32 [steps, tensors], the largest measured magnitudes; infinity or NaN if there was one, and 0 where
+            a part of the step was not measured.
         counted: Int64 [entries], the step of each entry, in order.
         tensor: Int64 [entries], the index in `names` of each entry.
         bin: Int64 [entries], the bin of each entry, see `scaler.observe`.

@@ -33,9 +33,11 @@ def measured_in(tables: TraceTables) -> Measured | None:
     names = tables.tensors["name"].to_pylist()
     if not names or not len(tables.steps):
         return None
-    # A step without probes is null in every tensor.
-    known = ~np.asarray(tables.steps[f"amax/{names[0]}"].combine_chunks().is_null())
-    amax = np.stack([_floats(tables.steps[f"amax/{name}"]).astype(np.float32) for name in names], axis=1)
+    columns = [tables.steps[f"amax/{name}"] for name in names]
+    missing = np.stack([np.asarray(column.combine_chunks().is_null()) for column in columns], axis=1)
+    # A step without probes is null in every tensor; one that some part did not take, in those of the part.
+    known = ~missing.all(axis=1)
+    amax = np.where(missing, 0.0, np.stack([_floats(column) for column in columns], axis=1)).astype(np.float32)
     entries = tables.histograms
     tensor = entries["tensor"].combine_chunks()
     return Measured(

@@ -32,7 +32,9 @@ class Before:
             pairs = zip(kept, values, strict=True)
             return values, [_start(tf.convert_to_tensor(one), value) for one, value in pairs]
 
-        self._kept = scaler.observe.if_due(due, values, fill=None) if read else ([], [])
+        # Eagerly all is measured, also what is then thrown away.
+        when = None if tf.executing_eagerly() else due
+        self._kept = scaler.observe.if_due(when, values, fill=None) if read else ([], [])
 
     @property
     def values(self) -> list[tf.Tensor]:

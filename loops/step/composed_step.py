@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,6 +17,7 @@ from loops.step.fixed import ComposedFixed
 from loops.step.frozen_weights import models_of
 from loops.step.part_group import Decided, PartGroup, Retried
 from loops.step.part_passes import PartPasses
+from loops.step.part_probes import PartProbes, check_part_probes
 from loops.step.parts import Part, check_composed
 from loops.step.turns import Turns
 
@@ -53,6 +54,9 @@ class ComposedStep(tf.Module):
             the part that overflowed, or with one scaler those of all. Random numbers, BatchNorm, metrics and the
             losses are those of the first forward pass. Not on several replicas with a BatchNorm that synchronises its
             statistics.
+        probes: What `scaler.observe.watch` returned for the model of a part, by the part's name, such as
+            {"critic": scaler.observe.watch(critic)}: measured in the pass of that part, at each of its turns. Of a
+            shared pass each part's gradients are those of its own loss. Not with `retry`.
 
     Attributes:
         parts: The argument.
@@ -73,9 +77,12 @@ class ComposedStep(tf.Module):
         loss_scaler: scaler.LossScaler | None = None,
         accumulate: int = 1,
         retry: bool = False,
+        probes: Mapping[str, scaler.observe.Watch] | None = None,
     ):
         super().__init__(name="composed_step")
         check_composed(parts, forward, loss_scaler, accumulate, retry)
+        check_part_probes(probes, parts, retry)
+        self._probes = PartProbes(probes or {}, int(accumulate))
         self.retry = retry
         self.parts, self.forward, self.accumulate = tuple(parts), forward, int(accumulate)
         self.loss_scaler = loss_scaler
@@ -93,12 +100,22 @@ class ComposedStep(tf.Module):
         ]
         self._known = frozenset(map(id, _states(self.models)))
         self._turns = Turns(self.accumulate) if any(part.every > 1 for part in parts) else None
-        self._passes = PartPasses(dict(self.scalers), list(self.models), self.accumulate, retry)
+        self._passes = PartPasses(dict(self.scalers), list(self.models), self.accumulate, retry, self._probes)
         self._due_now: dict[str, bool] | None = None
         self._fixed = ComposedFixed(self)
 
     def __repr__(self) -> str:
         return f"ComposedStep of {', '.join(f'{name}: {one!r}' for name, one in self.scalers.items())}"
+
+    @property
+    def probes(self) -> dict[str, scaler.observe.Watch]:
+        """The watch of each part that is measured, by the part's name."""
+        return self._probes.watches
+
+    @property
+    def sparse_gradients(self) -> dict[str, frozenset[str]]:
+        """For each of them the rows of gradients of the type `tf.IndexedSlices`, as of a `TrainStep`."""
+        return {name: one.sparse for name, one in self._probes.probing.items()}
 
     @property
     def weights(self) -> dict[str, Any]:
@@ -138,6 +155,10 @@ class ComposedStep(tf.Module):
             `cause`: int64, why the first part that was skipped was, a `scaler.Cause`. `variable`: int64, its variable
             to look at first, as a position in `weights`; -1 if there is none. `retries`, with `retry`: int64, the sum
             over the scalers.
+
+            With `probes` also the vectors of each part that has a watch, as of a `TrainStep`: "critic/counts",
+            "critic/amax" and so on. Where it is not the part's turn both are 0, and all others NaN. In eager mode a
+            part that takes its turn has none of them before its first turn.
 
         Raises:
             scaler.InvalidArgument: For a part whose loss gives no gradient; after layers were frozen or unfrozen, or an
@@ -185,6 +206,7 @@ class ComposedStep(tf.Module):
         )
         self._fixed.keep()
         check_no_new_state(f"ComposedStep of {names}", self._known, _states(self.models))
+        self._probes.build(batch)
         due = [self._due(part) for part in self.parts]
         outputs: dict[str, tf.Tensor] = {}
         forward = self.forward
@@ -215,16 +237,19 @@ class ComposedStep(tf.Module):
         """One forward pass, the gradients of all parts, and then the decisions."""
         before, scales = [group.open() for group in self.groups], scales_of(self.scalers, self.retry)
         again = [self._passes.again_together(self.parts, group.parts, forward, batch) for group in self.groups]
-        passes = self._passes.together(self.parts, due, forward, batch)
+        looks = [self._probes.look(group, due[self.parts.index(group.parts[0])]) for group in self.groups]
+        every = {name: look for one in looks for name, look in one.items()}
+        passes = self._passes.together(self.parts, due, forward, batch, every)
         taken = [[passes[part.name] for part in group.parts] for group in self.groups]
         turns = [due[self.parts.index(group.parts[0])] for group in self.groups]
         # All of them before any part moves, since a retry repeats the forward pass of all.
         retried = [self._retried(*one, retries) for one in zip(self.groups, taken, again, turns, strict=True)]
         found, start = [], 0
-        for group, own, state, turn, last in zip(self.groups, taken, before, turns, retried, strict=True):
+        for group, own, state, turn, last, look in zip(self.groups, taken, before, turns, retried, looks, strict=True):
             decided = None if turn is False and not group.window else group.decide(own, state, _when(turn), last)
             found += [] if decided is None else [(self._first(start), decided)]
             outputs |= outputs_of(group.parts, own, decided, last, scales, self._passes.extra)
+            outputs |= self._probes.outputs(group, own, None if turn is False else decided, look, batch)
             start += len(group.parts)
         return found
 
@@ -235,13 +260,16 @@ class ComposedStep(tf.Module):
             scales, extra = scales_of(self.scalers, self.retry), self._passes.extra
             if turn is False:
                 outputs |= outputs_of(group.parts, [None], None, None, scales, extra)
+                outputs |= self._probes.outputs(group, [None], None, {}, batch)
                 continue
-            before, again = group.open(), self._passes.again_in_turn(group.parts[0], batch, turn)
-            taken = self._passes.in_turn(group.parts[0], batch, turn, again)
+            part, look = group.parts[0], self._probes.look(group, turn)
+            before, again = group.open(), self._passes.again_in_turn(part, batch, turn)
+            taken = self._passes.in_turn(part, batch, turn, again, look.get(part.name))
             retried = self._retried(group, [taken], again, turn, retries)
             decided = group.decide([taken], before, _when(turn), retried)
             found.append((self._first(place), decided))
             outputs |= outputs_of(group.parts, [taken], decided, retried, scales, extra)
+            outputs |= self._probes.outputs(group, [taken], decided, look, batch)
         return found
 
     def _retried(

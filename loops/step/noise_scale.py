@@ -40,8 +40,8 @@ class NoiseScale(tf.Module):
         if self._parts == 1:
             raise scaler.InvalidArgument(
                 "observe.watch(kinds=['noise_scale']): the gradient noise scale compares gradients of two batch sizes, "
-                "and this step has one micro-batch on one replica: expected TrainStep(accumulate=2) or more, or a "
-                "strategy with several replicas."
+                "and this step has one micro-batch on one replica: expected TrainStep(accumulate=2) or more, "
+                "ComposedStep(forward=..., accumulate=2) or more, or a strategy with several replicas."
             )
         self._sum: tf.Variable | None = None
         if micro_batches > 1:

@@ -12,7 +12,9 @@ import scaler
 from loops.step.again import Differentiate, only_first, repeated
 from loops.step.composed_outputs import OWN
 from loops.step.loss_result import loss_and_extra
+from loops.step.part_probes import Look, PartProbes
 from loops.step.parts import Part
+from loops.step.probing import OUTPUTS as PROBED
 from loops.step.turns import Taken, taken_if
 
 _Loss = tuple[tf.Tensor, dict[str, tf.Tensor]]
@@ -26,6 +28,7 @@ class PartPasses:
         models: All that the parts may call.
         accumulate: Micro-batches per step.
         retry: Whether a backward pass that overflows is repeated.
+        probes: What measures the passes.
 
     Attributes:
         extra: For each part the dtypes of the scalars that its loss function added when it was traced last.
@@ -37,22 +40,31 @@ class PartPasses:
         models: Sequence[keras.layers.Layer],
         accumulate: int,
         retry: bool,
+        probes: PartProbes,
     ):
+        self._probes = probes
         self._scalers, self._models, self._accumulate, self._retry = scalers, models, accumulate, retry
         self.extra: dict[str, dict[str, tf.DType]] = {name: {} for name in scalers}
 
     def together(
-        self, parts: Sequence[Part], turns: Sequence[tf.Tensor | bool], forward: Callable[[Any], Any], batch: Any
+        self,
+        parts: Sequence[Part],
+        turns: Sequence[tf.Tensor | bool],
+        forward: Callable[[Any], Any],
+        batch: Any,
+        looks: Mapping[str, Look],
     ) -> dict[str, Taken]:
         """One forward pass, and the gradients of all parts; those of a part whose turn it is not mean nothing."""
-        with tf.GradientTape(persistent=True) as tape:
+        with tf.GradientTape(persistent=True) as tape, self._probes.forward(parts) as probed:
             given = scaler.tracing.as_called(forward)(batch)
             losses = [self._loss(part, given) for part in parts]
             scaled = [
                 self._scaled(part, turn, loss) for part, turn, (loss, _) in zip(parts, turns, losses, strict=True)
             ]
         return {
-            part.name: self._taken(part, loss, tape, own, self._looks_again(part))
+            part.name: self._taken(
+                part, loss, tape, own, self._looks_again(part), probed.get(part.name), _due(looks.get(part.name))
+            )
             for part, loss, own in zip(parts, losses, scaled, strict=True)
         }
 
@@ -101,7 +113,9 @@ class PartPasses:
 
         return repeated(again)
 
-    def in_turn(self, part: Part, batch: Any, turn: tf.Tensor | bool, again: Differentiate | None) -> Taken:
+    def in_turn(
+        self, part: Part, batch: Any, turn: tf.Tensor | bool, again: Differentiate | None, look: Look | None
+    ) -> Taken:
         """The pass of one part.
 
         Args:
@@ -109,14 +123,17 @@ class PartPasses:
             batch: Given to its loss function.
             turn: Whether to take it; a tensor puts it into a branch.
             again: From `again_in_turn`.
+            look: What is known of its probes; None without any.
         """
 
         def take() -> Taken:
             may_look_again = self._looks_again(part) and turn is True
-            with tf.GradientTape(persistent=may_look_again) as tape:
+            with tf.GradientTape(persistent=may_look_again) as tape, self._probes.forward([part]) as probed:
                 loss = self._loss(part, batch)
                 scaled = self._scaled(part, True, loss[0])
-            return self._taken(part, loss, tape, scaled, may_look_again)
+            # Of a branch that is taken the turn needs no second look.
+            due = None if look is None else look.at_its_turn
+            return self._taken(part, loss, tape, scaled, may_look_again, probed.get(part.name), due)
 
         if turn is True:
             return take()
@@ -126,7 +143,8 @@ class PartPasses:
 
     def _loss(self, part: Part, given: Any) -> _Loss:
         """The loss of a part in float32, and the other scalars of its function."""
-        loss, extra = loss_and_extra(scaler.tracing.as_called(part.loss_fn)(given), OWN)
+        taken = (*OWN, *(PROBED if part.name in self._probes.probing else ()))
+        loss, extra = loss_and_extra(scaler.tracing.as_called(part.loss_fn)(given), taken)
         loss = tf.convert_to_tensor(loss)
         self._scalers[part.name].check_precision(loss, loss)
         loss = tf.cast(loss, tf.float32)
@@ -145,14 +163,27 @@ class PartPasses:
         """Of the mean over micro-batches and replicas, whose gradients are summed."""
         return loss / (self._accumulate * _replicas())
 
-    def _taken(self, part: Part, loss: _Loss, tape: tf.GradientTape, scaled: tf.Tensor, may_look_again: bool) -> Taken:
+    def _taken(
+        self,
+        part: Part,
+        loss: _Loss,
+        tape: tf.GradientTape,
+        scaled: tf.Tensor,
+        may_look_again: bool,
+        probed: scaler.observe.Collection | None,
+        due: tf.Tensor | None,
+    ) -> Taken:
         weights = part.variables
+        if probed is not None:
+            # Of a shared pass it has also seen the gradients of the losses of other parts.
+            probed.forget_gradients()
         grads = tape.gradient(scaled, weights)
         if all(grad is None for grad in grads):
             raise scaler.InvalidArgument(
                 f"ComposedStep: part {part.name!r} gives no gradient: its loss depends on none of its variables. "
                 "Compute it from its own model's predictions, without tf.stop_gradient or NumPy in between."
             )
+        seen = self._probes.measured(part, probed, due)
         if self._accumulate == 1:  # A window checks that each micro-batch has the same gradients.
             self._scalers[part.name].check_connected(grads, weights)
 
@@ -160,7 +191,7 @@ class PartPasses:
         def again(small: tf.Tensor) -> list:
             return tape.gradient(scaled, weights, output_gradients=small)
 
-        return Taken(*loss, grads, only_first(again) if may_look_again else None)
+        return Taken(*loss, grads, only_first(again) if may_look_again else None, seen)
 
     def _looks_again(self, part: Part) -> bool:
         """Whether gradients are taken again, for a retry or for what a second look tells of a skip."""
@@ -179,6 +210,10 @@ class PartPasses:
         """Whether replicas wait for each other in a pass."""
         layers = [layer for model in self._models for layer in scaler.observe.layers_of(model)]
         return _replicas() > 1 and any(getattr(layer, "synchronized", False) for layer in layers)
+
+
+def _due(look: Look | None) -> tf.Tensor | None:
+    return None if look is None else look.due
 
 
 def _replicas() -> int:

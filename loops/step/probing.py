@@ -33,6 +33,14 @@ class Seen(NamedTuple):
     attention: tf.Tensor | None
 
 
+def unseen(seen: Seen | None) -> Seen | None:
+    """What there is in the place of these measurements at a call that takes no pass."""
+    if seen is None:
+        return None
+    nothing = scaler.observe.Measured(tf.zeros_like(seen.rows.counts), tf.zeros_like(seen.rows.amax))
+    return Seen(nothing, None if seen.attention is None else tf.fill(seen.attention.shape, _NAN))
+
+
 class Probing:
     """The measurements of a `TrainStep`, in the order of its calls. Without a watch they add no operations.
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import scaler
 from loops.step.accumulation import local_variable
+from loops.step.probing import Seen, unseen
 
 
 class Taken(NamedTuple):
@@ -19,12 +20,14 @@ class Taken(NamedTuple):
         extra: The scalars that the loss function returned with it.
         grads: Scaled gradients, or None.
         again: From an output gradient to the same gradients, for a second look; None if they cannot be had again.
+        seen: What its probes measured; None without probes.
     """
 
     loss: tf.Tensor
     extra: dict[str, tf.Tensor]
     grads: list
     again: Callable[[tf.Tensor], list] | None = None
+    seen: Seen | None = None
 
 
 class Turns(tf.Module):
@@ -60,6 +63,8 @@ class Turns(tf.Module):
 def taken_if(due: tf.Tensor, take: Callable[[], Taken]) -> Taken:
     """What `take` returns where it is due; else nothing is computed, and numbers are NaN, gradients and counts 0.
 
+    So is what probes measure: NaN, but for counts and largest magnitudes, which are 0.
+
     Args:
         due: Scalar bool.
         take: The forward and backward pass of a part.
@@ -67,24 +72,31 @@ def taken_if(due: tf.Tensor, take: Callable[[], Taken]) -> Taken:
     found: list[Taken] = []
 
     @scaler.tracing.as_written
-    def taken() -> tuple[tf.Tensor, list, list]:
+    def taken() -> tuple[tf.Tensor, list, list, list]:
         found[:] = [take()]
-        return found[0].loss, list(found[0].extra.values()), [grad for grad in found[0].grads if grad is not None]
+        (one,) = found
+        return one.loss, list(one.extra.values()), [grad for grad in one.grads if grad is not None], _tensors(one.seen)
 
     @scaler.tracing.as_written
-    def left_out() -> tuple[tf.Tensor, list, list]:
+    def left_out() -> tuple[tf.Tensor, list, list, list]:
         extra = [nothing(value.dtype) for value in found[0].extra.values()]
-        return nothing(tf.float32), extra, [_zeros(grad) for grad in found[0].grads if grad is not None]
+        grads = [_zeros(grad) for grad in found[0].grads if grad is not None]
+        return nothing(tf.float32), extra, grads, _tensors(unseen(found[0].seen))
 
-    loss, extra, grads = tf.cond(due, taken, left_out)
+    loss, extra, grads, seen = tf.cond(due, taken, left_out)
     rest = iter(grads)
     whole = [None if grad is None else next(rest) for grad in found[0].grads]
-    return Taken(loss, dict(zip(found[0].extra, extra, strict=True)), whole)
+    measured = None if not seen else Seen(scaler.observe.Measured(*seen[:2]), *(seen[2:] or [None]))
+    return Taken(loss, dict(zip(found[0].extra, extra, strict=True)), whole, seen=measured)
 
 
 def nothing(dtype: tf.DType) -> tf.Tensor:
     """What a part returns as a scalar where it is not its turn."""
     return tf.constant(float("nan"), dtype) if dtype.is_floating else tf.zeros([], dtype)
+
+
+def _tensors(seen: Seen | None) -> list[tf.Tensor]:
+    return [] if seen is None else [one for one in (*seen.rows, seen.attention) if one is not None]
 
 
 def _zeros(grad: tf.Tensor | tf.IndexedSlices) -> Any:

@@ -52,7 +52,12 @@ def weights_of(watch: scaler.observe.Watch, before: Before, grads: Sequence, opt
     """
     kinds, variables = watch.kinds, before.variables
     holders, names = _names(watch.model, variables)
-    holds = watch.holds()
+    watched, own = watch.holds(), {id(variable) for variable in watch.model.variables}
+
+    def holds(variable: Any) -> bool:
+        # A part of a step may move more than the model that is watched.
+        return id(variable) in own and watched(variable)
+
     held = [place for place, variable in enumerate(variables) if holds(variable)]
     uncounted = [place for place in held if tf.as_dtype(variables[place].dtype) not in _FLOATS]
     if {"weight_gradients", "weights", "updates"} & {*kinds}:

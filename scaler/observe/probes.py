@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -33,11 +33,20 @@ class Collection:
     Args:
         kinds: Of "activations" and "activation_gradients", those to take.
         takes: Whether to take what is probed under a name, by layer (True) or by hand (False).
+        watch: The watch that it collects for, or None.
+        layers: The ids of the layers of its model: it alone takes what is probed by hand in them.
     """
 
-    def __init__(self, kinds: tuple[str, ...], takes: Callable[[str, bool], bool] = lambda name, by_layer: True):
+    def __init__(
+        self,
+        kinds: tuple[str, ...],
+        takes: Callable[[str, bool], bool] = lambda name, by_layer: True,
+        watch: Any = None,
+        layers: frozenset[int] = frozenset(),
+    ):
         self._kinds = kinds
         self._takes = takes
+        self.watch, self.layers = watch, layers
         self._graph = _graph()
         self._forward: bool | None = None
         self._seen: dict[str, dict[str, list[Gradient]]] = {ACTIVATIONS: {}, GRADIENTS: {}}
@@ -48,24 +57,31 @@ class Collection:
         self._scores: dict[str, list[Callable[[], Scores]]] = {}
 
     @contextlib.contextmanager
-    def forward(self) -> Iterator[Collection]:
+    def forward(self, beside: Sequence[Collection] = ()) -> Iterator[Collection]:
         """The forward pass: what `probe` is given inside of it comes here.
+
+        Args:
+            beside: Other collections of the same pass, which may be open.
 
         Raises:
             InvalidArgument: If another collection's forward pass is open.
         """
-        if _CURRENT.get() is not None:
+        if any(all(one is not other for other in beside) for one in _OPEN.get()):
             raise InvalidArgument(
                 "watch.collect(): another collection is open, and of two at once only one would see the model. Have "
                 "each forward pass in a `with` of its own, one after the other; the tape may be around both."
             )
-        token = _CURRENT.set(self)
+        token = _OPEN.set((*_OPEN.get(), self))
         self._forward = True
         try:
             yield self
         finally:
             self._forward = False
-            _CURRENT.reset(token)
+            _OPEN.reset(token)
+
+    def forget_gradients(self) -> None:
+        """Before the backward pass of one of several losses of a forward pass: it takes the gradients of this one."""
+        self._seen[GRADIENTS].clear()
 
     def see(self, x: tf.Tensor, name: str, *, by_layer: bool) -> tf.Tensor:
         """The same values, which are remembered, and their gradient once there is one."""
@@ -177,8 +193,9 @@ def probe(x: tf.Tensor, name: str) -> tf.Tensor:
     if not is_probed(x):
         what = f"dtype {x.dtype}" if isinstance(x, tf.Tensor) else f"type {type(x).__name__}"
         raise InvalidArgument(f"probe(x, {name!r}): x has {what}: expected a float16, bfloat16 or float32 tensor.")
-    collection = _CURRENT.get()
-    return x if collection is None else collection.see(x, name, by_layer=False)
+    for collection in _of_the_layer():
+        x = collection.see(x, name, by_layer=False)
+    return x
 
 
 def is_probed(x: Any) -> bool:
@@ -186,14 +203,34 @@ def is_probed(x: Any) -> bool:
     return isinstance(x, tf.Tensor) and x.dtype in DTYPES
 
 
-def current() -> Collection | None:
-    """The collection whose forward pass this is, or None."""
-    return _CURRENT.get()
+def current(watch: Any) -> Collection | None:
+    """The collection of a watch whose forward pass this is, or None."""
+    return next((one for one in _OPEN.get() if one.watch is watch), None)
+
+
+@contextlib.contextmanager
+def inside(layer: keras.layers.Layer) -> Iterator[None]:
+    """Within it a layer is called: what is probed by hand belongs to its model."""
+    token = _LAYER.set(layer)
+    try:
+        yield
+    finally:
+        _LAYER.reset(token)
+
+
+def _of_the_layer() -> list[Collection]:
+    """The open collections of the model whose layer is being called; outside of all models, all."""
+    layer, found = _LAYER.get(), list(_OPEN.get())
+    if len(found) < 2 or layer is None:
+        return found
+    own = [one for one in found if id(layer) in one.layers]
+    return own or found
 
 
 # A probe stands deep inside of a user's model, which cannot hand it a collection. Each thread, and so each replica, has
 # its own value.
-_CURRENT: contextvars.ContextVar[Collection | None] = contextvars.ContextVar("scaler.observe.collection", default=None)
+_OPEN: contextvars.ContextVar[tuple[Collection, ...]] = contextvars.ContextVar("scaler.observe.open", default=())
+_LAYER: contextvars.ContextVar[Any] = contextvars.ContextVar("scaler.observe.layer", default=None)
 
 
 def _graph() -> Any:

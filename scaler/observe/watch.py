@@ -17,7 +17,7 @@ from scaler.backend.attention import Scores, show_scores
 from scaler.backend.layers import layers_by_path
 from scaler.errors import InvalidArgument
 from scaler.observe.attention import NO_LAYER, NOT_KERAS, divided
-from scaler.observe.probes import ACTIVATIONS, GRADIENTS, Collection, current, is_probed
+from scaler.observe.probes import ACTIVATIONS, GRADIENTS, Collection, current, inside, is_probed
 
 KINDS = (ACTIVATIONS, GRADIENTS, "weight_gradients", "weights", "updates", "slots")
 """Which tensors can be watched, in the order of the rows."""
@@ -147,7 +147,7 @@ class Watch:
         return lambda variable: all(id(variable) in ids for ids in chosen)
 
     @contextlib.contextmanager
-    def collect(self) -> Iterator[Collection]:
+    def collect(self, beside: Sequence[Collection] | None = None) -> Iterator[Collection]:
         """The forward pass of a step: inside of it, the watched layers and probes give their tensors out.
 
             with tf.GradientTape() as tape, watch.collect() as collection:
@@ -158,6 +158,11 @@ class Watch:
         It takes activations and their gradients, in each call: the other kinds, and `every`, are for a `TrainStep`.
         What it cannot see it warns of once, when it ends, and keeps in `left_out`. Between its begin and its end each
         layer's `call` is another one; afterwards it is what it was.
+
+        Args:
+            beside: For a pass of several models, each with a watch: the collections that are open by now, none for the
+                first. Each sees its own model's layers, and what is probed by hand in them; a probe outside of all is
+                seen by all.
 
         Raises:
             InvalidArgument: If another collection is open, and for names that the model does not have.
@@ -170,9 +175,12 @@ class Watch:
                 raise InvalidArgument(f"probe(x, {name!r}): a layer has this name already: expected another one.")
             return self._only is None or name in self._only
 
-        with self._watched(layers, attend):
-            collection = Collection(self.kinds, takes)
-            with collection.forward():
+        known = layers_by_path(self.model)
+        # With one collection no one else could own what is probed by hand.
+        marked = [] if beside is None else [one for path, one in known.items() if path not in layers]
+        with self._watched(layers, attend, [one for one in marked if not _shows_others(one)]):
+            collection = Collection(self.kinds, takes, self, frozenset(map(id, known.values())))
+            with collection.forward(beside or ()):
                 yield collection
             self._dtypes = collection.dtypes
         self._look_back(collection, layers)
@@ -229,12 +237,18 @@ class Watch:
             )
 
     @contextlib.contextmanager
-    def _watched(self, layers: dict[str, keras.layers.Layer], attend: dict[str, keras.layers.Layer]) -> Iterator[None]:
+    def _watched(
+        self,
+        layers: dict[str, keras.layers.Layer],
+        attend: dict[str, keras.layers.Layer],
+        marked: Sequence[keras.layers.Layer],
+    ) -> Iterator[None]:
         # Replicas take turns in one step, each in a thread, and share the layers: the first opens, the last closes.
         with self._lock:
             self._open += 1
             if self._open == 1:
-                self._put_back = [_replace_call(layer, path) for path, layer in layers.items()]
+                self._put_back = [_replace_call(layer, path, self) for path, layer in layers.items()]
+                self._put_back += [_replace_call(layer, None, self) for layer in marked]
                 self._put_back += [self._show_scores(layer, path) for path, layer in attend.items()]
         try:
             yield
@@ -249,7 +263,7 @@ class Watch:
         """Has an attention layer show its logits, and returns what undoes it."""
 
         def see(scores: Callable[[], Scores]) -> None:
-            collection = current()
+            collection = current(self)
             if collection is not None:
                 collection.see_scores(scores, path)
 
@@ -362,15 +376,17 @@ def _shows_others(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, keras.layers.InputLayer) or (isinstance(layer, keras.Model) and of_keras)
 
 
-def _replace_call(layer: keras.layers.Layer, path: str) -> Callable[[], None]:
-    """Has a layer show its outputs, and returns what undoes it."""
+def _replace_call(layer: keras.layers.Layer, path: str | None, watch: Watch) -> Callable[[], None]:
+    """Has a layer say that it is called, and with a path show its outputs; returns what undoes it."""
     call = layer.call
     own = vars(layer).get("call")
 
     @functools.wraps(call)
     def watched(*arguments: Any, **named: Any) -> Any:
-        outputs, collection = call(*arguments, **named), current()
-        if collection is None:
+        with inside(layer):
+            outputs = call(*arguments, **named)
+        collection = current(watch)
+        if collection is None or path is None:
             return outputs
         collection.calls(path)
         return tf.nest.map_structure(

@@ -19,6 +19,7 @@ PREDICATES = {
     "retry": 1,
     "composed, in turn": 1,
     "composed, in turn, retry": 3,
+    "composed, in turn, probes": 3,
     "composed, together, retry": 1,
 }
 """Branches that an applied step executes, each of which waits for the device. An update that has to be looked at takes
@@ -34,6 +35,7 @@ COPIED = {
     "emulated mxfp4": 28,
     "emulated nvfp4": 24,
     "probes of all, every 10th": 1,
+    "composed, in turn, probes": 1,
     "fit": 3,
     "fit, protect": 3,
     "fit, protect, accumulate": 7,

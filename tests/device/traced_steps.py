@@ -104,10 +104,12 @@ def per_loss(embeds=False):
     return step.get_concrete_function(batch)
 
 
-def composed(in_turn, **options):
+def composed(in_turn, probes=None, **options):
     """Two models with an optimizer each: in turn, one with a teacher, or decided about together."""
     names = "first", "second"
     models = {name: model("float16") for name in names}
+    if probes is not None:
+        options["probes"] = {name: observe.watch(one, **probes) for name, one in models.items()}
     every, teachers = ({"second": 2}, {"second": model("float16")}) if in_turn else ({}, {})
 
     def losses(batch):
@@ -225,6 +227,8 @@ TRACED = {
     "composed, together": functools.partial(composed, False),
     "composed, in turn, retry": functools.partial(composed, True, retry=True),
     "composed, together, retry": functools.partial(composed, False, retry=True),
+    "composed, in turn, probes": functools.partial(composed, True, probes=ALL_KINDS),
+    "composed, together, probes": functools.partial(composed, False, probes=ALL_KINDS),
     "embedding": functools.partial(embedded, clip_norm=1.0),
     "embedding, accumulate": functools.partial(embedded, accumulate=4),
     "clip_norm": functools.partial(traced, clip_norm=1.0),

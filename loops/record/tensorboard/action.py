@@ -18,9 +18,9 @@ from loops.record.tensorboard.curves import SKIPS, TEXT, curves_of, metadata, sk
 from loops.record.tensorboard.exponents import METADATA, headroom_curves, histograms
 from loops.record.tensorboard.gauges import GaugeCurves
 from loops.record.trace.tensors import tensors_of
-from loops.record.trace.visit_columns import measured
 from loops.step.composed_step import ComposedStep
 from loops.step.train_step import TrainStep
+from loops.step.watched import watched_by
 from loops.support.written.place import Place, as_path, check_folder
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class TensorBoard:
     format. There is also a histogram of each tensor, such as `exponents/activations/dense`, over the exponents of its
     values, without zeros, infinities and NaN: that of the last step of a visit that is due and was counted.
     Ready probes have a curve of each layer, such as `update_rms/dense`, and one `noise_scale`, see
-    `loops.observe.noise_scale`, at steps that are due and were measured.
+    `loops.observe.noise_scale`, at steps that are due and were measured. Those of the parts of a `ComposedStep` are
+    named after them: `critic/scaler/headroom`, `exponents/activations/critic/dense`, `update_rms/critic/dense`.
 
     Writing needs only TensorFlow; viewing needs the extra `tensorboard`, and a warning says if it is missing. Files are
     flushed at each visit that writes. A run that resumes from a checkpoint removes the points of later steps.
@@ -96,12 +97,12 @@ class TensorBoard:
 
     def save_state(self) -> dict:
         """The last step seen, and the averages of the noise scale, for a `Checkpoint`."""
-        return {"step": self._step, "averages": self._gauges.averages.save_state()}
+        return {"step": self._step, **self._gauges.save_state()}
 
     def load_state(self, value: dict | int) -> None:
         """Makes the next run continue from what `save_state` returned, before 0.3 the step alone."""
         if isinstance(value, dict):
-            self._gauges.averages.load_state(value["averages"])
+            self._gauges.load_state(value)
         self._step = step = value["step"] if isinstance(value, dict) else value
         for path in self._directory.glob("events.out.tfevents.*"):
             _keep_to(path, step)
@@ -131,10 +132,9 @@ class TensorBoard:
         points = [(visit.first + row, *curve) for row in rows for curve in curves_of(visit, row, named).items()] + (
             [(self._step, *curve) for curve in self._of_the_host(visit).items()] if rows else []
         )
-        tensors = tensors_of(self._train_step) if rows and {"amax", "counts"} <= set(visit.vectors) else []
-        bins = histograms(visit, rows, tensors) if tensors else []
-        seen = measured(visit) if tensors else ()
-        points += headroom_curves(visit, [row for row in rows if seen[row]], tensors) if tensors else []
+        shown = bool(rows and watched_by(self._train_step) and tensors_of(self._train_step))
+        bins = histograms(visit, rows, self._train_step) if shown else []
+        points += headroom_curves(visit, rows, self._train_step) if shown else []
         points += self._gauges.points(visit, rows, self._train_step)
         for one in self._evaluations:
             if one.step != self._shown[id(one)]:

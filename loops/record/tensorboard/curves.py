@@ -53,7 +53,10 @@ TEXT = tf.compat.v1.SummaryMetadata(
 def metadata(name: str) -> tf.compat.v1.SummaryMetadata:
     """Marks a number as a point of a curve, with what the curve shows where that is known."""
     plugin_data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
-    said = _DESCRIPTIONS.get(name) or _OF_GAUGES.get(name.partition("/")[0], "")
+    first, _, rest = name.partition("/")
+    said = _DESCRIPTIONS.get(name) or _OF_GAUGES.get(first, "")
+    if rest.endswith("/headroom"):  # Of a part, as in critic/scaler/headroom.
+        said = _DESCRIPTIONS[rest]
     return tf.compat.v1.SummaryMetadata(plugin_data=plugin_data, summary_description=said)
 
 

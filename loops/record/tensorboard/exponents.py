@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from loops.loop.visit import Visit
 from loops.record.columns import octaves_to_critical
-from loops.record.trace.tensors import Tensor
-from loops.record.trace.visit_columns import margins
+from loops.record.trace.tensors import tensors_of_watch
+from loops.record.trace.visit_columns import margins, measured
+from loops.step.watched import Watched, watched_by
 from scaler import observe
 
 METADATA = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms"))
@@ -32,21 +33,33 @@ class Histogram(NamedTuple):
     bins: np.ndarray
 
 
-def headroom_curves(visit: Visit, rows: Sequence[int], tensors: Sequence[Tensor]) -> list[tuple[int, str, float]]:
+def headroom_curves(visit: Visit, rows: Sequence[int], train_step: Any) -> list[tuple[int, str, float]]:
     """The headroom at some steps in octaves, as points (step, curve, value); without those that are unknown.
 
     Args:
-        visit: A visit with the vector `amax`.
+        visit: A visit of the step, with what its probes measured.
         rows: The indices of the steps in it.
-        tensors: The measured tensors.
+        train_step: The step. Each part of a `ComposedStep` has curves of its own.
     """
-    chosen = list(rows)
+    seen = measured(visit, train_step)
+    return [
+        point
+        for place, one in enumerate(watched_by(train_step))
+        for point in _curves(visit, [row for row in rows if seen[row, place]], one)
+    ]
+
+
+def _curves(visit: Visit, chosen: list[int], watched: Watched) -> list[tuple[int, str, float]]:
     if not chosen:
         return []
-    scale = np.asarray(visit.outputs.get("loss_scale", np.ones(len(visit.vectors["amax"]))), np.float64)[chosen]
-    found = margins(visit.vectors["amax"][chosen], scale, tensors)
+    amax = visit.vectors[watched.output("amax")]
+    scale = np.asarray(visit.outputs.get(watched.output("loss_scale"), np.ones(len(amax))), np.float64)[chosen]
+    found = margins(amax[chosen], scale, tensors_of_watch(watched))
     of_gradients = octaves_to_critical(*found.critical, scale)
-    curves: Mapping[str, np.ndarray] = {"scaler/headroom": of_gradients, "activations/headroom": found.headroom}
+    curves: Mapping[str, np.ndarray] = {
+        watched.output("scaler/headroom"): of_gradients,
+        watched.output("activations/headroom"): found.headroom,
+    }
     return [
         (visit.first + row, name, float(values[place]))
         for place, row in enumerate(chosen)
@@ -55,15 +68,20 @@ def headroom_curves(visit: Visit, rows: Sequence[int], tensors: Sequence[Tensor]
     ]
 
 
-def histograms(visit: Visit, rows: Sequence[int], tensors: Sequence[Tensor]) -> list[Histogram]:
-    """The histogram of each tensor at the last of some steps that has counts.
+def histograms(visit: Visit, rows: Sequence[int], train_step: Any) -> list[Histogram]:
+    """The histogram of each tensor at the last of some steps that has counts, of a part at the last that it has.
 
     Args:
-        visit: A visit with the vector `counts`.
+        visit: A visit of the step, with what its probes measured.
         rows: The indices of the steps in it.
-        tensors: The measured tensors.
+        train_step: The step.
     """
-    counts = visit.vectors["counts"]
+    watches = watched_by(train_step)
+    return [found for one in watches for found in _histograms(visit, rows, one)]
+
+
+def _histograms(visit: Visit, rows: Sequence[int], watched: Watched) -> list[Histogram]:
+    counts, tensors = visit.vectors[watched.output("counts")], tensors_of_watch(watched)
     counted = [row for row in rows if counts[row].any()]
     if not counted:
         return []

@@ -17,9 +17,10 @@ from loops.record.trace.file import TraceFile
 from loops.record.trace.frames import Frame, choose, frame_of, pack, unpack
 from loops.record.trace.gauges import gauge_values, gauges_of
 from loops.record.trace.messages import arrow
-from loops.record.trace.stream import batch_of, opening, read_gauges, read_tensors, schema_of
+from loops.record.trace.stream import UNMEASURED, batch_of, opening, read_gauges, read_tensors, schema_of
 from loops.record.trace.tensors import Tensor, lacks_of, tensors_of
-from loops.record.trace.visit_columns import causes_of, columns_of, measured, skipped
+from loops.record.trace.visit_columns import any_measured, causes_of, columns_of, joined, rows_measured, skipped
+from loops.step.watched import watched_by
 from loops.support.checks import check_count
 from loops.support.errors import LoopError, ResumeWarning, TraceWarning
 from loops.support.written.place import Place, as_path, writing
@@ -129,9 +130,9 @@ class Trace:
             batch_of(
                 self._schema,
                 visit.first,
-                columns_of(visit, self._tensors),
+                columns_of(visit, self._tensors, self._train_step),
                 causes_of(visit.outputs, self._train_step),
-                _rows(visit.vectors["amax"], measured(visit)) if self._tensors else None,
+                self._amax_rows(visit) if self._tensors else None,
                 frames,
                 self._gauge_rows(visit),
             )
@@ -180,7 +181,7 @@ class Trace:
         if self._schema is not None and self._file.end:
             return
         self._tensors = tensors_of(self._train_step)
-        if getattr(self._train_step, "probes", None) is None and {"counts", "amax"} & {*vectors}:
+        if not watched_by(self._train_step) and {"counts", "amax"} & {*vectors}:
             warnings.warn(
                 "Trace: the step returns counts or amax, but has no `probes` to name their rows: they are not "
                 "written. Use TrainStep(..., probes=scaler.observe.watch(model)).",
@@ -192,6 +193,11 @@ class Trace:
         if not self._file.end:
             self._file.add(opening(schema))
         self._schema = schema
+
+    def _amax_rows(self, visit: Visit) -> list[np.ndarray | None]:
+        """The largest magnitudes at each step; None at one that was not measured."""
+        amax, known = joined(visit, "amax", self._train_step), rows_measured(visit, self._train_step)
+        return _rows(np.where(known, amax, UNMEASURED), any_measured(visit, self._train_step))
 
     def _gauge_rows(self, visit: Visit) -> list[np.ndarray | None] | None:
         """What the ready probes measured at each step; None at one at which they measured nothing."""
@@ -209,9 +215,9 @@ class Trace:
         due[self._cadence.rows(visit)] = True
         if not self._tensors:
             return [], [], last_skip
-        counts = visit.vectors["counts"]
+        counts = joined(visit, "counts", self._train_step)
         # Steps at which the probes did not count have zeros.
-        seen = measured(visit)
+        seen = any_measured(visit, self._train_step)
         seen[seen] = counts[seen].any(axis=(1, 2))
         rows = np.flatnonzero(seen & ~due)
         held = np.array([frame.step for frame in self._held], np.int64)

@@ -13,7 +13,16 @@ import numpy as np
 from loops.record.columns import DECISIONS, NUMBERS
 from loops.record.trace.file import Contents, contents
 from loops.record.trace.messages import arrow
-from loops.record.trace.stream import GAUGES, HISTOGRAMS, STEP, VERSION, read_gauges, read_lacks, read_tensors
+from loops.record.trace.stream import (
+    GAUGES,
+    HISTOGRAMS,
+    STEP,
+    UNMEASURED,
+    VERSION,
+    read_gauges,
+    read_lacks,
+    read_tensors,
+)
 from loops.record.trace.tensors import Tensor
 from loops.support.errors import LoopError, TraceWarning
 from loops.support.written.place import as_path
@@ -27,7 +36,8 @@ class TraceTables:
         steps: A row for each step: `step`, `loss`, `loss_scale`, `grad_norm`, `clipped_norm`, `critical_low`,
             `critical_high`, `headroom`, `attempted`, `applied`, `cause`, and for each tensor its largest magnitude,
             such as `amax/activations/dense_1`; with ready probes also what they measured, such as
-            `update_rms/dense_1`. Both are null at a step that was not measured.
+            `update_rms/dense_1`. Both are null at a step that was not measured. Those of the parts of a
+            `ComposedStep` have the part's name before the layer's: `amax/activations/critic/dense_1`.
         histograms: A row for each step, tensor and nonempty bin: `step`, `tensor`, `bin`, `count`, sorted by these.
             `scaler.observe` defines the bins.
         tensors: A row for each tensor: `name`; `format`, in which it was computed; `carries_scale`, whether its values
@@ -110,18 +120,19 @@ def _tables(found: Contents, tensors: list[Tensor]) -> TraceTables:
 
 def _steps(pa: Any, table: Any, names: list[str], gauges: Sequence[str]) -> Any:
     columns = {name: table[name] for name in ("step", *NUMBERS, *DECISIONS, "cause")}
-    columns |= _unlisted(pa, table["amax"], [f"amax/{name}" for name in names])
+    columns |= _unlisted(pa, table["amax"], [f"amax/{name}" for name in names], UNMEASURED)
     return pa.table(columns | (_unlisted(pa, table[GAUGES], gauges) if gauges else {}))
 
 
-def _unlisted(pa: Any, lists: Any, names: Sequence[str]) -> dict[str, Any]:
-    """A column of lists as a column for each of their places."""
+def _unlisted(pa: Any, lists: Any, names: Sequence[str], unmeasured: float = np.nan) -> dict[str, Any]:
+    """A column of lists as a column for each of their places, with null for the value that stands for none."""
     column = lists.combine_chunks()
     missing = np.asarray(column.is_null())
     values = np.zeros([len(column), len(names)], np.float32)
     if names:
         values[~missing] = column.flatten().to_numpy().reshape(-1, len(names))
-    return {name: pa.array(values[:, place], mask=missing) for place, name in enumerate(names)}
+    absent = missing[:, np.newaxis] | (values == unmeasured)
+    return {name: pa.array(values[:, place], mask=absent[:, place]) for place, name in enumerate(names)}
 
 
 def _histograms(pa: Any, table: Any, names: list[str]) -> Any:

@@ -22,6 +22,8 @@ STEP, HISTOGRAMS = "step", "histograms"
 """The kinds of rows."""
 GAUGES = "gauges"
 """The column of what ready probes measured, and the entry with their names: a trace without such probes has neither."""
+UNMEASURED = np.float32(-1.0)
+"""In the place of the largest magnitude of a tensor whose part of the step was not measured, where others were."""
 _NULL_FOR_NAN = ("critical_low", "critical_high", "headroom")
 _COMPRESSED_FROM = 2**15
 """A batch of fewer bytes is not compressed: each of its columns would cost more time than it saves room."""
@@ -121,7 +123,8 @@ def batch_of(
         first: The number of the first step.
         columns: Arrays [steps] by the names of columns; other names are ignored.
         causes: Names of a `scaler.Cause` [steps], or None for a step that was not skipped.
-        amax: Float32 [tensors] for each step, or None for one that was not measured; or None for all.
+        amax: Float32 [tensors] for each step, `UNMEASURED` for each tensor that was not measured, or None for a step
+            that was not; or None for all.
         frames: Histograms to write.
         gauges: Float32 [gauges], likewise.
     """

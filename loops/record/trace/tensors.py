@@ -9,6 +9,8 @@ from typing import Any
 import keras
 
 import scaler
+from loops.step.composed_step import ComposedStep
+from loops.step.watched import Watched, watched_by
 
 _SCALED = ("activation_gradients", "weight_gradients")
 _FLOAT32 = ("updates", "slots")
@@ -50,20 +52,24 @@ def tensors_of(train_step: Any) -> list[Tensor]:
     Args:
         train_step: A loop's train step, after its first trace.
     """
-    probes = getattr(train_step, "probes", None)
-    if probes is None:
-        return []
+    return [tensor for one in watched_by(train_step) for tensor in tensors_of_watch(one)]
+
+
+def tensors_of_watch(watched: Watched) -> list[Tensor]:
+    """The same of one watch."""
+    probes = watched.watch
     seen = getattr(probes, "dtypes", {})
     formats = {path: layer.compute_dtype for path, layer in scaler.observe.layers_by_path(probes.model).items()}
     # A probe set by hand has no layer in its name.
     usual = "float16" if "float16" in formats.values() else probes.model.compute_dtype
     products = _products(probes.model, formats, seen)
-    sparse, names = getattr(train_step, "sparse_gradients", ()), set(probes.names)
-    summed = {name for name in sparse if f"activation_gradients/{_layer_of(name)}" in names}
-    return [
+    names = set(probes.names)
+    summed = {name for name in watched.sparse if f"activation_gradients/{_layer_of(name)}" in names}
+    found = [
         Tensor(name, "float32", True) if name in summed else _tensor(name, formats, usual, seen, products)
         for name in probes.names
     ]
+    return [dataclasses.replace(tensor, name=watched.row(tensor.name)) for tensor in found]
 
 
 def _layer_of(name: str) -> str:
@@ -82,17 +88,29 @@ def lacks_of(train_step: Any, replicas: int) -> list[str]:
         "replicas" or "micro-batches" if gradients are measured before they are summed, "weights" if some gradients are
         not measured.
     """
-    probes = getattr(train_step, "probes", None)
-    if probes is None:
+    watches = watched_by(train_step)
+    if not watches:
         return []
-    holds = probes.holds() if hasattr(probes, "holds") else lambda variable: True
-    measured = "weight_gradients" in getattr(probes, "kinds", _SCALED)
+    if isinstance(train_step, ComposedStep):
+        moved = {part.name: part.variables for part in train_step.parts}
+    else:
+        moved = {"": watches[0].watch.model.trainable_variables}
+    own = {one.part: one.watch for one in watches}
     found = {
         "replicas": replicas > 1,
         "micro-batches": getattr(train_step, "accumulate", 1) > 1,
-        "weights": not (measured and all(holds(variable) for variable in probes.model.trainable_variables)),
+        "weights": not all(name in own and _sees_all(own[name], variables) for name, variables in moved.items()),
     }
     return [name for name, lacks in found.items() if lacks]
+
+
+def _sees_all(watch: Any, variables: list) -> bool:
+    """Whether the gradients of all these variables are measured."""
+    if "weight_gradients" not in getattr(watch, "kinds", _SCALED):
+        return False
+    holds = watch.holds() if hasattr(watch, "holds") else lambda variable: True
+    known = {id(variable) for variable in watch.model.variables}
+    return all(id(variable) in known and holds(variable) for variable in variables)
 
 
 def _products(model: Any, formats: dict[str, str], seen: dict[str, tuple[str, ...]]) -> set[str]:

@@ -15,6 +15,7 @@ from loops.record.trace.critical import Critical, critical_scales
 from loops.record.trace.tensors import Tensor
 from loops.step.composed_step import ComposedStep
 from loops.step.train_step import TrainStep
+from loops.step.watched import Watched, watched_by
 
 
 class Margins(NamedTuple):
@@ -46,25 +47,64 @@ def margins(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[Tensor])
     return Margins(critical_scales(amax, loss_scale, tensors), headroom)
 
 
-def columns_of(visit: Visit, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
-    """The numbers of each step, by the names of the trace's columns; NaN where it was not measured."""
+def columns_of(visit: Visit, tensors: Sequence[Tensor], train_step: Any) -> dict[str, np.ndarray]:
+    """The numbers of each step, by the names of the trace's columns; NaN where it was not measured.
+
+    Of a `ComposedStep` with a scaler for each part there is no loss scale and so no critical one of the step.
+    """
     columns = dict(visit.outputs)
+    parts = [part.name for part in train_step.parts] if isinstance(train_step, ComposedStep) else []
+    if parts and train_step.loss_scaler is not None:
+        columns["loss_scale"] = visit.outputs[f"{parts[0]}/loss_scale"]
     if tensors:
-        amax, seen = visit.vectors["amax"], measured(visit)
-        scale = visit.outputs.get("loss_scale", np.ones(len(amax)))
+        amax, seen = joined(visit, "amax", train_step), any_measured(visit, train_step)
+        scale = columns.get("loss_scale", np.ones(len(amax)))
         critical, headroom = margins(amax[seen], scale[seen], tensors)
-        for name, values in (("critical_low", critical.low), ("critical_high", critical.high), ("headroom", headroom)):
+        found = {"headroom": headroom}
+        if not parts or "loss_scale" in columns:
+            found |= {"critical_low": critical.low, "critical_high": critical.high}
+        for name, values in found.items():
             columns[name] = np.full(len(amax), np.nan)
             columns[name][seen] = values
     return columns
 
 
-def measured(visit: Visit) -> np.ndarray:
-    """Bool [steps]: whether the probes looked at the step, rather than leaving it out by `every`."""
-    found = (visit.vectors["amax"] != 0).any(axis=1)
-    if "counts" in visit.vectors:
+def joined(visit: Visit, output: str, train_step: Any) -> np.ndarray:
+    """What the probes of all parts measured: [steps, tensors, ...], in the order of the tensors.
+
+    Args:
+        visit: A visit of the step.
+        output: "amax" or "counts".
+        train_step: The step, with probes.
+    """
+    found = [visit.vectors[one.output(output)] for one in watched_by(train_step)]
+    return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+
+
+def measured(visit: Visit, train_step: Any) -> np.ndarray:
+    """Bool [steps, watches]: whether the probes of each watch looked at the step.
+
+    They leave it out by `every`, and those of a part where it is not its turn.
+    """
+    return np.stack([_measured(visit.vectors, one) for one in watched_by(train_step)], axis=1)
+
+
+def any_measured(visit: Visit, train_step: Any) -> np.ndarray:
+    """Bool [steps]: whether the probes of any looked at the step."""
+    return np.logical_or.reduce(measured(visit, train_step), axis=1)
+
+
+def rows_measured(visit: Visit, train_step: Any) -> np.ndarray:
+    """The same for each tensor: bool [steps, tensors]."""
+    sizes = [visit.vectors[one.output("amax")].shape[1] for one in watched_by(train_step)]
+    return np.repeat(measured(visit, train_step), sizes, axis=1)
+
+
+def _measured(vectors: Mapping[str, np.ndarray], watched: Watched) -> np.ndarray:
+    found = (vectors[watched.output("amax")] != 0).any(axis=1)
+    if (counts := watched.output("counts")) in vectors:
         # Where all values are 0, they are counted; at a step that is left out all counts are 0, too.
-        found |= (visit.vectors["counts"][:, :, scaler.observe.ZERO] != 0).any(axis=1)
+        found |= (vectors[counts][:, :, scaler.observe.ZERO] != 0).any(axis=1)
     return found
 
 

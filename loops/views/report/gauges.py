@@ -7,7 +7,7 @@ import numpy as np
 from loops.record.noise_scale import noise_scale
 from loops.record.run import Gauges, Recorded
 from loops.record.thin import sampled
-from loops.record.trace.gauges import NOISE, SIGNAL
+from loops.record.trace.gauges import noise_pairs
 from loops.support.pages import Table
 from loops.support.text import amount
 from loops.views.report.axes import linear_axis, loss_axis, steps_axis
@@ -53,14 +53,13 @@ def gauge_charts(run: Recorded, columns: int) -> list[Figure]:
     if run.gauges is None:
         return []
     found = [_figure(output, *said, run.gauges.of(output), columns) for output, said in _FIGURES.items()]
-    names = run.gauges.names
-    if NOISE in names and SIGNAL in names:
-        parts = (run.gauges.values[:, names.index(name)] for name in (NOISE, SIGNAL))
-        known = np.isfinite(run.gauges.values[:, names.index(NOISE)])
-        scale = np.where(known, noise_scale(*parts), np.nan)
-        found.append(
-            _figure("noise_scale", *_NOISE, Gauges(run.gauges.step, ("noise scale",), scale[:, None]), columns)
-        )
+    names, scales = run.gauges.names, {}
+    for name, noise, signal in noise_pairs(names):
+        parts = [run.gauges.values[:, names.index(one)] for one in (noise, signal)]
+        scales[name.partition("/")[2] or "noise scale"] = np.where(np.isfinite(parts[0]), noise_scale(*parts), np.nan)
+    if scales:
+        values = np.stack(list(scales.values()), axis=1)
+        found.append(_figure("noise_scale", *_NOISE, Gauges(run.gauges.step, tuple(scales), values), columns))
     return [figure for figure in found if figure is not None]
 
 

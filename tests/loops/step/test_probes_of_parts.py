@@ -1,0 +1,356 @@
+"""Guards that a `ComposedStep` measures the probes of each part as a `TrainStep` does its own, in its own pass."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from composed_cases import SHAPES, Players, batches, dataset
+from loop_cases import batch, static
+from mirrored import mirrored
+from models import plain_model, squared_error
+from rigs import raw
+
+import loops
+import scaler
+from scaler import observe
+
+SCALE = 64.0
+"""Of `composed_cases`."""
+ALL = [*observe.KINDS, "update_rms"]
+RECORDED = [*observe.KINDS[:3], "update_rms"]
+VECTORS = ("counts", "amax", "swallowed_updates", "update_rms", "update_ratio", "noise_scale")
+
+
+def watched(players, names=("critic", "actor"), **arguments):
+    """The step of these players with probes, and otherwise as it was."""
+    arguments = {"kinds": ALL} | arguments
+    step = players.step
+    probes = {name: observe.watch(getattr(players, name), **arguments) for name in names}
+    return loops.ComposedStep(
+        step.parts, step.forward, loss_scaler=step.loss_scaler, accumulate=step.accumulate, probes=probes
+    )
+
+
+def rows(step, outputs, part):
+    """The largest magnitudes of a part, by row."""
+    return dict(zip(step.probes[part].names, outputs[f"{part}/amax"].numpy(), strict=True))
+
+
+def alone(shared, kind, kinds, every, accumulate):
+    """A `TrainStep`, and a `ComposedStep` whose only part does the same."""
+    steps = []
+    for composed in (False, True):
+        model = plain_model(kind)
+        probes, optimizer = observe.watch(model, kinds=kinds, every=every), keras.optimizers.SGD(0.125, momentum=0.5)
+        common = {"accumulate": accumulate}
+        if not composed:
+            common |= {"loss_scaler": static(8.0), "probes": probes}
+            steps.append(loops.TrainStep(model, squared_error, optimizer, **common))
+            continue
+
+        def forward(given, model=model):
+            return given[1], model(given[0], training=True)
+
+        def loss(found, forward=forward):
+            return squared_error(*(found if shared else forward(found)))
+
+        part = loops.Part("only", model, loss, optimizer, loss_scaler=static(8.0))
+        steps.append(loops.ComposedStep([part], forward if shared else None, probes={"only": probes}, **common))
+    return steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shared", "kind", "every", "accumulate", "jit"),
+    [
+        (False, "float32", 1, 1, False),
+        (False, "float16", 2, 1, False),
+        (True, "float16", 1, 1, False),
+        (True, "float32", 1, 2, False),
+        (True, "float32", 2, 2, True),
+    ],
+)
+def test_one_part_alone_is_measured_as_a_train_step(shared, kind, every, accumulate, jit):
+    kinds = [*ALL, "noise_scale"] if accumulate > 1 else ALL
+    steps = alone(shared, kind, kinds, every, accumulate)
+    calls = [tf.function(step, jit_compile=jit) for step in steps]
+    for seed in range(6):
+        bad = np.inf if seed == 2 else None
+        one, other = (call(tuple(map(tf.constant, batch(seed, bad=bad)))) for call in calls)
+        assert steps[0].probes.names == steps[1].probes["only"].names
+        assert steps[0].probes.gauges == steps[1].probes["only"].gauges
+        found = [name for name in one if one[name].shape.rank]
+        assert found == [name.removeprefix("only/") for name in other if other[name].shape.rank]
+        assert {*found} <= {*VECTORS}
+        for name in found:
+            np.testing.assert_array_equal(one[name], other[f"only/{name}"], err_msg=f"{name} at {seed}")
+
+
+def by_hand(players, given, part):
+    """The largest magnitudes of a part's activations and gradients, from its layers one after the other."""
+    x, y, push = (tf.constant(one) for one in given)
+    found, seen = {}, []
+
+    def through(model, value, own):
+        for layer in model.layers:
+            value = layer(value, training=True)
+            if own:
+                tape.watch(value)
+                seen.append((layer.name, value))
+        return value
+
+    with tf.GradientTape(persistent=True) as tape:
+        moved = x * through(players.actor, x, part == "actor")
+        value = through(players.critic, moved, part == "critic")
+        loss = squared_error(y, value) if part == "critic" else tf.reduce_mean(-value * push)
+        scaled = SCALE * loss
+    found |= {f"activations/{name}": value for name, value in seen}
+    found |= {f"activation_gradients/{name}": tape.gradient(scaled, value) for name, value in seen}
+    variables = getattr(players, part).trainable_variables
+    grads = tape.gradient(scaled, variables)
+    found |= {
+        f"weight_gradients/{one.path.removeprefix('sequential/')}": grad
+        for one, grad in zip(variables, grads, strict=True)
+    }
+    return {name: float(tf.reduce_max(tf.abs(value))) for name, value in found.items()}
+
+
+@pytest.mark.slow_with("turns")
+@pytest.mark.exhaustive_with("one scaler")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_part_has_the_gradients_of_its_own_loss_in_its_own_pass(shape):
+    players, (given,) = Players(shape, dropout=0.0), batches(1)
+    step = watched(players, kinds=observe.KINDS[:3])
+    start = [variable.numpy() for variable in players.actor.trainable_variables]
+    expected = {} if shape == "turns" else {"actor": by_hand(players, given, "actor")}
+    expected["critic"] = by_hand(players, given, "critic")
+    outputs = tf.function(step)(tuple(map(tf.constant, given)))
+    if shape == "turns":
+        # The actor saw the critic as it had moved.
+        for variable, value in zip(players.actor.trainable_variables, start, strict=True):
+            variable.assign(value)
+        expected["actor"] = by_hand(players, given, "actor")
+    for name, values in expected.items():
+        found = rows(step, outputs, name)
+        assert set(found) == set(values)
+        for row, value in values.items():
+            np.testing.assert_allclose(found[row], value, rtol=2e-5, atol=1e-6, err_msg=f"{name}: {row}")
+
+
+@pytest.mark.slow_with("turns-graph", "shared-graph")
+@pytest.mark.exhaustive_with("turns-jit", "shared-jit")
+@pytest.mark.parametrize("mode", ["graph", "jit"])
+@pytest.mark.parametrize("shape", ["turns", "shared"])
+def test_where_it_is_not_its_turn_a_part_has_nothing(shape, mode):
+    players = Players(shape, every=2, dropout=0.0)
+    eager, step = Players(shape, every=2, dropout=0.0), watched(players)
+    reference, call = watched(eager), tf.function(step, jit_compile=mode == "jit" or None)
+    for number, given in enumerate(batches(4), 1):
+        outputs, expected = call(tuple(map(tf.constant, given))), reference(tuple(map(tf.constant, given)))
+        if number % 2:
+            assert not outputs["actor/amax"].numpy().any()
+            assert not outputs["actor/counts"].numpy().any()
+            assert np.isnan(outputs["actor/update_rms"]).all()
+            assert np.isnan(outputs["actor/swallowed_updates"]).all()
+        # Eagerly nothing is known of a part before its first turn.
+        assert set(expected) == set(outputs) - ({f"actor/{name}" for name in VECTORS} if number == 1 else set())
+        for name, value in expected.items():
+            if value.shape.rank and "counts" not in name:
+                np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+            elif value.shape.rank:
+                np.testing.assert_array_equal(tf.reduce_sum(outputs[name], 1), tf.reduce_sum(value, 1), err_msg=name)
+
+
+@pytest.mark.slow_with("turns", "shared")
+@pytest.mark.exhaustive_with("one scaler")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_skip_shows_where_it_is_and_has_no_updates(shape):
+    players = Players(shape)
+    step = watched(players)
+    call = tf.function(step)
+    _, outputs = (call(tuple(map(tf.constant, given))) for given in batches(2, bad=((2, "actor"),)))
+    assert not outputs["actor/applied"]
+    assert np.isnan(outputs["actor/update_rms"]).all()
+    assert not np.isfinite(rows(step, outputs, "actor")["weight_gradients/dense/kernel"])
+    assert rows(step, outputs, "actor")["updates/dense/kernel"] == 0.0
+    critic = rows(step, outputs, "critic")
+    # The losses share a pass, and the gradient of one has none of the other's infinity.
+    assert all(np.isfinite(value) for value in critic.values())
+    moved = shape != "one scaler"
+    assert bool(outputs["critic/applied"]) == moved
+    assert (critic["updates/dense/kernel"] > 0.0) == moved
+    assert np.isfinite(outputs["critic/update_rms"]).all() == moved
+
+
+@pytest.mark.slow_with("shared")
+@pytest.mark.exhaustive_with("turns", "one scaler")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_probes_change_no_bit_of_what_moves(shape):
+    bits = []
+    for names in ((), ("actor", "critic")):
+        players = Players(shape, kind="float16", every=2 if shape != "one scaler" else 1)
+        step = watched(players, names) if names else players.step
+        loops.Loop(step, dataset(4, bad=((2, "critic"),)), steps_per_call=4).run(4)
+        moved = [getattr(players, name) for name in ("critic", "actor")]
+        bits.append(raw(*(model.variables for model in moved), *(one.variables for one in players.optimizers.values())))
+    assert bits[0] == bits[1]
+
+
+@pytest.mark.slow_with("turns")
+@pytest.mark.exhaustive_with("shared", "one scaler")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_two_replicas_count_together_and_have_the_largest_of_either(shape):
+    """Each has the same rows as the single device, and half of the loss."""
+    one, strategy = Players(shape, dropout=0.0), mirrored(2)
+    with strategy.scope():
+        two = Players(shape, dropout=0.0)
+        both = watched(two, kinds=RECORDED)
+    single, seen = watched(one, kinds=RECORDED), []
+    halves = dataset(2, size=4)
+    doubled = halves.map(lambda *parts: tuple(tf.concat([part, part], axis=0) for part in parts))
+    loops.Loop(both, doubled, steps_per_call=2, strategy=strategy, actions=[seen.append]).run(2)
+    call = tf.function(single)
+    for number, half in enumerate(halves):
+        expected = call(half)
+        for part in ("critic", "actor"):
+            names = single.probes[part].names
+            assert both.probes[part].names == names
+            counted = expected[f"{part}/counts"].numpy().sum(axis=1) * 2
+            np.testing.assert_array_equal(seen[0].vectors[f"{part}/counts"][number].sum(axis=1), counted)
+            share = np.array([0.5 if "_gradients/" in name else 1.0 for name in names])
+            amax = expected[f"{part}/amax"].numpy() * share
+            np.testing.assert_allclose(seen[0].vectors[f"{part}/amax"][number], amax, rtol=1e-3, atol=1e-5)
+            rms = expected[f"{part}/update_rms"].numpy()
+            np.testing.assert_allclose(seen[0].vectors[f"{part}/update_rms"][number], rms, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_of_a_fault_on_one_replica_all_have_an_infinity():
+    strategy = mirrored(2)
+    with strategy.scope():
+        players = Players("turns", dropout=0.0)
+        step = watched(players, kinds=["weight_gradients", "update_rms"])
+    faulty = [list(next(batches(1, size=4))) for _ in range(2)]
+    faulty[1][2] = np.full([4, 1], np.inf, np.float32)
+    whole = tuple(tf.constant(np.concatenate(parts)) for parts in zip(*faulty, strict=True))
+    seen = []
+    data = tf.data.Dataset.from_tensors(whole)
+    loops.Loop(step, data, strategy=strategy, actions=[seen.append]).run(1)
+    assert not np.isfinite(seen[0].vectors["actor/amax"]).all()
+    assert np.isfinite(seen[0].vectors["critic/amax"]).all()
+    assert np.isnan(seen[0].vectors["actor/update_rms"]).all()
+    assert np.isfinite(seen[0].vectors["critic/update_rms"]).all()
+
+
+class Shows(keras.layers.Layer):
+    def call(self, x):
+        return observe.probe(x * 2.0, "hidden") + 0.0
+
+
+def test_what_is_probed_by_hand_belongs_to_the_model_whose_layer_it_is_in():
+    models = {name: keras.Sequential([keras.Input([2]), Shows(), keras.layers.Dense(1)]) for name in ("a", "b")}
+
+    def forward(x):
+        return [observe.probe(tf.add_n([model(x) for model in models.values()]), "outside")] * 2
+
+    parts = [
+        loops.Part(name, model, lambda found, by=by: by * tf.reduce_mean(found[0]), keras.optimizers.SGD(0.1))
+        for by, (name, model) in enumerate(models.items(), 1)
+    ]
+    # One of the watches does not take the layer that holds the probe.
+    watches = {"a": observe.watch(models["a"]), "b": observe.watch(models["b"], [models["b"].layers[-1]])}
+    step = loops.ComposedStep(parts, forward, probes=watches)
+    outputs = tf.function(step)(tf.ones([4, 2]))
+    for by, name in enumerate(models, 1):
+        found = rows(step, outputs, name)
+        assert [row.partition("/")[2] for row in found if row.startswith("activations/")].count("hidden") == 1
+        assert found["activations/hidden"] == 2.0
+        # 4 rows, and twice the loss in the second.
+        assert found["activation_gradients/outside"] == pytest.approx(by / 4)
+    assert int(tf.reduce_sum(outputs["a/counts"][step.probes["a"].names.index("activations/hidden")])) == 8
+
+
+@pytest.mark.slow
+def test_of_a_part_of_several_models_the_rows_are_those_of_the_watched_one():
+    encoder, head = plain_model(), keras.Sequential([keras.Input([1]), keras.layers.Dense(1, name="head")])
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+
+    def loss(given):
+        return squared_error(given[1], head(encoder(given[0])))
+
+    part = loops.Part("both", [encoder, head], loss, optimizer)
+    step = loops.ComposedStep([part], probes={"both": observe.watch(encoder, kinds=ALL)})
+    outputs = tf.function(step)(tuple(map(tf.constant, batch())))
+    assert not [name for name in step.probes["both"].names if "head" in name]
+    assert [name for name in step.probes["both"].names if name.startswith("slots/")] == [
+        f"slots/{layer}/{name}/momentum" for layer in ("dense", "dense_1") for name in ("kernel", "bias")
+    ]
+    assert outputs["both/swallowed_updates"].shape == [4]
+    assert outputs["both/update_rms"].shape == [2]
+
+
+@pytest.mark.slow
+def test_the_noise_scale_of_a_part_is_of_the_examples_of_a_batch():
+    """Two micro-batches, of which the second window is not the actor's turn."""
+    players = Players("shared", every=2, dropout=0.0, accumulate=2)
+    step = watched(players, kinds=["noise_scale"])
+    call = tf.function(step)
+    found = [call(tuple(map(tf.constant, given))) for given in batches(8)]
+    known = {name: [bool(np.isfinite(one[f"{name}/noise_scale"]).all()) for one in found] for name in step.probes}
+    assert known == {"critic": [False, True] * 4, "actor": [False, False, False, True] * 2}
+
+
+def refused(sentence, probes, **arguments):
+    players = Players("shared")
+    watch = observe.watch(players.critic)
+    probes = {name: watch if given == "watch" else given for name, given in probes.items()}
+    with pytest.raises(scaler.InvalidArgument, match=sentence):
+        loops.ComposedStep(players.step.parts, players.step.forward, probes=probes, **arguments)
+
+
+def test_what_is_refused():
+    refused(r"expected a dict of scaler\.observe\.watch\(model\) by the names of parts.*critic, actor", probes={"c": 1})
+    refused("expected a dict", probes={})
+    refused(r"part 'critic' has 3: expected scaler\.observe\.watch", probes={"critic": 3})
+    refused("none of the variables that this part moves", probes={"actor": "watch"})
+    refused("measure the first backward pass", probes={"critic": "watch"}, retry=True)
+
+
+def test_one_watch_for_two_parts_is_refused():
+    whole = plain_model()
+    first, second = whole.layers
+    parts = [
+        loops.Part(name, layer, lambda given: squared_error(given[1], whole(given[0])), keras.optimizers.SGD(0.1))
+        for name, layer in (("first", first), ("second", second))
+    ]
+    watch = observe.watch(whole)
+    with pytest.raises(scaler.InvalidArgument, match="'first' and 'second' have one watch"):
+        loops.ComposedStep(parts, probes={"first": watch, "second": watch})
+    # Each with its own is measured in its own pass.
+    step = loops.ComposedStep(parts, probes={"first": watch, "second": observe.watch(whole)})
+    step(batch())
+    weights = [[name for name in one.names if name.startswith("weight_")] for one in step.probes.values()]
+    assert weights == [[f"weight_gradients/{name}/{of}" for of in ("kernel", "bias")] for name in ("dense", "dense_1")]
+
+
+def test_a_loss_with_a_name_of_the_probes_is_refused():
+    model = plain_model()
+
+    def loss(given):
+        value = squared_error(given[1], model(given[0]))
+        return value, {"amax": value}
+
+    part = loops.Part("only", model, loss, keras.optimizers.SGD(0.1))
+    with pytest.raises(loops.BadOutputs, match="'amax'"):
+        loops.ComposedStep([part], probes={"only": observe.watch(model)})(batch())
+    assert "only/amax" in loops.ComposedStep([part])(batch())
+
+
+def test_a_noise_scale_needs_examples():
+    model = plain_model()
+    part = loops.Part("only", model, lambda given: given[0] * 0.0, keras.optimizers.SGD(0.1))
+    step = loops.ComposedStep([part], probes={"only": observe.watch(model, kinds=["noise_scale"])})
+    with pytest.raises(scaler.InvalidArgument, match="noise scale of part 'only' needs the number of examples"):
+        step((tf.constant(1.0), tf.zeros([2, 4])))
+    with pytest.raises(scaler.InvalidArgument, match=r"ComposedStep\(forward=\.\.\., accumulate=2\)"):
+        step((tf.zeros([2, 4]), tf.constant(1.0)))
