@@ -2,7 +2,8 @@
 
 Real processes, really killed. Compared are the bits of weights, statistics, masters and slots; of runs that began with
 one scale also the scale. In float32 a run from 2^40 has the bits of one from 2^10. In float16, where a low scale
-flushes gradients to zero, it has those of a run from the highest scale that needs no retry: see docs/concepts/skips.md.
+flushes gradients to zero, it has those of a run from the highest scale at which the first step does not overflow: see
+docs/concepts/skips.md.
 """
 
 import json
@@ -54,5 +55,5 @@ def test_two_kills_and_a_far_too_high_scale_change_no_bit(name, replicas, policy
     assert last["bits"] == whole["bits"] == sound["bits"]
     assert last["scale"] == whole["scale"]
     assert (whole["attempted"], whole["applied"]) == (last["attempted"], last["applied"]) == (STEPS, STEPS)
-    # 2^40 is too high for float16 alone.
-    assert (whole["retries"] > 0, sound["retries"]) == (policy == "mixed_float16", 0)
+    # 2^40 is too high for float16 alone, where a later step may need a retry from any scale.
+    assert (whole["retries"] > sound["retries"]) == (policy == "mixed_float16")

@@ -242,6 +242,28 @@ def test_of_a_fault_on_one_replica_all_have_an_infinity():
     assert np.isfinite(seen[0].vectors["critic/update_rms"]).all()
 
 
+@pytest.mark.slow
+def test_the_largest_of_two_replicas_is_that_of_the_whole_batch():
+    """Each has other rows; on one device all of them are one batch."""
+    kinds, strategy, whole, found = ["activations", "weights"], mirrored(2), batch(), []
+    for replicas in (1, 2):
+        with strategy.scope() if replicas == 2 else tf.name_scope(""):
+            model = plain_model()
+
+            def loss(given, model=model):
+                return squared_error(given[1], model(given[0]))
+
+            part = loops.Part("only", model, loss, keras.optimizers.SGD(0.1))
+            step = loops.ComposedStep([part], probes={"only": observe.watch(model, kinds=kinds)})
+        data = tf.data.Dataset.from_tensors(whole)
+        seen = []
+        loops.Loop(step, data, strategy=strategy if replicas == 2 else None, actions=[seen.append]).run(1)
+        found.append(seen[0].vectors["only/amax"][0])
+    halves = np.abs(plain_model().layers[0](whole[0])).reshape(2, -1).max(axis=1)
+    assert halves[0] != halves[1]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+
+
 class Shows(keras.layers.Layer):
     def call(self, x):
         return observe.probe(x * 2.0, "hidden") + 0.0
