@@ -15,6 +15,7 @@ from loops.record.log import difference
 from loops.record.summary import digest, sentence
 from loops.support.part_names import columns_of
 from loops.views.report.figures import loss_charts
+from loops.views.report.part_scales import part_scale_charts
 from loops.views.report.strategies import strategies_table
 from loops.views.report.write import write_report
 
@@ -129,6 +130,14 @@ def test_a_loss_that_is_not_finite_is_counted_at_the_turns_of_its_part(tmp_path)
     # Turns 12, 15, ..., 30.
     assert "not finite at 7 steps" in str(actor.drawn)
     assert (critic.heading, actor.said) == ("Loss of critic", "The loss of actor.")
+
+
+def test_the_scale_of_each_part_is_drawn_with_its_skips(tmp_path):
+    critic, actor = part_scale_charts(read_run(log(tmp_path / "p", scale=32.0, applied=False)), 100)
+    assert critic.drawn.alt == "Loss scale of critic over 30 steps, from 64 to 64; no step was skipped."
+    assert actor.drawn.alt == "Loss scale of actor over 30 steps, from 64 to 32; skipped at 7 steps."
+    write_report([tmp_path / "p"], tmp_path / "report.html")
+    assert "Loss scale of actor" in (tmp_path / "report.html").read_text()
 
 
 def test_an_output_of_ones_own_that_ends_in_loss_is_no_part(tmp_path):
