@@ -388,10 +388,15 @@ class Loop:
             warnings.warn(call.contradiction, UserWarning, stacklevel=3)
         scalers = [one for one, _ in call.readings]
         # With several scalers it is unknown whose loss it is, unless the step has parts with names.
-        self._look(visit, "", scalers[0] if len(scalers) == 1 else None)
-        named_scalers = getattr(self.train_step, "scalers", {})
+        only = scalers[0] if len(scalers) == 1 else None
+        self._look(visit, "", only)
+        # A step of one's own may give its outputs such names, and may keep anything as `scalers`.
+        own = getattr(self.train_step, "scalers", None)
+        by_part = own if isinstance(own, Mapping) else {}
         for part in part_names(visit.outputs):
-            self._look(dataclasses.replace(visit, outputs=of_part(visit.outputs, part)), part, named_scalers.get(part))
+            one, outputs = by_part.get(part, only), of_part(visit.outputs, part)
+            known = one if isinstance(one, scaler.LossScaler) else None
+            self._look(dataclasses.replace(visit, outputs=outputs), part, known)
         try:
             for loss_scaler, reading in call.readings:
                 loss_scaler.check(reading)

@@ -12,7 +12,7 @@ import numpy as np
 
 from loops.record.columns import DECISIONS, NUMBERS, RETRIES, cause_name
 from loops.support.json_values import as_float, is_row, read_json, row_of, without_nan
-from loops.support.part_names import part_names
+from loops.support.part_names import columns_of, part_names
 
 _COLUMNS = (*NUMBERS, *DECISIONS, RETRIES)
 _CHUNK = 10_000
@@ -115,7 +115,8 @@ def _joined(parts: Iterable[Log], lines: int) -> Log:
     parts = [part for part in parts if len(part.step)]
     if not parts:
         return Log(np.zeros(0, np.int64), {}, np.zeros(0, np.str_), lines)
-    names = {name for part in parts for name in part.columns}
+    # In the order of the log, for reports that are the same each time.
+    names = dict.fromkeys(name for part in parts for name in part.columns)
     step = np.concatenate([part.step for part in parts])
     columns = {
         name: np.concatenate([part.columns.get(name, np.full(len(part.step), np.nan)) for part in parts])
@@ -194,7 +195,7 @@ def difference(rows: Sequence[Mapping], replayed: Mapping[int, Mapping[str, np.n
 
 def _compared(names: Iterable[str]) -> list[str]:
     """What is compared of some outputs, also of each part of a composed step, such as "critic/loss"."""
-    return [name for one in COMPARED for name in names if name.rpartition("/")[2] == one]
+    return [name for one in COMPARED for name in columns_of(names, one).values()]
 
 
 def _spelled(value: Any) -> str:

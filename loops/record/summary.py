@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from loops.record.run import Recorded
 from loops.record.skips import Health, health, not_logged
-from loops.support.part_names import part_names
+from loops.support.part_names import columns_of
 from loops.support.text import amount, share
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -19,6 +19,15 @@ _OF_SCALE = {"OVERFLOW", "unknown"}
 """Causes of the skips while a scale finds its level."""
 _LAST = 10
 """The end of a run is the last of so many equal parts."""
+
+
+class PartDigest(NamedTuple):
+    """One part of a composed step in a few numbers, as in `Digest`; the end is the last tenth of its finite losses."""
+
+    first_loss: float
+    final_loss: float
+    final_scale: float
+    mean_log2_scale: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Digest:
         mean_log2_scale: The mean of log2 of the loss scale; NaN if none was recorded.
         margin: The median of the octaves from the scale to the critical scale over the last tenth; NaN if unknown.
         health: Whether the skips are harmless.
+        parts: The same of each part of a composed step, by its name; none for a step of one loss.
     """
 
     steps: int
@@ -50,6 +60,7 @@ class Digest:
     mean_log2_scale: float
     margin: float
     health: Health
+    parts: Mapping[str, PartDigest]
 
     @property
     def skip_rate(self) -> float:
@@ -67,7 +78,7 @@ def digest(run: Recorded) -> Digest:
     loss, scale = run.column("loss"), run.column("loss_scale")
     finite = np.isfinite(loss)
     end = slice(len(run) - max(1, len(run) // _LAST), None)
-    usable = scale[np.isfinite(scale) & (scale > 0)]
+    usable = _usable(scale)
     margin = run.margin[end]
     return Digest(
         steps=len(run),
@@ -81,7 +92,23 @@ def digest(run: Recorded) -> Digest:
         mean_log2_scale=float(np.log2(usable).mean()) if len(usable) else math.nan,
         margin=float(np.median(margin[~np.isnan(margin)])) if (~np.isnan(margin)).any() else math.nan,
         health=health(rows_of(run), run.counted, traced=run.traced),
+        parts={part: _of_part(run, part, name) for part, name in columns_of(run.columns, "loss").items() if part},
     )
+
+
+def _of_part(run: Recorded, part: str, loss: str) -> PartDigest:
+    values, scales = run.column(loss), _usable(run.column(f"{part}/loss_scale"))
+    finite = values[np.isfinite(values)]
+    return PartDigest(
+        first_loss=float(finite[0]) if len(finite) else math.nan,
+        final_loss=float(finite[-max(1, len(finite) // _LAST) :].mean()) if len(finite) else math.nan,
+        final_scale=float(scales[-1]) if len(scales) else math.nan,
+        mean_log2_scale=float(np.log2(scales).mean()) if len(scales) else math.nan,
+    )
+
+
+def _usable(scale: np.ndarray) -> np.ndarray:
+    return scale[np.isfinite(scale) & (scale > 0)]
 
 
 def sentence(run: Recorded, found: Digest) -> str:
@@ -93,12 +120,9 @@ def sentence(run: Recorded, found: Digest) -> str:
         parts.append(f"the loss began at {found.first_loss:.3g} and was not finite at the end")
     elif "loss" in run.columns:
         parts.append("the loss was never finite")
-    for part in part_names(run.columns):
-        loss = run.column(f"{part}/loss")
-        finite = loss[np.isfinite(loss)]
-        if len(finite):
-            last = finite[-max(1, len(finite) // _LAST) :].mean()
-            parts.append(f"the loss of {part} went from {finite[0]:.3g} to {last:.3g}")
+    for name, part in found.parts.items():
+        if math.isfinite(part.first_loss):
+            parts.append(f"the loss of {name} went from {part.first_loss:.3g} to {part.final_loss:.3g}")
     if found.health.unseen:
         parts.append(
             f"the loss of {found.health.unseen:,} of {found.health.moved:,} applied steps "

@@ -19,6 +19,23 @@ def part_names(names: Iterable[str]) -> list[str]:
     return [part for part in found if f"{part}/applied" in known]
 
 
+def columns_of(names: Iterable[str], column: str) -> dict[str, str]:
+    """The outputs or columns of one meaning, such as all losses: {"": "loss"}, or {"critic": "critic/loss", ...}.
+
+    An output that merely ends in the same word, such as "extra/loss" without "extra/applied", is none of them.
+
+    Args:
+        names: Of outputs or columns.
+        column: The name that a step of one loss gives it: "loss", "loss_scale", "applied", "grad_norm" and others.
+
+    Returns:
+        The names by whose they are: "" for the step itself, which comes first, or the name of a part.
+    """
+    known = list(names)
+    every = {"": column} | {part: f"{part}/{column}" for part in part_names(known)}
+    return {part: name for part, name in every.items() if name in known}
+
+
 def of_part(columns: Mapping[str, _Values], part: str) -> dict[str, _Values]:
     """What is there of one part, under the names that a step of one loss gives it."""
     return {name.removeprefix(f"{part}/"): one for name, one in columns.items() if name.startswith(f"{part}/")}

@@ -11,6 +11,7 @@ import numpy as np
 import scaler
 from loops.record import Recorded, as_recorded
 from loops.views.compare.aligned import aligned, lost_of, other_batches_at, step_at
+from loops.views.compare.differences import first_difference, scales_known
 from loops.views.compare.result import Comparison, Row
 from loops.views.compare.sentence import sentence_of
 from loops.views.compare.series import (
@@ -66,6 +67,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
     rows = tuple(_row(name, first[name], second[name], truth, within) for name in first if name in second)
     rows = tuple(row for row in rows if row.steps)
     common = np.intersect1d(numbers[0][numbers[0] >= 0], numbers[1][numbers[1] >= 0])
+    scales, decisions = (first_difference(*runs, column) for column in ("loss_scale", "applied"))
     found = Comparison(
         runs=(runs[0].name, runs[1].name),
         by=how.by,
@@ -73,9 +75,9 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         lost=(lost_of(runs[0]), lost_of(runs[1])),
         batches=(len(runs[0]), len(runs[1])),
         other_batches_at=None if how.why else other_batches_at(runs, numbers),
-        scale_differs_at=_first_difference(runs[0], runs[1], "loss_scale"),
-        scales_known=all(np.isfinite(run.column("loss_scale")).all() for run in runs),
-        decision_differs_at=_first_difference(runs[0], runs[1], "applied"),
+        scale_differs_at=scales.step,
+        scales_known=all(scales_known(run) for run in runs),
+        decision_differs_at=decisions.step,
         parts_at_steps=None,
         rows=rows,
         alone=(
@@ -87,6 +89,8 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         closer=_closer(runs, rows, true),
         sentence="",
         notes=tuple(f"{one.name}: {note}" for one in runs for note in one.notes),
+        scale_differs_in=scales.parts,
+        decision_differs_in=decisions.parts,
     )
     if found.parts_at is not None:
         steps = [step_at(run, number, found.parts_at) for run, number in zip(runs, numbers, strict=True)]
@@ -150,12 +154,3 @@ def _closer(runs: tuple[Recorded, Recorded], rows: tuple[Row, ...], true: Record
         return None
     wins = [sum(row.closer == place for row in rows) for place in (0, 1)]
     return None if wins[0] == wins[1] else runs[int(np.argmax(wins))].name
-
-
-def _first_difference(run: Recorded, other: Recorded, column: str) -> int | None:
-    if column not in run.columns or column not in other.columns:
-        return None
-    step, first, second = np.intersect1d(run.step, other.step, assume_unique=True, return_indices=True)
-    one, two = run.columns[column][first], other.columns[column][second]
-    differs = (one != two) & ~(np.isnan(one) & np.isnan(two))
-    return int(step[np.argmax(differs)]) if differs.any() else None

@@ -13,7 +13,7 @@ class Row:
     """The loss, or the largest magnitude of one tensor, compared between two runs.
 
     Attributes:
-        name: The tensor's name, or "loss".
+        name: The tensor's name, "loss", or "loss of critic" for a part of a composed step.
         formats: The dtype in each run; None if unknown.
         steps: How many updates (or whatever `Comparison.by` counts) both runs have a value for.
         differs_at: The first of these with different values, or None.
@@ -57,7 +57,7 @@ class Comparison:
         batches: How many batches each run took.
         other_batches_at: The first update at which they took different batches, since one of them had skipped more;
             None if there is none. Differences from there on come from the data, too.
-        scale_differs_at: The first step at which their loss scales differ, or None.
+        scale_differs_at: The first step at which their loss scales differ, or those of a part, or None.
         scales_known: Whether both recorded the loss scale of each step.
         decision_differs_at: The first step that one of them skipped and the other did not, or None.
         parts_at_steps: The step of each run at `parts_at`, or None.
@@ -68,6 +68,8 @@ class Comparison:
         closer: The name of the run that is closer to float32, or None.
         sentence: The result as text.
         notes: What is missing from the runs, and how to record it.
+        scale_differs_in: The parts of a composed step whose scales differ at `scale_differs_at`.
+        decision_differs_in: The parts that only one of the runs skipped at `decision_differs_at`.
     """
 
     runs: tuple[str, str]
@@ -87,6 +89,8 @@ class Comparison:
     closer: str | None
     sentence: str
     notes: tuple[str, ...]
+    scale_differs_in: tuple[str, ...] = ()
+    decision_differs_in: tuple[str, ...] = ()
 
     @property
     def differs_at(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from loops.support.text import amount
+from loops.support.text import agreeing, amount
 from loops.views.compare.aligned import STEP
 from loops.views.compare.result import Comparison, Row
 from loops.views.compare.series import is_loss
@@ -104,11 +104,16 @@ def _by(row: Row) -> str:
 def _scales(found: Comparison) -> str:
     parts = []
     if found.scale_differs_at is not None:
-        parts.append(f"their loss scales differ from step {found.scale_differs_at:,} on")
+        parts.append(f"their loss scales differ from step {found.scale_differs_at:,} on{_in(found.scale_differs_in)}")
     if found.decision_differs_at is not None:
-        parts.append(f"only one of them skipped step {found.decision_differs_at:,}")
+        parts.append(f"only one of them skipped step {found.decision_differs_at:,}{_in(found.decision_differs_in)}")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _in(parts: tuple[str, ...]) -> str:
+    """Which parts of a composed step it is, as the end of a sentence; "" for a step of one loss."""
+    return f" ({agreeing(len(parts), 'part', 'parts')} {', '.join(parts)})" if parts else ""
 
 
 def _tensors(found: Comparison) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 import scaler
 from loops.record.run import Recorded
-from loops.support.part_names import part_names
+from loops.support.part_names import columns_of
 
 LOSS = "loss"
 """The name of the series of losses; of a part's it is the beginning of "loss of critic"."""
@@ -50,12 +50,10 @@ def series_of(run: Recorded, number: np.ndarray) -> dict[str, Series]:
     """
     kept = number >= 0
     found = {}
-    if "loss" in run.columns:
-        found[LOSS] = Series(number[kept], run.column("loss")[kept], narrowest(run))
-    for part in part_names(run.columns):
-        loss = run.column(f"{part}/loss")
-        taken = kept & ~np.isnan(loss)  # Between its turns a part has none.
-        found[f"{LOSS} of {part}"] = Series(number[taken], loss[taken], narrowest(run))
+    for part, name in columns_of(run.columns, "loss").items():
+        loss = run.column(name)
+        taken = kept & ~np.isnan(loss) if part else kept  # Between its turns a part has none.
+        found[f"{LOSS} of {part}" if part else LOSS] = Series(number[taken], loss[taken], narrowest(run))
     measured = run.tensors
     if measured is None:
         return found

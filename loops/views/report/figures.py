@@ -16,7 +16,7 @@ from loops.record.thin import moving_mean
 from loops.record.thinned import lacks_steps
 from loops.support.pages import Table
 from loops.support.palette import CAUSES
-from loops.support.part_names import part_names
+from loops.support.part_names import columns_of
 from loops.support.text import agreeing, amount
 from loops.views.report.axes import Axis, linear_axis, loss_axis, octave_axis, steps_axis
 from loops.views.report.chart import Chart, Curve, Lane, chart
@@ -59,16 +59,15 @@ class Figure:
 
 def loss_charts(run: Recorded, columns: int) -> list[Figure]:
     """The loss of each step, its moving mean, and where it was not finite, for each part of a composed step."""
-    names = {"loss": "Loss"} if "loss" in run.columns else {}
-    names |= {f"{part}/loss": f"Loss of {part}" for part in part_names(run.columns)}
-    return [_loss_chart(run, run.column(name), heading, columns) for name, heading in names.items()]
+    return [_loss_chart(run, part, name, columns) for part, name in columns_of(run.columns, "loss").items()]
 
 
-def _loss_chart(run: Recorded, loss: np.ndarray, heading: str, columns: int) -> Figure:
+def _loss_chart(run: Recorded, part: str, name: str, columns: int) -> Figure:
+    loss, heading = run.column(name), f"Loss of {part}" if part else "Loss"
     x, mean = steps_axis(int(run.step[0]), int(run.step[-1])), moving_mean(loss, max(3, len(run) // _SMOOTH))
     y = loss_axis(loss)
-    # Between its turns a part has no loss.
-    lost = ~np.isfinite(loss) if heading == "Loss" else np.isinf(loss)
+    # Between its turns a part has no loss, which is NaN, as an infinite one is in a log of JSON.
+    lost = ~np.isfinite(loss) & (np.isinf(loss) | (run.column(f"{part}/attempted") == 1) | (not part))
     smooth = len(run) >= 2 * _SMOOTH
     lines = [Curve("each step", _at(x, run), _finite(y, loss), "faint" if smooth else "blue")]
     if smooth:
@@ -81,7 +80,7 @@ def _loss_chart(run: Recorded, loss: np.ndarray, heading: str, columns: int) -> 
         else "which is never finite"
     )
     alt += f"; not finite at {_times(lost)}." if lost.any() else "."
-    said = f"The loss{_logarithmic(y)}.{_columns(run, columns)}"
+    said = f"The loss{f' of {part}' if part else ''}{_logarithmic(y)}.{_columns(run, columns)}"
     numbers = [("", of_steps(run, [("loss", loss), ("moving mean", mean)]))]
     return Figure(heading, chart(alt, y, x, lines, columns=columns, lanes=lanes), said, numbers)
 

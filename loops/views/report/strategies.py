@@ -93,12 +93,24 @@ def _row(run: Recorded, found: Digest) -> list[str]:
         cell(steps),
         cell(skips if known else None),
         share(rate) if known else NONE,
-        cell(found.mean_log2_scale, ".1f"),
-        NONE if math.isnan(found.final_scale) else number(found.final_scale),
+        _each(found, "mean_log2_scale", lambda value: cell(value, ".1f")),
+        _each(found, "final_scale", lambda value: NONE if math.isnan(value) else number(value)),
         cell(found.margin, ".1f"),
-        cell(found.final_loss),
+        _each(found, "final_loss", cell),
         score,
     ]
+
+
+def _each(found: Digest, name: str, show: Callable[[float], str]) -> str:
+    """A figure of the run; where it has none, those of the parts of a composed step, or one that they share."""
+    own = getattr(found, name)
+    if not math.isnan(own) or not found.parts:
+        return show(own)
+    values = {part: show(getattr(one, name)) for part, one in found.parts.items()}
+    shared = set(values.values()) if name != "final_loss" else set()
+    if len(shared) == 1:
+        return shared.pop()
+    return ", ".join(f"{part} {value}" for part, value in values.items())
 
 
 def _formats(run: Recorded) -> str | None:

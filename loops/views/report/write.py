@@ -17,6 +17,7 @@ from loops.views.report.explanations import autopsy_of, section
 from loops.views.report.figures import headroom_chart, loss_charts, scale_chart, side_by_side
 from loops.views.report.gauges import gauge_charts
 from loops.views.report.heat import heat_map
+from loops.views.report.part_scales import part_scale_charts
 from loops.views.report.provenance import made
 from loops.views.report.strategies import replayed_table, strategies_table
 
@@ -126,6 +127,7 @@ def _page(
                 "notes": run.notes,
                 "charts": [
                     *loss_charts(run, columns),
+                    *part_scale_charts(run, columns),
                     *(figure for draw in (scale_chart, headroom_chart) if (figure := draw(run, columns))),
                     *gauge_charts(run, columns),
                 ],

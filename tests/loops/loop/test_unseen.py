@@ -80,6 +80,30 @@ def test_of_a_composed_step_the_part_is_named(shared):
     assert message.startswith("Step 6 of part 'far' was applied though its loss is not finite.")
 
 
+class OwnStep(tf.Module):
+    """A step of one's own that names its outputs as a composed step does, and keeps its scalers in a list."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.scalers = [scaler.LossScaler(scaler.Static(64.0)) for _ in range(count)]
+        self.weight = tf.Variable(1.0)
+        self.optimizer = keras.optimizers.SGD(1e-6)
+
+    def __call__(self, element):
+        loss = tf.reduce_mean(self.weight * element[0]) + np.inf
+        for one in self.scalers:
+            outcome = one.apply(self.optimizer, [tf.constant(64.0)], [self.weight])
+        return {"tower/loss": loss, "tower/applied": outcome.finite, "extra/loss": loss, "deep/er/loss": loss}
+
+
+@pytest.mark.parametrize(("count", "known"), [(1, 1), (2, 0)])
+def test_outputs_of_ones_own_step_may_have_such_names(count, known):
+    """With one scaler it is known whose loss it is. Those that only end in "/loss" are not looked at."""
+    found = said(OwnStep(count), [])
+    assert len(found) == known
+    assert all(message.startswith("Step 1 of part 'tower' was applied") for message in found)
+
+
 def test_one_step_of_many_is_enough():
     (message,) = said(train_step(scaler.Static(64.0)), [6])
     assert message.startswith("Step 6 was applied")

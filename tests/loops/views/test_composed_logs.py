@@ -1,6 +1,9 @@
 """A recorded run of a composed step is told and compared by the losses of its parts."""
 
+import json
+
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from models import plain_model
@@ -8,8 +11,15 @@ from models import plain_model
 import loops
 from loops.observe import compare
 from loops.record import read_run
+from loops.record.log import difference
 from loops.record.summary import digest, sentence
+from loops.support.part_names import columns_of
+from loops.views.report.figures import loss_charts
+from loops.views.report.part_scales import part_scale_charts
+from loops.views.report.strategies import strategies_table
 from loops.views.report.write import write_report
+
+STEPS = 30
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +63,91 @@ def test_a_report_tells_and_draws_them(runs, tmp_path):
     assert "Loss of critic" in page
     assert "Loss of actor" in page
     assert "not finite" not in page.partition("Loss of actor")[2].partition("</figure>")[0]
+
+
+def log(folder, *, scale=64.0, applied=True, far=2.0, **others):
+    """The log of a run of two parts, of which "actor" takes every third turn, as given from step 10 on."""
+    folder.mkdir()
+    rows = []
+    for step in range(1, STEPS + 1):
+        turn, late = step % 3 == 0, step >= 10
+        critic = {"loss": 1.0, "loss_scale": 64.0, "attempted": True, "applied": True}
+        actor = {
+            "loss": (far if late else 2.0) if turn else None,
+            "loss_scale": scale if late else 64.0,
+            "attempted": turn,
+            "applied": turn and (applied or not late),
+        }
+        parts = {
+            f"{part}/{name}": value
+            for part, row in (("critic", critic), ("actor", actor))
+            for name, value in row.items()
+        }
+        rows.append({"step": step, **parts, "attempted": True, "applied": True, **others})
+    (folder / "steps.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder
+
+
+def test_another_scale_of_a_part_is_named(tmp_path):
+    found = compare(log(tmp_path / "p"), log(tmp_path / "q", scale=32.0))
+    assert (found.scale_differs_at, found.scale_differs_in) == (10, ("actor",))
+    assert (found.decision_differs_at, found.decision_differs_in) == (None, ())
+    assert "Their loss scales differ from step 10 on (part actor)." in found.sentence
+
+
+def test_another_decision_of_a_part_is_named(tmp_path):
+    found = compare(log(tmp_path / "p"), log(tmp_path / "q", applied=False))
+    assert (found.decision_differs_at, found.decision_differs_in) == (12, ("actor",))
+    assert "Only one of them skipped step 12 (part actor)." in found.sentence
+
+
+def test_scales_are_known_of_the_steps_that_a_part_took(tmp_path):
+    """So that a sudden difference at equal scales is said to have another cause."""
+    found = compare(log(tmp_path / "p"), log(tmp_path / "q", far=3.0))
+    assert (found.scales_known, found.at_once) == (True, True)
+    assert "at the same loss scale" in found.sentence
+    assert not compare(log(tmp_path / "r"), log(tmp_path / "s", scale=None)).scales_known
+
+
+def test_the_table_of_runs_tells_the_parts(tmp_path):
+    runs = [read_run(log(tmp_path / "p", scale=32.0)), read_run(log(tmp_path / "q"))]
+    table = strategies_table(runs, [digest(run) for run in runs])
+    cells = {row[0]: row[1:] for row in table.rows}
+    assert cells["final loss"] == ["critic 1, actor 2", "critic 1, actor 2"]
+    assert cells["final scale"] == ["critic 64, actor 32", "64"]
+    assert cells["mean log2 scale"] == ["critic 6.0, actor 5.3", "6.0"]
+
+
+def test_the_parts_stand_in_the_order_of_the_log(tmp_path):
+    """Not in that of a set of strings, which is another one in each process."""
+    found = list(read_run(log(tmp_path / "p")).columns)
+    assert [name for name in found if "/" in name][::4] == ["critic/loss", "actor/loss"]
+
+
+def test_a_loss_that_is_not_finite_is_counted_at_the_turns_of_its_part(tmp_path):
+    critic, actor = loss_charts(read_run(log(tmp_path / "p", far=None)), 100)
+    assert "not finite" not in str(critic.drawn)
+    # Turns 12, 15, ..., 30.
+    assert "not finite at 7 steps" in str(actor.drawn)
+    assert (critic.heading, actor.said) == ("Loss of critic", "The loss of actor.")
+
+
+def test_the_scale_of_each_part_is_drawn_with_its_skips(tmp_path):
+    critic, actor = part_scale_charts(read_run(log(tmp_path / "p", scale=32.0, applied=False)), 100)
+    assert critic.drawn.alt == "Loss scale of critic over 30 steps, from 64 to 64; no step was skipped."
+    assert actor.drawn.alt == "Loss scale of actor over 30 steps, from 64 to 32; skipped at 7 steps."
+    write_report([tmp_path / "p"], tmp_path / "report.html")
+    assert "Loss scale of actor" in (tmp_path / "report.html").read_text()
+
+
+def test_an_output_of_ones_own_that_ends_in_loss_is_no_part(tmp_path):
+    known = ["extra/loss", "loss", "critic/loss", "critic/applied", "deep/er/loss", "deep/er/applied"]
+    assert columns_of(known, "loss") == {"": "loss", "critic": "critic/loss", "deep/er": "deep/er/loss"}
+    assert columns_of(["extra/loss"], "loss") == {}
+    own = {"extra/loss": 5.0, "loss": 1.0}
+    runs = [log(tmp_path / name, **own) for name in "pq"]
+    found = compare(*runs)
+    assert {row.name for row in found.rows} == {"loss", "loss of critic", "loss of actor"}
+    write_report(runs, tmp_path / "report.html")
+    rows = [{"step": 1, **own}]
+    assert difference(rows, {1: {name: np.asarray(value) for name, value in own.items()}}) is None
