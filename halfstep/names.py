@@ -64,6 +64,7 @@ EFFECTS = (
     "updated-scale",
     "layerwise",
     "float8",
+    "scale-collapse",
     "flushed-part",
     "lag",
 )

@@ -8,6 +8,7 @@ import scaler
 from loops.study.effects import PRESETS, choose, course, measure, networks, pages
 from loops.study.effects.lag import Lagging, _skipped
 from loops.study.effects.look_ahead import interval
+from loops.study.effects.saved_run import EVERY, SavedRun
 
 # Steps, and which claims hold in so few of them, by number.
 SMALL = {
@@ -19,6 +20,7 @@ SMALL = {
     "updated-scale": (60, [0, 1, 2, 3]),
     "layerwise": (10, [2, 4]),
     "float8": (60, [0, 2, 3, 4]),
+    "scale-collapse": (200, [0, 4, 5, 6]),
     "flushed-part": (100, [3]),
     "lag": (60, [0, 1, 2]),
 }
@@ -29,6 +31,7 @@ SMALL = {
     "flushed-part",
     "layerwise",
     "look-ahead",
+    "scale-collapse",
     "sixteen-bit-weights",
     "skip-rate",
     "static-scale",
@@ -64,7 +67,7 @@ def test_the_flushed_part_is_what_float16_misses():
 
 def test_every_effect_is_tried():
     assert {preset.name for preset in PRESETS} == set(SMALL)
-    assert len(PRESETS) == 10
+    assert len(PRESETS) == 11
 
 
 @pytest.mark.parametrize(("seeds", "steps"), [(0, 20), (1, 9), (1, 2.5), (True, 20)])
@@ -138,3 +141,18 @@ def test_a_lag_overflows_where_gradients_have_risen():
     assert _skipped(trace, 2, 0).tolist() == [2 / 3]
     assert _skipped(trace, 1, 2).tolist() == [0]
     assert np.isnan(_skipped(trace, 5, 0)).all()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_its_saves_as_if_it_had_not_stopped():
+    made = SavedRun(scaler.Dynamic(2.0**20, growth_interval=7))
+    rates = [1e-3, 2e-3, 3e-3]
+    whole = made.run(rates, 1)
+    assert list(whole.saves) == [0, EVERY, 2 * EVERY]
+    assert not whole.applied[0]
+    again = made.run(rates[1:], 1, EVERY, whole.saves[EVERY])
+    np.testing.assert_array_equal(again.loss, whole.loss[EVERY:])
+    np.testing.assert_array_equal(again.scale, whole.scale[EVERY:])
+    assert again.accuracy == whole.accuracy
+    other = made.run(rates[1:], 1, EVERY, whole.saves[EVERY], batches=1)
+    assert (other.loss != whole.loss[EVERY:]).all()
