@@ -11,6 +11,7 @@ from loops.study.effects import (
     flushed_part,
     lag,
     layerwise,
+    log_normal,
     look_ahead,
     scale_collapse,
     sixteen_bit_weights,
@@ -27,7 +28,8 @@ PRESETS = tuple(
     module.PRESET
     for module in (
         underflow,
-            static_scale,
+        log_normal,
+        static_scale,
         sixteen_bit_weights,
         skip_rate,
         look_ahead,
