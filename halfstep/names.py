@@ -57,6 +57,7 @@ EMULATED = ("emulated-float8", "emulated-mxfp8", "emulated-mxfp6", "emulated-mxf
 """Further ones, which run if they are named."""
 EFFECTS = (
     "underflow",
+    "log-normal",
     "static-scale",
     "sixteen-bit-weights",
     "skip-rate",
@@ -64,6 +65,7 @@ EFFECTS = (
     "updated-scale",
     "layerwise",
     "float8",
+    "scale-collapse",
     "flushed-part",
     "lag",
 )

@@ -73,7 +73,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--steps", type=arguments.count, help=f"batches a run (default: {STEPS}; each preset has its own number)"
     )
-    parser.add_argument("--seeds", type=arguments.count, default=SEEDS, help="runs a set-up (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=arguments.count, help=f"runs a set-up (default: {SEEDS}; a preset may have its own number)"
+    )
     parser.add_argument("--out", default="study", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -107,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
         task,
         setups,
         steps=options.steps or STEPS,
-        seeds=options.seeds,
+        seeds=options.seeds or SEEDS,
         out=options.out,
         progress=progress,
         say=lambda text: print(text, file=sys.stderr),

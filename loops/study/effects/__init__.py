@@ -11,7 +11,9 @@ from loops.study.effects import (
     flushed_part,
     lag,
     layerwise,
+    log_normal,
     look_ahead,
+    scale_collapse,
     sixteen_bit_weights,
     skip_rate,
     static_scale,
@@ -26,6 +28,7 @@ PRESETS = tuple(
     module.PRESET
     for module in (
         underflow,
+        log_normal,
         static_scale,
         sixteen_bit_weights,
         skip_rate,
@@ -33,11 +36,12 @@ PRESETS = tuple(
         updated_scale,
         layerwise,
         float8,
+        scale_collapse,
         flushed_part,
         lag,
     )
 )
-"""The effects in the order of the index: eight published ones and two of ours."""
+"""The effects in the order of the index: published ones, and two of ours."""
 
 
 def choose(name: str) -> Preset:
@@ -55,17 +59,18 @@ def choose(name: str) -> Preset:
     )
 
 
-def measure(preset: Preset, seeds: int = 3, steps: int | None = None) -> Effect:
+def measure(preset: Preset, seeds: int | None = None, steps: int | None = None) -> Effect:
     """Runs a preset, and notes how long it took.
 
     Args:
         preset: One of `PRESETS`.
-        seeds: The number of seeds.
+        seeds: The number of seeds (default: the preset's number).
         steps: The steps of each run (default: the preset's number).
 
     Raises:
         scaler.InvalidArgument: For numbers that are not counts, and for fewer than 10 steps, in which nothing settles.
     """
+    seeds = preset.seeds if seeds is None else seeds
     check_count(f"preset {preset.name}, seeds={seeds!r}", seeds)
     steps = preset.steps if steps is None else steps
     check_count(f"preset {preset.name}, steps={steps!r}", steps, 10)

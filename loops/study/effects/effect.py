@@ -117,12 +117,14 @@ class Preset:
         summary: The question, in a few words.
         steps: The default number of steps of a run.
         run: Measures the effect, given the numbers of seeds and steps.
+        seeds: The default number of seeds.
     """
 
     name: str
     summary: str
     steps: int
     run: Callable[[int, int], Effect]
+    seeds: int = 3
 
 
 def to_values(effect: Effect) -> dict[str, Any]:

@@ -7,11 +7,14 @@ import tensorflow as tf
 import scaler
 from loops.study.effects import PRESETS, choose, course, measure, networks, pages
 from loops.study.effects.lag import Lagging, _skipped
+from loops.study.effects.laws import LAWS, NORMAL_SPREAD, fits_of
 from loops.study.effects.look_ahead import interval
+from loops.study.effects.saved_run import EVERY, SavedRun
 
 # Steps, and which claims hold in so few of them, by number.
 SMALL = {
     "underflow": (20, [0, 1, 3, 5]),
+    "log-normal": (40, []),
     "static-scale": (120, [0, 1, 2]),
     "sixteen-bit-weights": (60, [0, 1, 2, 3]),
     "skip-rate": (150, [0]),
@@ -19,6 +22,7 @@ SMALL = {
     "updated-scale": (60, [0, 1, 2, 3]),
     "layerwise": (10, [2, 4]),
     "float8": (60, [0, 2, 3, 4]),
+    "scale-collapse": (200, [0, 4, 5, 6]),
     "flushed-part": (100, [3]),
     "lag": (60, [0, 1, 2]),
 }
@@ -28,7 +32,9 @@ SMALL = {
 @pytest.mark.exhaustive_with(
     "flushed-part",
     "layerwise",
+    "log-normal",
     "look-ahead",
+    "scale-collapse",
     "sixteen-bit-weights",
     "skip-rate",
     "static-scale",
@@ -64,7 +70,7 @@ def test_the_flushed_part_is_what_float16_misses():
 
 def test_every_effect_is_tried():
     assert {preset.name for preset in PRESETS} == set(SMALL)
-    assert len(PRESETS) == 10
+    assert len(PRESETS) == 12
 
 
 @pytest.mark.parametrize(("seeds", "steps"), [(0, 20), (1, 9), (1, 2.5), (True, 20)])
@@ -138,3 +144,46 @@ def test_a_lag_overflows_where_gradients_have_risen():
     assert _skipped(trace, 2, 0).tolist() == [2 / 3]
     assert _skipped(trace, 1, 2).tolist() == [0]
     assert np.isnan(_skipped(trace, 5, 0)).all()
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_values_of_a_law_are_nearest_to_it(law):
+    generator = np.random.default_rng(0)
+    drawn = {
+        "log-normal": 2.0 ** generator.normal(-12, 3, 20_000),
+        "normal": generator.normal(0, 1e-3, 20_000),
+        "Laplace": generator.laplace(0, 1e-3, 20_000),
+    }[law]
+    fits = fits_of(scaler.observe.exponents(tf.constant(drawn, tf.float32)).numpy())
+    nearest = min(fits, key=lambda fit: fit.distance)
+    assert (nearest.law, nearest.distance < 0.02) == (law, True)
+    for exponent in (-20, -12, -10.5):
+        assert nearest.below(exponent) == pytest.approx((np.abs(drawn) < 2.0**exponent).mean(), abs=0.02)
+    if law == "log-normal":
+        assert (nearest.centre, nearest.spread) == pytest.approx((-12, 3), abs=0.1)
+    if law == "normal":
+        assert fits[0].spread == pytest.approx(NORMAL_SPREAD, abs=0.05)
+
+
+def test_zeros_do_not_enter_a_fit():
+    values = 2.0 ** np.random.default_rng(0).normal(-12, 3, 1000)
+    one, other = (
+        fits_of(scaler.observe.exponents(tf.constant(each, tf.float32)).numpy())
+        for each in (values, np.concatenate([values, np.zeros(500)]))
+    )
+    assert one == other
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_its_saves_as_if_it_had_not_stopped():
+    made = SavedRun(scaler.Dynamic(2.0**20, growth_interval=7))
+    rates = [1e-3, 2e-3, 3e-3]
+    whole = made.run(rates, 1)
+    assert list(whole.saves) == [0, EVERY, 2 * EVERY]
+    assert not whole.applied[0]
+    again = made.run(rates[1:], 1, EVERY, whole.saves[EVERY])
+    np.testing.assert_array_equal(again.loss, whole.loss[EVERY:])
+    np.testing.assert_array_equal(again.scale, whole.scale[EVERY:])
+    assert again.accuracy == whole.accuracy
+    other = made.run(rates[1:], 1, EVERY, whole.saves[EVERY], batches=1)
+    assert (other.loss != whole.loss[EVERY:]).all()
