@@ -158,7 +158,7 @@ def completed(*words, place="/"):
         (["train", "digits", "--s"], ["--strategy", "--steps", "--seed"]),
         (["train", "digits", "--policy", "mixed"], ["mixed_float16", "mixed_bfloat16"]),
         (["study", "--strategy", "none", "--strategy", "headr"], ["headroom"]),
-        (["study", "--preset", "l"], ["layerwise", "look-ahead", "lag", "list"]),
+        (["study", "--preset", "l"], ["layerwise", "log-normal", "look-ahead", "lag", "list"]),
         (["tune", "run", "--strategy", "pytor"], []),
         (["train", "digits", "--steps", ""], []),
         (["train", "--out", "study", ""], ["digits", "mnist", "text"]),

@@ -22,7 +22,7 @@ SMALL = {
     "updated-scale": (60, [0, 1, 2, 3]),
     "layerwise": (10, [2, 4]),
     "float8": (60, [0, 2, 3, 4]),
-    "scale-collapse": (200, [0, 4, 5, 6]),
+    "scale-collapse": (200, [1, 4, 5, 6, 8]),
     "flushed-part": (100, [3]),
     "lag": (60, [0, 1, 2]),
 }
