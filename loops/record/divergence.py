@@ -180,7 +180,7 @@ def look_ahead(seen: Seen, headroom: float) -> tuple[Seen, float]:
         seen: The state before the step.
         headroom: Octaves from the largest activation or weight to an overflow; not NaN.
     """
-    # At an overflow nobody knows how large the largest was: no line goes through it, and it is no lowest headroom.
+    # How far an overflow went is unknown, so it is neither a point of the line nor the lowest headroom.
     size = headroom if math.isfinite(headroom) else math.inf
     last = (*seen.headroom, size)[-LINE_OF:]
     heads = (*seen.heads, min([size, *seen.heads[-1:]]))[-LAG - 1 :]

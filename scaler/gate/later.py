@@ -43,7 +43,7 @@ class Later:
         replicas.merge(count, failed)
 
 
-def keep(update: bool | Later, decision: Decision) -> None:
-    """Keeps what was decided, if the argument `update` of `apply` is for that."""
-    if isinstance(update, Later):
-        update.decision = decision
+def keep(later: Later | None, decision: Decision) -> None:
+    """Keeps what was decided, if there is something to keep it in."""
+    if later is not None:
+        later.decision = decision

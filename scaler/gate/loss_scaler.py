@@ -19,7 +19,6 @@ from scaler.gate import choose, later, optimizers
 from scaler.gate.arguments import check_apply
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
-from scaler.gate.optimizers import Optimizer, move_nothing
 from scaler.gate.retry import Again, first_gradients, retry
 from scaler.gate.rollback import Snapshot
 from scaler.gate.spikes import Spikes
@@ -219,7 +218,7 @@ class LossScaler(tf.Module):
     @as_written
     def apply(
         self,
-        optimizer: Optimizer,
+        optimizer: optimizers.Optimizer,
         grads: Sequence[gradients.Gradient] | None,
         variables: Sequence | MasterWeights | None = None,
         *,
@@ -293,13 +292,14 @@ class LossScaler(tf.Module):
                 variables have no masters, or the optimizer scales losses itself. If the gradients carry more than one
                 scale, it cannot be known which one they carry, or they are not the scale times those of a loss.
         """
-        clipping = self.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
+        limit = self.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
         optimizer = optimizers.as_called_by_the_gate(optimizer)
+        update, kept = (False, update) if isinstance(update, later.Later) else (bool(update), None)
         # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
-        reaches_all = update is True and when is True and hasattr(optimizer, "apply")
+        reaches_all = update and when is True and hasattr(optimizer, "apply")
         when, unscaled = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled)
-        check_apply(grads, variables, rollback, {"diagnose": diagnose, "again": again}, unscaled, update is not False)
-        self._spikes.check_whole_step(update is True)
+        check_apply(grads, variables, rollback, {"diagnose": diagnose, "again": again}, unscaled, update)
+        self._spikes.check_whole_step(update)
         masters = variables if isinstance(variables, MasterWeights) else None
         grads = as_list("apply", first_gradients(again) if again else grads)
         targets = masters.weights if masters else as_variables("apply", variables)
@@ -317,7 +317,7 @@ class LossScaler(tf.Module):
             model,
             unscaled=unscaled,
             when=when,
-            ends=update is not False,
+            ends=update or bool(kept),
             reaches_all=reaches_all,
             rolls_back=rollback is not None,
             loss_scale=None if loss_scale is None else as_scale("apply: loss_scale", loss_scale),
@@ -329,16 +329,15 @@ class LossScaler(tf.Module):
         if moved:
             rollback = Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
         if optimizers.waits_for_values(optimizer, targets):
-            optimizer = move_nothing
+            optimizer = optimizers.move_nothing
         target = Targets(optimizer, targets, positions, masters)
-        settings = self.sum_duplicates, self.select, self._spikes, isinstance(update, later.Later)
-        gate = Gate(target, clipping, needs_of(self.strategy), *settings)
+        gate = Gate(target, limit, needs_of(self.strategy), self.sum_duplicates, self.select, self._spikes, bool(kept))
         floor, alone, selects = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1, gate.selects
 
         def on_skip(skip: Skip, replica: tf.Tensor | None, where: tf.Tensor | None) -> Skip:
             if diagnose is not None and alone and where is None:
                 skip = told_apart(skip, loss_scale, floor, diagnose)
-            return self._kept.keep(loss_scale, skip, replica, names_from(), where, counted=update is True)
+            return self._kept.keep(loss_scale, skip, replica, names_from(), where, counted=update)
 
         def names_from() -> int:
             # Known when the optimizer has created its slots.
@@ -353,15 +352,15 @@ class LossScaler(tf.Module):
             rollback,
             tf.convert_to_tensor(when),
             on_skip,
-            self._stored.move if update is True else (lambda event, done, when: None),
+            self._stored.move if update else (lambda event, done, when: None),
             () if self._loss is None else (tf.identity(self._loss),),
         )
         self._calls.decided(decision.attempted)
         skip = decision.skip
         if diagnose is not None and not alone and not selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
-        if update is not True:
-            later.keep(update, decision)
+        if not update:
+            later.keep(kept, decision)
             found_here(self._kept, skip.cause)
         return decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
 
@@ -418,7 +417,7 @@ class LossScaler(tf.Module):
 
     @staticmethod
     def check_arguments(
-        optimizer: Optimizer,
+        optimizer: optimizers.Optimizer,
         *,
         clip_norm: float | tf.Tensor | None = None,
         clip: ClipByNorm | ClipByValue | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -10,6 +10,7 @@ import tensorflow as tf
 from scaler.backend import replicas
 from scaler.backend.autograph import as_written
 from scaler.backend.variables import without_values
+from scaler.errors import InvalidArgument
 from scaler.gate.later import Later
 from scaler.gate.optimizers import as_called_by_the_gate, build_optimizer, move_nothing, variables_of
 from scaler.gate.rollback import Snapshot
@@ -26,11 +27,11 @@ class Share(NamedTuple):
     """What one of several optimizers takes of a step.
 
     Attributes:
-        optimizer: As for `LossScaler.apply`, and so are the others.
-        grads: Scaled gradients of its variables.
-        variables: Its variables, or a `MasterWeights` over them.
-        clip_norm: Largest global norm of its unscaled gradients, or None.
-        clip: Another way to clip, or None.
+        optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
+        grads: Scaled gradients, one for each of its variables; None where there is none.
+        variables: Its variables, or a `MasterWeights` over them. They belong to no other share.
+        clip_norm: Largest global norm of its unscaled gradients, scalar float32, or None.
+        clip: `ClipByNorm` or `ClipByValue` in place of `clip_norm`, or None.
     """
 
     optimizer: Any
@@ -58,8 +59,9 @@ def apply_together(
     Args:
         loss_scaler: The scaler. Not one with a `SpikeGuard`, which judges what one `apply` is given.
         shares: One for each optimizer.
-        rollback: As for `LossScaler.apply`, and so are the others.
-        when: Scalar bool, whether there is a step.
+        rollback: What a skipped step restores: `snapshot(model.non_trainable_variables)`, taken before the forward
+            pass.
+        when: Scalar bool, whether there is a step. False does nothing.
         loss_scale: Scalar float32, what the gradients carry; found as `apply` finds it if not given.
         diagnose: A function from an output gradient to the gradients of all shares.
 
@@ -68,9 +70,14 @@ def apply_together(
         them if the step was skipped.
 
     Raises:
-        InvalidArgument: As `LossScaler.apply` does.
+        InvalidArgument: If there is no share, if two have one variable, or for what `LossScaler.apply` refuses.
     """
+    if not shares:
+        raise InvalidArgument(
+            "apply_together(loss_scaler, []): expected a list with a scaler.Share for each optimizer."
+        )
     given = [one.variables.weights if isinstance(one.variables, MasterWeights) else one.variables for one in shares]
+    _check_owned_once(variable for variables in given for variable in variables)
     later = Later()
     judged = loss_scaler.apply(
         move_nothing,
@@ -82,7 +89,9 @@ def apply_together(
         diagnose=diagnose,
         update=later,
     )
-    # What the last of them makes of its gradients moves nothing if it is not finite.
+    # The judgement has restored `rollback` where it is a skip. None would have each `apply` look for a snapshot.
+    nothing = None if rollback is None else Snapshot((), ())
+    # The last of them has moved nothing where it fails.
     before = _before(shares[:-1])
     outcomes = [
         loss_scaler.apply(
@@ -91,7 +100,7 @@ def apply_together(
             one.variables,
             clip_norm=one.clip_norm,
             clip=one.clip,
-            rollback=rollback,
+            rollback=nothing,
             when=judged.finite,
             loss_scale=judged.loss_scale,
             update=False,
@@ -100,12 +109,27 @@ def apply_together(
     ]
     applied = tf.reduce_all([judged.finite, *(one.finite for one in outcomes)])
     failed = tf.logical_and(judged.finite, tf.logical_not(applied))
-    _put_back(before, failed, loss_scaler.selects())
-    if rollback is not None:
-        _put_back(rollback, failed, loss_scaler.selects())
+    undone = (
+        before
+        if rollback is None
+        else Snapshot((*before.variables, *rollback.variables), (*before.values, *rollback.values))
+    )
+    _put_back(undone, failed, loss_scaler.selects())
     kept = loss_scaler._kept
     later.count(loss_scaler._stored, kept, failed, skipped_here(kept))
     return _failing(judged, outcomes, failed), [_unless(one, failed) for one in outcomes]
+
+
+def _check_owned_once(variables: Iterable) -> None:
+    """Refuses a variable that two optimizers would move."""
+    seen: set[int] = set()
+    for variable in variables:
+        if id(replicas.native(variable)) in seen:
+            raise InvalidArgument(
+                f"apply_together: variable {getattr(variable, 'path', variable.name)!r} is there twice, and each "
+                "optimizer would move it: expected each variable in one share."
+            )
+        seen.add(id(replicas.native(variable)))
 
 
 def _before(shares: Sequence[Share]) -> Snapshot:

@@ -233,7 +233,7 @@ class Calls:
             variables: What they are applied to, if it is known.
             may_be_unscaled: Whether they may be unscaled already, so that no scale has to be found.
             always: Whether every call of the step that is traced takes them.
-            nobody_scaled: Whether they are of a loss that certainly nobody scaled.
+            nobody_scaled: Whether their loss is known not to have been scaled.
 
         Raises:
             InvalidArgument: If they carry more than one scale, or which one they carry cannot be known.
@@ -274,7 +274,7 @@ class Calls:
         """Refuses gradients that this scaler's scale does not divide, and warns of those that seem to carry none.
 
         Returns:
-            Whether nobody scaled their loss.
+            Whether their loss is known not to have been scaled.
         """
         why = None
         if unscaled is False:

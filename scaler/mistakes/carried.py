@@ -64,7 +64,7 @@ def carried_in_graph(
         now: The variable that holds the scale of the next loss.
         used: The variable that holds the scale of the last loss.
         has_retried: Whether `retry` was called, which moves the scale too.
-        nobody_scaled: Whether these are gradients of a loss that certainly nobody scaled.
+        nobody_scaled: Whether the loss of these gradients is known not to have been scaled.
 
     Returns:
         What they carry. None if it is the value of `used`, or if the graph does not show where they come from.

@@ -154,3 +154,22 @@ def test_a_composed_step_that_cannot_move_is_stuck():
         loops.Loop(step, tf.data.Dataset.from_tensors(tf.ones([4, 2])).repeat()).run(20)
     assert raw([*models[0].weights, *models[1].weights]) == before
     assert int(shared.counters.applied) == 0
+
+
+def test_what_cannot_be_a_step_of_several_is_refused():
+    loss_scaler, weight = scaler.LossScaler(scaler.Static(1.0)), tf.Variable([1.0])
+    share = scaler.Share(SGD(0.1), [tf.constant([1.0])], [weight])
+    with pytest.raises(scaler.InvalidArgument, match=r"apply_together\(loss_scaler, \[\]\): expected a list"):
+        scaler.apply_together(loss_scaler, [])
+    with pytest.raises(scaler.InvalidArgument, match="is there twice"):
+        scaler.apply_together(loss_scaler, [share, share])
+    with pytest.raises(scaler.InvalidArgument, match="SpikeGuard"):
+        scaler.apply_together(scaler.LossScaler(scaler.SpikeGuard(scaler.Static(1.0))), [share])
+    assert weight.numpy() == [1.0]
+
+
+@pytest.mark.parametrize("update", [True, np.True_, 1])
+def test_whatever_is_true_counts_a_step(update):
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    loss_scaler.apply(SGD(0.1), [tf.constant([1.0])], [tf.Variable([1.0])], update=update)
+    assert int(loss_scaler.counters.applied) == 1
