@@ -74,7 +74,7 @@ def apply_together(
     """
     if not shares:
         raise InvalidArgument(
-            "apply_together(loss_scaler, []): expected a list with a scaler.Share for each optimizer."
+            "apply_together(loss_scaler, []): expected a scaler.Share for each optimizer."
         )
     given = [one.variables.weights if isinstance(one.variables, MasterWeights) else one.variables for one in shares]
     _check_owned_once(variable for variables in given for variable in variables)

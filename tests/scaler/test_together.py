@@ -159,7 +159,7 @@ def test_a_composed_step_that_cannot_move_is_stuck():
 def test_what_cannot_be_a_step_of_several_is_refused():
     loss_scaler, weight = scaler.LossScaler(scaler.Static(1.0)), tf.Variable([1.0])
     share = scaler.Share(SGD(0.1), [tf.constant([1.0])], [weight])
-    with pytest.raises(scaler.InvalidArgument, match=r"apply_together\(loss_scaler, \[\]\): expected a list"):
+    with pytest.raises(scaler.InvalidArgument, match=r"apply_together\(loss_scaler, \[\]\): expected a scaler.Share"):
         scaler.apply_together(loss_scaler, [])
     with pytest.raises(scaler.InvalidArgument, match="is there twice"):
         scaler.apply_together(loss_scaler, [share, share])
