@@ -73,9 +73,7 @@ def apply_together(
         InvalidArgument: If there is no share, if two have one variable, or for what `LossScaler.apply` refuses.
     """
     if not shares:
-        raise InvalidArgument(
-            "apply_together(loss_scaler, []): expected a scaler.Share for each optimizer."
-        )
+        raise InvalidArgument("apply_together(loss_scaler, []): expected a scaler.Share for each optimizer.")
     given = [one.variables.weights if isinstance(one.variables, MasterWeights) else one.variables for one in shares]
     _check_owned_once(variable for variables in given for variable in variables)
     later = Later()
