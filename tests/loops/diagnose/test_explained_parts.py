@@ -10,7 +10,7 @@ import loops
 import scaler
 from loops.observe import explain
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 BAD = 4
 

@@ -107,6 +107,7 @@ def test_of_one_scaler_the_critical_scale_is_that_of_the_step(tmp_path, watched)
 
 
 @pytest.mark.filterwarnings("ignore:TensorBoard is not installed")
+@pytest.mark.exhaustive
 def test_a_run_of_parts_resumes_its_trace_and_its_curves(tmp_path):
     def run(folder, stops):
         for stop in stops:

@@ -60,6 +60,7 @@ def alone(shared, kind, kinds, every, accumulate):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_with("True-float32-2-2-True", "True-float16-1-1-False")
 @pytest.mark.parametrize(
     ("shared", "kind", "every", "accumulate", "jit"),
     [
@@ -137,8 +138,8 @@ def test_a_part_has_the_gradients_of_its_own_loss_in_its_own_pass(shape):
             np.testing.assert_allclose(found[row], value, rtol=2e-5, atol=1e-6, err_msg=f"{name}: {row}")
 
 
-@pytest.mark.slow_with("turns-graph", "shared-graph")
-@pytest.mark.exhaustive_with("turns-jit", "shared-jit")
+@pytest.mark.slow_with("turns-graph")
+@pytest.mark.exhaustive_with("turns-jit", "shared-jit", "shared-graph")
 @pytest.mark.parametrize("mode", ["graph", "jit"])
 @pytest.mark.parametrize("shape", ["turns", "shared"])
 def test_where_it_is_not_its_turn_a_part_has_nothing(shape, mode):
@@ -161,8 +162,8 @@ def test_where_it_is_not_its_turn_a_part_has_nothing(shape, mode):
                 np.testing.assert_array_equal(tf.reduce_sum(outputs[name], 1), tf.reduce_sum(value, 1), err_msg=name)
 
 
-@pytest.mark.slow_with("turns", "shared")
-@pytest.mark.exhaustive_with("one scaler")
+@pytest.mark.slow_with("turns")
+@pytest.mark.exhaustive_with("one scaler", "shared")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_skip_shows_where_it_is_and_has_no_updates(shape):
     players = Players(shape)

@@ -214,6 +214,7 @@ def test_fit_rolls_a_spike_back():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_with("skip")
 @pytest.mark.parametrize("by_tensor", ["skip", "clip"])
 def test_a_keras_file_holds_the_windows(tmp_path, by_tensor):
     """They are made when the optimizer is built, and are among its variables from then on."""
