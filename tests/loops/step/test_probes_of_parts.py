@@ -197,8 +197,7 @@ def test_probes_change_no_bit_of_what_moves(shape):
     assert bits[0] == bits[1]
 
 
-@pytest.mark.slow_with("turns")
-@pytest.mark.exhaustive_with("shared", "one scaler")
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", SHAPES)
 def test_two_replicas_count_together_and_have_the_largest_of_either(shape):
     """Each has the same rows as the single device, and half of the loss."""
