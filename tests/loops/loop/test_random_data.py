@@ -210,7 +210,7 @@ OTHER = {
         UNSEEDED,
     ),
     "shuffle without a seed": (lambda place: unseeded().repeat(), UNSEEDED),
-    "shuffle without a seed, later": (lambda place: numbers(14).concatenate(numbers(90).shuffle(90)), UNSEEDED),
+    "shuffle without a seed, later": (lambda place: numbers(25).concatenate(numbers(90).shuffle(90)), UNSEEDED),
     "files listed without a seed": (
         lambda place: lines(place).interleave(tf.data.TextLineDataset, cycle_length=2).repeat(),
         UNSEEDED,
