@@ -1,8 +1,9 @@
-"""`halfstep cure`: the fewest layers that must compute in float32 for a past step to pass."""
+"""`halfstep cure`: the fewest layers that must compute in float32 for a past step to pass, or stay out of a format."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from halfstep import arguments
 
 if TYPE_CHECKING:
     from loops.diagnose.explain.cure import Cure
+    from loops.diagnose.explain.cure_in_format import FormatCure
+    from loops.loop.loop import Loop
 
 _NO_CURE = 1
 
@@ -19,11 +22,16 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "cure",
         help="the fewest layers that must compute in float32 for a past step to pass",
-        description="Exits with 1 if the step does not pass with every layer in float32 either, or if that could not "
-        "be tried.",
+        description="Exits with 1 if the step does not pass with every layer in float32 either, if that could not be "
+        "tried, or if no layer may be in the format.",
     )
     arguments.add_run(parser)
     parser.add_argument("--step", type=arguments.count, required=True, metavar="N", help="the step")
+    parser.add_argument(
+        "--format",
+        metavar="NAME",
+        help="ask instead which layers may be in this format, such as float8_e4m3fn: docs/formats.md lists them",
+    )
     parser.add_argument("--json", action="store_true", help="print it as JSON")
 
 
@@ -36,10 +44,43 @@ def run(options: argparse.Namespace) -> int:
 
     quiet()
     loop = open_run(options.folder, options.build)
+    if options.format is not None:
+        return _in_format(loop, options)
     with working("cure") as progress:
         cure = find_cure(loop, options.step, run=pathlib.Path(options.folder), progress=progress)
     print(to_json(as_dict(options.step, cure)) if options.json else text(options.step, cure))
     return 0 if cure.layers is not None else _NO_CURE
+
+
+def _in_format(loop: Loop, options: argparse.Namespace) -> int:
+    from halfstep.terminal import working
+    from loops.diagnose.explain.cure_in_format import find_format_cure
+    from loops.record.files import to_json
+
+    folder = pathlib.Path(options.folder)
+    with working("cure") as progress:
+        found = find_format_cure(loop, options.step, options.format, run=folder, progress=progress)
+    as_json = {"step": options.step, **dataclasses.asdict(found)}
+    print(to_json(as_json) if options.json else text_of_format(options.step, found))
+    return 0 if found.inside else _NO_CURE
+
+
+def text_of_format(step: int, found: FormatCure) -> str:
+    """What a format does to a step, as text."""
+    from loops.support.text import amount
+
+    allowed = f"{found.limit:.1%} of their norm are allowed, and the noise of the batch is {found.noise:.1%}"
+    if not found.inside:
+        return f"Step {step}: no layer may be in {found.format}. Alone each moves the gradients too far: {allowed}."
+    layers = amount(len(found.inside) + len(found.left_out), "layer")
+    which = f"{len(found.inside)} of {layers}" if found.left_out else f"all of {layers}"
+    error = f"Together they move the gradients by {found.error:.1%}"
+    lines = [f"Step {step}: {which} may be in {found.format}. {error}: {allowed}."]
+    if found.left_out:
+        lines += ["", "Leave out, with how far each moves the gradients alone:", ""]
+        lines += [f"  {path}  {found.alone[path]:.1%}" for path in found.left_out]
+        lines += ["", f"scaler.formats.emulated({found.format!r})(model, only={found.inside!r})"]
+    return "\n".join(lines)
 
 
 def as_dict(step: int, cure: Cure) -> dict[str, Any]:

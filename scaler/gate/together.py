@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -10,11 +11,20 @@ import tensorflow as tf
 from scaler.backend import replicas
 from scaler.backend.autograph import as_written
 from scaler.backend.variables import without_values
+from scaler.checks import as_variables
 from scaler.errors import InvalidArgument
 from scaler.gate.later import Later
-from scaler.gate.optimizers import as_called_by_the_gate, build_optimizer, move_nothing, variables_of
+from scaler.gate.optimizers import (
+    as_called_by_the_gate,
+    build_optimizer,
+    check_optimizer,
+    move_nothing,
+    variables_of,
+)
 from scaler.gate.rollback import Snapshot
 from scaler.gate.selecting import restore_where
+from scaler.gradients.clipping import clipping_of
+from scaler.gradients.pairs import as_list, check_pairs
 from scaler.outcome.found_here import skipped_here
 from scaler.outcome.outcome import Outcome
 from scaler.weights.masters import MasterWeights
@@ -44,7 +54,7 @@ class Share(NamedTuple):
 @as_written
 def apply_together(
     loss_scaler: LossScaler,
-    shares: Sequence[Share],
+    shares: Iterable[Share],
     *,
     rollback: Snapshot | None = None,
     when: bool | tf.Tensor = True,
@@ -71,9 +81,9 @@ def apply_together(
 
     Raises:
         InvalidArgument: If there is no share, if two have one variable, or for what `LossScaler.apply` refuses.
+            Nothing has moved then.
     """
-    if not shares:
-        raise InvalidArgument("apply_together(loss_scaler, []): expected a scaler.Share for each optimizer.")
+    shares = _checked(shares)
     given = [one.variables.weights if isinstance(one.variables, MasterWeights) else one.variables for one in shares]
     _check_owned_once(variable for variables in given for variable in variables)
     later = Later()
@@ -91,20 +101,21 @@ def apply_together(
     nothing = None if rollback is None else Snapshot((), ())
     # The last of them has moved nothing where it fails.
     before = _before(shares[:-1])
-    outcomes = [
-        loss_scaler.apply(
-            one.optimizer,
-            one.grads,
-            one.variables,
-            clip_norm=one.clip_norm,
-            clip=one.clip,
-            rollback=nothing,
-            when=judged.finite,
-            loss_scale=judged.loss_scale,
-            update=False,
-        )
-        for one in shares
-    ]
+    with _put_back_after_an_error(before):
+        outcomes = [
+            loss_scaler.apply(
+                one.optimizer,
+                one.grads,
+                one.variables,
+                clip_norm=one.clip_norm,
+                clip=one.clip,
+                rollback=nothing,
+                when=judged.finite,
+                loss_scale=judged.loss_scale,
+                update=False,
+            )
+            for one in shares
+        ]
     applied = tf.reduce_all([judged.finite, *(one.finite for one in outcomes)])
     failed = tf.logical_and(judged.finite, tf.logical_not(applied))
     undone = (
@@ -116,6 +127,41 @@ def apply_together(
     kept = loss_scaler._kept
     later.count(loss_scaler._stored, kept, failed, skipped_here(kept))
     return _failing(judged, outcomes, failed), [_unless(one, failed) for one in outcomes]
+
+
+def _checked(shares: Iterable) -> list[Share]:
+    """The shares with lists in place of other iterables; raises `InvalidArgument` for what no optimizer can take."""
+    found = list(shares)
+    if not found:
+        raise InvalidArgument("apply_together(loss_scaler, []): expected a scaler.Share for each optimizer.")
+    for at, one in enumerate(found):
+        if not isinstance(one, Share):
+            raise InvalidArgument(
+                f"apply_together: entry {at} of the shares is of type {type(one).__name__}: expected a "
+                "scaler.Share(optimizer, grads, variables) for each optimizer."
+            )
+        where = f"apply_together, share {at}"
+        masters = one.variables if isinstance(one.variables, MasterWeights) else None
+        variables = masters.weights if masters else as_variables(where, one.variables)
+        found[at] = one._replace(grads=as_list(where, one.grads), variables=masters or variables)
+        try:
+            check_optimizer(one.optimizer)
+            clipping_of(one.clip_norm, one.clip)
+            check_pairs(found[at].grads, variables, allow_16bit_updates=False)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{where}: {error}") from None
+    return found
+
+
+@contextlib.contextmanager
+def _put_back_after_an_error(before: Snapshot) -> Iterator[None]:
+    """Puts variables back where an optimizer ends in an error of its own; in eager mode, where others have moved."""
+    try:
+        yield
+    except Exception:
+        if tf.executing_eagerly() and replicas.replica_count() == 1:
+            _put_back(before, tf.constant(True), selects=False)
+        raise
 
 
 def _check_owned_once(variables: Iterable) -> None:

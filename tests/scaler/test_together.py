@@ -168,6 +168,42 @@ def test_what_cannot_be_a_step_of_several_is_refused():
     assert weight.numpy() == [1.0]
 
 
+class Breaks(SGD):
+    """Ends in an error of its own."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        raise OSError("no such table")
+
+
+@pytest.mark.parametrize(
+    ("second", "error", "match"),
+    [
+        ({"grads": [None]}, scaler.InvalidArgument, "share 1: apply: every gradient is None"),
+        ({"grads": []}, scaler.InvalidArgument, "share 1: apply: the list of gradients is empty"),
+        ({"grads": tf.constant([1.0])}, scaler.InvalidArgument, "share 1: the gradients are of type"),
+        ({"optimizer": "adam"}, scaler.InvalidArgument, "share 1: "),
+        ({"clip_norm": -1.0}, scaler.InvalidArgument, "share 1: clip_norm"),
+        ({"variables": 3}, scaler.InvalidArgument, "share 1: an object of type int in the place of variables"),
+        ({"optimizer": Breaks(0.1)}, OSError, "no such table"),
+    ],
+)
+def test_an_error_of_one_leaves_nothing_moved(second, error, match):
+    loss_scaler, weights = scaler.LossScaler(scaler.Static(1.0)), [tf.Variable([1.0]), tf.Variable([2.0])]
+    first = scaler.Share(keras.optimizers.Adam(0.1), (tf.constant([one]) for one in [1.0]), iter(weights[:1]))
+    other = scaler.Share(SGD(0.1), [tf.constant([1.0])], weights[1:])._replace(**second)
+    with pytest.raises(error, match=match):
+        scaler.apply_together(loss_scaler, iter([first, other]))
+    assert raw([*weights, first.optimizer.iterations]) == raw([tf.constant([1.0]), tf.constant([2.0]), np.int64(0)])
+    assert int(loss_scaler.counters.attempted) == 0
+
+
+def test_what_is_no_share_is_named():
+    with pytest.raises(
+        scaler.InvalidArgument, match=r"entry 0 of the shares is of type tuple: expected a scaler.Share"
+    ):
+        scaler.apply_together(scaler.LossScaler(), [(SGD(0.1), [tf.constant([1.0])], [tf.Variable([1.0])])])
+
+
 @pytest.mark.parametrize("update", [True, np.True_, 1])
 def test_whatever_is_true_counts_a_step(update):
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))

@@ -93,7 +93,7 @@ class Attempts:
         self.lower_from: float | None = None
         self.scanned_at: float | None = None
         self.literal = False
-        self._progress = progress
+        self.progress = progress
         self.step = as_python(moment)
         self.windowed = bool(windows_of(moment.train_step))
         self._factor = tf.Variable(1.0, trainable=False)
@@ -191,7 +191,7 @@ class Attempts:
         """
         batch = self.moment.batch if batch is None else batch
         if not self.literal and not self.windowed and not self.moment.alone:
-            self._progress()
+            self.progress()
             with self.as_it_was():
                 outputs = self.moment.loop.calls.one(batch)
             if "applied" in outputs and "loss" in outputs:
@@ -246,7 +246,7 @@ class Attempts:
             return self._taken(self._traced_once(calls, batch), batch)
 
     def _taken(self, step: Callable, batch: Any) -> Attempt:
-        self._progress()
+        self.progress()
         for one in self._nonzero:
             one.assign(tf.zeros_like(one))
         before = [int(one.counters.applied) for one in self.scalers]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -14,9 +13,11 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.explain.cure_in_format import find_format_cure
 from loops.diagnose.explain.explain import Progress, attempt_progress, replay_progress
 from loops.diagnose.explain.explain_step import failing, was_skipped
 from loops.diagnose.explain.lower_scales import passes_at_none
+from loops.diagnose.explain.minimal import minimal
 from loops.diagnose.explain.shares import at_share_to_blame
 from loops.diagnose.graph.changes import in_policy
 from loops.diagnose.graph.models import models_in_step, units
@@ -24,8 +25,6 @@ from loops.loop.loop import Loop
 from loops.run.rewind.rewind import rewind
 from loops.support.errors import LoopError
 from loops.support.text import one_line
-
-_Item = TypeVar("_Item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,28 +48,39 @@ class Cure:
 
 
 def cure(
-    loop: Loop, step: int, *, run: str | os.PathLike | None = None, progress: Progress = lambda text: None
+    loop: Loop,
+    step: int,
+    *,
+    format: str | None = None,
+    run: str | os.PathLike | None = None,
+    progress: Progress = lambda text: None,
 ) -> list[str] | None:
-    """Finds the smallest set of layers that must compute in float32 for a step to pass.
+    """Finds the smallest set of layers that must compute in float32 for a step to pass, or stay out of a format.
 
     None of its layers can be left out. It is found by delta debugging, which repeats the step for each set, forward and
     backward. A step that is finite neither as it ran nor at any lower loss scale is repeated at a loss scale of 1,
     where an overflow caused by the loss scale cannot hide anything.
 
+    With `format` the layers are those that must not be emulated in it: all others together move the gradients of this
+    step by no more than the noise of the batch does, and by less than half of their norm.
+
     Args:
         loop: The loop of the run, with its `Checkpoint` and its log among the actions, before its first step.
         step: The number of the step, from 1.
+        format: As of `scaler.formats.emulated`, such as "float8_e4m3fn". Default: float32 is what is asked about.
         run: The folder with the log `steps.jsonl`, if the loop has no `JsonLines`.
         progress: Called now and then with a text that says what is done.
 
     Returns:
-        The layers' paths, in the order of the model. Empty if the step passes as it is; None if it does not pass even
-        with every layer in float32.
+        The layers' paths, in the order of the model. Empty if the step passes as it is, or wholly in the format; None
+        if it does not pass even with every layer in float32.
 
     Raises:
-        scaler.InvalidArgument: For a step that the run did not take, or a loop that cannot be rewound.
-        LoopError: If the run cannot be restored, or float32 could not be tried.
+        scaler.InvalidArgument: For a step that the run did not take, a loop that cannot be rewound, or another format.
+        LoopError: If the run cannot be restored, float32 could not be tried, or the gradients cannot be compared.
     """
+    if format is not None:
+        return find_format_cure(loop, step, format, run=run, progress=progress).left_out
     found = find_cure(loop, step, run=run, progress=progress)
     if not found.known:
         raise LoopError(f"step {step}: {found.why}")
@@ -167,42 +177,3 @@ def _found_without_untried(trials: _Trials, error: str) -> Cure:
     names = ", ".join(repr(path) for path in untried)
     why = f"It does not pass with every other layer in float32, and {names} could not be tried:"
     return Cure(None, False, f"{why} {trials.error(untried[:1])}", untried=untried)
-
-
-def minimal(items: Sequence[_Item], passes: Callable[[list[_Item]], bool]) -> list[_Item] | None:
-    """Finds a minimal set that passes: without any one of its items it does not.
-
-    Args:
-        items: The candidates.
-        passes: Whether a set passes; called once for each set.
-
-    Returns:
-        The set, in the order of `items`; None if not even all of them together pass.
-    """
-    known: dict[frozenset[int], bool] = {}
-
-    def asked(chosen: list[int]) -> bool:
-        key = frozenset(chosen)
-        if key not in known:
-            known[key] = passes([items[place] for place in sorted(chosen)])
-        return known[key]
-
-    if asked([]):
-        return []
-    chosen = list(range(len(items)))
-    if not asked(chosen):
-        return None
-    parts = 2
-    while len(chosen) > 1:
-        size = -(-len(chosen) // parts)
-        pieces = [chosen[start : start + size] for start in range(0, len(chosen), size)]
-        rests = [[one for one in chosen if one not in piece] for piece in pieces]
-        smaller = next((one for one in (*pieces, *rests) if len(one) < len(chosen) and asked(one)), None)
-        if smaller is not None:
-            parts = 2 if smaller in pieces else max(parts - 1, 2)
-            chosen = smaller
-        elif parts >= len(chosen):
-            break
-        else:
-            parts = min(2 * parts, len(chosen))
-    return [items[place] for place in sorted(chosen)]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from halfstep import main
 from halfstep.cure import text
-from loops.diagnose.explain.cure import find_cure, minimal
+from loops.diagnose.explain.cure import find_cure
+from loops.diagnose.explain.minimal import minimal
 from loops.observe import cure
 from loops.support.errors import LoopError
 

@@ -291,7 +291,7 @@ def test_what_cannot_be_retried_is_refused():
         python(tf.constant(1.0))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_log_and_an_explanation_know_the_retries(tmp_path):
     log, data = tmp_path / "steps.jsonl", tuple(np.stack(part) for part in zip(*steep(), strict=True))
 

@@ -1,0 +1,138 @@
+"""Guards `cure(format=...)`: which layers may be in a format at a past step, by the step's own gradients."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+from halfstep import main
+from halfstep.cure import text_of_format
+from loops.diagnose.explain.cure_in_format import FormatCure, find_format_cure
+from loops.observe import cure
+from loops.support.errors import LoopError
+
+FP8 = "float8_e4m3fn"
+
+
+def of(build, run):
+    """A loop whose run wrote its log and checkpoints, and one before its first step."""
+    build(run).run(4)
+    return build(run)
+
+
+def data(batches=8):
+    rng = np.random.default_rng(0)
+    images, labels = rng.standard_normal([8 * batches, 64]).astype(np.float32), rng.integers(0, 4, 8 * batches)
+    images[:, 0] = 0.0
+    return tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
+
+
+def model_of(policy="mixed_float16"):
+    """The first layer has a weight that is large and of an input that is always zero: it takes the scale from all."""
+    keras.utils.set_random_seed(0)
+    layers = [
+        keras.layers.Dense(16, activation="tanh", name="first", dtype=policy),
+        keras.layers.Dense(16, activation="tanh", name="second", dtype=policy),
+        keras.layers.Dense(4, name="third", dtype="float32"),
+    ]
+    model = keras.Sequential([keras.Input([64]), *layers])
+    kernel = layers[0].kernel.numpy()
+    kernel[0] = 1e6
+    layers[0].kernel.assign(kernel)
+    return model
+
+
+def by_step(run, scale=2.0**15, dataset=None):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(scale))
+    step = loops.TrainStep(model_of(), loss, keras.optimizers.SGD(1e-3), loss_scaler=loss_scaler)
+    actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=2, resume=True)]
+    return loops.Loop(step, data() if dataset is None else dataset, actions=actions)
+
+
+def by_hand(run):
+    model, optimizer = model_of(), keras.optimizers.SGD(1e-3)
+    loss_scaler = scaler.LossScaler()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True))
+            scaled = loss_scaler.scale(loss)
+        outcome = loss_scaler.apply(
+            optimizer, tape.gradient(scaled, model.trainable_variables), model.trainable_variables
+        )
+        return {"loss": loss, "applied": outcome.finite}
+
+    actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=2, resume=True)]
+    return loops.Loop(step, data(), actions=actions)
+
+
+def reference(inside):
+    """The gradients of the fourth batch's loss at a rate of nearly nothing, by a model of its own."""
+    model = model_of("float32")
+    if inside:
+        scaler.formats.emulated(FP8, scaling="current")(model, only=inside)
+    found = []
+    for x, y in data().take(5):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True))
+        found.append(np.concatenate([np.ravel(one) for one in tape.gradient(loss, model.trainable_variables)]))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [by_step, by_hand])
+def test_the_layer_whose_weights_are_flushed_is_left_out(build, tmp_path):
+    loop = of(build, tmp_path)
+    before = [variable.numpy() for variable in loop.train_step.model.variables] if build is by_step else []
+    found = find_format_cure(loop, 4, FP8)
+    assert (found.left_out, found.inside) == (["first"], ["second", "third"])
+    assert found.alone["first"] > found.limit == min(found.noise, 0.5) >= found.error
+    # The weights have hardly moved since the start.
+    batches = reference([])
+    norm = np.linalg.norm(batches[3])
+    for path in ("second", "third"):
+        assert found.alone[path] == pytest.approx(np.linalg.norm(reference([path])[3] - batches[3]) / norm, rel=0.2)
+    spread = np.sqrt(sum(np.linalg.norm(one - np.mean(batches, 0)) ** 2 for one in batches) / (len(batches) - 1))
+    assert found.noise == pytest.approx(spread / norm, rel=0.1)
+    if build is by_step:
+        model = loop.train_step.model
+        assert not any("call" in vars(layer) for layer in model.layers)
+        assert [layer.compute_dtype for layer in model.layers] == ["float16", "float16", "float32"]
+        assert len(before) == len(model.variables)
+
+
+@pytest.mark.slow
+def test_the_command_says_it_as_text_and_as_json(tmp_path, capsys):
+    of(by_step, tmp_path)
+    command = ["cure", str(tmp_path), "--build", f"{__name__}:by_step", "--step", "4", "--format", FP8]
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith("Step 4: 2 of 3 layers may be in float8_e4m3fn. Together they move")
+    assert main([*command, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["step"], answer["left_out"], answer["format"]) == (4, ["first"], FP8)
+
+
+def test_the_text_for_all_and_for_none():
+    found = FormatCure("mxfp4", [], ["a", "b"], 0.123, 0.4, 0.4, {"a": 0.1, "b": 0.1})
+    assert text_of_format(3, found) == (
+        "Step 3: all of 2 layers may be in mxfp4. Together they move the gradients by 12.3%: 40.0% of their norm are "
+        "allowed, and the noise of the batch is 40.0%."
+    )
+    found = FormatCure("mxfp4", ["a"], [], 0.0, 1.1, 0.5, {"a": 0.6})
+    assert text_of_format(3, found).startswith("Step 3: no layer may be in mxfp4. Alone each moves")
+
+
+@pytest.mark.slow
+def test_what_cannot_be_compared_is_refused(tmp_path):
+    with pytest.raises(scaler.InvalidArgument, match="expected one of float32"):
+        cure(by_step(tmp_path), 1, format="float9")
+    one = tmp_path / "one"
+    short = data().take(1)
+    by_step(one, dataset=short).run(1)
+    with pytest.raises(LoopError, match="a second one of the same shapes"):
+        cure(by_step(one, dataset=short), 1, format=FP8)
