@@ -68,7 +68,7 @@ def add_parser(commands: Any) -> None:
         "--preset",
         metavar="NAME",
         help=f"measure a published effect instead of a comparison, one of {', '.join(EFFECTS)}; "
-        "or list, which shows them, or all. Writes NAME.md, NAME.json and NAME.png",
+        "or list, which shows them, or all. Writes NAME.md, NAME.json and NAME.svg",
     )
     parser.add_argument(
         "--steps", type=arguments.count, help=f"batches a run (default: {STEPS}; each preset has its own number)"

@@ -1,13 +1,11 @@
 """Draws the pictures of these pages: `python docs/concepts/pictures.py` writes them beside the pages."""
 
-import io
 import pathlib
 import sys
 
 import keras
 import matplotlib
 import numpy as np
-import PIL.Image
 import tensorflow as tf
 from matplotlib.figure import Figure
 
@@ -15,11 +13,12 @@ import loops.tasks
 import scaler
 from loops.support.palette import BLUE, GREEN, ORANGE, RED, SOFT, TEXT
 from loops.support.plot_style import STYLE
+from loops.support.svg import svg_of
 
 HERE = pathlib.Path(__file__).parent
+AS_ONE = {"histtype": "stepfilled"}
+"""The bars of a histogram as one shape."""
 FORMATS = ("float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn")
-COLOURS = 64
-"""Of a file: a palette, which makes it small."""
 
 
 def formats() -> Figure:
@@ -53,7 +52,7 @@ def scaling() -> Figure:
         moved = found + octaves
         axes.axvspan(-50, zero, color=RED, alpha=0.12, linewidth=0)
         axes.axvspan(infinite, 30, color=RED, alpha=0.12, linewidth=0)
-        axes.hist(moved, bins=np.arange(-50, 31), weights=np.full(len(moved), 100 / len(moved)), color=BLUE)
+        axes.hist(moved, bins=np.arange(-50, 31), weights=np.full(len(moved), 100 / len(moved)), color=BLUE, **AS_ONE)
         lost = 100 * np.mean(moved <= zero), 100 * np.mean(moved >= infinite)
         axes.set_title(f"loss scale $2^{{{octaves}}}$", loc="left")
         axes.set_title(f"becomes zero: {lost[0]:.0f} %, infinite: {lost[1]:.0f} %", loc="right", color=SOFT)
@@ -118,7 +117,7 @@ def skips() -> Figure:
     steps = np.arange(1, len(scales) + 1)
     for axes, shown, name, colour in ((above, scales, "loss scale", BLUE), (below, values, "weight", GREEN)):
         axes.plot(steps, shown, drawstyle="steps-mid", color=colour)
-        axes.plot(steps[skipped], shown[skipped], "x", color="black", markersize=7, label="skipped")
+        axes.plot(steps[skipped], shown[skipped], "x", color=TEXT, markersize=7, label="skipped")
         axes.set_ylabel(name)
     above.set_yscale("log", base=2)
     above.legend(loc="lower right")
@@ -151,12 +150,10 @@ DRAWN = {"formats": formats, "scaling": scaling, "masters": masters, "skips": sk
 
 
 def write(name: str, folder: pathlib.Path = HERE) -> pathlib.Path:
-    """Draws one of them and writes it as a PNG."""
-    drawn, path = io.BytesIO(), folder / f"{name}.png"
+    """Draws one of them and writes it as an SVG."""
+    path = folder / f"{name}.svg"
     with matplotlib.rc_context(STYLE):
-        DRAWN[name]().savefig(drawn, format="png", dpi=150, metadata={"Software": None})
-    with PIL.Image.open(drawn) as image:
-        image.convert("RGB").quantize(COLOURS, method=PIL.Image.Quantize.MEDIANCUT).save(path, optimize=True)
+        path.write_text(svg_of(DRAWN[name]()), encoding="utf-8")
     return path
 
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from loops.support.marks import Mark
-from loops.support.plot_style import shortened
+from loops.support.plot_style import in_two_lines
 
 
 def height(rows: Sequence[Mapping]) -> float:
@@ -18,7 +18,7 @@ def height(rows: Sequence[Mapping]) -> float:
 
 def name_rows(axes: Axes, rows: Sequence[Mapping]) -> None:
     """Writes the titles of the set-ups on the left, the first at the top."""
-    axes.set_yticks(range(len(rows)), [shortened(row["title"], 36) for row in rows])
+    axes.set_yticks(range(len(rows)), [in_two_lines(row["title"], 28) for row in rows], fontsize=8)
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
     axes.set_ylim(len(rows) - 0.4, -0.6)

@@ -16,6 +16,7 @@ from loops.study.summaries import Steps, failed, failure, options_of, place, run
 from loops.support.marks import Mark
 from loops.support.pages import Table, render
 from loops.support.palette import BLACK
+from loops.support.svg import colour_variable, dark_variables
 from loops.support.text import share
 
 _FAR = 5.0  # Percentage points below float32 that call for an explanation.
@@ -37,7 +38,7 @@ class Sample(NamedTuple):
     """A set-up's line and marker as in the figures, as SVG draws them.
 
     Attributes:
-        tint: The colour of both.
+        tint: The colour of both, as CSS has it.
         dashes: The dash array of the line.
         shape: The path of the marker.
     """
@@ -52,7 +53,7 @@ class Picture(NamedTuple):
 
     Attributes:
         heading: The heading above the figure.
-        image: The PNG in base64.
+        image: Its source.
         alt: What it shows, in words.
         said: The paragraphs of its caption.
         costs: Whether the table of costs follows below.
@@ -71,7 +72,7 @@ def page(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> str:
     Args:
         summary: The study's `summary.json`.
         steps: The steps of its runs.
-        images: Its figures by name, as PNGs in base64.
+        images: The sources of its figures by name.
     """
     rows, found = summary["setups"], marks(summary)
     seeds = "One seed" if summary["seeds"] == 1 else f"Means over {summary['seeds']} seeds, with the lowest and highest"
@@ -87,6 +88,7 @@ def page(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> str:
         samples=[_sample(found[row["name"]]) for row in rows],
         pictures=list(_pictures(summary, steps, images)),
         costs=Table(("Set-up", *COSTS), [(row["title"], *cost_cells(row)) for row in rows]),
+        on_dark=dark_variables(),
         facts=_facts(summary),
         commands=command(summary),
     )
@@ -94,7 +96,7 @@ def page(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> str:
 
 def _sample(mark: Mark) -> Sample:
     # Black stands for the page's text colour, which a dark page changes.
-    tint = "currentColor" if mark.colour == BLACK else mark.colour
+    tint = "currentColor" if mark.colour == BLACK else colour_variable(mark.colour)
     return Sample(tint, " ".join(f"{1.5 * length:g}" for length in mark.dashes) or "none", _SHAPES[mark.marker])
 
 

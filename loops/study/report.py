@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import errno
 import json
 import os
@@ -16,6 +15,7 @@ from loops.study.page import page
 from loops.study.summaries import Steps, split_rows
 from loops.support.drawing import require_matplotlib
 from loops.support.errors import LoopError
+from loops.support.svg import as_source
 from loops.support.written.place import writing
 
 
@@ -61,7 +61,7 @@ def report_study(folder: str | os.PathLike) -> list[pathlib.Path]:
         written.append(folder / f"{name}.png")
         with writing("study", written[-1]):
             figure.savefig(written[-1], dpi=200, facecolor="white")
-    images = {path.stem: base64.b64encode(path.read_bytes()).decode("ascii") for path in written}
+    images = {name: as_source(figure) for name, figure in figures.items()}
     written.append(folder / "report.html")
     with writing("study", written[-1]):
         written[-1].write_text(page(summary, steps, images), encoding="utf-8")

@@ -50,7 +50,13 @@ def save(figure: Figure, path: str | os.PathLike) -> None:
     Raises:
         NotWritable: If it cannot be written.
     """
+    from loops.support.svg import svg_of
+
     try:
-        figure.savefig(path, dpi=150)
+        if os.fspath(path).lower().endswith(".svg"):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(svg_of(figure))
+        else:
+            figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise NotWritable(f"{path}: the figure cannot be written ({error}). Name a .png, .svg or .pdf.") from error

@@ -53,7 +53,7 @@ DARK_PAGE = {
     "line": "#3A3F44",
     "page": "#16181A",
     "card": "#1D2023",
-    "paper": "#FFFFFF",
+    "paper": "#1D2023",
     "blue": SKY,
     "red": "#F0813A",
     "green": "#2CC295",
@@ -67,3 +67,23 @@ DARK_PAGE = {
     "cell-inf": "#FFFFFF",
 }
 """The same names on a dark page."""
+
+ON_DARK = {
+    "#FFFFFF": DARK_PAGE["paper"],
+    BLACK: DARK_PAGE["cell-inf"],
+    TEXT: DARK_PAGE["text"],
+    SOFT: DARK_PAGE["soft"],
+    FAINT: DARK_PAGE["faint"],
+    BAND: "#565B61",
+    LINE: DARK_PAGE["line"],
+    BLUE: DARK_PAGE["blue"],
+    RED: DARK_PAGE["red"],
+    GREEN: DARK_PAGE["green"],
+    PINK: DARK_PAGE["pink"],
+    ORANGE: DARK_PAGE["orange"],
+    SKY: "#C3E4F8",
+    TINY: DARK_PAGE["cell-low"],
+    MIDDLE: DARK_PAGE["cell-mid"],
+    HUGE: DARK_PAGE["cell-high"],
+}
+"""What each colour of a figure becomes on a dark page; yellow can be seen on both."""

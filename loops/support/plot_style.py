@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -38,6 +39,11 @@ def sample_of(mark: Mark) -> Line2D:
 def shortened(title: str, room: int) -> str:
     """Cuts a title, such as a strategy with many options, to `room` characters."""
     return title if len(title) <= room else title[: room - 1] + "…"
+
+
+def in_two_lines(title: str, room: int) -> str:
+    """Breaks a title that is longer than `room` characters, and cuts what is left after two lines."""
+    return textwrap.fill(title, room, max_lines=2, placeholder="…")
 
 
 def head(axes: Axes, title: str, mark: Mark | None, note: str = "", room: int = 60) -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from markupsafe import Markup
-
 from loops.diagnose.memory.footprint import Bytes, Footprint
 from loops.support.pages import Table, render
+from loops.support.svg import as_source
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PARTS = [field.name for field in dataclasses.fields(Bytes) if field.name != "uncounted"]
-_NOTHING = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def memory_page(found: Sequence[Footprint], figure: Figure) -> str:
@@ -28,14 +25,11 @@ def memory_page(found: Sequence[Footprint], figure: Figure) -> str:
     """
     own = found[0]
     layers = sorted(own.layers.items(), key=lambda item: -item[1].total)
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg", metadata=_NOTHING)
     return render(
         __package__,
         "memory.html",
         title="Memory of a training step",
-        # matplotlib's SVG draws names as shapes, and escapes them in comments.
-        picture=Markup(drawn.getvalue()[drawn.getvalue().index("<svg") :]),
+        picture=as_source(figure),
         policies=Table(
             ("MB", *_PARTS, "total", "with checkpointing"),
             [(one.policy, *_cells(one.all), _cell(one.total_recomputed)) for one in found],

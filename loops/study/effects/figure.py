@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import matplotlib
 import numpy as np
-import PIL.Image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -17,12 +15,9 @@ from loops.support.palette import SOFT
 from loops.support.plot_style import STYLE
 
 _HEIGHT = 3.4
-_DPI = 110
 _FEW = 40
 """The most positions at which each has a marker."""
 _SHIFT = 0.14
-_COLOURS_OF_FILE = 128
-"""A palette: a third of the size of a file with all colours."""
 
 
 @matplotlib.rc_context(STYLE)
@@ -36,17 +31,6 @@ def effect_figure(effect: Effect) -> Figure:
     for axes, panel in zip(figure.subplots(1, len(effect.panels), squeeze=False)[0], effect.panels, strict=True):
         _panel(axes, panel)
     return figure
-
-
-def png_of(effect: Effect) -> bytes:
-    """The figure as a PNG; the same bytes for the same numbers and the same matplotlib."""
-    drawn, written = io.BytesIO(), io.BytesIO()
-    effect_figure(effect).savefig(drawn, format="png", dpi=_DPI, metadata={"Software": None})
-    with PIL.Image.open(drawn) as image:
-        image.convert("RGB").quantize(_COLOURS_OF_FILE, method=PIL.Image.Quantize.MEDIANCUT).save(
-            written, format="png", optimize=True
-        )
-    return written.getvalue()
 
 
 def _panel(axes: Axes, panel: Panel) -> None:

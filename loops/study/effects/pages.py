@@ -1,4 +1,4 @@
-"""Files of an effect: the numbers as JSON, the figure as a PNG, and a page with both."""
+"""Files of an effect: the numbers as JSON, the figure as an SVG, and a page with both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loops.support.json_values import read_json, without_nan
 
 
 def write(effect: Effect, folder: str | os.PathLike) -> list[pathlib.Path]:
-    """Writes `NAME.json`, `NAME.png` and `NAME.md` into a folder, which is created if missing.
+    """Writes `NAME.json`, `NAME.svg` and `NAME.md` into a folder, which is created if missing.
 
     Returns:
         The files, the page first.
@@ -26,15 +26,15 @@ def write(effect: Effect, folder: str | os.PathLike) -> list[pathlib.Path]:
     Raises:
         loops.NotWritable: If it cannot be written.
     """
-    from loops.study.effects.figure import png_of
+    from loops.study.effects.figure import effect_figure
+    from loops.support.svg import svg_of
 
-    files = [pathlib.Path(folder) / f"{effect.name}.{ending}" for ending in ("md", "json", "png")]
-    drawn = png_of(effect)
+    files = [pathlib.Path(folder) / f"{effect.name}.{ending}" for ending in ("md", "json", "svg")]
+    drawn = svg_of(effect_figure(effect))
     check_writable(folder)
     write_text(files[0], page(effect))
     write_text(files[1], as_json(effect) + "\n")
-    with _said(files[2]):
-        files[2].write_bytes(drawn)
+    write_text(files[2], drawn)
     return files
 
 
@@ -110,7 +110,7 @@ def page(effect: Effect) -> str:
         "greatest.",
         table(("", "published", "here"), effect.beside),
         table(effect.columns, effect.rows),
-        f"![{effect.title}]({effect.name}.png)",
+        f"![{effect.title}]({effect.name}.svg)",
         "## What agrees, and what does not",
         "\n".join(f"- {'Agrees' if claim.holds else '**Does not agree**'}: {claim.text}" for claim in effect.claims),
         effect.remarks,

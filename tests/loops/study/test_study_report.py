@@ -144,8 +144,9 @@ def test_writes_figures_and_page(study):
 def test_page_needs_no_other_file(study):
     folder, written, page = study
     source = (folder / "report.html").read_text(encoding="utf-8")
-    images = [base64.b64decode(src.removeprefix("data:image/png;base64,"), validate=True) for src in page.sources]
-    assert images == [path.read_bytes() for path in written[:-1]]
+    images = [base64.b64decode(src.removeprefix("data:image/svg+xml;base64,"), validate=True) for src in page.sources]
+    assert len(images) == len(written) - 1
+    assert all(image.startswith(b"<svg") and b"prefers-color-scheme: dark" in image for image in images)
     assert not re.search(r"https?:|//[a-z]|url\(|@import|<script|<link", re.sub(r'src="[^"]*"', "", source))
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 import loops
-from loops.support.palette import DARK_PAGE, LIGHT_PAGE, SERIES
+from loops.support.palette import DARK_PAGE, LIGHT_PAGE, ON_DARK, SERIES, TEXT
 
 LOOPS = pathlib.Path(loops.__file__).parent
 COLOUR = re.compile(r"[\"'(: ]#(?:[0-9A-Fa-f]{3}){1,2}\b")
@@ -34,6 +34,12 @@ def test_lines_and_words_of_a_page_can_be_seen(page):
 
 def test_lines_of_a_figure_differ():
     assert len(set(SERIES)) == len(SERIES) == 6
+
+
+def test_lines_of_a_figure_differ_on_a_dark_page_and_can_be_seen():
+    dark = [ON_DARK[colour] for colour in (*SERIES, TEXT)]
+    assert len(set(dark)) == 7
+    assert min(contrast(colour, ON_DARK["#FFFFFF"]) for colour in dark) >= 3
 
 
 def test_no_file_has_colours_of_its_own():
