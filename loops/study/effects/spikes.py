@@ -1,0 +1,249 @@
+"""Loss spikes of a second moment that is out of date: beta2, gradient clipping and StableAdamW; and Adam's epsilon."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from loops.study.effects import networks
+from loops.study.effects.adam_copies import CLIP_NORM, CLIPPED, DECAY, PLAIN, STABLE, WAYS, Curves, Setup, train
+from loops.study.effects.effect import Claim, Effect, Line, Panel, Preset, curve, spread
+
+NAME = "spikes"
+BETAS = (0.9, 0.99, 0.999)
+EPSILONS = tuple(10.0**power for power in range(-8, 0))
+_RATE = 1e-2
+_QUIET = 0.01
+_CALM = 2 / 3
+"""The share of a run in which the loss is multiplied by `_QUIET`."""
+_JUMP = 2.0
+_SPIKE = 2.0
+"""A spike is a loss that is so many times that before the change."""
+_PUBLISHED = (1, 8)
+_AROUND = (20, 60)
+
+
+class Spike(NamedTuple):
+    """What a change did, float64 [seeds] each.
+
+    Attributes:
+        before: The mean RMS of g^2 / u in the last tenth of the quiet phase.
+        jump: The largest of it in the loud phase.
+        times: The largest held-out loss of the loud phase over that before it.
+        lag: The steps from the first RMS of `_JUMP` or more to the largest loss; NaN without such an RMS.
+        end: The held-out loss in the end.
+    """
+
+    before: np.ndarray
+    jump: np.ndarray
+    times: np.ndarray
+    lag: np.ndarray
+    end: np.ndarray
+
+
+def run(seeds: int = 5, steps: int = 600) -> Effect:
+    """Trains with a loss that becomes a hundred times larger, and with epsilons that do not.
+
+    Args:
+        seeds: The number of networks for each optimizer.
+        steps: The steps of each run.
+    """
+    change = int(_CALM * steps)
+    changed = train(
+        [Setup(_RATE, beta, way=way) for beta in BETAS for way in WAYS],
+        seeds=seeds,
+        factors=[_QUIET] * change + [1.0] * (steps - change),
+    )
+    level = train([Setup(_RATE, 0.99, epsilon) for epsilon in EPSILONS], seeds=seeds, factors=[_QUIET] * steps)
+    return effect_of(changed, level, change, seeds, steps)
+
+
+def spike_of(curves: Curves, setup: int, change: int) -> Spike:
+    """What the change before this step did to one of the set-ups."""
+    loss, rms = (np.asarray(values[:, setup], np.float64) for values in (curves.loss, curves.rms))
+    loss = np.where(np.isfinite(loss), loss, np.inf)
+    jumped = rms[change:] >= _JUMP
+    first = np.where(jumped.any(axis=0), jumped.argmax(axis=0), np.nan)
+    return Spike(
+        before=rms[change - max(1, change // 10) : change].mean(axis=0),
+        jump=rms[change:].max(axis=0),
+        times=loss[change:].max(axis=0) / loss[change],
+        lag=loss[change:].argmax(axis=0) - first,
+        end=loss[-1],
+    )
+
+
+def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: int) -> Effect:
+    """The effect from its runs.
+
+    Args:
+        changed: The runs with a change: for each of `BETAS` each of `WAYS`.
+        level: The runs without: for each of `EPSILONS`.
+        change: The first step with the larger loss.
+        seeds: The number of seeds.
+        steps: The steps of each run.
+    """
+    cases = [(beta, way) for beta in BETAS for way in WAYS]
+    spikes = {case: spike_of(changed, number, change) for number, case in enumerate(cases)}
+    late = slice(-max(1, steps // 10), None)
+    grad, update = (np.asarray(values[late], np.float64).mean(axis=0) for values in (level.grad, level.update))
+    share = update / update[0]
+    small = grad[0].mean()
+    plain = {beta: spikes[beta, PLAIN] for beta in BETAS}
+    worst = BETAS[-1]
+    lag = plain[worst].lag
+    above = [number for number, epsilon in enumerate(EPSILONS) if epsilon >= small]
+    below = [number for number, epsilon in enumerate(EPSILONS) if epsilon <= small / 100]
+    return Effect(
+        name=NAME,
+        title="Loss spikes, beta2, epsilon and StableAdamW",
+        question="Adam divides by a mean of past gradients. What happens when gradients grow faster than that mean "
+        "follows, and does a limit on updates help where one on gradients does not? And what if epsilon is larger than "
+        "the gradients?",
+        published="[Wortsman, Dettmers et al. 2023](https://arxiv.org/abs/2304.13013): loss spikes consistently occur "
+        "1 to 8 iterations after the squared gradients became under-estimated by AdamW's second moment. StableAdamW, "
+        "which divides a tensor's learning rate by RMS = sqrt(mean(g^2 / u)) where that is above 1, avoids them in a "
+        "CLIP ViT-Huge and outperforms gradient clipping. [Wortsman, Liu et al. "
+        "2023](https://arxiv.org/abs/2309.14322), section 3.4: where the root mean square of the gradient is of the "
+        "order of epsilon, updates become small; a smaller beta2 resolves spikes, says its section 4 of others.",
+        design=f"A network on the digits ({', '.join(map(str, networks.SIZES))} units, batches of {networks.BATCH}) "
+        f"trains in float32 at a learning rate of {_RATE}, with beta1 0.9 and a weight decay of {DECAY}, for all "
+        f"optimizers on the same batches. The learning signal changes on purpose: its loss is multiplied by {_QUIET} "
+        f"for {change} steps, then by 1. Neither the data nor the minimum changes, and an Adam with an up-to-date "
+        f"second moment would not notice. Clipped gradients have a global norm of {CLIP_NORM:.0f} or less. RMS is that "
+        "of the first layer's kernel, as the paper looks at the first layer. Spike: the largest held-out loss after "
+        f"the change over that before it; {_SPIKE:.0f} times or more counts as one. Lag: the steps from the first RMS "
+        f"of {_JUMP:.0f} or more to the largest loss. Epsilon: the same network, whose loss stays at {_QUIET} times, "
+        "with beta2 0.99; means over the last tenth of the steps.",
+        seeds=seeds,
+        steps=steps,
+        beside=(
+            (
+                f"steps from the RMS to the spike, AdamW with beta2 {worst}",
+                f"{_PUBLISHED[0]} to {_PUBLISHED[1]}",
+                _lag(lag),
+            ),
+            (
+                f"spike with beta2 {worst}: AdamW, clipped gradients, StableAdamW",
+                "StableAdamW avoids it, and is better than clipping",
+                ", ".join(spread(spikes[worst, way].times, ".1f", " times") for way in WAYS),
+            ),
+            (
+                "update where epsilon is the gradient's root mean square or more, over that with epsilon 1e-8",
+                "decreases",
+                ", ".join(f"{spread(share[number], '.2g')} at {EPSILONS[number]:.0e}" for number in above),
+            ),
+        ),
+        columns=(
+            "beta2",
+            "",
+            "RMS before",
+            "largest RMS after",
+            "spike, times",
+            "lag, steps",
+            "held-out loss in the end",
+        ),
+        rows=tuple(
+            (
+                f"{beta}",
+                way,
+                spread(seen.before, ".2f"),
+                spread(seen.jump, ".1f"),
+                spread(seen.times, ".1f"),
+                _lag(seen.lag),
+                spread(seen.end, ".2f"),
+            )
+            for (beta, way), seen in spikes.items()
+        ),
+        claims=(
+            Claim(
+                "the RMS is near 1 (0.8 to 1.2) while the signal stays as it is, and "
+                f"{_JUMP:.0f} or more when it has grown, for each beta2 and each way.",
+                all(
+                    ((seen.before >= 0.8) & (seen.before <= 1.2) & (seen.jump >= _JUMP)).all()
+                    for seen in spikes.values()
+                ),
+            ),
+            Claim(
+                f"with beta2 {worst} AdamW's loss spikes in each seed ({spread(plain[worst].times, '.1f')} times).",
+                bool((plain[worst].times >= _SPIKE).all()),
+            ),
+            Claim(
+                f"the loss is largest {_PUBLISHED[0]} to {_PUBLISHED[1]} steps after the RMS, in each seed "
+                f"({_lag(lag)}).",
+                bool(((_PUBLISHED[0] <= lag) & (lag <= _PUBLISHED[1])).all()),
+            ),
+            Claim(
+                "a smaller beta2 makes the spike smaller, on average: "
+                + ", ".join(f"{spread(plain[beta].times, '.1f')} times at {beta}" for beta in BETAS)
+                + ".",
+                bool(np.all(np.diff([plain[beta].times.mean() for beta in BETAS]) > 0)),
+            ),
+            Claim(
+                "StableAdamW avoids spikes: none in any seed, for each beta2.",
+                all((spikes[beta, STABLE].times < _SPIKE).all() for beta in BETAS),
+            ),
+            Claim(
+                f"with beta2 {worst} StableAdamW's is smaller than that with clipped gradients, in each seed.",
+                bool((spikes[worst, STABLE].times < spikes[worst, CLIPPED].times).all()),
+            ),
+            Claim(
+                f"where epsilon is the gradient's root mean square ({small:.1g}) or more, updates are less than half "
+                "as large, in each seed; where it is a hundredth or less, they are within 10 %.",
+                bool((share[above] < 0.5).all() and (np.abs(share[below] - 1) < 0.1).all()),
+            ),
+        ),
+        remarks=_REMARKS,
+        panels=(
+            Panel(
+                f"held-out loss, beta2 {worst}",
+                "steps after the change",
+                "nats",
+                tuple(_around(way, changed.loss[:, cases.index((worst, way))], change) for way in WAYS),
+                log_y=10,
+            ),
+            Panel(
+                "size of the spike",
+                "",
+                "times the loss before",
+                tuple(
+                    curve(way, range(len(BETAS)), np.array([spikes[beta, way].times for beta in BETAS])) for way in WAYS
+                ),
+                log_y=10,
+                reference=(1.0, "published for StableAdamW: none"),
+                ticks=tuple(f"beta2 {beta}" for beta in BETAS),
+            ),
+            Panel(
+                "updates and epsilon",
+                "epsilon",
+                "root mean square of the update",
+                (curve("update", EPSILONS, update),),
+                log_x=10,
+                log_y=10,
+            ),
+        ),
+        measured={
+            f"{what} {way} beta2 {beta}": getattr(seen, what).tolist()
+            for (beta, way), seen in spikes.items()
+            for what in Spike._fields
+        }
+        | {f"update epsilon {epsilon:.0e}": update[number].tolist() for number, epsilon in enumerate(EPSILONS)}
+        | {f"gradient epsilon {epsilon:.0e}": grad[number].tolist() for number, epsilon in enumerate(EPSILONS)},
+    )
+
+
+_REMARKS = "TODO"
+
+
+def _around(label: str, by_step: np.ndarray, change: int) -> Line:
+    first, last = max(change - _AROUND[0], 0), min(change + _AROUND[1], len(by_step))
+    return curve(label, np.arange(first, last) - change, by_step[first:last])
+
+
+def _lag(steps: np.ndarray) -> str:
+    known = steps[np.isfinite(steps)]
+    return spread(known, ".0f") if len(known) else "no such RMS"
+
+
+PRESET = Preset(NAME, "loss spikes by beta2, gradient clipping, StableAdamW, and epsilon", 600, run, 5)
