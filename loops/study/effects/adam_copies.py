@@ -13,7 +13,7 @@ from loops.study.effects import networks
 BETA_1 = 0.9
 DECAY = 0.01
 CLIP_NORM = 1.0
-PLAIN, CLIPPED, STABLE = WAYS = ("AdamW", "clipped gradients", "StableAdamW")
+PLAIN, CLIPPED, STABLE = WAYS = ("AdamW", "clipped", "StableAdamW")
 
 
 class Setup(NamedTuple):

@@ -16,8 +16,8 @@ from loops.step.train_step import TrainStep
 from loops.tasks.text import ALPHABET, TextTask
 
 CONTEXT, WIDTH, BLOCKS, BATCH = 32, 32, 2, 16
-RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
-"""The upper six of the seven learning rates of the paper."""
+RATES = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+"""The upper five of the seven learning rates of the paper."""
 WARM = 0.05
 """The share of the steps in which the learning rate rises."""
 _HELD_OUT = 128
@@ -100,7 +100,7 @@ class SmallTransformer:
             variable.assign(value)
         self._z.assign(z)
         first, _ = self._evaluate()
-        rows = self._train(tf.constant(rate), tf.constant(decay), tf.constant(seed)).numpy()
+        rows = self._train(tf.constant(rate, tf.float32), tf.constant(decay, tf.float32), tf.constant(seed)).numpy()
         end, rounded = self._evaluate()
         logit, entropy = rows[:, 1 : 1 + BLOCKS], rows[:, 1 + BLOCKS :]
         return Course(logit, entropy, rows[:, 0], float(first), float(end), float(rounded))
