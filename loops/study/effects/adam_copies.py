@@ -24,12 +24,14 @@ class Setup(NamedTuple):
         beta_2: The share of the second moment that a step keeps.
         epsilon: What is added to the root of the second moment.
         way: One of `WAYS`.
+        decay: The share of the weights that a step takes off, over the learning rate.
     """
 
     rate: float
     beta_2: float
     epsilon: float = 1e-8
     way: str = PLAIN
+    decay: float = DECAY
 
 
 class Moments(NamedTuple):
@@ -86,7 +88,12 @@ def train(setups: Sequence[Setup], *, seeds: int, factors: Sequence[float]) -> C
 
 
 def stepped(
-    weights: Sequence[tf.Tensor], moments: Sequence[Moments], grads: Sequence[tf.Tensor], step: tf.Tensor, each: Setup
+    weights: Sequence[tf.Tensor],
+    moments: Sequence[Moments],
+    grads: Sequence[tf.Tensor],
+    step: tf.Tensor,
+    each: Setup,
+    share: tf.Tensor | float = 1.0,
 ) -> tuple[list[tf.Tensor], list[Moments], list[tf.Tensor], list[tf.Tensor]]:
     """One step of AdamW for each copy, of which some clip gradients by their norm and some updates, by StableAdamW.
 
@@ -100,6 +107,7 @@ def stepped(
         grads: Of each weight.
         step: Scalar float32, from 1 on.
         each: The optimizers, with arrays [copies] in place of the values.
+        share: Scalar float32, a factor on the learning rates.
 
     Returns:
         The weights and moments after the step, and for each weight the root of the mean of g^2 / u and the root mean
@@ -109,8 +117,8 @@ def stepped(
     clipped = np.array([way == CLIPPED for way in each.way])
     factor = tf.where(clipped, tf.minimum(1.0, CLIP_NORM / tf.maximum(norm, CLIP_NORM / 1e6)), 1.0)
     stable = np.array([way == STABLE for way in each.way])
-    rate, epsilon = (_of_copies(values) for values in (each.rate, each.epsilon))
-    keep_1, keep_2 = (_kept(_of_copies(beta), step) for beta in (np.full(len(each.rate), BETA_1), each.beta_2))
+    rate, epsilon, decay = (_of_copies(values) for values in (each.rate, each.epsilon, each.decay))
+    keep_1, keep_2 = (_kept(_of_copies(beta), step) for beta in (np.full(np.shape(each.rate), BETA_1), each.beta_2))
     moved, kept, ratios, updates = [], [], [], []
     for weight, moment, whole in zip(weights, moments, grads, strict=True):
         grad = whole * factor[:, None, None]
@@ -119,7 +127,7 @@ def stepped(
         update = first / (tf.sqrt(second) + epsilon)
         ratio = root_mean(tf.square(grad) / tf.maximum(second, tf.square(epsilon)))
         slower = tf.where(stable, tf.maximum(1.0, ratio), 1.0)[:, None, None]
-        moved.append(weight * (1 - rate * DECAY) - rate / slower * update)
+        moved.append(weight * (1 - share * rate * decay) - share * rate / slower * update)
         kept.append(Moments(first, second))
         ratios.append(ratio)
         updates.append(root_mean(tf.square(update)))

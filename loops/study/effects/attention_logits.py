@@ -27,8 +27,6 @@ _PUBLISHED_LOGIT = 1e4
 _PUBLISHED_RATE = 0.3
 _LARGEST_HALF = scaler.float_format("float16").max
 _HIGH = 0.1
-_Z = 1e-4
-_DECAY = 1e-4
 
 
 def run(seeds: int = 5, steps: int = 200) -> Effect:
@@ -41,7 +39,7 @@ def run(seeds: int = 5, steps: int = 200) -> Effect:
     courses = {}
     for way in _WAYS:
         made = SmallTransformer(way == _NORMALIZED, steps)
-        courses[way] = [[made.run(rate, seed, z=_Z, decay=_DECAY) for seed in range(seeds)] for rate in RATES]
+        courses[way] = [[made.run(rate, seed) for seed in range(seeds)] for rate in RATES]
     return effect_of(courses, frequency_loss(text()), seeds, steps)
 
 

@@ -24,6 +24,8 @@ _HELD_OUT = 128
 _LAST_RATE = 1e-5
 _ADAM = {"beta_1": 0.9, "beta_2": 0.95, "epsilon": 1e-8}
 _CLIP = 1.0
+_Z, _DECAY = 1e-4, 1e-4
+"""The coefficient of log^2 Z in the loss, and the share of the weights that a step at the highest rate takes off."""
 
 
 class Course(NamedTuple):
@@ -32,18 +34,14 @@ class Course(NamedTuple):
     Attributes:
         logit: Float32 [steps, blocks], the largest magnitude of an attention logit.
         entropy: Float32 [steps, blocks], how evenly heads attend, in nats.
-        log_z: Float32 [steps], the mean of log Z over a batch, with Z the sum of the exponentials of output logits.
         first: The held-out loss before the first step, nats per character.
         end: The same at the end; not finite if the outputs are not.
-        rounded: The same at the end, if output logits are rounded to bfloat16.
     """
 
     logit: np.ndarray
     entropy: np.ndarray
-    log_z: np.ndarray
     first: float
     end: float
-    rounded: float
 
 
 class SmallTransformer:
@@ -63,7 +61,6 @@ class SmallTransformer:
         self._model = self._new_model()
         # Adam's own argument would multiply the decay by the learning rate, and it is fixed by a trace.
         self._optimizer = keras.optimizers.Adam(1e-3, **_ADAM)
-        self._z = tf.Variable(0.0, trainable=False)
         self._step = TrainStep(
             self._model,
             self._loss,
@@ -76,21 +73,19 @@ class SmallTransformer:
         self._characters = tf.constant(self._task.characters)
         places = np.linspace(0, len(self._task.test_characters) - CONTEXT - 1, _HELD_OUT).astype(np.int32)
         self._held_out = _windows(tf.constant(self._task.test_characters), tf.constant(places))
-        one, whole = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int32)
-        self._train = tf.function(self._trained, autograph=True).get_concrete_function(one, one, whole)
+        kinds = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int32)
+        self._train = tf.function(self._trained, autograph=True).get_concrete_function(*kinds)
         self._evaluate = tf.function(self._evaluated).get_concrete_function()
         state = [*self._optimizer.variables, *self._step.loss_scaler.variables]
         self._state = [(variable, tf.convert_to_tensor(variable).numpy()) for variable in state]
         self._starts: dict[int, list[np.ndarray]] = {}
 
-    def run(self, rate: float, seed: int, *, z: float, decay: float) -> Course:
+    def run(self, rate: float, seed: int) -> Course:
         """Trains from new weights.
 
         Args:
             rate: The highest learning rate.
             seed: Determines the initial weights and the batches.
-            z: The coefficient of log^2 Z in the loss.
-            decay: The share of the weights that is taken off in a step at the highest learning rate, whatever that is.
         """
         if seed not in self._starts:
             keras.utils.set_random_seed(seed)
@@ -98,24 +93,20 @@ class SmallTransformer:
         self._model.set_weights(self._starts[seed])
         for variable, value in self._state:
             variable.assign(value)
-        self._z.assign(z)
-        first, _ = self._evaluate()
-        rows = self._train(tf.constant(rate, tf.float32), tf.constant(decay, tf.float32), tf.constant(seed)).numpy()
-        end, rounded = self._evaluate()
-        logit, entropy = rows[:, 1 : 1 + BLOCKS], rows[:, 1 + BLOCKS :]
-        return Course(logit, entropy, rows[:, 0], float(first), float(end), float(rounded))
+        first = float(self._evaluate())
+        rows = self._train(tf.constant(rate, tf.float32), tf.constant(seed)).numpy()
+        return Course(rows[:, 0], rows[:, 1], first, float(self._evaluate()))
 
     def _new_model(self) -> keras.Model:
         return self._task.model("float32", self._attend)
 
-    def _loss(self, following: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def _loss(self, following: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         log_z = tf.reduce_logsumexp(logits, axis=-1)
-        loss = self._task.loss(following, logits) + self._z * tf.reduce_mean(tf.square(log_z))
-        return loss, {"log_z": tf.reduce_mean(log_z)}
+        return self._task.loss(following, logits) + _Z * tf.reduce_mean(tf.square(log_z))
 
-    def _trained(self, rate: tf.Tensor, decay: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """All steps of a run, float32 [steps, 1 + 2 * blocks]: log Z, logits, entropies."""
-        rows = tf.TensorArray(tf.float32, self._steps, element_shape=[1 + 2 * BLOCKS])
+    def _trained(self, rate: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """All steps of a run, float32 [steps, 2, blocks]: logits and entropies."""
+        rows = tf.TensorArray(tf.float32, self._steps, element_shape=[2, BLOCKS])
         for number in tf.range(self._steps):
             share = share_of_rate(number, self._steps)
             self._optimizer.learning_rate.assign(tf.maximum(share * rate, _LAST_RATE))
@@ -124,16 +115,13 @@ class SmallTransformer:
             )
             out = self._step(_windows(self._characters, starts))
             for variable in self._model.trainable_variables:
-                variable.assign_sub(share * decay * variable)
-            seen = [out["log_z"][None], out["attention_logit"], out["attention_entropy"]]
-            rows = rows.write(number, tf.concat(seen, axis=0))
+                variable.assign_sub(share * _DECAY * variable)
+            rows = rows.write(number, tf.stack([out["attention_logit"], out["attention_entropy"]]))
         return rows.stack()
 
-    def _evaluated(self) -> tuple[tf.Tensor, tf.Tensor]:
+    def _evaluated(self) -> tf.Tensor:
         inputs, following = self._held_out
-        logits = self._model(inputs)
-        narrow = tf.cast(tf.cast(logits, tf.bfloat16), tf.float32)
-        return self._task.loss(following, logits), self._task.loss(following, narrow)
+        return self._task.loss(following, self._model(inputs))
 
 
 class NormalizedAttention(keras.layers.MultiHeadAttention):
