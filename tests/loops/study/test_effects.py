@@ -23,9 +23,9 @@ SMALL = {
     "layerwise": (10, [2, 4]),
     "float8": (60, [0, 2, 3, 4]),
     "scale-collapse": (200, [1, 4, 5, 6, 8]),
-    "attention-logits": (20, []),
-    "output-logits": (20, []),
-    "spikes": (150, []),
+    "attention-logits": (20, [0, 3, 7, 8]),
+    "output-logits": (1000, [0, 1, 3]),
+    "spikes": (150, [0, 3, 4, 6]),
     "flushed-part": (100, [3]),
     "lag": (60, [0, 1, 2]),
 }
