@@ -66,6 +66,9 @@ EFFECTS = (
     "layerwise",
     "float8",
     "scale-collapse",
+    "attention-logits",
+    "output-logits",
+    "spikes",
     "flushed-part",
     "lag",
 )

@@ -61,7 +61,7 @@ class TextTask:
         )
         return ahead(data)
 
-    def model(self, policy: str) -> keras.Model:
+    def model(self, policy: str, attend: type[keras.layers.MultiHeadAttention] | None = None) -> keras.Model:
         """A causal transformer, built under a Keras dtype policy; it returns logits in float32.
 
         Pre-norm blocks as in "On Layer Normalization in the Transformer Architecture" (arXiv:2002.04745), with learned
@@ -69,6 +69,7 @@ class TextTask:
 
         Args:
             policy: "float32", "mixed_float16", "mixed_bfloat16", "float16" or "bfloat16".
+            attend: The class of the attention layers, a `keras.layers.MultiHeadAttention`, which is the default.
         """
         layers = keras.layers
         inputs = keras.Input([self.context], dtype="int32")
@@ -76,7 +77,7 @@ class TextTask:
         x = _Positions(dtype=policy)(x)
         for _ in range(self.blocks):
             normal = layers.LayerNormalization(dtype=policy)(x)
-            attention = layers.MultiHeadAttention(4, self.width // 4, dtype=policy, flash_attention=False)
+            attention = (attend or layers.MultiHeadAttention)(4, self.width // 4, dtype=policy, flash_attention=False)
             x = layers.Add(dtype=policy)([x, attention(normal, normal, use_causal_mask=True)])
             normal = layers.LayerNormalization(dtype=policy)(x)
             hidden = layers.Dense(4 * self.width, activation="gelu", dtype=policy)(normal)

@@ -7,15 +7,18 @@ import time
 
 import scaler
 from loops.study.effects import (
+    attention_logits,
     float8,
     flushed_part,
     lag,
     layerwise,
     log_normal,
     look_ahead,
+    output_logits,
     scale_collapse,
     sixteen_bit_weights,
     skip_rate,
+    spikes,
     static_scale,
     underflow,
     updated_scale,
@@ -37,6 +40,9 @@ PRESETS = tuple(
         layerwise,
         float8,
         scale_collapse,
+        attention_logits,
+        output_logits,
+        spikes,
         flushed_part,
         lag,
     )

@@ -23,17 +23,22 @@ SMALL = {
     "layerwise": (10, [2, 4]),
     "float8": (60, [0, 2, 3, 4]),
     "scale-collapse": (200, [1, 4, 5, 6, 8]),
+    "attention-logits": (20, [0, 3, 7, 8]),
+    "output-logits": (1000, [0, 1, 3]),
+    "spikes": (150, [0, 3, 4, 6]),
     "flushed-part": (100, [3]),
     "lag": (60, [0, 1, 2]),
 }
 
 
-@pytest.mark.slow_with("float8", "lag")
+@pytest.mark.slow_with("float8", "lag", "spikes")
 @pytest.mark.exhaustive_with(
+    "attention-logits",
     "flushed-part",
     "layerwise",
     "log-normal",
     "look-ahead",
+    "output-logits",
     "scale-collapse",
     "sixteen-bit-weights",
     "skip-rate",
@@ -70,7 +75,7 @@ def test_the_flushed_part_is_what_float16_misses():
 
 def test_every_effect_is_tried():
     assert {preset.name for preset in PRESETS} == set(SMALL)
-    assert len(PRESETS) == 12
+    assert len(PRESETS) == 15
 
 
 @pytest.mark.parametrize(("seeds", "steps"), [(0, 20), (1, 9), (1, 2.5), (True, 20)])

@@ -1,0 +1,269 @@
+"""Loss spikes of a second moment that is out of date: beta2, gradient clipping and StableAdamW; and Adam's epsilon."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from loops.study.effects import networks
+from loops.study.effects.adam_copies import CLIP_NORM, CLIPPED, DECAY, PLAIN, STABLE, WAYS, Curves, Setup, train
+from loops.study.effects.effect import Claim, Effect, Line, Panel, Preset, curve, spread
+
+NAME = "spikes"
+BETAS = (0.9, 0.99, 0.999)
+EPSILONS = tuple(10.0**power for power in range(-8, 0))
+_RATE = 3e-3
+_QUIET = 0.01
+_CALM = 2 / 3
+"""The share of a run in which the loss is multiplied by `_QUIET`."""
+_SETTLED, _JUMP = 1.2, 2.0
+_SPIKE = 1.5
+"""A spike is a loss that is so many times that before the change."""
+_PUBLISHED = (1, 8)
+_SOON = 20
+"""The steps after the change in which a spike is looked for."""
+_AROUND = (20, 60)
+
+
+class Spike(NamedTuple):
+    """What a change did, float64 [seeds] each.
+
+    Attributes:
+        before: The mean RMS of g^2 / u in the last tenth of the quiet phase.
+        jump: The largest of it in the loud phase.
+        times: The largest held-out loss soon after the change over that before it.
+        later: The same of the steps behind.
+        lag: The steps from the first RMS of `_JUMP` or more to a loss halfway up to the largest; NaN if there is none.
+        end: The held-out loss in the end.
+    """
+
+    before: np.ndarray
+    jump: np.ndarray
+    times: np.ndarray
+    later: np.ndarray
+    lag: np.ndarray
+    end: np.ndarray
+
+
+def run(seeds: int = 5, steps: int = 600) -> Effect:
+    """Trains with a loss that becomes a hundred times larger, and with epsilons that do not.
+
+    Args:
+        seeds: The number of networks for each optimizer.
+        steps: The steps of each run.
+    """
+    change = int(_CALM * steps)
+    changed = train(
+        [Setup(_RATE, beta, way=way) for beta in BETAS for way in WAYS],
+        seeds=seeds,
+        factors=[_QUIET] * change + [1.0] * (steps - change),
+    )
+    level = train([Setup(_RATE, 0.99, epsilon) for epsilon in EPSILONS], seeds=seeds, factors=[_QUIET] * steps)
+    return effect_of(changed, level, change, seeds, steps)
+
+
+def spike_of(curves: Curves, setup: int, change: int) -> Spike:
+    """What the change before this step did to one of the set-ups."""
+    loss, rms = (np.asarray(values[:, setup], np.float64) for values in (curves.loss, curves.rms))
+    loss = np.where(np.isfinite(loss), loss, np.inf)
+    jumped = rms[change:] >= _JUMP
+    first = np.where(jumped.any(axis=0), jumped.argmax(axis=0), np.nan)
+    soon = loss[change : change + _SOON]
+    halfway = (soon >= (soon[0] + soon.max(axis=0)) / 2).argmax(axis=0)
+    return Spike(
+        before=rms[change - max(1, change // 10) : change].mean(axis=0),
+        jump=rms[change:].max(axis=0),
+        times=soon.max(axis=0) / soon[0],
+        later=loss[change + _SOON : change + _AROUND[1]].max(axis=0, initial=0) / soon[0],
+        lag=halfway - first,
+        end=loss[-1],
+    )
+
+
+def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: int) -> Effect:
+    """The effect from its runs.
+
+    Args:
+        changed: The runs with a change: for each of `BETAS` each of `WAYS`.
+        level: The runs without: for each of `EPSILONS`.
+        change: The first step with the larger loss.
+        seeds: The number of seeds.
+        steps: The steps of each run.
+    """
+    cases = [(beta, way) for beta in BETAS for way in WAYS]
+    spikes = {case: spike_of(changed, number, change) for number, case in enumerate(cases)}
+    late = slice(-max(1, steps // 10), None)
+    grad, update = (np.asarray(values[late], np.float64).mean(axis=0) for values in (level.grad, level.update))
+    share = update / update[0]
+    plain = {beta: spikes[beta, PLAIN] for beta in BETAS}
+    worst = BETAS[-1]
+    lag = plain[worst].lag
+    above = [number for number, epsilon in enumerate(EPSILONS) if epsilon >= grad[number].max()]
+    return Effect(
+        name=NAME,
+        title="Loss spikes, beta2, epsilon and StableAdamW",
+        question="Adam divides by a mean of past gradients. What happens when gradients grow faster than that mean "
+        "follows, and does a limit on updates help where one on gradients does not? And what if epsilon is larger than "
+        "the gradients?",
+        published="[Wortsman, Dettmers et al. 2023](https://arxiv.org/abs/2304.13013): loss spikes consistently occur "
+        "1 to 8 iterations after the squared gradients became under-estimated by AdamW's second moment. StableAdamW, "
+        "which divides a tensor's learning rate by RMS = sqrt(mean(g^2 / u)) where that is above 1, avoids them in a "
+        "CLIP ViT-Huge and outperforms gradient clipping. [Wortsman, Liu et al. "
+        "2023](https://arxiv.org/abs/2309.14322), section 3.4: where the root mean square of the gradient is of the "
+        "order of epsilon, updates become small; a smaller beta2 resolves spikes, says its section 4 of others.",
+        design=f"A network on the digits ({', '.join(map(str, networks.SIZES))} units, batches of {networks.BATCH}) "
+        f"trains in float32 at a learning rate of {_RATE}, with beta1 0.9 and a weight decay of {DECAY}, for all "
+        f"optimizers on the same batches. The learning signal changes on purpose: its loss is multiplied by {_QUIET} "
+        f"for {change} steps, then by 1. Neither the data nor the minimum changes, and an Adam with an up-to-date "
+        f"second moment would not notice. Gradients are clipped to a global norm of {CLIP_NORM:.0f}. RMS is that "
+        "of the first layer's kernel. Spike: the largest held-out loss in the "
+        f"{_SOON} steps after the change over that before it; {_SPIKE} times or more counts as one. Lag: the steps "
+        f"from the first RMS of {_JUMP:.0f} or more to a loss that is halfway up to the largest. Epsilon: the same "
+        f"network, whose loss stays at {_QUIET} times, with beta2 0.99; means over the last tenth of the steps.",
+        seeds=seeds,
+        steps=steps,
+        beside=(
+            (
+                f"steps from the RMS to the spike, AdamW with beta2 {worst}",
+                f"{_PUBLISHED[0]} to {_PUBLISHED[1]}",
+                _lag(lag),
+            ),
+            (
+                f"spike with beta2 {worst}: AdamW, with clipped gradients, StableAdamW",
+                "StableAdamW avoids it, and is better than clipping",
+                ", ".join(spread(spikes[worst, way].times, ".1f", " times") for way in WAYS),
+            ),
+            (
+                "update where epsilon is the gradient's root mean square or more, over that with epsilon 1e-8",
+                "decreases",
+                ", ".join(f"{spread(share[number], '.2g')} at {EPSILONS[number]:.0e}" for number in above),
+            ),
+        ),
+        columns=(
+            "beta2",
+            "",
+            "RMS before",
+            "largest RMS after",
+            "spike, times",
+            "later, times",
+            "lag, steps",
+            "held-out loss in the end",
+        ),
+        rows=tuple(
+            (
+                f"{beta}",
+                way,
+                spread(seen.before, ".2f"),
+                spread(seen.jump, ".1f"),
+                spread(seen.times, ".1f"),
+                spread(seen.later, ".1f"),
+                _lag(seen.lag),
+                spread(seen.end, ".2f"),
+            )
+            for (beta, way), seen in spikes.items()
+        ),
+        claims=(
+            Claim(
+                f"the RMS is {_SETTLED} or less while the signal stays as it is, and {_JUMP:.0f} or more when it has "
+                "grown, for each beta2 and each way.",
+                all(((seen.before <= _SETTLED) & (seen.jump >= _JUMP)).all() for seen in spikes.values()),
+            ),
+            Claim(
+                f"with beta2 {worst} AdamW's loss spikes in each seed ({spread(plain[worst].times, '.1f')} times).",
+                bool((plain[worst].times >= _SPIKE).all()),
+            ),
+            Claim(
+                f"the loss spikes {_PUBLISHED[0]} to {_PUBLISHED[1]} steps after the RMS, in each seed ({_lag(lag)}).",
+                bool(((_PUBLISHED[0] <= lag) & (lag <= _PUBLISHED[1])).all()),
+            ),
+            Claim(
+                "a smaller beta2 makes the spike smaller, on average: "
+                + ", ".join(f"{spread(plain[beta].times, '.1f')} times at {beta}" for beta in BETAS)
+                + ".",
+                bool(np.all(np.diff([plain[beta].times.mean() for beta in BETAS]) > 0)),
+            ),
+            Claim(
+                "StableAdamW avoids spikes: none in any seed, for each beta2.",
+                all((spikes[beta, STABLE].times < _SPIKE).all() for beta in BETAS),
+            ),
+            Claim(
+                f"nor are there any later: with beta2 {worst} StableAdamW's loss stays below {_SPIKE} times in the "
+                f"next {_AROUND[1] - _SOON} steps ({spread(spikes[worst, STABLE].later, '.1f')} times).",
+                bool((spikes[worst, STABLE].later < _SPIKE).all()),
+            ),
+            Claim(
+                f"with beta2 {worst} StableAdamW's is smaller than that with clipped gradients, in each seed.",
+                bool((spikes[worst, STABLE].times < spikes[worst, CLIPPED].times).all()),
+            ),
+            Claim(
+                "where epsilon is the gradient's root mean square or more, updates are smaller than with "
+                f"{EPSILONS[0]:.0e}, in each seed.",
+                bool(len(above) and (share[above] < 1).all()),
+            ),
+        ),
+        remarks=_REMARKS,
+        panels=(
+            Panel(
+                f"held-out loss, beta2 {worst}",
+                "steps after the change",
+                "nats",
+                tuple(_around(way, changed.loss[:, cases.index((worst, way))], change) for way in WAYS),
+            ),
+            Panel(
+                "spike (StableAdamW, published: none)",
+                "beta2",
+                "times the loss before",
+                tuple(
+                    curve(way, range(len(BETAS)), np.array([spikes[beta, way].times for beta in BETAS])) for way in WAYS
+                ),
+                reference=(1.0, "none"),
+                ticks=tuple(f"{beta}" for beta in BETAS),
+            ),
+            Panel(
+                "epsilon",
+                "epsilon",
+                "root mean square",
+                (curve("update", EPSILONS, update), curve("gradient", EPSILONS, grad)),
+                log_x=10,
+                log_y=10,
+            ),
+        ),
+        measured={
+            f"{what} {way} beta2 {beta}": getattr(seen, what).tolist()
+            for (beta, way), seen in spikes.items()
+            for what in Spike._fields
+        }
+        | {f"update epsilon {epsilon:.0e}": update[number].tolist() for number, epsilon in enumerate(EPSILONS)}
+        | {f"gradient epsilon {epsilon:.0e}": grad[number].tolist() for number, epsilon in enumerate(EPSILONS)},
+    )
+
+
+_REMARKS = (
+    "The change is made on purpose and is as sudden as can be, so that what is seen is the second moment's delay "
+    "alone: the gradient is a hundred times larger, and its mean square remembers. A large beta2 forgets slowly, "
+    "takes too long steps for as long as that lasts, and the loss spikes. In a real run layers begin to learn, and "
+    "data changes. What lies near is a loss scale that is not divided out, or a loss of which a part is switched on "
+    "late.\n\n"
+    "A limit on gradients asks how large they are, and helps little where they are only larger than the moment "
+    "expects. The limit on updates asks for that. It shortens steps for as long as the moment lags behind, and then "
+    "lets go: what rises later, above, rises then. The RMS is known at each step. "
+    "`scaler.observe.watch(kinds=['update_rms'])` measures the updates themselves, and `scaler.SpikeGuard` skips or "
+    "clips gradients by their own last norms.\n\n"
+    "Before the change the RMS is below 1: gradients of a network that learns shrink, and the moment is then too "
+    "large instead. The last panel has no transition at one epsilon, since a tensor's gradients differ by orders of "
+    "magnitude, and the smaller ones meet epsilon first."
+)
+
+
+def _around(label: str, by_step: np.ndarray, change: int) -> Line:
+    first, last = max(change - _AROUND[0], 0), min(change + _AROUND[1], len(by_step))
+    return curve(label, np.arange(first, last) - change, by_step[first:last])
+
+
+def _lag(steps: np.ndarray) -> str:
+    known = steps[np.isfinite(steps)]
+    return spread(known, ".0f") if len(known) else "no such RMS"
+
+
+PRESET = Preset(NAME, "loss spikes by beta2, gradient clipping, StableAdamW, and epsilon", 600, run, 5)
