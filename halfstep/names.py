@@ -60,6 +60,7 @@ EFFECTS = (
     "log-normal",
     "static-scale",
     "sixteen-bit-weights",
+    "stochastic-rounding",
     "skip-rate",
     "look-ahead",
     "updated-scale",

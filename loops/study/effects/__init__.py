@@ -17,6 +17,7 @@ from loops.study.effects import (
     sixteen_bit_weights,
     skip_rate,
     static_scale,
+    stochastic_rounding,
     underflow,
     updated_scale,
 )
@@ -31,6 +32,7 @@ PRESETS = tuple(
         log_normal,
         static_scale,
         sixteen_bit_weights,
+        stochastic_rounding,
         skip_rate,
         look_ahead,
         updated_scale,
