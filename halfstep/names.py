@@ -61,6 +61,7 @@ EFFECTS = (
     "static-scale",
     "sixteen-bit-weights",
     "stochastic-rounding",
+    "chunked-sums",
     "skip-rate",
     "look-ahead",
     "updated-scale",

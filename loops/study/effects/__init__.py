@@ -7,6 +7,7 @@ import time
 
 import scaler
 from loops.study.effects import (
+    chunked_sums,
     float8,
     flushed_part,
     lag,
@@ -33,6 +34,7 @@ PRESETS = tuple(
         static_scale,
         sixteen_bit_weights,
         stochastic_rounding,
+        chunked_sums,
         skip_rate,
         look_ahead,
         updated_scale,

@@ -18,6 +18,7 @@ SMALL = {
     "static-scale": (120, [0, 1, 2]),
     "sixteen-bit-weights": (60, [0, 1, 2, 3]),
     "stochastic-rounding": (60, [0, 3, 4]),
+    "chunked-sums": (20, [0, 1, 5]),
     "skip-rate": (150, [0]),
     "look-ahead": (60, [1, 2, 3]),
     "updated-scale": (60, [0, 1, 2, 3]),
@@ -31,6 +32,7 @@ SMALL = {
 
 @pytest.mark.slow_with("float8", "lag")
 @pytest.mark.exhaustive_with(
+    "chunked-sums",
     "flushed-part",
     "layerwise",
     "log-normal",
@@ -72,7 +74,7 @@ def test_the_flushed_part_is_what_float16_misses():
 
 def test_every_effect_is_tried():
     assert {preset.name for preset in PRESETS} == set(SMALL)
-    assert len(PRESETS) == 13
+    assert len(PRESETS) == 14
 
 
 @pytest.mark.parametrize(("seeds", "steps"), [(0, 20), (1, 9), (1, 2.5), (True, 20)])
