@@ -62,6 +62,7 @@ EFFECTS = (
     "sixteen-bit-weights",
     "stochastic-rounding",
     "chunked-sums",
+    "second-graph",
     "skip-rate",
     "look-ahead",
     "updated-scale",

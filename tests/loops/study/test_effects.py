@@ -19,6 +19,7 @@ SMALL = {
     "sixteen-bit-weights": (60, [0, 1, 2, 3]),
     "stochastic-rounding": (60, [0, 3, 4]),
     "chunked-sums": (20, [0, 1, 5]),
+    "second-graph": (10, [0, 3, 4]),
     "skip-rate": (150, [0]),
     "look-ahead": (60, [1, 2, 3]),
     "updated-scale": (60, [0, 1, 2, 3]),
@@ -38,6 +39,7 @@ SMALL = {
     "log-normal",
     "look-ahead",
     "scale-collapse",
+    "second-graph",
     "sixteen-bit-weights",
     "skip-rate",
     "static-scale",
@@ -74,7 +76,7 @@ def test_the_flushed_part_is_what_float16_misses():
 
 def test_every_effect_is_tried():
     assert {preset.name for preset in PRESETS} == set(SMALL)
-    assert len(PRESETS) == 14
+    assert len(PRESETS) == 15
 
 
 @pytest.mark.parametrize(("seeds", "steps"), [(0, 20), (1, 9), (1, 2.5), (True, 20)])
