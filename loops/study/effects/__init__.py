@@ -8,6 +8,7 @@ import time
 import scaler
 from loops.study.effects import (
     attention_logits,
+    chunked_sums,
     float8,
     flushed_part,
     lag,
@@ -16,10 +17,12 @@ from loops.study.effects import (
     look_ahead,
     output_logits,
     scale_collapse,
+    second_graph,
     sixteen_bit_weights,
     skip_rate,
     spikes,
     static_scale,
+    stochastic_rounding,
     underflow,
     updated_scale,
 )
@@ -34,6 +37,9 @@ PRESETS = tuple(
         log_normal,
         static_scale,
         sixteen_bit_weights,
+        stochastic_rounding,
+        chunked_sums,
+        second_graph,
         skip_rate,
         look_ahead,
         updated_scale,

@@ -17,6 +17,9 @@ SMALL = {
     "log-normal": (40, []),
     "static-scale": (120, [0, 1, 2]),
     "sixteen-bit-weights": (60, [0, 1, 2, 3]),
+    "stochastic-rounding": (60, [0, 3, 4]),
+    "chunked-sums": (20, [0, 1, 5]),
+    "second-graph": (10, [0, 3, 4]),
     "skip-rate": (150, [0]),
     "look-ahead": (60, [1, 2, 3]),
     "updated-scale": (60, [0, 1, 2, 3]),
@@ -34,15 +37,18 @@ SMALL = {
 @pytest.mark.slow_with("float8", "lag", "spikes")
 @pytest.mark.exhaustive_with(
     "attention-logits",
+    "chunked-sums",
     "flushed-part",
     "layerwise",
     "log-normal",
     "look-ahead",
     "output-logits",
     "scale-collapse",
+    "second-graph",
     "sixteen-bit-weights",
     "skip-rate",
     "static-scale",
+    "stochastic-rounding",
     "underflow",
     "updated-scale",
     "float8",
@@ -75,7 +81,7 @@ def test_the_flushed_part_is_what_float16_misses():
 
 def test_every_effect_is_tried():
     assert {preset.name for preset in PRESETS} == set(SMALL)
-    assert len(PRESETS) == 15
+    assert len(PRESETS) == 18
 
 
 @pytest.mark.parametrize(("seeds", "steps"), [(0, 20), (1, 9), (1, 2.5), (True, 20)])

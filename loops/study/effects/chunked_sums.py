@@ -1,0 +1,279 @@
+"""Long sums in a short accumulator: in order, in chunks, and at random, over the products of real gradients."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+import scaler
+from loops import tasks
+from loops.loop.loop import Loop
+from loops.step.train_step import TrainStep
+from loops.study.effects import operands
+from loops.study.effects.effect import Claim, Effect, Panel, Preset, curve, percent, spread
+from loops.study.effects.sums import CHUNK, WAYS, Summation, summation
+
+NAME = "chunked-sums"
+_OPERANDS = "float8_e5m2"
+_FORMATS = ("float16", "bfloat16")
+_BATCH = 256
+_POSITIONS = 64
+"""Of an image in the first convolution."""
+_LENGTHS = CHUNK * 2 ** np.arange(int(np.log2(_BATCH * _POSITIONS // CHUNK)) + 1)
+_RATE = 1e-3
+_TOP = 14
+"""The exponent of the power of two below which the largest sum of magnitudes is scaled: float16 holds 2^15."""
+_TERMS = ("as they are", "without signs")
+_CLOSE = 0.05
+"""A gradient whose error is this share of its norm is as good as exact: that of a batch differs by far more."""
+
+
+class _Seen(NamedTuple):
+    """What one trained network shows.
+
+    Attributes:
+        error: By terms, format and way: the error of the sums so far, as a share of their norm, at each of `_LENGTHS`.
+        gradient: By format and way: the error of the whole gradient of the kernels, as a share of its norm.
+        progress: By format and way: what a step along the summed gradient lowers the loss by, as a share of what one
+            along the exact gradient does.
+        noise: How far the gradient of another batch is, as a share of its norm.
+    """
+
+    error: dict[tuple[str, str, str], np.ndarray]
+    gradient: dict[tuple[str, str], float]
+    progress: dict[tuple[str, str], float]
+    noise: float
+
+
+def run(seeds: int = 5, steps: int = 100) -> Effect:
+    """Trains the digits' CNN in float32, and sums the products of one step's kernel gradients in short formats.
+
+    Args:
+        seeds: The number of networks.
+        steps: The steps of training before that step.
+    """
+    cases = list(itertools.product(_FORMATS, WAYS))
+    sums = {case: summation(*case) for case in cases}
+    seen = [_measure(seed, steps, sums) for seed in range(seeds)]
+    error = {key: np.array([one.error[key] for one in seen]) for key in seen[0].error}
+    gradient = {case: np.array([one.gradient[case] for one in seen]) for case in cases}
+    progress = {case: np.array([one.progress[case] for one in seen]) for case in cases}
+    noise = np.array([one.noise for one in seen])
+    last = {key: values[:, -1] for key, values in error.items()}
+    words = [f"{'f16' if name == 'float16' else 'bf16'} {way}" for name, way in cases]
+    return Effect(
+        name=NAME,
+        title="Long sums in a short accumulator",
+        question="The gradient of a kernel sums a product for each example and position. If the sum itself is kept in "
+        "16 bits, small products are swamped by a large sum. How much is lost, and do chunks or random rounding keep "
+        "it?",
+        published="[Wang et al. 2018](https://arxiv.org/abs/1812.08011): with products of 8-bit floats (1-5-2) summed "
+        "in 16 bits (1-6-9), chunk-based accumulation and random rounding keep the accuracy in full. The text that "
+        "this page could read gives no figure for the error of a sum.",
+        design=f"The digits' convolutional network trains in float32 with Adam at {_RATE} and batches of 64. Then one "
+        f"batch of {_BATCH}: inputs and output gradients of its three convolutions are rounded to E5M2, which is "
+        "1-5-2, and the products of each kernel's gradient are added in order, the sum rounded by "
+        f"`scaler.formats.rounded` after each. In chunks: {CHUNK} products by themselves, then the sums of the chunks, "
+        "rounded as well. The library has no 1-6-9, so the accumulators are float16 with a fraction of 10 bits, and "
+        "bfloat16 with 7, on both sides of the paper's 9. A power of two keeps float16 in its range. The error is "
+        "that of the sum alone, against float64 over the same products. By length: the first convolution, whose "
+        f"{9 * 16} sums are the longest, also of the magnitudes of its products, which cannot cancel. The step: plain "
+        "gradient descent on the kernels, as long as it is for the exact gradient to lower the loss by a hundredth.",
+        seeds=seeds,
+        steps=steps,
+        beside=(
+            (
+                "a 16-bit accumulator with chunks",
+                "full accuracy",
+                f"error of the gradient {percent(gradient['float16', 'chunks'], '.2f')} in float16, "
+                f"{percent(gradient['bfloat16', 'chunks'], '.2f')} in bfloat16",
+            ),
+            (
+                "and without them",
+                "products are swamped",
+                f"{percent(gradient['float16', 'in order'], '.2f')} and "
+                f"{percent(gradient['bfloat16', 'in order'], '.2f')}",
+            ),
+        ),
+        columns=(
+            "accumulator",
+            "sum",
+            f"error of {_LENGTHS[-1]} products",
+            "of their magnitudes",
+            "error of the gradient",
+            "progress of a step",
+        ),
+        rows=tuple(
+            (
+                name,
+                way,
+                percent(last[_TERMS[0], name, way], ".2f"),
+                percent(last[_TERMS[1], name, way], ".2f"),
+                percent(gradient[name, way], ".2f"),
+                percent(progress[name, way], ".2f"),
+            )
+            for name, way in cases
+        ),
+        claims=_claims(error, gradient, progress, noise),
+        remarks="A sum swamps a product that is smaller than half of the distance to its neighbour: about 1/2048 of it "
+        "in float16, 1/256 in bfloat16. Products of one sign reach that by their number alone. Those of a gradient "
+        "have both signs, and reach it because their sizes differ by many octaves: a few examples that are not learned "
+        "yet make a sum which the many small products of all others cannot move. To nearest these are lost for good. "
+        "In a chunk they meet few large ones. "
+        f"The {_LENGTHS[-1]} products make {_LENGTHS[-1] // CHUNK} chunks, whose own sum meets the limit of bfloat16 "
+        "again. At random the mean is right at any length, and each rounding adds its noise: more than chunks do in a "
+        "gradient whose sum is small beside its products, less where all have one sign. Another batch of the same size "
+        f"gives a gradient that is {percent(noise, '.0f')} away, so that a step hardly notices any of this here. "
+        "Networks whose gradients sum millions of products have less to spare. Kernels of hardware have an order and a "
+        "width of their own: see [formats](../formats.md).",
+        panels=(
+            *(
+                Panel(
+                    f"sums in {name}",
+                    "products added",
+                    "error, share of the norm",
+                    tuple(curve(way, _LENGTHS, error[_TERMS[0], name, way].T) for way in WAYS),
+                    log_x=2,
+                    log_y=10,
+                )
+                for name in _FORMATS
+            ),
+            Panel(
+                "error of all of them",
+                "",
+                "share of the norm",
+                tuple(
+                    curve(what, range(len(cases)), np.array([values[case] for case in cases]))
+                    for what, values in (
+                        ("products", {(name, way): last[_TERMS[0], name, way] for name, way in cases}),
+                        ("magnitudes", {(name, way): last[_TERMS[1], name, way] for name, way in cases}),
+                        ("gradient", gradient),
+                    )
+                ),
+                log_y=10,
+                reference=(float(noise.mean()), "another batch"),
+                ticks=tuple(words),
+            ),
+        ),
+        measured={
+            f"{kind} {name} {way}": values[name, way].tolist()
+            for kind, values in (("gradient", gradient), ("progress", progress))
+            for name, way in cases
+        }
+        | {f"error {' '.join(key)}": values.tolist() for key, values in last.items()}
+        | {"noise": noise.tolist()},
+    )
+
+
+def _claims(
+    error: dict[tuple[str, str, str], np.ndarray],
+    gradient: dict[tuple[str, str], np.ndarray],
+    progress: dict[tuple[str, str], np.ndarray],
+    noise: np.ndarray,
+) -> tuple[Claim, ...]:
+    """What is claimed: `error` is [seeds, lengths], the others [seeds]."""
+    same = {(name, way): error[_TERMS[1], name, way] for name in _FORMATS for way in WAYS}
+    chunked, ordered, drawn = (
+        {name: gradient[name, way] for name in _FORMATS} for way in ("chunks", "in order", "at random")
+    )
+    return (
+        Claim(
+            "products of one sign are swamped: the error of a plain sum grows with its length, to more than a tenth "
+            f"(float16 {percent(same['float16', 'in order'][:, -1], '.0f')}, bfloat16 "
+            f"{percent(same['bfloat16', 'in order'][:, -1], '.0f')}).",
+            all(
+                bool((same[name, "in order"][:, -1] > np.maximum(0.1, same[name, "in order"][:, 0])).all())
+                for name in _FORMATS
+            ),
+        ),
+        *(
+            Claim(
+                f"{name}: chunks of {CHUNK} cure that, to less than a tenth of the error "
+                f"({percent(same[name, 'chunks'][:, -1], '.2f')}).",
+                bool((same[name, "chunks"][:, -1] < same[name, "in order"][:, -1] / 10).all()),
+            )
+            for name in _FORMATS
+        ),
+        *(
+            Claim(
+                f"{name}: rounding at random cures it likewise ({percent(same[name, 'at random'][:, -1], '.2f')}).",
+                bool((same[name, "at random"][:, -1] < same[name, "in order"][:, -1] / 10).all()),
+            )
+            for name in _FORMATS
+        ),
+        Claim(
+            "chunks lower the error of the real gradient in both formats (by factors of "
+            + " and ".join(spread(ordered[name] / chunked[name], ".1f") for name in _FORMATS)
+            + ").",
+            all(bool((chunked[name] < ordered[name]).all()) for name in _FORMATS),
+        ),
+        Claim(
+            f"with chunks the gradient is as good as exact, within {100 * _CLOSE:.0f} % of its norm, in both formats, "
+            "on both sides of the paper's (published: full accuracy).",
+            all(bool((chunked[name] <= _CLOSE).all()) for name in _FORMATS),
+        ),
+        Claim(
+            "without chunks a step along it makes less than 95 % of the progress of one along the exact gradient, in "
+            f"the shorter format (bfloat16 {percent(progress['bfloat16', 'in order'], '.1f')}).",
+            bool((progress["bfloat16", "in order"] < 0.95).all()),
+        ),
+        Claim(
+            "in this small network each of these errors is smaller than the noise of the batch (at most "
+            f"{100 * max(values.max() for way in (ordered, chunked, drawn) for values in way.values()):.1f} % against "
+            f"{percent(noise, '.0f')}).",
+            bool(max(values.max() for way in (ordered, chunked, drawn) for values in way.values()) < noise.min()),
+        ),
+    )
+
+
+def _measure(seed: int, steps: int, sums: dict[tuple[str, str], Summation]) -> _Seen:
+    keras.utils.set_random_seed(seed)
+    task = tasks.load("digits")
+    model = task.model("float32")
+    step = TrainStep(model, task.loss, keras.optimizers.Adam(_RATE), loss_scaler=scaler.LossScaler(scaler.NoScaling()))
+    Loop(step, task.dataset(task.batch_size, seed), steps_per_call=min(20, steps)).run(steps)
+    batches = iter(task.dataset(_BATCH, seed + 1000))
+    images, labels = next(batches)
+    error: dict[tuple[str, str, str], np.ndarray] = {}
+    summed: dict[tuple[str, str], list[np.ndarray]] = {case: [] for case in sums}
+    exact: list[np.ndarray] = []
+    for layer, (left, right) in enumerate(operands.of_kernels(model, task.loss, images, labels)):
+        # Powers of two change no bit of an operand, and keep the sums within float16.
+        shift = 2.0 ** (_TOP - np.ceil(np.log2((np.abs(left).T @ np.abs(right)).max())))
+        left, right = (scaler.formats.rounded(each, _OPERANDS, saturate=True).numpy() for each in (left, right * shift))
+        exact.append(left.T.astype(np.float64) @ right / shift)
+        for (name, way), sum_up in sums.items():
+            so_far = sum_up(left, right, (seed, layer))
+            summed[name, way].append(so_far[-1] / shift)
+            if layer == 0:
+                same_sign = np.abs(left), np.abs(right)
+                error[_TERMS[0], name, way] = _errors(left, right, so_far)
+                error[_TERMS[1], name, way] = _errors(*same_sign, sum_up(*same_sign, (seed, layer)))
+    own, other = (operands.gradients(model, task.loss, *each) for each in ((images, labels), next(batches)))
+    return _Seen(
+        error,
+        {case: _distance(each, exact) for case, each in summed.items()},
+        operands.progress(model, task.loss, images, labels, exact, summed),
+        _distance(other, own),
+    )
+
+
+def _errors(left: np.ndarray, right: np.ndarray, so_far: np.ndarray) -> np.ndarray:
+    """The error of the sums at each of `_LENGTHS`, as a share of their norm."""
+    exact = [left[:length].T.astype(np.float64) @ right[:length] for length in _LENGTHS]
+    return np.array(
+        [_distance([so_far[length // CHUNK - 1]], [true]) for length, true in zip(_LENGTHS, exact, strict=True)]
+    )
+
+
+def _distance(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
+    """The norm of the difference of two lists of arrays, as a share of that of the second."""
+    one, other = (np.concatenate([np.ravel(each).astype(np.float64) for each in values]) for values in (some, others))
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+PRESET = Preset(NAME, "sums of long products in 16 bits: in order, in chunks, at random", 100, run, seeds=5)
