@@ -11,7 +11,7 @@ from mirrored import mirrored, one_for_each
 import scaler
 from loops import TrainStep
 from scaler.backend.functional import Call
-from scaler.formats import emulated, unit_cross_entropy, unit_scaled
+from scaler.formats import emulated, unit_cross_entropy, unit_layers, unit_scaled
 from scaler.formats.unit_factors import factor_of_attention, factors_of_function
 from scaler.formats.unit_graph import places
 
@@ -189,6 +189,22 @@ def test_a_transformer_has_it_within_a_factor_of_two():
             assert 0.5 < deviation(tf.convert_to_tensor(grad)) < 2, variable.path
 
 
+@pytest.mark.parametrize("kind", ["transformer", "cnn"])
+def test_each_gradient_of_a_weight_is_a_multiple_of_the_true_one(kind, monkeypatch):
+    """Whatever the constants are: paths of one weight that meet again have the same ones."""
+    inputs, labels = characters() if kind == "transformer" else (drawn(16, 8, 8, 1), tf.constant(np.arange(16) % 10))
+    model = transformer() if kind == "transformer" else cnn()
+    _, grads = weight_gradients(model, True, inputs, labels)
+    monkeypatch.setattr(
+        unit_layers, "scaled", lambda values, forward=1.0, _=1.0: values * tf.cast(forward, values.dtype)
+    )
+    _, true = weight_gradients(model, True, inputs, labels)
+    for variable, grad, other in zip(model.trainable_variables, grads, true, strict=True):
+        one, two = (np.ravel(tf.convert_to_tensor(each)).astype(np.float64) for each in (grad, other))
+        if not variable.path.endswith("key/bias"):
+            assert one @ two == pytest.approx(np.linalg.norm(one) * np.linalg.norm(two), rel=1e-4), variable.path
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_mixture_of_attention_has_unit_variance(causal):
     count = 64
@@ -293,14 +309,15 @@ def test_a_batch_of_any_size_has_its_own_constant():
 
 
 @pytest.mark.slow
-def test_it_trains_in_float16_without_a_loss_scale():
+@pytest.mark.parametrize("strategy", [scaler.NoScaling(), scaler.Dynamic(2.0**4)], ids=["none", "dynamic"])
+def test_it_trains_in_float16_without_a_loss_scale_and_with_one(strategy):
     images, labels = drawn(64, 8, 8, 1), tf.constant(np.arange(64) % 10, tf.int32)
     model = cnn("mixed_float16")
     step = TrainStep(
         model,
         unit_cross_entropy,
         keras.optimizers.Adam(0.05),
-        loss_scaler=scaler.LossScaler(scaler.NoScaling()),
+        loss_scaler=scaler.LossScaler(strategy),
     )
     run = tf.function(step)
     losses = [float(run((images, labels))["loss"]) for _ in range(30)]
