@@ -70,6 +70,7 @@ EFFECTS = (
     "scale-collapse",
     "flushed-part",
     "lag",
+    "unit-scaling",
 )
 """The effects that `halfstep study --preset` measures."""
 FORMS = (

@@ -18,6 +18,7 @@ from loops.study.effects import (
     skip_rate,
     static_scale,
     underflow,
+    unit_scaling,
     updated_scale,
 )
 from loops.study.effects.effect import Effect as Effect
@@ -39,6 +40,7 @@ PRESETS = tuple(
         scale_collapse,
         flushed_part,
         lag,
+        unit_scaling,
     )
 )
 """The effects in the order of the index: published ones, and two of ours."""
