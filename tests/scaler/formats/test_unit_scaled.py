@@ -393,8 +393,12 @@ def test_a_layer_without_a_rule_is_named_and_the_model_stays_as_it_was(kind):
 
 @pytest.mark.parametrize("kind", ["softmax", "dense"])
 def test_a_function_of_several_numbers_is_refused(kind):
+    model = keras.Sequential([keras.Input([6]), layers.Dense(4), *REFUSED[kind]().layers])
+    before = model.get_weights()
     with pytest.raises(scaler.InvalidArgument, match=r"^odd: an activation function whose values depend on several"):
-        unit_scaled(REFUSED[kind]())
+        unit_scaled(model)
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_layer_that_is_called_twice_is_refused():
