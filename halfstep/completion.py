@@ -6,7 +6,18 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halfstep.names import EFFECTS, EMULATED, IMAGE_TASKS, POLICIES, PRESETS, SETUPS, STRATEGIES, TASKS, TUNED
+from halfstep.names import (
+    EFFECTS,
+    EMULATED,
+    IMAGE_TASKS,
+    POLICIES,
+    PRESETS,
+    SETUPS,
+    STRATEGIES,
+    TASKS,
+    TUNED,
+    UNIT_SCALED,
+)
 
 SHELLS = ("bash", "zsh", "fish")
 _NAMES: Mapping[tuple[str, str], Sequence[str]] = {
@@ -14,7 +25,7 @@ _NAMES: Mapping[tuple[str, str], Sequence[str]] = {
     ("train", "policy"): POLICIES,
     ("train", "strategy"): ("none", *STRATEGIES, *PRESETS),
     ("study", "task"): IMAGE_TASKS,
-    ("study", "setup"): (*SETUPS, *EMULATED),
+    ("study", "setup"): (*SETUPS, *EMULATED, *UNIT_SCALED),
     ("study", "strategy"): ("none", *STRATEGIES, *PRESETS),
     ("study", "preset"): (*EFFECTS, "list", "all"),
     ("replay", "strategies"): ("none", *STRATEGIES, *PRESETS),

@@ -55,6 +55,8 @@ SETUPS = (
 """The set-ups that `halfstep study` compares."""
 EMULATED = ("emulated-float8", "emulated-mxfp8", "emulated-mxfp6", "emulated-mxfp4", "emulated-nvfp4")
 """Further ones, which run if they are named."""
+UNIT_SCALED = ("unit-float32", "unit-mixed-none")
+"""Those of a unit-scaled model, likewise."""
 EFFECTS = (
     "underflow",
     "log-normal",
@@ -74,6 +76,7 @@ EFFECTS = (
     "spikes",
     "flushed-part",
     "lag",
+    "unit-scaling",
 )
 """The effects that `halfstep study --preset` measures."""
 FORMS = (

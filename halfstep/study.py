@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfstep import arguments
-from halfstep.names import EFFECTS, EMULATED, FORMS, IMAGE_TASKS, SETUPS
+from halfstep.names import EFFECTS, EMULATED, FORMS, IMAGE_TASKS, SETUPS, UNIT_SCALED
 from halfstep.statuses import EXIT_ERROR, EXIT_SOME_FAILED
 
 STEPS = 400
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
         default=[],
         metavar="NAME",
         help=f"one of {', '.join(SETUPS)} (default: all of these), or {', '.join(EMULATED)}, whose products round to "
-        "an emulated format; may be given several times",
+        f"an emulated format, or {', '.join(UNIT_SCALED)}, whose model is unit-scaled; may be given several times",
     )
     compared.add_argument(
         "--strategy",

@@ -29,6 +29,8 @@ POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 """The Keras dtype policies of runs."""
 STEPS_PER_CALL = 50
 """Steps between visits, unless checkpoints are saved more often."""
+LATER = ("emulated", "unit_scaled")
+"""The options that were added after files with options were first written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,7 @@ class RunOptions:
         learning_rate: Adam's learning rate.
         batch_size: Examples per step.
         emulated: The format of the layers' products, as `scaler.formats.emulated` takes it; None for the policy's own.
+        unit_scaled: Whether the model and its loss are those of `scaler.formats.unit_scaled`.
     """
 
     policy: str
@@ -57,6 +60,7 @@ class RunOptions:
     learning_rate: float = 1e-2
     batch_size: int = 64
     emulated: str | None = None
+    unit_scaled: bool = False
 
     def __post_init__(self) -> None:
         if self.emulated is not None:
@@ -66,8 +70,8 @@ class RunOptions:
         parse_strategy(self.strategy)
 
     def facts(self) -> dict:
-        """All options by name, as files hold them: `emulated` only if it was asked for, which files before it lack."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        """All options by name, as files hold them: those of `LATER` only if asked for, which older files lack."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value or name not in LATER}
 
 
 def model_of(task: Task, options: RunOptions) -> keras.Model:
@@ -75,7 +79,12 @@ def model_of(task: Task, options: RunOptions) -> keras.Model:
     model = task.model(options.policy)
     if options.emulated is not None:
         scaler.formats.emulated(options.emulated)(model)
-    return model
+    return scaler.formats.unit_scaled(model) if options.unit_scaled else model
+
+
+def loss_of(task: Task, options: RunOptions) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """The loss of a run without its factor."""
+    return scaler.formats.unit_cross_entropy if options.unit_scaled else task.loss
 
 
 def train(
@@ -180,10 +189,10 @@ def build(
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(options.seed)
     with strategy.scope() if strategy else contextlib.nullcontext():
-        model = model_of(task, options)
+        model, loss = model_of(task, options), loss_of(task, options)
         step = TrainStep(
             model,
-            lambda labels, logits: task.loss(labels, logits) * options.loss_factor,
+            lambda labels, logits: loss(labels, logits) * options.loss_factor,
             keras.optimizers.Adam(options.learning_rate, epsilon=1e-7 * options.loss_factor),
             loss_scaler=scaler.LossScaler(parse_strategy(options.strategy)),
             allow_16bit_updates=not options.masters,

@@ -70,7 +70,8 @@ def run_study(
         )
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    probe, known = GradientProbe(task), dict[tuple, dict | None]()
+    probes = {scaled: GradientProbe(task, unit_scaled=scaled) for scaled in {setup.unit_scaled for setup in setups}}
+    known = dict[tuple, dict | None]()
     runs, estimate = [], Estimate(setups, seeds)
     with RunLocks([("study", Place(out, "folder"))]), EnergyMeter() as meter:
         (out / SUMMARY).unlink(missing_ok=True)
@@ -78,7 +79,7 @@ def run_study(
             trace = SharedTrace()
             for seed in range(seeds):
                 costs, start = Costs(meter), time.monotonic()
-                run = _run(task, setup, steps, seed, out, probe, costs, trace, progress)
+                run = _run(task, setup, steps, seed, out, probes[setup.unit_scaled], costs, trace, progress)
                 own = costs.as_dict(task, RunOptions.batch_size, known)
                 if setup.emulated is not None:
                     own["bytes"] = None  # They would be those of the emulation.
@@ -154,6 +155,8 @@ def _run(
         masters=setup.masters,
         loss_factor=setup.loss_factor,
         emulated=setup.emulated,
+        unit_scaled=setup.unit_scaled,
+        learning_rate=setup.learning_rate,
     )
     counting: list[GradientAction] = []
     last = _LastStep()

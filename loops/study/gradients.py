@@ -56,9 +56,10 @@ class GradientProbe:
     graph is traced once: `counting` gives an action for a run.
     """
 
-    def __init__(self, task: ImageTask, examples: int = 64):
-        self._task = task
-        self._twin = task.model("float32")
+    def __init__(self, task: ImageTask, examples: int = 64, *, unit_scaled: bool = False):
+        twin = task.model("float32")
+        self._twin = scaler.formats.unit_scaled(twin) if unit_scaled else twin
+        self._loss = scaler.formats.unit_cross_entropy if unit_scaled else task.loss
         self._images = tf.constant(task.images[:examples])
         self._labels = tf.constant(task.labels[:examples])
         self._format = scaler.float_format("float16")
@@ -84,7 +85,7 @@ class GradientProbe:
             for layer in self._twin.layers:
                 hidden = layer(hidden, training=True)
                 activations.append(hidden)
-            loss = self._task.loss(self._labels, hidden) * loss_factor
+            loss = self._loss(self._labels, hidden) * loss_factor
         by_weight, by_activation = tape.gradient(loss, (weights, activations))
         return {
             "weights": self._count_list(by_weight, loss_scale),

@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 
-from loops.study.setups import EMULATED, SETUPS
+from loops.study.setups import FURTHER, SETUPS
 from loops.study.summaries import options_of
 
 _CLOSE = 1.0  # Percentage points that count as "within" of float32.
@@ -48,7 +48,7 @@ def result_sentence(summary: Mapping) -> str:
 
 def command(summary: Mapping) -> str:
     """The command that repeats this study."""
-    names, known = [row["name"] for row in summary["setups"]], [setup.name for setup in (*SETUPS, *EMULATED)]
+    names, known = [row["name"] for row in summary["setups"]], [setup.name for setup in (*SETUPS, *FURTHER)]
     strategies = [options_of(summary, row)["strategy"] for row in summary["setups"] if row["name"] not in known]
     chosen = [] if names == [setup.name for setup in SETUPS] else [f"--setup {name}" for name in names]
     if strategies:  # They come with float32.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import scaler
 from loops.run.strategy_text import parse_strategy
+from loops.run.train import RunOptions
 
 SMALL = 2.0**-20
 """The factor of the small-loss set-ups, like a loss term with a weight of one in a million."""
@@ -25,6 +26,8 @@ class Setup:
         masters: Whether 16-bit variables have float32 masters.
         loss_factor: A constant the loss is multiplied by.
         emulated: The format of the layers' products, as `scaler.formats.emulated` takes it.
+        unit_scaled: Whether the model and its loss are those of `scaler.formats.unit_scaled`.
+        learning_rate: Adam's.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Setup:
     masters: bool = True
     loss_factor: float = 1.0
     emulated: str | None = None
+    unit_scaled: bool = False
+    learning_rate: float = RunOptions.learning_rate
 
 
 # A short run would never grow its scale with an interval of 2000 steps.
@@ -64,6 +69,25 @@ EMULATED = (
 )
 """Set-ups in emulated formats, which run if they are named: they take several times as long."""
 
+# Weights are about ten times as large as others, and Adam's steps do not depend on the size of gradients.
+_UNIT_RATE = 10 * RunOptions.learning_rate
+
+UNIT_SCALED = (
+    Setup("unit-float32", "unit-scaled, float32", "float32", "none", unit_scaled=True, learning_rate=_UNIT_RATE),
+    Setup(
+        "unit-mixed-none",
+        "unit-scaled, mixed float16, no scaling",
+        "mixed_float16",
+        "none",
+        unit_scaled=True,
+        learning_rate=_UNIT_RATE,
+    ),
+)
+"""Set-ups of a unit-scaled model, which run if they are named: their weights begin with other values."""
+
+FURTHER = (*EMULATED, *UNIT_SCALED)
+"""The set-ups that run if they are named."""
+
 
 def choose_setups(names: Sequence[str]) -> list[Setup]:
     """The set-ups with these names, in the study's order; all of `SETUPS` if there are no names.
@@ -71,7 +95,7 @@ def choose_setups(names: Sequence[str]) -> list[Setup]:
     Raises:
         scaler.InvalidArgument: For an unknown name.
     """
-    known = {setup.name: setup for setup in (*SETUPS, *EMULATED)}
+    known = {setup.name: setup for setup in (*SETUPS, *FURTHER)}
     for name in names:
         if name not in known:
             raise scaler.InvalidArgument(f"set-up {name!r}: expected one of {', '.join(known)}.")

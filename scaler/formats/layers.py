@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -20,21 +20,25 @@ from scaler.strategies import DelayedAmax
 
 Product = Callable[..., tf.Tensor]
 _MARK = "halfstep_emulated"
+PRODUCTS = "halfstep_products"
+"""The attribute of an emulated layer that returns its product of a name."""
+UNIT = "halfstep_unit_scaled"
+"""The attribute that marks a layer of `unit_scaled`."""
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
 
 def found(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
     """The layers whose products can be rounded, by path."""
-    return {path: layer for path, layer in layers_by_path(model).items() if _hook_of(layer) is not None}
+    return {path: layer for path, layer in layers_by_path(model).items() if hook_of(layer) is not None}
 
 
-def _hook_of(layer: keras.layers.Layer) -> Callable | None:
+def hook_of(layer: keras.layers.Layer) -> Callable | None:
     """What changes a layer of this kind. A subclass with another call computes something else."""
     call = type(layer).call
     if call is keras.layers.Dense.call or call is keras.layers.EinsumDense.call:
-        return _dense
+        return dense
     if isinstance(layer, _CONVOLUTIONS) and any(call is kind.call for kind in _CONVOLUTIONS):
-        return _convolution
+        return convolution
     if call is keras.layers.MultiHeadAttention.call and attention_products.is_plain(layer):
         return _attention
     return None
@@ -55,6 +59,8 @@ def emulate(
     for path, layer in layers.items():
         if hasattr(layer, _MARK):
             raise InvalidArgument(f"{path}: this layer is emulated already. Create the model again for another format.")
+        if hasattr(layer, UNIT):
+            raise InvalidArgument(f"{path}: this layer is unit-scaled already. Emulate the model first, then scale it.")
         if getattr(layer, "quantization_mode", None) is not None:
             raise InvalidArgument(f"{path}: Keras has quantized this layer. Emulate a model that is not.")
         if strategy is not None and not layer.built:
@@ -63,18 +69,20 @@ def emulate(
                 'on a batch or build it first, or use scaling="current".'
             )
     for layer in layers.values():
-        hook = _hook_of(layer)
+        hook = hook_of(layer)
         assert hook is not None  # Only such layers are found.
         # Both operands of attention's products are activations.
         own = (tensors[0], tensors[0], tensors[2]) if hook is _attention else tensors
-        hook(layer, functools.partial(_product_of, layer, own, strategy))
+        product_of = functools.cache(functools.partial(_product_of, layer, own, strategy))
+        hook(layer, product_of)
         object.__setattr__(layer, _MARK, tensors)
+        object.__setattr__(layer, PRODUCTS, product_of)
 
 
 def undo(layers: Iterable[keras.layers.Layer]) -> None:
     """Takes back what `emulate` did without a strategy."""
     for layer in layers:
-        for name in ("call", attention_products.PRODUCTS, _MARK):
+        for name in ("call", attention_products.PRODUCTS, _MARK, PRODUCTS):
             vars(layer).pop(name, None)
 
 
@@ -126,12 +134,13 @@ def _product_of(
     return apply
 
 
-def _replace_call(layer: keras.layers.Layer, call: Callable) -> None:
+def replace_call(layer: keras.layers.Layer, call: Callable) -> None:
     """Not by the layer's own way to set an attribute, which would look for variables in it."""
     object.__setattr__(layer, "call", functools.wraps(layer.call)(call))
 
 
-def _einsum(apply: Product, equation: str, left: Any, right: Any) -> tf.Tensor:
+def einsum(apply: Product, equation: str, left: Any, right: Any) -> tf.Tensor:
+    """A product by an equation, of two operands."""
     left, right = tf.convert_to_tensor(left), tf.convert_to_tensor(right)
     plain, summed = summed_by(equation, left.shape.rank, right.shape.rank)
     return apply(lambda one, two: tf.einsum(plain, one, two), left, right, summed)
@@ -141,18 +150,41 @@ def _activated(layer: keras.layers.Layer, outputs: tf.Tensor) -> tf.Tensor:
     return outputs if layer.activation is None else layer.activation(outputs)
 
 
-def _dense(layer: keras.layers.Layer, product_of: Callable[[str], Product]) -> None:
+def _bias(layer: keras.layers.Layer, outputs: tf.Tensor) -> Any:
+    return layer.bias
+
+
+class Behind(NamedTuple):
+    """What follows a layer's product: each is given the layer and the outputs so far.
+
+    Attributes:
+        bias: Returns the layer's bias.
+        activated: Returns the outputs behind the activation function.
+    """
+
+    bias: Callable[[Any, tf.Tensor], Any] = _bias
+    activated: Callable[[Any, tf.Tensor], tf.Tensor] = _activated
+
+
+_PLAIN = Behind()
+
+
+def dense(layer: keras.layers.Layer, product_of: Callable[[str], Product], behind: Behind = _PLAIN) -> None:
+    """Has a Dense or EinsumDense compute by `product_of("product")`."""
     apply = product_of("product")
 
     def call(inputs: Any, training: bool | None = None) -> Any:
         equation = layer.equation if isinstance(layer, keras.layers.EinsumDense) else "...i,ij->...j"
-        outputs = _einsum(apply, equation, inputs, layer.kernel)
-        return _activated(layer, outputs if layer.bias is None else keras.ops.add(outputs, layer.bias))
+        outputs = einsum(apply, equation, inputs, layer.kernel)
+        if layer.bias is not None:
+            outputs = keras.ops.add(outputs, behind.bias(layer, outputs))
+        return behind.activated(layer, outputs)
 
-    _replace_call(layer, call)
+    replace_call(layer, call)
 
 
-def _convolution(layer: keras.layers.Layer, product_of: Callable[[str], Product]) -> None:
+def convolution(layer: keras.layers.Layer, product_of: Callable[[str], Product], behind: Behind = _PLAIN) -> None:
+    """Has a convolution compute by `product_of("product")`."""
     apply = product_of("product")
     rank, last = layer.rank, layer.data_format == "channels_last"
     channels = rank + 1 if last else 1
@@ -175,16 +207,16 @@ def _convolution(layer: keras.layers.Layer, product_of: Callable[[str], Product]
         if layer.bias is not None:
             shape = [1] * (rank + 2)
             shape[channels] = layer.filters
-            outputs = keras.ops.add(outputs, keras.ops.reshape(layer.bias, shape))
-        return _activated(layer, outputs)
+            outputs = keras.ops.add(outputs, keras.ops.reshape(behind.bias(layer, outputs), shape))
+        return behind.activated(layer, outputs)
 
-    _replace_call(layer, call)
+    replace_call(layer, call)
 
 
 def _attention(layer: keras.layers.Layer, product_of: Callable[[str], Product]) -> None:
     scores, mixture = product_of("scores"), product_of("mixture")
 
-    def einsum(is_first: bool, equation: str, left: Any, right: Any) -> Any:
-        return _einsum(scores if is_first else mixture, equation, left, right)
+    def by_equation(is_first: bool, equation: str, left: Any, right: Any) -> Any:
+        return einsum(scores if is_first else mixture, equation, left, right)
 
-    attention_products.replace_products(layer, einsum)
+    attention_products.replace_products(layer, by_equation)

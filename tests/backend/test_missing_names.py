@@ -13,7 +13,7 @@ from tensorflow.python.trackable.base import Trackable
 from versions import needs_keras
 
 import scaler
-from scaler.backend import apply_steps, checkpoints, keras_attributes, optimizers, tapes, twins
+from scaler.backend import apply_steps, checkpoints, functional, keras_attributes, optimizers, tapes, twins
 from scaler.backend.autograph import as_written
 from scaler.backend.versions import say_once
 from scaler.gate import joined
@@ -438,3 +438,11 @@ def test_without_what_a_twin_needs_small_variables_are_updated_one_by_one(monkey
         monkeypatch.delattr(owner(keras.optimizers.SGD, name), name)
     with pytest.warns(UserWarning, match="small variables are updated one by one"):
         assert (moved(), made) == ([[3.5]] * 4, [])
+
+
+@pytest.mark.parametrize("kind", ["tensor", "layer"])
+def test_without_the_connections_of_layers_unit_scaling_is_refused(kind):
+    from_layer = types.SimpleNamespace(_keras_history=types.SimpleNamespace(operation=object(), node_index=0))
+    tensor = object() if kind == "tensor" else from_layer
+    with pytest.raises(scaler.UnsupportedVersion, match=r"unit_scaled: Keras .* does not say"):
+        functional.calls_of(types.SimpleNamespace(outputs=[tensor]))

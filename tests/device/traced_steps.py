@@ -79,6 +79,13 @@ def emulated(name, **options):
     return tf.function(step).get_concrete_function(BATCH)
 
 
+def unit_scaled():
+    """A step of a unit-scaled model."""
+    step = made(scaler.NoScaling())
+    scaler.formats.unit_scaled(step.model)
+    return tf.function(step).get_concrete_function(BATCH)
+
+
 def layerwise():
     rescaled, groups = scaler.layerwise.insert_rescales(model(), after=["hidden"])
     still = scaler.LossScaler(scaler.NoScaling())
@@ -220,6 +227,7 @@ TRACED = {
     "emulated float8": lambda: emulated("float8_e4m3fn"),
     "emulated mxfp4": lambda: emulated("mxfp4", stochastic=["gradients"]),
     "emulated nvfp4": lambda: emulated("nvfp4"),
+    "unit-scaled": unit_scaled,
     "layerwise": layerwise,
     "per loss": per_loss,
     "per loss, embedding": functools.partial(per_loss, embeds=True),

@@ -24,6 +24,7 @@ from loops.study.effects import (
     static_scale,
     stochastic_rounding,
     underflow,
+    unit_scaling,
     updated_scale,
 )
 from loops.study.effects.effect import Effect as Effect
@@ -51,6 +52,7 @@ PRESETS = tuple(
         spikes,
         flushed_part,
         lag,
+        unit_scaling,
     )
 )
 """The effects in the order of the index: published ones, and two of ours."""

@@ -28,7 +28,7 @@ from loops.replay.tune import GRIDS
 from loops.run import strategy_text
 from loops.run.train import POLICIES, RunOptions
 from loops.study import effects
-from loops.study.setups import EMULATED, SETUPS
+from loops.study.setups import EMULATED, SETUPS, UNIT_SCALED
 from loops.support import signals
 
 HEAVY = ("tensorflow", "keras", "numpy", "scaler", "rich", "jinja2", "matplotlib", "pyarrow")
@@ -104,6 +104,7 @@ def test_help_names_what_there_is():
     assert tasks.IMAGE_TASKS == names.IMAGE_TASKS
     assert tuple(setup.name for setup in SETUPS) == names.SETUPS
     assert tuple(setup.name for setup in EMULATED) == names.EMULATED
+    assert tuple(setup.name for setup in UNIT_SCALED) == names.UNIT_SCALED
     assert tuple(preset.name for preset in effects.PRESETS) == names.EFFECTS
     assert tuple(GRIDS) == names.TUNED
     assert POLICIES == names.POLICIES
@@ -179,7 +180,15 @@ def test_bash_offers_files_where_no_names_are_known(words, tmp_path):
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_has_the_same_words(shell):
     written = script(parser(), shell)
-    for word in (*COMMANDS, *names.POLICIES, *names.SETUPS, *names.EMULATED, *names.EFFECTS, *names.PRESETS):
+    for word in (
+        *COMMANDS,
+        *names.POLICIES,
+        *names.SETUPS,
+        *names.EMULATED,
+        *names.UNIT_SCALED,
+        *names.EFFECTS,
+        *names.PRESETS,
+    ):
         assert re.search(rf"\b{word}\b", written), word
     if shutil.which(shell):
         result = subprocess.run([shell, "-n"], input=written, capture_output=True, text=True, timeout=60, check=True)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import scaler
-from loops.study.effects import PRESETS, choose, course, measure, networks, pages
+from loops.study.effects import PRESETS, choose, course, measure, networks, pages, unit_scaling
 from loops.study.effects.lag import Lagging, _skipped
 from loops.study.effects.laws import LAWS, NORMAL_SPREAD, fits_of
 from loops.study.effects.look_ahead import interval
@@ -31,6 +31,7 @@ SMALL = {
     "spikes": (150, [0, 3, 4, 6]),
     "flushed-part": (100, [3]),
     "lag": (60, [0, 1, 2]),
+    "unit-scaling": (20, [0, 3, 4, 9]),
 }
 
 
@@ -50,6 +51,7 @@ SMALL = {
     "static-scale",
     "stochastic-rounding",
     "underflow",
+    "unit-scaling",
     "updated-scale",
     "float8",
 )
@@ -81,7 +83,7 @@ def test_the_flushed_part_is_what_float16_misses():
 
 def test_every_effect_is_tried():
     assert {preset.name for preset in PRESETS} == set(SMALL)
-    assert len(PRESETS) == 18
+    assert len(PRESETS) == 19
 
 
 @pytest.mark.parametrize(("seeds", "steps"), [(0, 20), (1, 9), (1, 2.5), (True, 20)])
@@ -198,3 +200,47 @@ def test_a_run_goes_on_from_its_saves_as_if_it_had_not_stopped():
     assert again.accuracy == whole.accuracy
     other = made.run(rates[1:], 1, EVERY, whole.saves[EVERY], batches=1)
     assert (other.loss != whole.loss[EVERY:]).all()
+
+
+def unit_runs(exponents, losses):
+    """Runs of unit scaling with gradients at one exponent of each look, by network, and these losses."""
+
+    def run(kind, loss):
+        counts = np.zeros([len(exponents[kind]), scaler.observe.BINS], np.int64)
+        for look, exponent in enumerate(exponents[kind]):
+            counts[look, scaler.observe.bin_of(exponent)] = 10
+            counts[look, scaler.observe.bin_of(-8)] = 30 if kind == "ordinary" else 0
+        return unit_scaling.Course(loss, counts, 0.0)
+
+    return {
+        key: [run(key[0], loss + 0.01 * seed) for seed in range(2)]
+        for key, loss in zip(unit_scaling._WAYS, losses, strict=True)
+    }
+
+
+EXPONENTS = {"ordinary": [-27, -30], "unit-scaled": [-1, -2]}
+
+
+def test_the_verdicts_on_unit_scaling_are_those_of_the_numbers():
+    effect = unit_scaling.effect_of(unit_runs(EXPONENTS, [2.0, 2.0, 2.0, 2.5, 2.0, 2.0, 2.0]), 2, 10)
+    assert [claim.holds for claim in effect.claims] == [True] * 12
+    assert effect.measured["flushed float16 first step ordinary"] == [0.25, 0.25]
+    assert effect.measured["flushed float16 first step unit-scaled"] == [0.0, 0.0]
+    assert effect.beside[0][2] == "ordinary 2^-7.7; unit-scaled 2^-0.5"
+
+
+@pytest.mark.parametrize(
+    ("exponents", "losses", "wrong"),
+    [
+        ({"unit-scaled": [-26, -26]}, None, [0, 1, 2, 3, 4]),
+        ({"unit-scaled": [-1, -26]}, None, [2, 4, 5]),
+        ({}, [2.0, 2.0, 2.0, 2.5, 2.0, 2.1, 2.0], [6, 7]),
+        ({}, [2.0, 2.0, 2.0, 2.9, 2.1, 2.1, 2.1], [7, 8]),
+        ({}, [2.0, 2.0, 2.0, 2.5, 2.0, 2.0, 2.6], [9, 10]),
+        ({}, [2.0, 2.1, 2.0, 2.5, 2.0, 2.0, 2.0], [11]),
+    ],
+)
+def test_a_verdict_on_unit_scaling_changes_with_its_numbers(exponents, losses, wrong):
+    runs = unit_runs({**EXPONENTS, **exponents}, losses or [2.0, 2.0, 2.0, 2.5, 2.0, 2.0, 2.0])
+    claims = unit_scaling.effect_of(runs, 2, 10).claims
+    assert [number for number, claim in enumerate(claims) if not claim.holds] == wrong

@@ -1,0 +1,121 @@
+"""Unit scaling: a model whose activations, weights and gradients begin with a variance of one."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+import tensorflow as tf
+
+from scaler.backend.functional import Call, calls_of
+from scaler.errors import InvalidArgument
+from scaler.formats.layers import UNIT
+from scaler.formats.unit_factors import scaled, terms
+from scaler.formats.unit_graph import places
+from scaler.formats.unit_layers import NAMES, check_function, enter_branch, rule_of
+
+
+def unit_scaled(model: keras.Model) -> keras.Model:
+    """Makes a model unit-scaled, and returns it: float16 then needs no loss scale to begin with.
+
+    Each product is multiplied by constants, one on the way forward and others on the way back, that keep the variance
+    of activations, of their gradients and of the gradients of weights near one at the first step. With n inputs, m
+    outputs and b examples a `Dense` layer computes
+
+        outputs = n^-1/2 x W        dx = m^-1/2 dy W^T        dW = b^-1/2 x^T dy
+
+    The first two are the geometric mean of both unless the layer's input is an edge that cuts the graph in two, where
+    gradients of all layers before it have the same constant. Activation functions have factors of the same kind.
+    A branch and what goes around it are added as a running mean.
+
+    Kernels and embeddings are drawn anew, from a standard normal law: with Adam their learning rate has to
+    be about n^1/2 times as high for the same change of the outputs. Biases, gains and offsets keep their rate.
+    Gradients have another size than those of the loss, so a norm to clip them to is another one, too, and SGD needs
+    other rates.
+
+    Call it once, before a step is made for the model, and train with `unit_cross_entropy`. Checkpoints and saved
+    weights hold the weights alone: make the model again, call this, and load them behind it. A model that is
+    saved as a whole, or cloned, has lost its factors.
+
+    Args:
+        model: Functional or Sequential, built, with layers that have a rule: Dense, EinsumDense, convolutions,
+            Embedding, MultiHeadAttention, LayerNormalization, BatchNormalization, Add, and activation
+            functions. For a narrow format as well, call `emulated(...)(model)` before.
+
+    Raises:
+        InvalidArgument: For another model, a layer without a rule, one that is called twice, or one that is
+            unit-scaled already. The model is as it was then.
+
+    References:
+        Blake, Orr and Luschi 2023, Unit Scaling: Out-of-the-Box Low-Precision Training
+        (https://arxiv.org/abs/2303.11257), and its code graphcore-research/unit-scaling-demo, scmm/uscale/ops.py.
+        Factors of attention: graphcore-research/unit-scaling, unit_scaling/functional.py; the mean for a
+        causal mask is ours. Factors of activation functions are computed from 4096 quantiles of a normal law.
+    """
+    if not isinstance(model, keras.Model):
+        raise InvalidArgument(f"unit_scaled({model!r}): expected a Keras model, functional or Sequential.")
+    if not getattr(model, "outputs", None):
+        raise InvalidArgument(
+            f"unit_scaled({model.name}): expected a functional or Sequential model that is built. A subclass of "
+            "keras.Model does not say how its layers are connected. Begin a Sequential with keras.Input."
+        )
+    calls, outputs = calls_of(model)
+    paths = {id(call.operation): call.operation.name for call in calls}
+    for number, call in enumerate(calls):
+        _check(call, paths, {id(each.operation) for each in calls[:number]})
+    found = places(calls, outputs, lambda call: isinstance(call.operation, keras.layers.Add))
+    for call, place in zip(calls, found, strict=True):
+        layer = call.operation
+        rule = rule_of(layer)
+        assert rule is not None  # All of them were checked.
+        rule(layer, paths[id(layer)], place)
+        if place.into_branch != 1.0:
+            enter_branch(layer, place.into_branch)
+        object.__setattr__(layer, UNIT, True)
+    return model
+
+
+def _check(call: Call, paths: dict[int, str], before: set[int]) -> None:
+    layer = call.operation
+    path = paths[id(layer)]
+    if id(layer) in before:
+        raise InvalidArgument(
+            f"{path}: this layer is called in several places of the model, which have factors of their own. Use a "
+            "layer for each, or train this model as it is, with a loss scale."
+        )
+    if hasattr(layer, UNIT):
+        raise InvalidArgument(f"{path}: this layer is unit-scaled already. Create the model again for new weights.")
+    if rule_of(layer) is None:
+        raise InvalidArgument(
+            f"{path}: a layer of type {type(layer).__name__} has no rule of unit scaling. Those with one are {NAMES}; "
+            "no subclass of them, no synchronized BatchNormalization, no LoRA. "
+            "Train this model as it is, with a loss scale."
+        )
+    check_function(layer, path)
+
+
+def unit_cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Mean cross-entropy in nats whose gradients of logits begin with a variance of one, scalar float32.
+
+    Its value is that of any cross-entropy. Its gradient is b k / sqrt(k - 1) times as large, for b rows of k logits: so
+    large are those of a mean if all classes are as likely. On several replicas b is the number of rows of one.
+
+    Args:
+        labels: Integers [...], in [0, k).
+        logits: Of any floating dtype, [..., k], with k of at least 2.
+
+    Raises:
+        InvalidArgument: For logits whose number of classes is not known, or is one; and from the gradient of a
+            gradient.
+    """
+    logits = tf.cast(logits, tf.float32)
+    classes = logits.shape[-1] if logits.shape.rank else None
+    if classes is None or classes < 2:
+        raise InvalidArgument(
+            f"unit_cross_entropy(logits of shape {logits.shape}): expected a last axis of at least two classes, known "
+            "when the step is traced."
+        )
+    rows = terms(logits, range(logits.shape.rank - 1))
+    logits = scaled(logits, 1.0, rows * (classes / math.sqrt(classes - 1)))
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels, tf.int32), logits)
+    return tf.reduce_mean(losses)

@@ -1,0 +1,472 @@
+"""Guards unit scaling: the constants of each layer, unit variance at the first step, and what is refused."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from mirrored import mirrored, one_for_each
+
+import scaler
+from loops import TrainStep
+from scaler.backend.functional import Call
+from scaler.formats import emulated, unit_cross_entropy, unit_layers, unit_scaled
+from scaler.formats.unit_factors import factor_of_attention, factors_of_function
+from scaler.formats.unit_graph import places
+
+layers = keras.layers
+
+
+def drawn(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def chain(shape, *stack):
+    keras.utils.set_random_seed(0)
+    return unit_scaled(keras.Sequential([keras.Input(shape), *stack]))
+
+
+def gradients_of(model, inputs, upstream=None, **arguments):
+    """Outputs, their gradient's way back to the inputs, and to each weight."""
+    inputs = tf.constant(inputs)
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        outputs = model(inputs, **arguments)
+    upstream = drawn(*outputs.shape, seed=1) if upstream is None else upstream
+    found = tape.gradient(outputs, [inputs, *model.trainable_variables], tf.cast(upstream, outputs.dtype))
+    return np.asarray(outputs), *map(np.asarray, found)
+
+
+def deviation(values):
+    return float(np.std(np.asarray(values, np.float64)))
+
+
+def close(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_a_dense_layer_is_the_product_with_three_constants():
+    model = chain([48], layers.Dense(12))
+    kernel, bias = (np.asarray(variable) for variable in model.trainable_variables)
+    x, dy = drawn(100, 48), drawn(100, 12, seed=1)
+    outputs, of_inputs, of_kernel, of_bias = gradients_of(model, x, dy)
+    assert not bias.any()
+    assert deviation(kernel) == pytest.approx(1, abs=0.1)
+    close(outputs, x @ kernel / math.sqrt(48))
+    close(of_inputs, dy @ kernel.T / math.sqrt(12))
+    close(of_kernel, x.T @ dy / math.sqrt(100))
+    close(of_bias, dy.sum(axis=0) / math.sqrt(100))
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_a_convolution_is_that_of_keras_with_three_constants(padding):
+    settings = {"filters": 6, "kernel_size": 3, "strides": 2, "padding": padding, "use_bias": False}
+    model, plain = chain([8, 8, 4], layers.Conv2D(**settings)), keras.Sequential([layers.Conv2D(**settings)])
+    plain.build([None, 8, 8, 4])
+    plain.set_weights(model.get_weights())
+    x = drawn(10, 8, 8, 4)
+    found, wanted = gradients_of(model, x), gradients_of(plain, x)
+    positions = 16 if padding == "same" else 9
+    sizes = (9 * 4, 9 / 4 * 6, 10 * positions)
+    for one, other, size in zip(found, wanted, sizes, strict=True):
+        close(one, other / math.sqrt(size))
+
+
+def test_where_an_edge_does_not_cut_both_ways_have_the_same_constant():
+    """So that the gradients of several paths can be added: they are those of the outputs."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input([16])
+    x = layers.Dense(8, name="before")(inputs)
+    outputs = layers.Add()([x, layers.Dense(8, name="down")(layers.Dense(32, activation="gelu", name="up")(x))])
+    model = unit_scaled(keras.Model(inputs, outputs))
+    with tf.GradientTape() as tape:
+        inside = tf.constant(drawn(1, 8))
+        tape.watch(inside)
+        result = model.layers[-1]([inside, model.get_layer("down")(model.get_layer("up")(inside))])
+    analytic = tape.gradient(result, inside)
+    numeric = []
+    for axis in range(8):
+        moved = np.zeros([1, 8], np.float32)
+        moved[0, axis] = 1e-2
+        both = [
+            model.layers[-1]([each, model.get_layer("down")(model.get_layer("up")(each))])
+            for each in (inside + moved, inside - moved)
+        ]
+        numeric.append(float(tf.reduce_sum(both[0] - both[1])) / 2e-2)
+    np.testing.assert_allclose(analytic[0], numeric, rtol=2e-2, atol=2e-3)
+
+
+def test_a_deep_chain_has_unit_variance_forward_and_backward():
+    stack = [layers.Dense(256, activation="relu") for _ in range(6)]
+    model = chain([256], *stack, layers.Dense(64))
+    outputs, of_inputs, *weights = gradients_of(model, drawn(512, 256))
+    assert [deviation(each) for each in (outputs, of_inputs, *weights)] == pytest.approx([1] * 16, rel=0.25)
+
+
+@pytest.mark.parametrize("width", [8, 32])
+def test_a_chain_of_other_widths_has_it_too(width):
+    model = chain([64], layers.Dense(64 * width), layers.Dense(width), layers.Dense(128))
+    found = gradients_of(model, drawn(256, 64))
+    assert [deviation(each) for each in (*found[:2], *found[2::2])] == pytest.approx([1] * 5, rel=0.25)
+
+
+def cnn(policy="float32", scaled=True):
+    keras.utils.set_random_seed(0)
+    stack = [keras.Input([8, 8, 1])]
+    for filters, strides in ((16, 1), (32, 2), (32, 2)):
+        stack += [
+            layers.Conv2D(filters, 3, strides=strides, padding="same", use_bias=False, dtype=policy),
+            layers.BatchNormalization(momentum=0.9, dtype=policy),
+            layers.ReLU(dtype=policy),
+        ]
+    stack += [
+        layers.Flatten(dtype=policy),
+        layers.Dense(10, dtype=policy),
+        layers.Activation("linear", dtype="float32"),
+    ]
+    model = keras.Sequential(stack)
+    return unit_scaled(model) if scaled else model
+
+
+def loss_of(scaled):
+    if scaled:
+        return unit_cross_entropy
+    return lambda labels, logits: tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+
+def weight_gradients(model, scaled, images, labels):
+    with tf.GradientTape() as tape:
+        loss = loss_of(scaled)(labels, model(images, training=True))
+    return loss, tape.gradient(loss, model.trainable_variables)
+
+
+def test_a_convolutional_network_has_it_with_its_loss():
+    labels = tf.constant(np.arange(256) % 10, tf.int32)
+    _, grads = weight_gradients(cnn(), True, drawn(256, 8, 8, 1), labels)
+    # Of several examples and positions they are not independent, least of all behind the last layer.
+    for grad in grads:
+        assert 0.5 < deviation(grad) < (2.2 if len(grad.shape) > 1 else 4), grad.shape
+
+
+def test_the_value_of_the_loss_is_that_of_any_and_its_gradient_has_unit_variance():
+    labels, logits = tf.constant(np.arange(64) % 10, tf.int32), tf.Variable(0.01 * drawn(64, 10))
+    with tf.GradientTape() as tape:
+        loss = unit_cross_entropy(labels, logits)
+    plain = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+    assert float(loss) == float(plain)
+    assert deviation(tape.gradient(loss, logits)) == pytest.approx(1, rel=0.02)
+
+
+def transformer(policy="float32", width=64, scaled=True):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input([32], dtype="int32")
+    x = layers.Embedding(96, width, dtype=policy)(inputs)
+    for _ in range(2):
+        normal = layers.LayerNormalization(dtype=policy)(x)
+        attention = layers.MultiHeadAttention(4, width // 4, dtype=policy, flash_attention=False)
+        x = layers.Add(dtype=policy)([x, attention(normal, normal, use_causal_mask=True)])
+        normal = layers.LayerNormalization(dtype=policy)(x)
+        hidden = layers.Dense(4 * width, activation="gelu", dtype=policy)(normal)
+        x = layers.Add(dtype=policy)([x, layers.Dense(width, dtype=policy)(hidden)])
+    logits = layers.Dense(96, dtype=policy)(layers.LayerNormalization(dtype=policy)(x))
+    model = keras.Model(inputs, layers.Activation("linear", dtype="float32")(logits))
+    return unit_scaled(model) if scaled else model
+
+
+def characters():
+    tokens = np.random.default_rng(0).integers(0, 96, [32, 33]).astype(np.int32)
+    return tf.constant(tokens[:, :-1]), tf.constant(tokens[:, 1:])
+
+
+def test_a_transformer_has_it_within_a_factor_of_two():
+    inputs, labels = characters()
+    model = transformer()
+    assert deviation(model(inputs)) == pytest.approx(1, rel=0.25)
+    _, grads = weight_gradients(model, True, inputs, labels)
+    for variable, grad in zip(model.trainable_variables, grads, strict=True):
+        if len(variable.shape) > 1 and not variable.path.endswith("bias"):
+            assert 0.5 < deviation(tf.convert_to_tensor(grad)) < 2, variable.path
+
+
+@pytest.mark.parametrize("kind", ["transformer", "cnn"])
+def test_each_gradient_of_a_weight_is_a_multiple_of_the_true_one(kind, monkeypatch):
+    """Whatever the constants are: paths of one weight that meet again have the same ones."""
+    inputs, labels = characters() if kind == "transformer" else (drawn(16, 8, 8, 1), tf.constant(np.arange(16) % 10))
+    model = transformer() if kind == "transformer" else cnn()
+    _, grads = weight_gradients(model, True, inputs, labels)
+    monkeypatch.setattr(
+        unit_layers, "scaled", lambda values, forward=1.0, _=1.0: values * tf.cast(forward, values.dtype)
+    )
+    _, true = weight_gradients(model, True, inputs, labels)
+    for variable, grad, other in zip(model.trainable_variables, grads, true, strict=True):
+        one, two = (np.ravel(tf.convert_to_tensor(each)).astype(np.float64) for each in (grad, other))
+        if not variable.path.endswith("key/bias"):
+            assert one @ two == pytest.approx(np.linalg.norm(one) * np.linalg.norm(two), rel=1e-4), variable.path
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_mixture_of_attention_has_unit_variance(causal):
+    count = 64
+    scores, values = drawn(200, count, count), drawn(200, count, 1, seed=1)
+    if causal:
+        scores = np.where(np.tril(np.ones([count, count])), scores, -np.inf)
+    weights = np.exp(scores)
+    mixture = weights / weights.sum(axis=-1, keepdims=True) @ values
+    assert float(factor_of_attention(count, causal)) * deviation(mixture) == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "tanh", "silu"])
+def test_a_function_and_its_slopes_have_a_mean_square_of_one(name):
+    function, numbers = keras.activations.get(name), tf.constant(drawn(200_000))
+    with tf.GradientTape() as tape:
+        tape.watch(numbers)
+        values = function(numbers)
+    slopes = tape.gradient(values, numbers)
+    forward, backward = factors_of_function(function, name, True)
+    assert forward * float(np.sqrt(np.mean(np.square(values)))) == pytest.approx(1, rel=0.01)
+    assert backward * float(np.sqrt(np.mean(np.square(slopes)))) == pytest.approx(1, rel=0.01)
+    both = factors_of_function(function, name, False)
+    assert both == (pytest.approx(math.sqrt(forward * backward)),) * 2
+
+
+def test_the_published_factor_of_the_slopes_of_gelu():
+    """graphcore-research/unit-scaling, unit_scaling/functional.py: 1 / 0.675. Its 1 / 0.588 is that of a variance."""
+    found = factors_of_function(lambda x: keras.activations.gelu(x, approximate=False), "gelu", True)
+    assert found[1] == pytest.approx(1 / 0.675, rel=0.01)
+
+
+@pytest.mark.slow
+def test_float16_keeps_what_it_flushes_without_a_loss_scale():
+    images, labels = drawn(1024, 8, 8, 1), tf.constant(np.arange(1024) % 10, tf.int32)
+    lost = {}
+    for scaled in (False, True):
+        models = {policy: cnn(policy, scaled) for policy in ("float32", "mixed_float16")}
+        models["mixed_float16"].set_weights(models["float32"].get_weights())
+        with tf.GradientTape(persistent=True) as tape:
+            hidden = {policy: tf.constant(images) for policy in models}
+            seen = {policy: [] for policy in models}
+            for policy, model in models.items():
+                value = hidden[policy]
+                for layer in model.layers:
+                    value = layer(value, training=True)
+                    seen[policy].append(value)
+            losses = {policy: loss_of(scaled)(labels, seen[policy][-1]) for policy in models}
+        by_policy = {policy: tape.gradient(losses[policy], seen[policy][:-1]) for policy in models}
+        given = sum(int(tf.math.count_nonzero(grad)) for grad in by_policy["float32"])
+        gone = sum(
+            int(tf.math.count_nonzero(tf.logical_and(narrow == 0, wide != 0)))
+            for narrow, wide in zip(by_policy["mixed_float16"], by_policy["float32"], strict=True)
+        )
+        lost[scaled] = gone / given
+    assert lost[False] > 0.005
+    assert lost[True] < lost[False] / 100
+
+
+@pytest.mark.slow_with("xla")
+@pytest.mark.parametrize("compiled", [pytest.param(False, id="function"), pytest.param(True, id="xla")])
+def test_a_graph_computes_what_eager_mode_does(compiled):
+    images, labels = drawn(32, 8, 8, 1), tf.constant(np.arange(32) % 10, tf.int32)
+    model = cnn()
+    start = model.get_weights()
+    loss, grads = weight_gradients(model, True, images, labels)
+    model.set_weights(start)
+    step = tf.function(weight_gradients, jit_compile=compiled, autograph=False)
+    found, others = step(model, True, tf.constant(images), labels)
+    np.testing.assert_allclose(found, loss, rtol=1e-5)
+    for one, other in zip(others, grads, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4 * float(tf.reduce_max(tf.abs(other))))
+
+
+def test_each_of_two_replicas_computes_what_one_alone_does():
+    strategy, images = mirrored(2), drawn(2, 16, 8, 8, 1)
+    labels = tf.constant(np.arange(16) % 10, tf.int32)
+    with strategy.scope():
+        model = cnn()
+
+    @tf.function
+    def step(batches):
+        return strategy.run(lambda batch: weight_gradients(model, True, batch, labels)[1], args=(batches,))
+
+    grads = step(one_for_each(strategy, list(images)))
+    alone = cnn()
+    alone.set_weights(model.get_weights())
+    for replica, batch in enumerate(images):
+        _, wanted = weight_gradients(alone, True, tf.constant(batch), labels)
+        for grad, other in zip(grads, wanted, strict=True):
+            found = strategy.experimental_local_results(grad)[replica]
+            np.testing.assert_allclose(found, other, rtol=2e-3, atol=2e-4 * float(tf.reduce_max(tf.abs(other))))
+
+
+def test_a_batch_of_any_size_has_its_own_constant():
+    model, x = chain([16], layers.Dense(4)), drawn(60, 16)
+    step = tf.function(
+        lambda inputs: tf.gradients(tf.reduce_sum(model(inputs)), model.trainable_variables[0].value)[0],
+        input_signature=[tf.TensorSpec([None, 16])],
+    )
+    wanted = x.T @ np.ones([60, 4]) / math.sqrt(60)
+    close(step(tf.constant(x)).numpy(), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [scaler.NoScaling(), scaler.Dynamic(2.0**4)], ids=["none", "dynamic"])
+def test_it_trains_in_float16_without_a_loss_scale_and_with_one(strategy):
+    images, labels = drawn(64, 8, 8, 1), tf.constant(np.arange(64) % 10, tf.int32)
+    model = cnn("mixed_float16")
+    step = TrainStep(
+        model,
+        unit_cross_entropy,
+        keras.optimizers.Adam(0.05),
+        loss_scaler=scaler.LossScaler(strategy),
+    )
+    run = tf.function(step)
+    losses = [float(run((images, labels))["loss"]) for _ in range(30)]
+    assert losses[-1] < losses[0] / 4
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "mxfp8_e4m3"])
+def test_an_emulated_layer_rounds_operands_of_unit_variance(name):
+    x, dy = drawn(64, 64), drawn(64, 64, seed=1)
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([64]), layers.Dense(64, use_bias=False)])
+    how = emulated(name, scaling="current") if "float8" in name else emulated(name)
+    unit_scaled(how(model))
+    found = gradients_of(model, x, dy)
+    alone = keras.Sequential([keras.Input([64]), layers.Dense(64, use_bias=False)])
+    how(alone)
+    alone.set_weights(model.get_weights())
+    for one, other in zip(found, gradients_of(alone, x, dy), strict=True):
+        close(one, other / 8)
+
+
+def test_emulated_attention_rounds_its_products_as_well():
+    inputs = characters()[0]
+    keras.utils.set_random_seed(0)
+    plain, narrow = transformer(), transformer(scaled=False)
+    unit_scaled(emulated("float32")(narrow))
+    narrow.set_weights(plain.get_weights())
+    np.testing.assert_allclose(narrow(inputs), plain(inputs), rtol=1e-4, atol=1e-4)
+    coarse = unit_scaled(emulated("mxfp4")(transformer(scaled=False)))
+    coarse.set_weights(plain.get_weights())
+    assert 0.02 < deviation(coarse(inputs) - plain(inputs)) < 1
+
+
+def test_a_layer_is_emulated_before_it_is_scaled():
+    with pytest.raises(scaler.InvalidArgument, match=r"unit-scaled already\. Emulate the model first"):
+        emulated("mxfp4")(chain([4], layers.Dense(3)))
+
+
+def test_a_gradient_of_gradients_is_refused():
+    model, x = chain([4], layers.Dense(3, activation="tanh"), layers.Dense(1)), tf.constant(drawn(5, 4))
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            outputs = model(x)
+        penalty = tf.reduce_sum(tf.square(inner.gradient(outputs, x)))
+    with pytest.raises(scaler.InvalidArgument, match="a gradient of gradients"):
+        outer.gradient(penalty, model.trainable_variables)
+
+
+class Own(layers.Dense):
+    def call(self, inputs):
+        return 2 * super().call(inputs)
+
+
+REFUSED = {
+    "PReLU": lambda: keras.Sequential([keras.Input([4]), layers.PReLU(name="odd")]),
+    "Own": lambda: keras.Sequential([keras.Input([4]), Own(3, name="odd")]),
+    "LSTM": lambda: keras.Sequential([keras.Input([4, 2]), layers.LSTM(3, name="odd")]),
+    "softmax": lambda: keras.Sequential([keras.Input([4]), layers.Activation("softmax", name="odd")]),
+    "dense": lambda: keras.Sequential([keras.Input([4]), layers.Dense(3, activation="softmax", name="odd")]),
+}
+
+
+@pytest.mark.parametrize("kind", ["PReLU", "Own", "LSTM"])
+def test_a_layer_without_a_rule_is_named_and_the_model_stays_as_it_was(kind):
+    model = REFUSED[kind]()
+    before = model.get_weights()
+    with pytest.raises(scaler.InvalidArgument, match=f"^odd: a layer of type {kind} has no rule"):
+        unit_scaled(model)
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "dense"])
+def test_a_function_of_several_numbers_is_refused(kind):
+    model = keras.Sequential([keras.Input([6]), layers.Dense(4), *REFUSED[kind]().layers])
+    before = model.get_weights()
+    with pytest.raises(scaler.InvalidArgument, match=r"^odd: an activation function whose values depend on several"):
+        unit_scaled(model)
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_layer_that_is_called_twice_is_refused():
+    inputs, shared = keras.Input([4]), layers.Dense(4, name="shared")
+    with pytest.raises(scaler.InvalidArgument, match=r"^shared: this layer is called in several places"):
+        unit_scaled(keras.Model(inputs, shared(shared(inputs))))
+
+
+def test_a_model_that_is_scaled_already_is_refused():
+    model = chain([4], layers.Dense(3, name="first"))
+    with pytest.raises(scaler.InvalidArgument, match="this layer is unit-scaled already"):
+        unit_scaled(model)
+
+
+class Subclass(keras.Model):
+    def call(self, inputs):
+        return inputs
+
+
+@pytest.mark.parametrize("model", [Subclass(), keras.Sequential([layers.Dense(3)]), "model", layers.Dense(3)])
+def test_what_has_no_graph_is_refused(model):
+    with pytest.raises(scaler.InvalidArgument, match=r"^unit_scaled\(.*expected a"):
+        unit_scaled(model)
+
+
+@pytest.mark.parametrize("shape", [[4, 1], [4, None], None])
+def test_logits_of_no_classes_are_refused(shape):
+    logits = tf.function(lambda x: unit_cross_entropy(tf.constant([0]), x))
+    with pytest.raises(scaler.InvalidArgument, match="expected a last axis of at least two classes"):
+        logits.get_concrete_function(tf.TensorSpec(shape))
+
+
+def graph(*sources):
+    return [Call(None, tuple(each)) for each in sources]
+
+
+def test_edges_that_cut_a_graph():
+    # 0 - 1 - 2 - 3 (+ 1) - 4
+    calls = graph([], [0], [1], [1, 2], [3])
+    found = places(calls, [4], lambda call: len(call.sources) == 2)
+    assert [place.free for place in found] == [False, True, False, False, True]
+    both = places(calls, [4, 2], lambda call: len(call.sources) == 2)
+    assert [place.free for place in both] == [False, True, False, False, False]
+
+
+def test_branches_are_a_running_mean_with_their_factor_at_the_entry():
+    calls = graph([], [0], [0, 1], [2], [3], [4, 2], [5])
+    found = places(calls, [6], lambda call: len(call.sources) == 2)
+    assert found[2].parts == (pytest.approx(math.sqrt(1 / 2)),) * 2
+    assert found[2].delayed == (False, True)
+    assert found[1].into_branch == pytest.approx(math.sqrt(1 / 2))
+    assert found[5].parts == pytest.approx((math.sqrt(1 / 3), math.sqrt(2 / 3)))
+    assert found[5].delayed == (True, False)
+    assert [place.into_branch for place in found][3:5] == pytest.approx([math.sqrt(1 / 3), 1])
+
+
+@pytest.mark.parametrize(
+    ("calls", "outputs"),
+    [
+        pytest.param(graph([], [0], [0], [1, 2]), [3], id="two branches"),
+        pytest.param(graph([], [0], [0, 1]), [2, 1], id="a branch that is an output"),
+        pytest.param(graph([], [0], [0, 1], [1]), [2, 3], id="a branch that is used elsewhere"),
+        pytest.param(graph([], [], [0, 1], [0, 2]), [3], id="a branch of something else as well"),
+    ],
+)
+def test_other_sums_weigh_their_inputs_alike(calls, outputs):
+    last = next(at for at in reversed(range(len(calls))) if len(calls[at].sources) == 2)
+    found = places(calls, outputs, lambda call: call is calls[last])
+    assert found[last].parts == (2**-0.5, 2**-0.5)
+    assert not any(found[last].delayed)
+    assert {place.into_branch for place in found} == {1.0}
