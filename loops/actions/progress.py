@@ -14,6 +14,7 @@ import scaler
 from loops.actions.evaluate import Evaluate
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
+from loops.support.part_names import in_turn, named
 from loops.support.written.place import Place
 
 if TYPE_CHECKING:
@@ -104,11 +105,10 @@ class Progress:
         counts = visit.counters
         applied, skipped = (counts.applied, counts.skipped) if counts.known else ("?", "?")
         parts = [f"applied {applied}  skipped {skipped}"]
-        if "loss_scale" in visit.outputs:
-            parts.append(f"scale {visit.outputs['loss_scale'][-1]:g}")
-        if "loss" in visit.outputs:
-            # A bfloat16 of ml_dtypes 0.4 does not support formats.
-            parts.append(f"loss {float(visit.outputs['loss'][-1]):.4g}")
+        scales, losses = (in_turn(visit.outputs, column) for column in ("loss_scale", "loss"))
+        parts += [f"{named('scale', part)} {values[-1]:g}" for part, values in scales.items() if len(values)]
+        # A bfloat16 of ml_dtypes 0.4 does not support formats.
+        parts += [f"{named('loss', part)} {float(values[-1]):.4g}" for part, values in losses.items() if len(values)]
         for one in self._evaluations:
             parts += [f"{one.name} {name} {result:.4g}" for name, result in one.results.items()]
         assert self._start is not None

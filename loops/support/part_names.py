@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+import numpy as np
+
 _Values = TypeVar("_Values")
 
 
@@ -34,6 +36,29 @@ def columns_of(names: Iterable[str], column: str) -> dict[str, str]:
     known = list(names)
     every = {"": column} | {part: f"{part}/{column}" for part in part_names(known)}
     return {part: name for part, name in every.items() if name in known}
+
+
+def in_turn(columns: Mapping[str, np.ndarray], column: str) -> dict[str, np.ndarray]:
+    """The values of one meaning, at the steps at which it was a part's turn: {"": [...]}, or {"critic": [...], ...}.
+
+    Between its turns a part has no loss, which is NaN as one that is not finite.
+
+    Args:
+        columns: Of [steps] values each.
+        column: As of `columns_of`.
+    """
+    every = np.array(True)
+    found = {}
+    for part, name in columns_of(columns, column).items():
+        turn = np.asarray(columns.get(f"{part}/attempted", every)) == 1
+        values = np.asarray(columns[name])
+        found[part] = values[np.broadcast_to(turn, values.shape)]
+    return found
+
+
+def named(what: str, part: str) -> str:
+    """What is of a part, in words: "loss", or "critic loss"."""
+    return f"{part} {what}" if part else what
 
 
 def of_part(columns: Mapping[str, _Values], part: str) -> dict[str, _Values]:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from loops.loop.visit import Visit
 from loops.record.skip_names import skip_names
+from loops.support.part_names import columns_of
 
 _TAGS = {
     "loss": "loss",
@@ -55,8 +56,8 @@ def metadata(name: str) -> tf.compat.v1.SummaryMetadata:
     plugin_data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
     first, _, rest = name.partition("/")
     said = _DESCRIPTIONS.get(name) or _OF_GAUGES.get(first, "")
-    if rest.endswith("/headroom"):  # Of a part, as in critic/scaler/headroom.
-        said = _DESCRIPTIONS[rest]
+    if not said:  # Of a part, as in critic/scaler/headroom.
+        said = _DESCRIPTIONS.get(rest, "")
     return tf.compat.v1.SummaryMetadata(plugin_data=plugin_data, summary_description=said)
 
 
@@ -69,10 +70,11 @@ def curves_of(visit: Visit, row: int, named: bool) -> dict[str, float]:
         named: Whether cause and variable are known by name, and so are texts and no curves.
     """
     values = {name: float(column[row]) for name, column in visit.outputs.items()}
-    left_out = (*_NOT_SHOWN, *_AS_TEXT) if named else _NOT_SHOWN
+    scales = columns_of(values, "loss_scale")
+    left_out = (*_NOT_SHOWN, *scales.values(), *(_AS_TEXT if named else ()))
     curves = {_TAGS.get(name, name): value for name, value in values.items() if name not in left_out}
-    if "loss_scale" in values:
-        curves["scaler/log2_scale"] = float(np.log2(values["loss_scale"]))
+    for part, name in scales.items():
+        curves[f"{part}/scaler/log2_scale".lstrip("/")] = float(np.log2(values[name]))
     return curves
 
 

@@ -16,6 +16,7 @@ from loops.record.joined import joined
 from loops.record.log import Log
 from loops.record.reading import files_of
 from loops.record.run import Recorded
+from loops.support.part_names import in_turn
 from loops.views.watch.counted_once import CountedOnce
 from loops.views.watch.tail import LogTail, TraceTail
 
@@ -39,8 +40,8 @@ class LiveRun:
         attempted: How many of them applied or skipped an update.
         skips: How many of them were skipped, by cause.
         last_skip: The last skipped step, or 0.
-        loss: The losses of the last steps.
-        scale: The loss scales of the last steps.
+        losses: Those of the last steps, by part of a composed step; under "" for a step of one loss.
+        scales: The loss scales of the last steps, likewise.
         margin: The octaves up to the critical scale of the last steps; empty without a trace of tensors.
         rate: Steps per second over the last reads with new steps; NaN before there were two.
         quiet: Seconds since the last new step.
@@ -63,8 +64,8 @@ class LiveRun:
         self.step, self.logged, self.attempted, self.last_skip = 0, 0, 0, 0
         self._once = CountedOnce()
         self.skips: collections.Counter[str] = collections.Counter()
-        self.loss: collections.deque[float] = collections.deque(maxlen=HISTORY)
-        self.scale: collections.deque[float] = collections.deque(maxlen=HISTORY)
+        self.losses: dict[str, collections.deque[float]] = {}
+        self.scales: dict[str, collections.deque[float]] = {}
         self.margin: collections.deque[float] = collections.deque(maxlen=HISTORY)
 
     def look(self) -> bool:
@@ -143,8 +144,10 @@ class LiveRun:
         self.skips.update({cause: len(steps) for cause, steps in run.causes.items()})
         if run.skipped.any():
             self.last_skip = max(self.last_skip, int(run.step[run.skipped][-1]))
-        self.loss.extend(found.columns.get("loss", np.zeros(0)).tolist())
-        self.scale.extend(found.columns.get("loss_scale", np.zeros(0)).tolist())
+        for kept, column in ((self.losses, "loss"), (self.scales, "loss_scale")):
+            for part, values in in_turn(found.columns, column).items():
+                if len(values):
+                    kept.setdefault(part, collections.deque(maxlen=HISTORY)).extend(values.tolist())
 
 
 def _as_run(found: Log) -> Recorded:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import rich.text
 
+from loops.support.part_names import named
 from loops.support.text import amount
 from loops.views.watch.progress import LiveRun
 
@@ -22,10 +23,8 @@ def line(course: LiveRun) -> str:
     if not course.step:
         return "waiting for the first step"
     parts = [f"step {course.step}", f"applied {course.attempted - course.skips.total()}", f"skipped {_skipped(course)}"]
-    if course.scale:
-        parts.append(f"scale {course.scale[-1]:g}")
-    if course.loss:
-        parts.append(f"loss {_loss(course)}")
+    parts += [f"{named('scale', part)} {values[-1]:g}" for part, values in course.scales.items()]
+    parts += [f"{named('loss', part)} {_loss(values[-1])}" for part, values in course.losses.items()]
     if course.margin:
         parts.append(f"headroom {_octaves(course)}")
     if not math.isnan(course.rate):
@@ -53,17 +52,18 @@ def panel(course: LiveRun, name: str, width: int, *, blocks: bool) -> rich.text.
         return text
     room = max(10, min(60, width - 40))
     rows = [("step", f"{course.step:,}", "")]
-    if course.loss:
-        rows.append(("loss", _loss(course), spark(_log(course.loss), room, blocks=blocks)))
-    if course.scale:
-        rows.append(("loss scale", f"{course.scale[-1]:g}", spark(_log(course.scale), room, blocks=blocks)))
+    for part, values in course.losses.items():
+        rows.append((named("loss", part), _loss(values[-1]), spark(_log(values), room, blocks=blocks)))
+    for part, values in course.scales.items():
+        rows.append((named("loss scale", part), f"{values[-1]:g}", spark(_log(values), room, blocks=blocks)))
     if course.margin:
         rows.append(("headroom", _octaves(course), spark(course.margin, room, blocks=blocks)))
+    wide = max(12, *(len(label) + 1 for label, _, _ in rows))
     for label, value, curve in rows:
-        text.append(f"  {label:12}", "dim")
+        text.append(f"  {label:{wide}}", "dim")
         text.append(f"{value:22}")
         text.append(f"{curve}\n", "cyan")
-    text.append("  skipped     ", "dim")
+    text.append(f"  {'skipped':{wide}}", "dim")
     text.append(_skipped(course), "yellow" if course.skips else "")
     if course.skips:
         text.append(f"  last at step {course.last_skip:,}", "dim")
@@ -115,8 +115,8 @@ def _octaves(course: LiveRun) -> str:
     return amount(last, "octave", "g") if math.isfinite(last) else "none: no scale helps"
 
 
-def _loss(course: LiveRun) -> str:
-    return f"{course.loss[-1]:.4g}" if math.isfinite(course.loss[-1]) else "not finite"
+def _loss(last: float) -> str:
+    return f"{last:.4g}" if math.isfinite(last) else "not finite"
 
 
 def _log(values: Iterable[float]) -> np.ndarray:

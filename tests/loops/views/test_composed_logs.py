@@ -1,23 +1,30 @@
 """A recorded run of a composed step is told and compared by the losses of its parts."""
 
+import io
 import json
 
 import keras
 import numpy as np
 import pytest
+import rich.console
 import tensorflow as tf
 from models import plain_model
 
 import loops
+import scaler
 from loops.observe import compare
 from loops.record import read_run
 from loops.record.log import difference
 from loops.record.summary import digest, sentence
+from loops.record.tensorboard.curves import curves_of, metadata
 from loops.support.part_names import columns_of
+from loops.views import plots
 from loops.views.report.figures import loss_charts
 from loops.views.report.part_scales import part_scale_charts
 from loops.views.report.strategies import strategies_table
 from loops.views.report.write import write_report
+from loops.views.watch.progress import LiveRun
+from loops.views.watch.screen import line, panel
 
 STEPS = 30
 
@@ -151,3 +158,48 @@ def test_an_output_of_ones_own_that_ends_in_loss_is_no_part(tmp_path):
     write_report(runs, tmp_path / "report.html")
     rows = [{"step": 1, **own}]
     assert difference(rows, {1: {name: np.asarray(value) for name, value in own.items()}}) is None
+
+
+def legend_of(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_the_losses_and_scales_of_parts_are_plotted(tmp_path):
+    folder = log(tmp_path / "p", scale=32.0, applied=False, far=None)
+    assert legend_of(plots.loss(folder)) == ["critic", "actor", "not finite: 7 steps"]
+    assert legend_of(plots.loss_scale(folder)) == ["critic", "actor", "actor skipped (7)"]
+    with pytest.raises(scaler.InvalidArgument, match="loss: 8 losses of 4 runs: expected 1 to 6"):
+        plots.loss(*[folder] * 4)
+
+
+def test_a_run_that_is_watched_shows_its_parts(tmp_path):
+    live = LiveRun(log(tmp_path / "p", scale=32.0))
+    live.look()
+    said = line(live)
+    assert "critic scale 64  actor scale 32" in said
+    assert "critic loss 1  actor loss 2" in said
+    shown = panel(live, "p", 100, blocks=False).plain
+    assert "actor loss scale" in shown
+    assert len({row.index(value) for row, value in zip(shown.splitlines()[2:4], "12", strict=True)}) == 1
+
+
+def test_progress_and_curves_show_the_parts(runs):
+    said = io.StringIO()
+    visits = []
+    models = [plain_model(), plain_model()]
+    parts = [
+        loops.Part(
+            name, model, lambda batch, model=model: tf.reduce_mean(model(batch[0]) ** 2), keras.optimizers.SGD(0.01)
+        )
+        for name, model in zip(("critic", "actor"), models, strict=True)
+    ]
+    x = tf.ones([4, *models[0].input_shape[1:]])
+    data = tf.data.Dataset.from_tensors((x, x)).repeat()
+    actions = [loops.Progress(console=rich.console.Console(file=said, width=300)), visits.append]
+    loops.Loop(loops.ComposedStep(parts), data, actions=actions).run(2)
+    assert "critic loss" in said.getvalue()
+    assert "actor scale" in said.getvalue()
+    curves = curves_of(visits[-1], 0, named=True)
+    assert {"critic/scaler/log2_scale", "actor/scaler/log2_scale"} <= set(curves)
+    assert not [name for name in curves if name.endswith("loss_scale")]
+    assert metadata("critic/scaler/log2_scale").summary_description.startswith("Log2 of the loss scale")

@@ -57,7 +57,7 @@ def test_steps_are_read_as_they_come_and_a_torn_line_waits(tmp_path, whole):
         assert not course.look()
         file.write(lines[5][10:])
         assert course.look()
-    assert (course.step, course.attempted, list(course.loss)[-1]) == (6, 6, 0.5)
+    assert (course.step, course.attempted, list(course.losses[""])[-1]) == (6, 6, 0.5)
     assert line(course).startswith("step 6  applied 4  skipped 2  scale 32768  loss 0.5")
 
 
@@ -73,7 +73,7 @@ def test_a_run_that_resumes_and_cuts_its_log_is_counted_once(tmp_path, whole):
     with (tmp_path / "steps.jsonl").open("ab") as file:
         file.writelines(lines[10:40])
     course.look()
-    assert (course.step, course.attempted, course.skips.total(), len(course.loss)) == (40, 40, 2, 40)
+    assert (course.step, course.attempted, course.skips.total(), len(course.losses[""])) == (40, 40, 2, 40)
 
 
 def test_a_log_that_was_cut_and_has_grown_between_two_looks_is_counted_once(tmp_path, whole):
@@ -137,7 +137,7 @@ def test_a_trace_that_another_run_left_is_not_counted(tmp_path, whole):
     rows = [json.loads(line) | {"loss": 7.0} for line in lines_of(whole)[:5]]
     (tmp_path / "steps.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     course.look()
-    assert (course.step, course.logged, list(course.loss), len(course.margin)) == (5, 5, [7.0] * 5, 0)
+    assert (course.step, course.logged, list(course.losses[""]), len(course.margin)) == (5, 5, [7.0] * 5, 0)
     assert line(course).endswith("its trace is of another run, and left out")
     assert "its trace is of another run" in panel(course, "run", 100, blocks=True).plain
     # A new run in this folder has a trace of its own.
@@ -154,7 +154,7 @@ def test_a_csv_is_followed(tmp_path):
             file.write(text)
             file.flush()
             course.look()
-    assert list(course.loss) == [0.5, 0.25, 0.1]
+    assert list(course.losses[""]) == [0.5, 0.25, 0.1]
 
 
 def test_in_a_pipe_there_are_lines_and_one_at_the_end(tmp_path, whole):
