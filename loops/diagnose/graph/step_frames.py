@@ -140,10 +140,26 @@ def _only_assigns(operation: tf.Operation) -> bool:
 
 
 def _parts(operations: Sequence[tf.Operation], calls: ScalerCalls) -> list[Part]:
-    """The part of each operation: forward until a loss is scaled, then backward until its gradients are passed."""
+    """The part of each operation: forward until a loss is scaled, then backward until its gradients are passed.
+
+    Of several losses a later one has its forward pass behind that: what it is computed from.
+    """
     parts, now, moments = [], Part.FORWARD, list(calls.moments)
+    ahead = _upstream([loss.op for loss in calls.losses if operations and loss.graph is operations[0].graph])
     for number, operation in enumerate(operations):
         while moments and moments[0][1] <= number:
             now = Part.BACKWARD if moments.pop(0)[0] else Part.OTHER
-        parts.append(Part.BACKWARD if operation.name.startswith("gradient_tape/") else now)
+        part = Part.FORWARD if operation in ahead else now
+        parts.append(Part.BACKWARD if operation.name.startswith("gradient_tape/") else part)
     return parts
+
+
+def _upstream(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
+    """These operations, and all that their values are computed from."""
+    waiting, seen = list(operations), set()
+    while waiting:
+        operation = waiting.pop()
+        if operation not in seen:
+            seen.add(operation)
+            waiting += [one.op for one in operation.inputs]
+    return seen

@@ -2,12 +2,14 @@
 
 import keras
 import numpy as np
+import planted
 import pytest
 import tensorflow as tf
 
 import loops
 import scaler
 from loops.diagnose.graph.scaler_calls import recording_scaler_calls
+from loops.observe import explain
 
 STEPS = 6
 SPIKE = 4
@@ -132,3 +134,28 @@ def test_gradients_that_a_step_takes_again_are_seen(moves):
     assert (len(calls.gradients), calls.owners) == (1, [own])
     assert not bool(outcome.finite)
     assert all(tf.is_tensor(value) for value in outcome)
+
+
+@pytest.mark.slow
+def test_the_forward_pass_of_a_later_part_is_not_called_its_backward_pass(tmp_path):
+    """It lies behind the gradients of the first."""
+
+    def square(prediction):
+        return tf.reduce_mean(tf.cast(prediction, tf.float32) ** 2)
+
+    def program(run):
+        keras.utils.set_random_seed(1)
+        root = keras.layers.Lambda(lambda x: tf.sqrt(x - 100.0), name="root")
+        models = [planted.dense(planted.plain(1, "one")), planted.dense(planted.plain(1, "two"), root)]
+        parts = [
+            loops.Part(name, model, lambda x, model=model: square(model(x)), keras.optimizers.SGD(0.01))
+            for name, model in zip("ab", models, strict=True)
+        ]
+        data = tf.data.Dataset.from_tensors(tf.ones([4, 8])).repeat()
+        actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=1, resume=True)]
+        return loops.Loop(loops.ComposedStep(parts), data, actions=actions, steps_per_call=1)
+
+    program(tmp_path).run(2)
+    found = explain(program(tmp_path), 2)
+    assert (found.where, found.layer.rpartition("/")[2]) == ("forward", "root")
+    assert "the forward pass produced a NaN first in the layer" in found.sentence
