@@ -97,10 +97,6 @@ class LossScaler(tf.Module):
             self._stored, self._kept = StoredState(self.strategy), LastSkip()
             self._calls = Calls(self.strategy, self._stored.fields["loss_scale"], self._stored.scale_now)
         self._spikes = Spikes(self.strategy, self._stored)
-        # A checkpoint finds them by these names.
-        self._state, self._counts, self._last_skip = self._stored.fields, self._stored.counts, self._kept.variables
-        if self._stored.before_retries:
-            self._before_retries = self._stored.before_retries
         step = self._calls.step
         self._scale_used, self._loss_finite, self._decided = step.used, step.loss_finite, step.decided
         self._loss, self._names = step.loss, Names()
@@ -120,6 +116,10 @@ class LossScaler(tf.Module):
         self._take_variables()
 
     def _take_variables(self) -> None:
+        # A checkpoint finds them by these names. What pickle made of dicts is not what TensorFlow tracked.
+        self._state, self._counts, self._last_skip = self._stored.fields, self._stored.counts, self._kept.variables
+        if self._stored.before_retries:
+            self._before_retries = self._stored.before_retries
         self._stored.belong_to(self, lambda: self._watch.history.forget(), self._save_tensors)
         self._kept.save_as_before()
 

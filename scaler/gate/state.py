@@ -109,7 +109,9 @@ class StoredState:
                 saved_as_int32(kept[field])
         for field, variable in self.fields.items():
             explain_other_shapes(variable, f"{type(self._strategy).__name__}'s {field}", _OF_LENGTH)
-        self._explain_tensors()
+        if self.tensors:
+            self._explain_tensors()
+            save_tensors(self.tensors)
         when_restored(self.counts["attempted"], on_restored)
 
     def _explain_tensors(self) -> None:

@@ -43,3 +43,19 @@ def test_a_copy_goes_on_as_the_original(strategy, traced):
     assert [float(value) for value in copy.state] == [float(value) for value in loss_scaler.state]
     assert [int(count) for count in copy.counters] == [int(count) for count in loss_scaler.counters]
     assert other.numpy().tolist() == variable.numpy().tolist()
+
+
+@pytest.mark.parametrize("strategy", ["dynamic", "bounded"])
+def test_a_copy_is_saved_and_restored(tmp_path, strategy):
+    loss_scaler = scaler.LossScaler(STRATEGIES[strategy])
+    stepping(loss_scaler, tf.Variable([1.0]), traced=False)(tf.constant(float("inf")))
+    copy = pickle.loads(pickle.dumps(loss_scaler))
+    names = []
+    for own in (loss_scaler, copy):
+        path = tf.train.Checkpoint(s=own).write(str(tmp_path / "state"))
+        names.append(tf.train.list_variables(path))
+        fresh = scaler.LossScaler(STRATEGIES[strategy])
+        tf.train.Checkpoint(s=fresh).read(path).assert_consumed()
+        assert [float(value) for value in fresh.state] == [float(value) for value in loss_scaler.state]
+        assert int(fresh.counters.skipped) == 1
+    assert names[0] == names[1]

@@ -61,8 +61,9 @@ def test_a_copy_has_windows_of_its_own(copied):
     )
 
 
-def test_a_checkpoint_of_a_copy_holds_its_windows(tmp_path):
-    path = tf.train.Checkpoint(s=copy.deepcopy(shared("skip").loss_scaler)).write(str(tmp_path / "state"))
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda own: pickle.loads(pickle.dumps(own))], ids=["copy", "pickle"])
+def test_a_checkpoint_of_a_copy_holds_its_windows(tmp_path, copied):
+    path = tf.train.Checkpoint(s=copied(shared("skip").loss_scaler)).write(str(tmp_path / "state"))
     assert len([name for name, _ in tf.train.list_variables(path) if "tensor_state/tensor" in name]) == 3
 
 
