@@ -111,7 +111,8 @@ def _cutting(calls: Sequence[Call], outputs: Sequence[int]) -> set[tuple[int, in
         beside[source].append((number, target))
         beside[target].append((number, source))
     depth, tree = {len(calls): 0}, dict[int, tuple[int, int]]()
-    for place in (waiting := [len(calls)]):
+    waiting = [len(calls)]
+    for place in waiting:  # It grows while it is walked through.
         for number, other in beside[place]:
             if other not in depth:
                 depth[other], tree[other] = depth[place] + 1, (number, place)
