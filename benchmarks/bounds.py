@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from unittest import mock
 
+import gate
 import keras
 import models
 import paired
@@ -28,7 +29,7 @@ import loops.tasks
 from scaler.gate.state import StoredState
 from scaler.mistakes.open_step import OpenStep
 
-LEAST = "the least"
+LEAST, LEAST_JIT = "the least", "the least, jit"
 FORGETS = "halfstep that remembers nothing"
 SCALE = 2.0**10
 SECONDS = 3.0
@@ -126,6 +127,55 @@ def of_a_loop(quick: bool, found: dict) -> list[paired.Figure]:
     return figures
 
 
+def least_gate(grads, weights, make_optimizer, clip, jit) -> Callable:
+    """Scaled gradients to updated weights by hand, with masters for float16."""
+    own = [tf.Variable(value, dtype=grad.dtype) for value, grad in zip(weights, grads, strict=True)]
+    masters = [tf.Variable(value) for value in weights] if grads[0].dtype == tf.float16 else own
+    optimizer = make_optimizer()
+    optimizer.build(masters)
+
+    def step():
+        wide = [tf.cast(grad, tf.float32) / SCALE for grad in grads]
+        norm = tf.linalg.global_norm(wide)
+        finite = tf.math.is_finite(norm)
+
+        def applied():
+            optimizer.apply([grad * (clip / tf.maximum(norm, clip)) for grad in wide] if clip else wide, masters)
+            for variable, master in zip(own, masters, strict=True):
+                if variable is not master:
+                    variable.assign(tf.cast(master, variable.dtype))
+            return tf.constant(True)
+
+        return tf.cond(finite, applied, lambda: tf.constant(False))
+
+    return tf.function(step, jit_compile=jit or None)
+
+
+def of_the_gate(quick: bool, found: dict) -> list[paired.Figure]:
+    size = next(iter(gate.QUICK_SIZES if quick else gate.SIZES))
+    shapes = {**gate.SIZES, **gate.QUICK_SIZES}[size]
+    values, weights = gate.arrays(shapes)
+    figures = []
+    for dtype, clip in (("float32", 1.0), ("float16", None)):
+        grads = [tf.constant(value, dtype) for value in values]
+        make = gate.OPTIMIZERS["SGD momentum"]
+        contenders = {
+            "halfstep": gate.ours(grads, weights, make, clip, False),
+            **{
+                name: gate.keras_scaled(grads, weights, make, clip, jit)
+                for name, jit in zip(gate.SCALED, (False, True), strict=True)
+            },
+            **{name: least_gate(grads, weights, make, clip, jit) for name, jit in ((LEAST, False), (LEAST_JIT, True))},
+        }
+        taken = paired.take_turns(contenders, SECONDS, quick)
+        theirs, least = paired.best(taken, gate.SCALED), paired.best(taken, (LEAST, LEAST_JIT))
+        title = f"gate, {size}, SGD momentum, {dtype}{', clipped' if clip else ''}"
+        found[title] = paired.case(taken, theirs)
+        figures += [paired.figure(f"{title}: {name} to {theirs}", taken, name, theirs) for name in ("halfstep", least)]
+        keras.backend.clear_session()
+    return figures
+
+
 class Least(keras.Model):
     """A model whose `fit` takes the least step, and updates its metrics where the step is applied."""
 
@@ -191,7 +241,7 @@ def of_fit(quick: bool, found: dict) -> list[paired.Figure]:
 
 def run(quick: bool) -> paired.Report:
     found: dict[str, dict] = {}
-    figures = [figure for part in (of_a_step, of_a_loop, of_fit) for figure in part(quick, found)]
+    figures = [figure for part in (of_a_step, of_a_loop, of_fit, of_the_gate) for figure in part(quick, found)]
     return paired.Report(figures, found)
 
 
