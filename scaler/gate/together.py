@@ -85,7 +85,7 @@ def apply_together(
     """
     shares = _checked(shares)
     given = [one.variables.weights if isinstance(one.variables, MasterWeights) else one.variables for one in shares]
-    _check_owned_once(variable for variables in given for variable in variables)
+    _check_owned_once(variable for one in shares for variable in _moved_by(one))
     later = Later()
     judged = loss_scaler.apply(
         move_nothing,
@@ -99,25 +99,24 @@ def apply_together(
     )
     # The judgement has restored `rollback` where it is a skip. None would have each `apply` look for a snapshot.
     nothing = None if rollback is None else Snapshot((), ())
-    # The last of them has moved nothing where it fails.
-    before = _before(shares[:-1])
+    # Behind one that cannot move no other does, so that the last has moved nothing where any fails.
+    before, moves, outcomes = _before(shares[:-1]), judged.finite, []
     with _put_back_after_an_error(before):
-        outcomes = [
-            loss_scaler.apply(
+        for one in shares:
+            found = loss_scaler.apply(
                 one.optimizer,
                 one.grads,
                 one.variables,
                 clip_norm=one.clip_norm,
                 clip=one.clip,
                 rollback=nothing,
-                when=judged.finite,
+                when=moves,
                 loss_scale=judged.loss_scale,
                 update=False,
             )
-            for one in shares
-        ]
-    applied = tf.reduce_all([judged.finite, *(one.finite for one in outcomes)])
-    failed = tf.logical_and(judged.finite, tf.logical_not(applied))
+            outcomes.append(found)
+            moves = found.finite
+    failed = tf.logical_and(judged.finite, tf.logical_not(moves))
     undone = (
         before
         if rollback is None
@@ -126,7 +125,11 @@ def apply_together(
     _put_back(undone, failed, loss_scaler.selects())
     kept = loss_scaler._kept
     later.count(loss_scaler._stored, kept, failed, skipped_here(kept))
-    return _failing(judged, outcomes, failed), [_unless(one, failed) for one in outcomes]
+    if any(one.clip_norm is not None or one.clip is not None for one in shares):
+        squares = [tf.square(one.clipped_norm) for one in outcomes]
+        judged = judged._replace(clipped_norm=tf.sqrt(tf.add_n(squares)))
+    placed = _among_all(judged, outcomes, [len(variables) for variables in given])
+    return _failing(judged, placed, failed), [_unless(one, failed) for one in outcomes]
 
 
 def _checked(shares: Iterable) -> list[Share]:
@@ -162,6 +165,27 @@ def _put_back_after_an_error(before: Snapshot) -> Iterator[None]:
         if tf.executing_eagerly() and replicas.replica_count() == 1:
             _put_back(before, tf.constant(True), selects=False)
         raise
+
+
+def _moved_by(share: Share) -> list:
+    """The variables that a share's optimizer moves, with those of the model that follow its masters."""
+    masters = share.variables if isinstance(share.variables, MasterWeights) else None
+    return [*masters.weights, *masters.model_variables] if masters else list(share.variables)
+
+
+def _among_all(judged: Outcome, outcomes: Sequence[Outcome], counts: Sequence[int]) -> list[Outcome]:
+    """The outcomes of the shares, with positions among the variables of all of them.
+
+    A position beyond a share's own variables is one of its optimizer's, which stays as it is.
+    """
+    found, first = [], 0
+    for one, count in zip(outcomes, counts, strict=True):
+        places = {name: getattr(one, name) for name in ("index", "nearest", "weight")}
+        own = tf.reduce_all([place < count for place in places.values()])
+        moved = {name: tf.where(own & (place >= 0), place + first, place) for name, place in places.items()}
+        found.append(one._replace(**moved, names_from=tf.where(own, judged.names_from, one.names_from)))
+        first += count
+    return found
 
 
 def _check_owned_once(variables: Iterable) -> None:

@@ -209,3 +209,88 @@ def test_whatever_is_true_counts_a_step(update):
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
     loss_scaler.apply(SGD(0.1), [tf.constant([1.0])], [tf.Variable([1.0])], update=update)
     assert int(loss_scaler.counters.applied) == 1
+
+
+def three(spoilt, mode, select):
+    """Three weights with an optimizer each, of which one has a learning rate of NaN."""
+    weights = [tf.Variable([1.0], name=name) for name in "abc"]
+    optimizers = [SGD(float("nan") if at == spoilt else 0.1) for at in range(3)]
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(8.0), select=select)
+    for optimizer, weight in zip(optimizers, weights, strict=True):
+        optimizer.build([weight])
+
+    def step(factor):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(factor * tf.add_n([tf.reduce_sum(weight) for weight in weights]))
+        grads = tape.gradient(scaled, weights)
+        shares = [
+            scaler.Share(optimizer, [grad], [weight], clip_norm=0.5)
+            for optimizer, grad, weight in zip(optimizers, grads, weights, strict=True)
+        ]
+        return scaler.apply_together(loss_scaler, shares)
+
+    taken = step if mode == "eager" else tf.function(step, jit_compile=mode == "xla")
+    return taken, weights, optimizers, loss_scaler
+
+
+@pytest.mark.parametrize("spoilt", [0, 1, 2])
+@pytest.mark.parametrize(("mode", "select"), [("eager", None), ("graph", None), ("graph", True), ("xla", None)])
+def test_whichever_of_three_cannot_move_none_has(spoilt, mode, select):
+    step, weights, optimizers, loss_scaler = three(spoilt, mode, select)
+    before = raw([*weights, *(one.iterations for one in optimizers)])
+    outcome, each = step(tf.constant(1.0))
+    assert raw([*weights, *(one.iterations for one in optimizers)]) == before
+    assert not any(map(bool, [outcome.finite, *(one.finite for one in each)]))
+    assert [int(count) for count in loss_scaler.counters] == [1, 0, 1, 1]
+    assert int(outcome.cause) == scaler.Cause.UPDATE
+
+
+@pytest.mark.parametrize("spoilt", [0, 1])
+def test_positions_count_over_the_variables_of_all(spoilt):
+    weights = [tf.Variable([1.0], name=name) for name in "abcd"]
+    optimizers = [Spoiled([1]) if at == spoilt else SGD(0.1) for at in range(2)]
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    grads = [tf.constant([1.0])] * 2
+    shares = [scaler.Share(one, grads, weights[2 * at : 2 * at + 2]) for at, one in enumerate(optimizers)]
+    outcome, _ = scaler.apply_together(loss_scaler, shares)
+    assert int(outcome.variable) == 2 * spoilt
+    assert f"'{'ac'[spoilt]}" in loss_scaler.explain(outcome)
+
+
+def test_the_clipped_norm_is_that_of_what_all_optimizers_were_given():
+    step, *_ = three(None, "graph", None)
+    outcome, each = step(tf.constant(1.0))
+    assert [float(one.clipped_norm) for one in each] == [0.5] * 3
+    np.testing.assert_allclose([outcome.grad_norm, outcome.clipped_norm], [3**0.5, 0.75**0.5], rtol=1e-6)
+    assert np.isnan(step(tf.constant(float("inf")))[0].clipped_norm)
+
+
+def test_two_masters_of_one_weight_are_refused():
+    weight = tf.Variable(tf.cast([1.0], tf.float16))
+    shares = [scaler.Share(SGD(0.1), [tf.cast([1.0], tf.float16)], scaler.MasterWeights([weight])) for _ in range(2)]
+    with pytest.raises(scaler.InvalidArgument, match="is there twice"):
+        scaler.apply_together(scaler.LossScaler(scaler.Static(1.0)), shares)
+
+
+@pytest.mark.slow
+def test_a_skip_of_several_optimizers_is_explained(tmp_path):
+    """`explain` repeats the step with an `apply` that decides nothing."""
+
+    def program(run):
+        models = [keras.Sequential([keras.Input([2]), keras.layers.Dense(1, name=name)]) for name in "ab"]
+        parts = [
+            loops.Part(name, model, lambda found, at=at: found[at], keras.optimizers.Adam(0.1))
+            for at, (name, model) in enumerate(zip("ab", models, strict=True))
+        ]
+        shared = scaler.LossScaler(scaler.Dynamic(8.0))
+        step = loops.ComposedStep(
+            parts, lambda x: [tf.reduce_mean(model(x) ** 2) for model in models], loss_scaler=shared
+        )
+        x = np.ones([4, 4, 2], np.float32)
+        x[2, 0, 0] = np.inf
+        actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=1, resume=True)]
+        return loops.Loop(step, tf.data.Dataset.from_tensor_slices(x), actions=actions, steps_per_call=1)
+
+    program(tmp_path).run(4)
+    found = loops.observe.explain(program(tmp_path), 3)
+    assert (found.where, found.verdict) == ("data", "loss")

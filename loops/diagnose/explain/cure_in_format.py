@@ -167,11 +167,12 @@ class _Gradients:
 
         def taken(batch: Any) -> list[tf.Tensor]:
             attempts.take_inlined(batch)
-            # A step that unscales by itself has one scaler.
-            owners = calls.owners or attempts.scalers[:1] * len(calls.gradients)
+            # What is unscaled beside an `apply` is that of a penalty. A step that only unscales has one scaler.
+            taken = calls.applied or calls.gradients
+            owners = calls.owners or attempts.scalers[:1] * len(taken)
             return [
                 tf.cast(tf.convert_to_tensor(grad), tf.float32) / owner.loss_scale
-                for grads, owner in zip(calls.gradients, owners, strict=False)
+                for grads, owner in zip(taken, owners, strict=True)
                 for grad in grads
                 if grad is not None
             ]

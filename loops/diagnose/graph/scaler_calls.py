@@ -20,6 +20,7 @@ class ScalerCalls:
     Attributes:
         losses: The unscaled losses.
         gradients: The scaled gradients of each `apply` and `unscale`.
+        applied: The scaled gradients of each `apply` alone.
         finite: For each `apply` a scalar bool, whether it applied the gradients; on several replicas, one from each.
         owners: For each of these the scaler.
         moments: For each call, whether it took a loss, and the number of operations in the graph at that time.
@@ -29,6 +30,7 @@ class ScalerCalls:
 
     losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
     gradients: list[list] = dataclasses.field(default_factory=list)
+    applied: list[list] = dataclasses.field(default_factory=list)
     finite: list[tf.Tensor] = dataclasses.field(default_factory=list)
     owners: list[scaler.LossScaler] = dataclasses.field(default_factory=list)
     moments: list[tuple[bool, int]] = dataclasses.field(default_factory=list)
@@ -102,6 +104,7 @@ def _apply(one: scaler.LossScaler, calls: ScalerCalls, moves: bool) -> Callable:
         grads = list(again(tf.constant(1.0)) if grads is None and again else grads or ())
         calls.take(grads)
         outcome = original(optimizer, grads, variables, **options) if moves else _outcome_of_gradients(one, grads)
+        calls.applied.append(grads)
         calls.finite.append(outcome.finite)
         calls.owners.append(one)
         return outcome

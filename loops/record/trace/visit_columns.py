@@ -50,7 +50,8 @@ def margins(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[Tensor])
 def columns_of(visit: Visit, tensors: Sequence[Tensor], train_step: Any) -> dict[str, np.ndarray]:
     """The numbers of each step, by the names of the trace's columns; NaN where it was not measured.
 
-    Of a `ComposedStep` with a scaler for each part there is no loss scale and so no critical one of the step.
+    Of a `ComposedStep` with a scaler for each part there is no loss scale and so no critical one of the step. With one
+    scaler there is none unless every part is measured, since any of them may overflow.
     """
     columns = dict(visit.outputs)
     parts = [part.name for part in train_step.parts] if isinstance(train_step, ComposedStep) else []
@@ -61,7 +62,7 @@ def columns_of(visit: Visit, tensors: Sequence[Tensor], train_step: Any) -> dict
         scale = columns.get("loss_scale", np.ones(len(amax)))
         critical, headroom = margins(amax[seen], scale[seen], tensors)
         found = {"headroom": headroom}
-        if not parts or "loss_scale" in columns:
+        if not parts or ("loss_scale" in columns and set(parts) == {one.part for one in watched_by(train_step)}):
             found |= {"critical_low": critical.low, "critical_high": critical.high}
         for name, values in found.items():
             columns[name] = np.full(len(amax), np.nan)

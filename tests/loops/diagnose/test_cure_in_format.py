@@ -136,3 +136,32 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     by_step(one, dataset=short).run(1)
     with pytest.raises(LoopError, match="a second one of the same shapes"):
         cure(by_step(one, dataset=short), 1, format=FP8)
+
+
+def by_penalty(run):
+    """A step whose inner gradients, of a penalty, are unscaled as well."""
+    model, optimizer, loss_scaler = model_of("float32"), keras.optimizers.SGD(1e-3), scaler.LossScaler()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                own = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True))
+                first = loss_scaler.scale(own)
+            (slopes,) = loss_scaler.unscale([inner.gradient(first, x)])
+            scaled = loss_scaler.scale(own + 0.0 * tf.reduce_sum(slopes))
+        weights = model.trainable_variables
+        outcome = loss_scaler.apply(optimizer, tape.gradient(scaled, weights), weights)
+        return {"loss": own, "applied": outcome.finite}
+
+    actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=2, resume=True)]
+    return loops.Loop(step, data(), actions=actions)
+
+
+@pytest.mark.slow
+def test_what_a_penalty_unscales_is_no_gradient_of_the_weights(tmp_path):
+    found = find_format_cure(of(by_penalty, tmp_path), 4, FP8)
+    batches = reference([])
+    norm = np.linalg.norm(batches[3])
+    for path in ("second", "third"):
+        assert found.alone[path] == pytest.approx(np.linalg.norm(reference([path])[3] - batches[3]) / norm, rel=0.2)
