@@ -102,7 +102,8 @@ def test_of_one_scaler_the_critical_scale_is_that_of_the_step(tmp_path, watched)
         rows = ["_gradients/" in row for row in watch.names]
         largest = np.maximum(largest, seen[0].vectors[f"{name}/amax"][:, rows].max(axis=1))
     scale = seen[0].outputs["critic/loss_scale"]
-    expected = 2.0 ** np.floor(np.log2(65520 * scale / largest))
+    # A part that is not measured may overflow first.
+    expected = 2.0 ** np.floor(np.log2(65520 * scale / largest)) if len(watched) == 2 else np.full(2, np.nan)
     np.testing.assert_array_equal(tables.steps["critical_low"].to_numpy(), expected)
 
 
