@@ -57,6 +57,7 @@ class Panel:
         log_y: The base of the y axis, likewise.
         reference: The height and label of a dashed horizontal line; None for no line.
         ticks: Words at the positions 0, 1, 2, ... instead of numbers; empty for numbers.
+        bounds: The positions and labels of dashed vertical lines; a label is about what lies to their left.
     """
 
     title: str
@@ -67,6 +68,7 @@ class Panel:
     log_y: float = 0
     reference: tuple[float, str] | None = None
     ticks: tuple[str, ...] = ()
+    bounds: tuple[tuple[float, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,10 +144,7 @@ def from_values(values: Mapping[str, Any]) -> Effect:
         if not re.fullmatch(r"[\w-]+", values["name"]):
             # The page and the figure are files of that name.
             raise TypeError(f"name {values['name'][:40]!r}")
-        panels = tuple(
-            Panel(**{**panel, **_tuples(panel, "reference", "ticks"), "lines": tuple(map(_line, panel["lines"]))})
-            for panel in values["panels"]
-        )
+        panels = tuple(map(_panel, values["panels"]))
         claims = tuple(Claim(**claim) for claim in values["claims"])
         tables = {name: tuple(map(tuple, values[name])) for name in ("beside", "rows")}
         return Effect(**{**values, **_tuples(values, "columns"), **tables, "claims": claims, "panels": panels})
@@ -187,6 +186,13 @@ def spread(values: Any, form: str = ".3g", unit: str = "") -> str:
 def percent(values: Any, form: str = ".1f") -> str:
     """Shares as percentages, as `spread` writes them."""
     return spread(100 * np.asarray(values, np.float64), form, " %")
+
+
+def _panel(values: Mapping[str, Any]) -> Panel:
+    # Files of earlier versions have no bounds.
+    bounds = tuple(map(tuple, values.get("bounds", ())))
+    lines = tuple(map(_line, values["lines"]))
+    return Panel(**{**values, **_tuples(values, "reference", "ticks"), "lines": lines, "bounds": bounds})
 
 
 def _line(values: Mapping[str, Any]) -> Line:

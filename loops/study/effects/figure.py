@@ -49,14 +49,23 @@ def _panel(axes: Axes, panel: Panel) -> None:
     if panel.reference is not None:
         height, said = panel.reference
         axes.axhline(height, color=SOFT, linewidth=1, linestyle=(0, (2, 2)), label=said)
+    for position, said in panel.bounds:
+        _bound(axes, position, said)
     if panel.ticks:
         axes.set_xticks(range(len(panel.ticks)), panel.ticks, rotation=30, ha="right", rotation_mode="anchor")
     if panel.reference is not None or len(panel.lines) > 1:
-        _legend(axes, above=bool(panel.ticks))
+        _legend(axes, above=bool(panel.ticks or panel.bounds))
+
+
+def _bound(axes: Axes, position: float, said: str) -> None:
+    """Draws a vertical line, with its label upright at its left."""
+    axes.axvline(position, color=SOFT, linewidth=1, linestyle=(0, (2, 2)))
+    look: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 7, "color": SOFT}
+    axes.text(position, 0.98, said, transform=axes.get_xaxis_transform(), **look)
 
 
 def _legend(axes: Axes, above: bool) -> None:
-    """Draws the legend: inside the axes, or in a row below the title if points leave no room inside."""
+    """Draws the legend: inside the axes, or in a row below the title if points or labels leave no room inside."""
     if not above:
         axes.legend(fontsize=7.5, handlelength=2.6)
         return

@@ -34,7 +34,7 @@ SMALL = Effect(
     claims=(Claim("it is there.", True), Claim("it is large.", False)),
     remarks="It is small.",
     panels=(
-        Panel("one", "x", "y", (LINE, LINE), reference=(0.1, "a tenth")),
+        Panel("one", "x", "y", (LINE, LINE), reference=(0.1, "a tenth"), bounds=((1.5, "small"),)),
         Panel("two", "", "y", (LINE,), ticks=("a", "b", "c")),
     ),
     measured={"a": [1.0, float("nan"), 2.0]},
@@ -91,6 +91,21 @@ def test_every_part_of_an_effect_is_on_its_page():
 @pytest.mark.slow
 def test_a_picture_is_the_same_for_the_same_numbers():
     assert svg_of(effect_figure(SMALL)) == svg_of(effect_figure(SMALL))
+
+
+def test_a_bound_is_drawn_with_its_label():
+    axes = effect_figure(SMALL).axes
+    assert [text.get_text() for text in axes[0].texts] == ["small"]
+    assert not axes[1].texts
+    assert [1.5, 1.5] in [list(line.get_xdata()) for line in axes[0].lines]
+
+
+def test_an_effect_comes_back_from_its_values_also_from_those_without_bounds():
+    values = json.loads(pages.as_json(dataclasses.replace(SMALL, measured={})))
+    assert pages.from_values(values) == dataclasses.replace(SMALL, measured={})
+    for panel in values["panels"]:
+        del panel["bounds"]
+    assert [panel.bounds for panel in pages.from_values(values).panels] == [(), ()]
 
 
 def test_a_curve_leaves_out_what_is_not_finite():
