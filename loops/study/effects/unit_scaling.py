@@ -13,8 +13,10 @@ _RATES = {False: 1e-2, True: 5e-2}
 """Adam's learning rate: of the ordinary network, and of the unit-scaled one."""
 _EXPONENTS = range(-34, 6)
 _FORMATS = {"float16": "float16", "float8_e5m2": "E5M2", "float8_e4m3fn": "E4M3"}
-_NEAR = 0.05
-"""Nats: what counts as no degradation, unless the seeds differ by more."""
+_NORMAL = -0.57
+"""Log2 of the median magnitude of a normal law of variance 1: 0.674."""
+_NEAR = 0.01
+"""Nats: what counts as no worse, on the mean of the differences seed by seed. A yardstick of this page's own."""
 _PLAIN, _UNIT = "ordinary", "unit-scaled"
 _DYNAMIC = "float16, dynamic scale"
 _Key = tuple[str, str]
@@ -27,7 +29,7 @@ _WAYS: dict[_Key, Way] = {
     (_UNIT, "float16"): Way("mixed_float16", True),
     (_UNIT, "float8"): Way("float32", True, cast=True),
 }
-_SHORT = {"float32": "f32", "float16": "f16", "float8": "f8", _DYNAMIC: "f16 dynamic"}
+_SHORT = {_DYNAMIC: "dynamic scale"}
 
 
 def run(seeds: int = 5, steps: int = 100) -> Effect:
@@ -65,22 +67,24 @@ def effect_of(seen: dict[_Key, list[Course]], seeds: int, steps: int) -> Effect:
         "train without a loss scale as float32 does?",
         published="[Blake et al. 2023](https://arxiv.org/abs/2303.11257): unit variance of all weights, activations "
         "and gradients at initialisation; BERT-Large trains in FP16 and then in FP8 with no degradation in accuracy. "
-        "[Blake et al. 2024](https://arxiv.org/abs/2407.17465): such models work out of the box in FP8. No share of "
-        "flushed gradients is given.",
-        design=f"A transformer on text ({BLOCKS} block of width {WIDTH}, {CONTEXT} characters, no positions, batches "
-        f"of {BATCH}) trains with Adam, as it is at a rate of {_RATES[False]:g}, and after "
+        "[Blake et al. 2024](https://arxiv.org/abs/2407.17465): u-µP, which combines it with µP, works out of the "
+        "box in FP8. This page compares no share of flushed gradients with theirs.",
+        design=f"A transformer on text ({BLOCKS} block of width {WIDTH}, sequences of {CONTEXT} characters, no "
+        f"positions, batches of {BATCH}) trains with Adam, as it is at a rate of {_RATES[False]:g}, and after "
         f"`scaler.formats.unit_scaled` at {_RATES[True]:g} with `scaler.formats.unit_cross_entropy`. float16 is "
         "`mixed_float16`, without a scale or with `scaler.Dynamic`. float8 casts the operands of all products to E4M3 "
         "and their gradients to E5M2 without any scale (`scaler.formats.emulated`, all else in float32). Flushed: what "
         "`scaler.observe.cast` says of the non-zero gradients of all layers' outputs in the float32 runs at a scale "
-        "of 1, at the first step, and in ten steps spread over the run.",
+        "of 1, at the first step, and in ten steps spread over the run. No worse: the loss is higher by at most "
+        f"{_NEAR} nats on the mean of the differences seed by seed. No paper has these yardsticks; they are ours.",
         seeds=seeds,
         steps=steps,
         beside=(
             (
                 "median gradient of activations at the first step",
-                "a variance of 1: a median of 2^-0.6",
-                "; ".join(f"{kind} {_power(_medians(first[kind]))}" for kind in first),
+                "a variance of 1, no median",
+                "; ".join(f"{kind} {_power(_medians(first[kind]))}" for kind in first)
+                + f"; a normal law of variance 1 has 2^{_NORMAL:.1f}",
             ),
             (
                 "degradation in float16 without a loss scale",
@@ -112,14 +116,15 @@ def effect_of(seen: dict[_Key, list[Course]], seeds: int, steps: int) -> Effect:
         panels=(
             Panel(
                 "gradients of activations, first step",
-                "exponent",
+                "log2 of the magnitude",
                 "share of non-zero gradients",
                 tuple(curve(kind, _EXPONENTS, _by_exponent(each)) for kind, each in first.items()),
+                bounds=tuple((_flushed_below(to), f"flushed in {label}") for to, label in _FORMATS.items()),
             ),
             Panel(
                 "flushed without a scale, whole run",
                 "",
-                "share of non-zero; none: not drawn",
+                "share of non-zero gradients",
                 tuple(
                     curve(kind, range(len(_FORMATS)), np.array([_drawn(_flushed(each, to)) for to in _FORMATS]))
                     for kind, each in whole.items()
@@ -130,7 +135,7 @@ def effect_of(seen: dict[_Key, list[Course]], seeds: int, steps: int) -> Effect:
             Panel(
                 "held-out loss",
                 "",
-                "nats above float32 of that network",
+                "nats above float32",
                 tuple(
                     curve(
                         kind,
@@ -139,8 +144,8 @@ def effect_of(seen: dict[_Key, list[Course]], seeds: int, steps: int) -> Effect:
                     )
                     for kind in (_PLAIN, _UNIT)
                 ),
-                reference=(0.0, "published: no degradation"),
-                ticks=tuple(f"{'unit ' if kind == _UNIT else ''}{_SHORT[name]}" for kind, name in _WAYS),
+                reference=(0.0, "its float32"),
+                ticks=tuple(f"{'unit ' if kind == _UNIT else ''}{_SHORT.get(name, name)}" for kind, name in _WAYS),
             ),
         ),
         measured={f"loss {kind}, {name}": values.tolist() for (kind, name), values in losses.items()}
@@ -175,12 +180,13 @@ def _claims(
     begins, ends = (_flushed(each[_UNIT], "float16") for each in (first, last))
     return (
         Claim(
-            f"unit-scaled gradients begin near one: their median is within two octaves of 2^-0.6 ({_power(medians)}).",
-            bool((np.abs(medians + 0.6) <= 2).all()),
+            "in each seed unit-scaled gradients begin near one: their median is within two octaves of that of a normal "
+            f"law of variance 1 (2^{_NORMAL:.1f}; here {_power(medians)}; the yardstick is ours).",
+            bool((np.abs(medians - _NORMAL) <= 2).all()),
         ),
         *(
             Claim(
-                f"{when} {label} flushes less than a tenth of what it flushes of the ordinary network "
+                f"in each seed {when} {label} flushes less than a tenth of what it flushes of the ordinary network "
                 f"({percent(_flushed(each[_UNIT], to), '.3f')} and {percent(_flushed(each[_PLAIN], to), '.3f')}).",
                 bool((_flushed(each[_UNIT], to) < _flushed(each[_PLAIN], to) / 10).all()),
             )
@@ -188,8 +194,9 @@ def _claims(
             for when, each in (("at the first step", first), ("over the run", whole))
         ),
         Claim(
-            "the constants, which are those of the first step, hold on: at the last look float16 flushes at most "
-            f"twice as much of the unit-scaled network ({percent(ends, '.3f')} and {percent(begins, '.3f')}).",
+            "the constants, which are those of the first step, hold on: in each seed float16 flushes at most "
+            f"twice as much of the unit-scaled network at the last look ({percent(ends, '.3f')}, "
+            f"against {percent(begins, '.3f')} at the first step).",
             bool((ends <= 2 * np.maximum(begins, 1e-5)).all()),
         ),
         _no_worse("in float16 without a loss scale unit scaling", losses, (_UNIT, "float16"), (_UNIT, "float32")),
@@ -197,7 +204,7 @@ def _claims(
         _no_worse("in float32 unit scaling", losses, (_UNIT, "float32"), (_PLAIN, "float32")),
         _no_worse("in float8 without any scale unit scaling", losses, (_UNIT, "float8"), (_UNIT, "float32")),
         Claim(
-            "the ordinary network in float8 without any scale loses more against its float32 "
+            "in each seed the ordinary network in float8 without any scale loses more against its float32 "
             f"({_difference(losses, (_PLAIN, 'float8'), (_PLAIN, 'float32'))}) than the unit-scaled one "
             f"({_difference(losses, (_UNIT, 'float8'), (_UNIT, 'float32'))}).",
             bool(
@@ -210,15 +217,19 @@ def _claims(
         _no_worse(
             "the ordinary network in float16 without a loss scale", losses, (_PLAIN, "float16"), (_PLAIN, _DYNAMIC)
         ),
+        Claim(
+            "by the same yardstick the ordinary network in float8 without any scale ends worse than in float32 (seed "
+            f"by seed {_difference(losses, (_PLAIN, 'float8'), (_PLAIN, 'float32'))}).",
+            bool((losses[_PLAIN, "float8"] - losses[_PLAIN, "float32"]).mean() > _NEAR),
+        ),
     )
 
 
 def _no_worse(what: str, losses: dict[_Key, np.ndarray], one: _Key, other: _Key) -> Claim:
-    room = max(_NEAR, float(np.ptp(losses[other])))
     return Claim(
-        f"{what} ends no worse than the {other[0]} network in {other[1]} ({spread(losses[one], '.3f')} and "
-        f"{spread(losses[other], '.3f')} nats; within {room:.3f}).",
-        bool(losses[one].mean() - losses[other].mean() <= room),
+        f"{what} ends no worse than the {other[0]} network in {other[1]} (seed by seed "
+        f"{_difference(losses, one, other)}).",
+        bool((losses[one] - losses[other]).mean() <= _NEAR),
     )
 
 
@@ -231,6 +242,11 @@ def _flushed(counts: np.ndarray, to: str) -> np.ndarray:
     known = scaler.float_format(to)
     lost = np.array([scaler.observe.cast(each, known, 1.0).underflow.low for each in counts])
     return lost * counts.sum(axis=1) / _nonzero(counts)
+
+
+def _flushed_below(to: str) -> float:
+    """Log2 of what a format makes zero, and all that is smaller."""
+    return float(np.log2(scaler.float_format(to).zero_threshold))
 
 
 def _drawn(shares: np.ndarray) -> np.ndarray:
@@ -269,7 +285,8 @@ _REMARKS = (
     "from them again: those of characters that are learned shrink in any network.\n\n"
     "In float16 this small network trains as well without either, since its ordinary gradients lose little that "
     "matters ([flushed-part](flushed-part.md)). Casts to float8 without a scale lose far more of them, and even "
-    "that costs little in so few steps. The two networks begin from other weights, and each has a rate of its "
+    "that costs little in so few steps: by the spread over the seeds, five of them hardly tell that cost from "
+    "none. The two networks begin from other weights, and each has a rate of its "
     "own, so that their losses in float32 need not be equal. Unit scaling has to be built into a model, layer by "
     "layer; a loss scale works on any. The published results are of far larger models."
 )

@@ -223,10 +223,10 @@ EXPONENTS = {"ordinary": [-27, -30], "unit-scaled": [-1, -2]}
 
 def test_the_verdicts_on_unit_scaling_are_those_of_the_numbers():
     effect = unit_scaling.effect_of(unit_runs(EXPONENTS, [2.0, 2.0, 2.0, 2.5, 2.0, 2.0, 2.0]), 2, 10)
-    assert [claim.holds for claim in effect.claims] == [True] * 12
+    assert [claim.holds for claim in effect.claims] == [True] * 13
     assert effect.measured["flushed float16 first step ordinary"] == [0.25, 0.25]
     assert effect.measured["flushed float16 first step unit-scaled"] == [0.0, 0.0]
-    assert effect.beside[0][2] == "ordinary 2^-7.7; unit-scaled 2^-0.5"
+    assert effect.beside[0][2] == "ordinary 2^-7.7; unit-scaled 2^-0.5; a normal law of variance 1 has 2^-0.6"
 
 
 @pytest.mark.parametrize(
@@ -238,6 +238,7 @@ def test_the_verdicts_on_unit_scaling_are_those_of_the_numbers():
         ({}, [2.0, 2.0, 2.0, 2.9, 2.1, 2.1, 2.1], [7, 8]),
         ({}, [2.0, 2.0, 2.0, 2.5, 2.0, 2.0, 2.6], [9, 10]),
         ({}, [2.0, 2.1, 2.0, 2.5, 2.0, 2.0, 2.0], [11]),
+        ({}, [2.0, 2.0, 2.0, 2.005, 2.0, 2.0, 2.0], [12]),
     ],
 )
 def test_a_verdict_on_unit_scaling_changes_with_its_numbers(exponents, losses, wrong):
