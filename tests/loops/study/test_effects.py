@@ -19,7 +19,7 @@ SMALL = {
     "sixteen-bit-weights": (60, [0, 1, 2, 3]),
     "stochastic-rounding": (60, [0, 3, 4]),
     "chunked-sums": (20, [0, 1, 5]),
-    "second-graph": (10, [0, 3, 4]),
+    "second-graph": (10, [0, 4, 5]),
     "skip-rate": (150, [0]),
     "look-ahead": (60, [1, 2, 3]),
     "updated-scale": (60, [0, 1, 2, 3]),
@@ -31,7 +31,7 @@ SMALL = {
     "spikes": (150, [0, 3, 4, 6]),
     "flushed-part": (100, [3]),
     "lag": (60, [0, 1, 2]),
-    "unit-scaling": (20, [0, 3, 4, 9]),
+    "unit-scaling": (20, [0, 3, 4, 6]),
 }
 
 
