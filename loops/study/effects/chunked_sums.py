@@ -126,7 +126,8 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
         "In a chunk they meet few large ones. "
         f"The {_LENGTHS[-1]} products make {_LENGTHS[-1] // CHUNK} chunks, whose own sum meets the limit of bfloat16 "
         "again. At random the mean is right at any length, and each rounding adds its noise: more than chunks do in a "
-        "gradient whose sum is small beside its products, less where all have one sign. Another batch of the same size "
+        "gradient whose sum is small beside its products, and in bfloat16 less where all have one "
+        "sign. Another batch of the same size "
         f"gives a gradient that is {percent(noise, '.0f')} away, so that a step hardly notices any of this here. "
         "Networks whose gradients sum millions of products have less to spare. Kernels of hardware have an order and a "
         "width of their own: see [formats](../formats.md).",

@@ -105,7 +105,7 @@ def run(seeds: int = 5, steps: int = 600) -> Effect:
         "needs is bits for the smallest update that matters, and what random rounding needs is bits for the noise that "
         "training bears. That is why the share of weights that stay says little: at random it is as large, and the "
         "network learns. A float has its neighbours as close as its value is small, so "
-        "16-bit floats lose updates of weights only, and at a smaller learning rate more of them ([16-bit "
+        "16-bit floats lose here hardly anything but updates, and at a smaller learning rate more of them ([16-bit "
         "weights](sixteen-bit-weights.md)). 8-bit floats lose gradients as well, below their smallest value. Near the "
         "edge to nearest seeds differ widely, and some runs end far off. The paper's networks are for MNIST and "
         "CIFAR-10.",
