@@ -170,7 +170,12 @@ def _put_back_after_an_error(before: Snapshot) -> Iterator[None]:
 def _moved_by(share: Share) -> list:
     """The variables that a share's optimizer moves, with those of the model that follow its masters."""
     masters = share.variables if isinstance(share.variables, MasterWeights) else None
-    return [*masters.weights, *masters.model_variables] if masters else list(share.variables)
+    if masters is None:
+        return list(share.variables)
+    # A float32 variable is its own master.
+    own = {id(replicas.native(variable)) for variable in masters.weights}
+    followers = [variable for variable in masters.model_variables if id(replicas.native(variable)) not in own]
+    return [*masters.weights, *followers]
 
 
 def _among_all(judged: Outcome, outcomes: Sequence[Outcome], counts: Sequence[int]) -> list[Outcome]:

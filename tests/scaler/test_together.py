@@ -294,3 +294,14 @@ def test_a_skip_of_several_optimizers_is_explained(tmp_path):
     program(tmp_path).run(4)
     found = loops.observe.explain(program(tmp_path), 3)
     assert (found.where, found.verdict) == ("data", "loss")
+
+
+def test_masters_may_hold_float32_variables():
+    weights = [tf.Variable([1.0]), tf.Variable(tf.cast([1.0], tf.float16)), tf.Variable([1.0])]
+    shares = [
+        scaler.Share(SGD(0.5), [tf.constant([1.0]), tf.cast([1.0], tf.float16)], scaler.MasterWeights(weights[:2])),
+        scaler.Share(SGD(0.5), [tf.constant([1.0])], scaler.MasterWeights(weights[2:])),
+    ]
+    outcome, _ = scaler.apply_together(scaler.LossScaler(scaler.Static(1.0)), shares)
+    assert outcome.finite
+    assert [float(weight[0]) for weight in weights] == [0.5] * 3

@@ -74,7 +74,8 @@ def effect_of(courses: dict[str, list[list[Course]]], guess: float, seeds: int, 
         "trains 1.2B parameters at 0.3. Their smallest example has 2.4M parameters, and runs take 10^5 "
         "steps.",
         design=f"A transformer on text ({BLOCKS} blocks of width {WIDTH}, {CONTEXT} characters, batches of {BATCH}) "
-        "trains in float32 as in the paper's section 2.1: Adam with beta2 0.95 and epsilon 1e-8, gradients clipped to "
+        "trains in float32 (the paper: bfloat16), otherwise as in its section 2.1: Adam with beta2 0.95 and epsilon "
+        "1e-8, gradients clipped to "
         f"norm 1, {100 * WARM:.0f} % of the steps of warm-up, then a cosine; z-loss of 1e-4; a weight decay of 1e-4 "
         "a step that does not depend on the rate. `scaler.observe.watch(kinds=['attention'])` "
         "gives the largest logit and the entropy of each block at each step. Shown are the largest of a run and the "

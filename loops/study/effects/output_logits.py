@@ -64,8 +64,9 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
         "larger models.",
         design="The instability is one of many steps: the paper's runs take 10^5. So here are transformers of no "
         f"layers, which are fast: an embedding of width {WIDTH}, a LayerNorm and a head, without biases, predict the "
-        f"next character of a text from one alone, in batches of {BATCH}. They train in float32 as in the paper's "
-        f"section 2.1: Adam with beta2 {_BETA_2} and epsilon 1e-8, gradients clipped to norm 1, {100 * WARM:.0f} % of "
+        f"next character of a text from one alone, in batches of {BATCH}. They train in float32 (the paper: "
+        f"bfloat16), otherwise as in its section 2.1: "
+        f"Adam with beta2 {_BETA_2} and epsilon 1e-8, gradients clipped to norm 1, {100 * WARM:.0f} % of "
         f"the steps of warm-up, then a cosine; with z-loss, or a weight decay of {_WEIGHT_DECAY:g} a step that does "
         "not depend on the rate, or neither. log Z and mean logits are means over a batch, in the table over the last "
         f"tenth of a run. log Z begins at {first:.1f}, the logarithm of the number of characters and a little. Cost in "

@@ -150,7 +150,7 @@ def run(seeds: int = 5, steps: int = 400) -> Effect:
         rows=tuple(table),
         claims=(
             Claim(
-                "as the run diverges its loss scale crashes to 0, here to 2^-126, from where it could not be halved.",
+                "as the run diverges its loss scale crashes to 0, here to the floor of these runs, 2^-126.",
                 bool((ends[_NONE] == -126).all() and not any(np.isfinite(each.loss[-1]) for each in ramped[_NONE])),
             ),
             Claim(

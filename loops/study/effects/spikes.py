@@ -103,7 +103,9 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
     return Effect(
         name=NAME,
         title="Loss spikes, beta2, epsilon and StableAdamW",
-        question="Adam divides by a mean of past gradients. What happens when gradients grow faster than that mean "
+        question="Adam divides by the root of a mean of past squared gradients. What happens when gradients grow "
+        "faster than "
+        "that mean "
         "follows, and does a limit on updates help where one on gradients does not? And what if epsilon is larger than "
         "the gradients?",
         published="[Wortsman, Dettmers et al. 2023](https://arxiv.org/abs/2304.13013): loss spikes consistently occur "
