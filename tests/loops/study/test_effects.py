@@ -25,7 +25,7 @@ SMALL = {
     "updated-scale": (60, [0, 1, 2, 3]),
     "layerwise": (10, [2, 4]),
     "float8": (60, [0, 2, 3, 4]),
-    "narrow-parity": (20, []),
+    "narrow-parity": (20, [14]),
     "scale-collapse": (200, [1, 4, 5, 6, 8]),
     "attention-logits": (20, [0, 3, 7, 8]),
     "output-logits": (1000, [0, 1, 3]),

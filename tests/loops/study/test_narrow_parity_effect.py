@@ -120,7 +120,8 @@ def test_runs_of_one_seed_are_paired():
     way = Way(scaler.formats.emulated("float8_e4m3fn"), compiled=False)
     runs = NarrowRuns(way, digits, 5, 1e-2, 16)
     first = runs.run(1, weights)
-    assert runs.run(2, first_weights(digits, 2), 0.5) != first
+    assert runs.run(2, first_weights(digits, 2)) != first
+    assert runs.run(1, weights, 0.75) != first
     assert runs.run(1, weights) == first
     unrounded = NarrowRuns(Way(scaler.formats.emulated("float32"), compiled=False), digits, 5, 1e-2, 16)
     assert unrounded.run(1, weights) == NarrowRuns(Way(None, compiled=False), digits, 5, 1e-2, 16).run(1, weights)
