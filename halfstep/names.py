@@ -70,6 +70,7 @@ EFFECTS = (
     "updated-scale",
     "layerwise",
     "float8",
+    "narrow-parity",
     "scale-collapse",
     "attention-logits",
     "output-logits",

@@ -128,11 +128,11 @@ class UnitRuns:
     def _network(self) -> keras.Model:
         model = self._task.model(self._way.policy)
         if self._way.cast:
-            scaler.formats.emulated("float8_e4m3fn", scaling=_UNSCALED)(model)
+            scaler.formats.emulated("float8_e4m3fn", scaling=UNSCALED)(model)
         return scaler.formats.unit_scaled(model) if self._way.unit else model
 
 
-_UNSCALED = scaler.DelayedAmax(1.0, history_length=1, min_scale=1.0, max_scale=1.0)
+UNSCALED = scaler.DelayedAmax(1.0, history_length=1, min_scale=1.0, max_scale=1.0)
 """A scale that has nowhere to go: 1."""
 
 

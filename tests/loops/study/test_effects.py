@@ -25,6 +25,7 @@ SMALL = {
     "updated-scale": (60, [0, 1, 2, 3]),
     "layerwise": (10, [2, 4]),
     "float8": (60, [0, 2, 3, 4]),
+    "narrow-parity": (20, [14]),
     "scale-collapse": (200, [1, 4, 5, 6, 8]),
     "attention-logits": (20, [0, 3, 7, 8]),
     "output-logits": (1000, [0, 1, 3]),
@@ -43,6 +44,7 @@ SMALL = {
     "layerwise",
     "log-normal",
     "look-ahead",
+    "narrow-parity",
     "output-logits",
     "scale-collapse",
     "second-graph",
@@ -83,7 +85,7 @@ def test_the_flushed_part_is_what_float16_misses():
 
 def test_every_effect_is_tried():
     assert {preset.name for preset in PRESETS} == set(SMALL)
-    assert len(PRESETS) == 19
+    assert len(PRESETS) == 20
 
 
 @pytest.mark.parametrize(("seeds", "steps"), [(0, 20), (1, 9), (1, 2.5), (True, 20)])

@@ -1,0 +1,187 @@
+"""Differences of losses paired by seed, and what is claimed of narrow formats."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.study.effects.effect import Claim, percent, spread
+from loops.tasks.text import ALPHABET
+
+TEXT, CNN = "transformer", "CNN"
+FITTING, HIGH = 3 / 4, 2 / 3
+"""Factors of the loss with which MX formats hold the largest gradients well, and with which MXFP4 makes them larger."""
+SCALED = {FITTING: f"{TEXT}, 3/4 of the loss", HIGH: f"{TEXT}, 2/3 of the loss"}
+UNSCALED, WEIGHTS, RANDOM = "E4M3 without a scale", "MXFP4 weights, MXFP6", "NVFP4, random gradients"
+FP8_SHARE = math.log(19.24 / 19.14) / math.log(19.14)
+"""GPT of 126M parameters: the perplexity in FP8 and in 16 bits, as losses."""
+MXFP6_SHARE, WEIGHTS_SHARE = 4.01 / 3.98 - 1, 4.04 / 3.98 - 1
+"""GPT of 20M parameters: the loss over that in float32."""
+NVFP4_SHARE, MXFP4_SHARE = 0.015, 0.025
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""The 97.5 % quantiles of Student's t for 2 to 10 seeds; more seeds are taken for 10, which is careful."""
+_ELEMENTS = {"MXFP8": ("float8_e4m3fn", 256), "MXFP6": ("float6_e3m2fn", 16), "MXFP4": ("float4_e2m1fn", 4)}
+"""The elements of MX formats, and the largest power of two of each."""
+
+Losses = dict[tuple[str, str], np.ndarray]
+"""Held-out losses [seeds] in nats, by network and format."""
+
+
+class Gap(NamedTuple):
+    """How much higher one loss is than another.
+
+    Attributes:
+        values: [seeds], in nats.
+        least: The least mean that the seeds could have shown, in nats: half of a 95 % interval. Infinite for one seed.
+    """
+
+    values: np.ndarray
+    least: float
+
+    @property
+    def mean(self) -> float:
+        """The mean over the seeds."""
+        return float(self.values.mean())
+
+    @property
+    def tie(self) -> bool:
+        """Whether the mean could be chance."""
+        return abs(self.mean) <= self.least
+
+
+def gap_of(values: np.ndarray) -> Gap:
+    """A difference by its values for each seed."""
+    count = len(values)
+    if count == 1:
+        return Gap(values, math.inf)
+    quantile = _STUDENT[min(count, len(_STUDENT) + 1) - 2]
+    return Gap(values, float(quantile * values.std(ddof=1) / math.sqrt(count)))
+
+
+def base_of(network: str) -> tuple[str, str]:
+    """The runs in float32 that a network is compared with."""
+    return (CNN if network == CNN else TEXT), "float32"
+
+
+def kept(name: str, factor: float, characters: int) -> float:
+    """What an MX block makes of the gradient of the right character's logit at the first step, over that gradient.
+
+    The network expects each character alike, so the gradient is nearly the factor over the number of characters. The
+    scale of the block puts the largest power of two that is not above it at that of the element.
+
+    Args:
+        name: "MXFP8", "MXFP6" or "MXFP4".
+        factor: Of the loss.
+        characters: Of a batch, over which the loss is a mean.
+    """
+    element, octave = _ELEMENTS[name]
+    share = factor * (1 - 1 / len(ALPHABET)) / characters
+    held = share * 2.0 ** -math.floor(math.log2(share)) * octave
+    return float(scaler.formats.rounded(tf.constant(held), element, saturate=True)) / held
+
+
+def claims_of(losses: Losses, characters: int) -> tuple[Claim, ...]:
+    """What is claimed.
+
+    Args:
+        losses: Of all networks and formats.
+        characters: Of a batch of the transformer.
+    """
+    loss = float(losses[TEXT, "float32"].mean())
+
+    def above(name: str, other: str = "float32", network: str = TEXT) -> Gap:
+        return gap_of(losses[network, name] - losses[TEXT, other])
+
+    def by_factor(name: str, one: str, other: str) -> Gap:
+        return gap_of(losses[one, name] - losses[other, name])
+
+    def times(name: str, factor: float) -> str:
+        return f"{kept(name, factor, characters):.2f} times"
+
+    return (
+        _matches("bfloat16 trains as float32 does", above("bfloat16")),
+        _matches(
+            f"FP8 trains as bfloat16 does, or within the published {percent(FP8_SHARE)}",
+            above("FP8", "bfloat16"),
+            FP8_SHARE * loss,
+        ),
+        *(
+            claim
+            for network, where in ((TEXT, ""), (SCALED[FITTING], "with 3/4 of the loss "))
+            for claim in (
+                _matches(f"{where}MXFP8 trains as bfloat16 does", above("MXFP8", "bfloat16", network)),
+                _matches(
+                    f"{where}MXFP6 trains as float32 does, or within the published {percent(MXFP6_SHARE)}",
+                    above("MXFP6", network=network),
+                    MXFP6_SHARE * loss,
+                ),
+            )
+        ),
+        _matches(
+            f"with weights in MXFP4 and all else in MXFP6 the loss is within the published {percent(WEIGHTS_SHARE)} of "
+            "float32",
+            above(WEIGHTS),
+            WEIGHTS_SHARE * loss,
+        ),
+        _loses("weights in MXFP4 lose more than MXFP6 does by itself", above(WEIGHTS, "MXFP6")),
+        _matches(
+            f"NVFP4 with gradients rounded at random is within the published {percent(NVFP4_SHARE)} of FP8",
+            above(RANDOM, "FP8"),
+            NVFP4_SHARE * loss,
+        ),
+        _loses("NVFP4 loses more with gradients rounded to nearest", above("NVFP4", RANDOM)),
+        _loses("MXFP4 loses more than NVFP4, both to nearest", above("MXFP4", "NVFP4")),
+        _loses(
+            "without a scale E4M3, for gradients as well, loses against FP8 with scales and E5M2",
+            above(UNSCALED, "FP8"),
+        ),
+        *(
+            _loses(
+                f"{name} loses more with the whole loss, where a block makes the right character's first gradient "
+                f"{times(name, 1)} as large, than with 3/4, where it makes it {times(name, FITTING)} as large",
+                by_factor(name, TEXT, SCALED[FITTING]),
+            )
+            for name in ("MXFP8", "MXFP6")
+        ),
+        _loses(
+            f"MXFP4, which flushes what stands against that gradient, loses more with 3/4 of the loss, "
+            f"{times('MXFP4', FITTING)}, than with the whole, {times('MXFP4', 1)}",
+            by_factor("MXFP4", SCALED[FITTING], TEXT),
+        ),
+        _loses(
+            f"MXFP4 loses more with 2/3 of the loss, {times('MXFP4', HIGH)}, than with 3/4",
+            by_factor("MXFP4", SCALED[HIGH], SCALED[FITTING]),
+        ),
+        *(
+            _matches(f"NVFP4, whose blocks fit their largest value, loses no more {how}", by_factor("NVFP4", *pair))
+            for how, pair in (
+                ("with the whole loss than with 3/4", (TEXT, SCALED[FITTING])),
+                ("with 2/3 than with 3/4", (SCALED[HIGH], SCALED[FITTING])),
+            )
+        ),
+        *(
+            _matches(f"the CNN trains in {name} as in float32", gap_of(losses[CNN, name] - losses[CNN, "float32"]))
+            for network, name in losses
+            if network == CNN and name != "float32"
+        ),
+    )
+
+
+def _said(gap: Gap) -> str:
+    """A difference and what kind it is."""
+    kind = "a tie, within" if gap.tie else "beyond"
+    return f"{spread(gap.values, '+.3f')} nats, {kind} the {gap.least:.3f} that the seeds could have shown"
+
+
+def _matches(what: str, gap: Gap, room: float = 0.0) -> Claim:
+    """That a difference is a tie, or at most `room` nats."""
+    return Claim(f"{what} ({_said(gap)}).", gap.tie or gap.mean <= room)
+
+
+def _loses(what: str, gap: Gap) -> Claim:
+    """That a difference is more than chance."""
+    return Claim(f"{what} ({_said(gap)}).", gap.mean > gap.least)
