@@ -104,17 +104,21 @@ def test_the_verdicts_about_attention_are_of_the_numbers():
     assert [number for number, claim in enumerate(effect.claims) if claim.holds] == [1, 8]
 
 
-def drifted(*farthest):
-    """Runs in which log Z of each way goes to so much at the highest rate."""
+def drifted(*farthest, late=True):
+    """Runs in which log Z of each way goes from 4 to so much at the highest rate, `late` or evenly."""
     reached = np.outer(farthest, np.linspace(0.4, 1, len(output_logits.RATES))).ravel()
-    log_z = np.linspace(0, 1, 20)[:, None, None] * np.repeat(reached[:, None], 2, axis=1)
+    done = np.linspace(0, 1, 20)[:, None, None] ** (6 if late else 1)
+    log_z = 4 + done * (np.repeat(reached[:, None], 2, axis=1) - 4)
     end = np.repeat(2 - reached[:, None] / 100, 2, axis=1)
     return zero_layers.Runs(log_z, log_z - 3, np.full_like(end, 4.6), end, end)
 
 
 def test_the_verdicts_about_outputs_are_of_the_numbers():
     effect = output_logits.effect_of(drifted(-20.0, -0.5, -5.0), 2, 20)
-    assert [claim.holds for claim in effect.claims] == [True] * 8
+    assert [claim.holds for claim in effect.claims] == [True] * 7
+    early = output_logits.effect_of(drifted(-20.0, -0.5, -5.0, late=False), 2, 20)
+    assert [number for number, claim in enumerate(early.claims) if not claim.holds] == [2]
+    assert early.measured["step at which log Z comes to 0 at 0.1"] == [5.0, 5.0]
     effect = output_logits.effect_of(drifted(2.0, 5.0, 2.0), 2, 20)
     assert not any(claim.holds for claim in effect.claims)
 
