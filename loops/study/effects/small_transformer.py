@@ -71,8 +71,7 @@ class SmallTransformer:
         )
         self._steps = steps
         self._characters = tf.constant(self._task.characters)
-        places = np.linspace(0, len(self._task.test_characters) - CONTEXT - 1, _HELD_OUT).astype(np.int32)
-        self._held_out = _windows(tf.constant(self._task.test_characters), tf.constant(places))
+        self._held_out = held_out(self._task)
         kinds = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int32)
         self._train = tf.function(self._trained, autograph=True).get_concrete_function(*kinds)
         self._evaluate = tf.function(self._evaluated).get_concrete_function()
@@ -150,6 +149,12 @@ def text() -> TextTask:
     task = tasks.load("text")
     assert isinstance(task, TextTask)
     return dataclasses.replace(task, context=CONTEXT, width=WIDTH, blocks=BLOCKS)
+
+
+def held_out(task: TextTask) -> tuple[tf.Tensor, tf.Tensor]:
+    """The examples of held-out losses and what follows each character of them, both int32 [examples, context]."""
+    places = np.linspace(0, len(task.test_characters) - CONTEXT - 1, _HELD_OUT).astype(np.int32)
+    return _windows(tf.constant(task.test_characters), tf.constant(places))
 
 
 def share_of_rate(step: tf.Tensor, steps: int) -> tf.Tensor:

@@ -35,7 +35,14 @@ class Runs(NamedTuple):
     rounded: np.ndarray
 
 
-def train(setups: Sequence[Setup], coefficients: Sequence[float], *, seeds: int, steps: int) -> Runs:
+def train(
+    setups: Sequence[Setup],
+    coefficients: Sequence[float],
+    *,
+    seeds: int,
+    steps: int,
+    held_out: np.ndarray | None = None,
+) -> Runs:
     """Trains an embedding, a LayerNorm and a head without biases for each set-up and seed.
 
     Args:
@@ -43,11 +50,13 @@ def train(setups: Sequence[Setup], coefficients: Sequence[float], *, seeds: int,
         coefficients: What log^2 Z is multiplied by in the loss of each set-up.
         seeds: The number of networks for each; all set-ups of a seed see the same batches.
         steps: The steps of each run.
+        held_out: What `pairs_of` returns for the characters of the held-out losses; None takes all of the text.
     """
     task, count = text(), len(setups)
     each = Setup(*(np.repeat(values, seeds) for values in zip(*setups, strict=True)))  # type: ignore[arg-type]
     z = tf.constant(np.repeat(coefficients, seeds), tf.float32)
-    characters, pairs = tf.constant(task.characters), tf.constant(_pairs(task))
+    characters = tf.constant(task.characters)
+    pairs = tf.constant(_pairs(task) if held_out is None else held_out)
     every = min(_EVERY, steps)
 
     @tf.function(autograph=True)
@@ -101,11 +110,16 @@ def _start(seeds: int, count: int) -> list[tf.Tensor]:
     return [tf.constant(embedding), gain, tf.constant(np.swapaxes(head, 1, 2))]
 
 
-def _pairs(task: TextTask) -> np.ndarray:
-    """How often each character follows each in the held-out text, as a share of all, float32 [before, after]."""
+def pairs_of(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """How often each character follows each, as a share of all, float32 [before, after]."""
     counts = np.zeros([len(ALPHABET)] * 2)
-    np.add.at(counts, (task.test_characters[:-1], task.test_characters[1:]), 1)
+    np.add.at(counts, (before, after), 1)
     return (counts / counts.sum()).astype(np.float32)
+
+
+def _pairs(task: TextTask) -> np.ndarray:
+    """The pairs of all of the held-out text."""
+    return pairs_of(task.test_characters[:-1], task.test_characters[1:])
 
 
 def _held_out(weights: Sequence[tf.Tensor], pairs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -27,7 +27,7 @@ SMALL = {
     "float8": (60, [0, 2, 3, 4]),
     "narrow-parity": (20, [14]),
     "scale-collapse": (200, [1, 4, 5, 6, 8]),
-    "attention-logits": (20, [0, 3, 7, 8]),
+    "attention-logits": (20, [0, 4, 7, 8]),
     "output-logits": (1000, [0, 4]),
     "spikes": (150, [0, 3, 4, 6]),
     "flushed-part": (100, [3]),

@@ -97,11 +97,15 @@ def test_the_verdicts_about_attention_are_of_the_numbers():
     grown = [[course(10.0 * 10**at, 2.0 if at < 3 else 4.0, 1.5 if at < 3 else 0.1)] * 2 for at in range(count)]
     held = [[course(5.0, 2.0)] * 2] * count
     plain, normal = attention_logits._WAYS
-    effect = attention_logits.effect_of({plain: grown, normal: held}, 3.0, 2, 20)
+    alone = np.array([2.4, 2.6])
+    effect = attention_logits.effect_of({plain: grown, normal: held}, 3.0, alone, 2, 20)
     assert [claim.holds for claim in effect.claims] == [True] * 9
     assert effect.beside[0][2] == "2 of 2"
-    effect = attention_logits.effect_of({plain: held, normal: grown}, 3.0, 2, 20)
-    assert [number for number, claim in enumerate(effect.claims) if claim.holds] == [1, 8]
+    assert [row[5:] for row in effect.rows if row[1] == plain][2:4] == [("0 of 2", "0 of 2"), ("2 of 2", "2 of 2")]
+    better = attention_logits.effect_of({plain: grown, normal: held}, 4.5, alone + 2, 2, 20)
+    assert [number for number, claim in enumerate(better.claims) if not claim.holds] == [1, 3]
+    effect = attention_logits.effect_of({plain: held, normal: grown}, 3.0, alone, 2, 20)
+    assert [number for number, claim in enumerate(effect.claims) if claim.holds] == [8]
 
 
 def drifted(*farthest, late=True):
@@ -192,6 +196,15 @@ def test_z_loss_holds_log_z_and_each_way_learns():
     assert (runs.end < runs.first).all()
     assert (np.abs(runs.log_z[-1, 1]) < np.abs(runs.log_z[-1, 0])).all()
     assert (runs.first[0] == runs.first[1]).all()
+    other = zero_layers.pairs_of(np.array([1, 1, 2]), np.array([2, 2, 5]))
+    assert (zero_layers.train(setups, [0.0, 1.0], seeds=2, steps=1, held_out=other).first != runs.first).all()
+
+
+def test_pairs_are_counted_and_examples_follow_the_text():
+    pairs = zero_layers.pairs_of(np.array([1, 1, 2]), np.array([2, 2, 5]))
+    assert (pairs[1, 2], pairs[2, 5], pairs.sum()) == pytest.approx((2 / 3, 1 / 3, 1))
+    given, following = small.held_out(small.text())
+    assert (given[:, 1:] == following[:, :-1]).numpy().all()
 
 
 def test_the_text_is_cut_as_the_task_cuts_it():
