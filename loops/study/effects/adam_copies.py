@@ -13,7 +13,7 @@ from loops.study.effects import networks
 BETA_1 = 0.9
 DECAY = 0.01
 CLIP_NORM = 1.0
-PLAIN, CLIPPED, STABLE = WAYS = ("AdamW", "clipped", "StableAdamW")
+PLAIN, CLIPPED, STABLE = ("AdamW", "clipped", "StableAdamW")
 
 
 class Setup(NamedTuple):
@@ -23,8 +23,9 @@ class Setup(NamedTuple):
         rate: The learning rate.
         beta_2: The share of the second moment that a step keeps.
         epsilon: What is added to the root of the second moment.
-        way: One of `WAYS`.
+        way: `PLAIN`, `CLIPPED` or `STABLE`.
         decay: The share of the weights that a step takes off, over the learning rate.
+        limit: What the global norm of clipped gradients is at most.
     """
 
     rate: float
@@ -32,6 +33,7 @@ class Setup(NamedTuple):
     epsilon: float = 1e-8
     way: str = PLAIN
     decay: float = DECAY
+    limit: float = CLIP_NORM
 
 
 class Moments(NamedTuple):
@@ -47,12 +49,14 @@ class Curves(NamedTuple):
     Attributes:
         loss: The loss on the held-out digits, before the step.
         rms: The root of the mean of g^2 / u over the first layer's kernel, u the second moment that has g in it.
+        norm: The global norm of all gradients, before they are clipped.
         grad: The root mean square of that kernel's gradient.
         update: The root mean square of its update, without learning rate, decay and what is clipped off.
     """
 
     loss: np.ndarray
     rms: np.ndarray
+    norm: np.ndarray
     grad: np.ndarray
     update: np.ndarray
 
@@ -80,7 +84,7 @@ def train(setups: Sequence[Setup], *, seeds: int, factors: Sequence[float]) -> C
             scale = tf.fill([count * seeds], factor[step])
             grads = networks.backward(weights, images, labels, scale, networks.exact, networks.exact).grads
             weights, moments, rms, update = stepped(weights, moments, grads, tf.cast(step, tf.float32) + 1, each)
-            rows = rows.write(step, tf.stack([loss, rms[0], root_mean(tf.square(grads[0])), update[0]]))
+            rows = rows.write(step, tf.stack([loss, rms[0], _norm(grads), root_mean(tf.square(grads[0])), update[0]]))
         return rows.stack()
 
     rows = run.get_concrete_function()().numpy()
@@ -113,9 +117,9 @@ def stepped(
         The weights and moments after the step, and for each weight the root of the mean of g^2 / u and the root mean
         square of the update v / (sqrt(u) + epsilon), both [copies].
     """
-    norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(grad), axis=[1, 2]) for grad in grads]))
     clipped = np.array([way == CLIPPED for way in each.way])
-    factor = tf.where(clipped, tf.minimum(1.0, CLIP_NORM / tf.maximum(norm, CLIP_NORM / 1e6)), 1.0)
+    limit = np.asarray(each.limit, np.float32)
+    factor = tf.where(clipped, tf.minimum(1.0, limit / tf.maximum(_norm(grads), limit / 1e6)), 1.0)
     stable = np.array([way == STABLE for way in each.way])
     rate, epsilon, decay = (_of_copies(values) for values in (each.rate, each.epsilon, each.decay))
     keep_1, keep_2 = (_kept(_of_copies(beta), step) for beta in (np.full(np.shape(each.rate), BETA_1), each.beta_2))
@@ -137,6 +141,11 @@ def stepped(
 def root_mean(squares: tf.Tensor) -> tf.Tensor:
     """The root of the mean of each copy, [copies]."""
     return tf.sqrt(tf.reduce_mean(squares, axis=[1, 2]))
+
+
+def _norm(grads: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The global norm of the gradients of each copy, [copies]."""
+    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(grad), axis=[1, 2]) for grad in grads]))
 
 
 def _of_copies(values: np.ndarray | float) -> tf.Tensor:

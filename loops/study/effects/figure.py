@@ -18,6 +18,8 @@ _HEIGHT = 3.4
 _FEW = 40
 """The most positions at which each has a marker."""
 _SHIFT = 0.14
+_ROW, _MARK = 60, 5
+"""The letters that a row of a legend has room for, and those that a mark and its gaps take."""
 
 
 @matplotlib.rc_context(STYLE)
@@ -65,13 +67,15 @@ def _bound(axes: Axes, position: float, said: str) -> None:
 
 
 def _legend(axes: Axes, above: bool) -> None:
-    """Draws the legend: inside the axes, or in a row below the title if points or labels leave no room inside."""
+    """Draws the legend: inside the axes, or in rows below the title if points or labels leave no room inside."""
     if not above:
         axes.legend(fontsize=7.5, handlelength=2.6)
         return
-    axes.set_title(axes.get_title("left"), loc="left", pad=18)
+    labels = axes.get_legend_handles_labels()[1]
+    rows = 1 if sum(map(len, labels)) + _MARK * len(labels) <= _ROW else 2
+    axes.set_title(axes.get_title("left"), loc="left", pad=5 + 13 * rows)
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0, "borderpad": 0.3}
-    axes.legend(fontsize=7.5, handlelength=1.2, columnspacing=1.0, ncols=5, **place)
+    axes.legend(fontsize=7.5, handlelength=1.2, columnspacing=1.0, ncols=-(-len(labels) // rows), **place)
 
 
 def _line(axes: Axes, line: Line, look: Mark) -> None:
