@@ -130,6 +130,18 @@ def test_a_gradient_computed_late_carries_the_scale_of_its_own_loss(between):
     assert float(program.weights[0][0]) == -1.0
 
 
+@pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
+def test_an_ended_loss_that_was_differentiated_last_is_not_taken_for_one_that_waits():
+    program = Program()
+    program.scale(0)
+    program.update(False)
+    program.scale(1)
+    program.differentiate(1, False)
+    program.differentiate(0, False)
+    with pytest.raises(scaler.InvalidArgument, match="may carry a scale of 1024 or 512"):
+        program.loss_scaler.unscale([program.kept[1][1]])
+
+
 def test_a_persistent_tape_that_is_asked_again_after_the_scale_moved():
     loss_scaler, weight = scaler.LossScaler(scaler.Dynamic(INITIAL, growth_interval=1)), tf.Variable([1.0])
     with tf.GradientTape(persistent=True) as tape:
