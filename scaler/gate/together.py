@@ -80,10 +80,11 @@ def apply_together(
         them if the step was skipped.
 
     Raises:
-        InvalidArgument: If there is no share, if two have one variable, or for what `LossScaler.apply` refuses.
+        InvalidArgument: If there is no share, if two have one variable or one optimizer, or for what
+            `LossScaler.apply` refuses.
             Nothing has moved then.
     """
-    shares = _checked(shares)
+    shares = _checked(loss_scaler, shares)
     given = [one.variables.weights if isinstance(one.variables, MasterWeights) else one.variables for one in shares]
     _check_owned_once(variable for one in shares for variable in _moved_by(one))
     later = Later()
@@ -132,8 +133,17 @@ def apply_together(
     return _failing(judged, placed, failed), [_unless(one, failed) for one in outcomes]
 
 
-def _checked(shares: Iterable) -> list[Share]:
+def _checked(loss_scaler: LossScaler, shares: Iterable) -> list[Share]:
     """The shares with lists in place of other iterables; raises `InvalidArgument` for what no optimizer can take."""
+    if not hasattr(loss_scaler, "_stored"):
+        raise InvalidArgument(
+            f"apply_together({loss_scaler!r}, shares): expected the scaler.LossScaler that scaled the loss."
+        )
+    if isinstance(shares, Share) or not isinstance(shares, Iterable):
+        raise InvalidArgument(
+            f"apply_together(loss_scaler, shares): the shares are of type {type(shares).__name__}: expected a list "
+            "with a scaler.Share for each optimizer."
+        )
     found = list(shares)
     if not found:
         raise InvalidArgument("apply_together(loss_scaler, []): expected a scaler.Share for each optimizer.")
@@ -150,9 +160,15 @@ def _checked(shares: Iterable) -> list[Share]:
         try:
             check_optimizer(one.optimizer)
             clipping_of(one.clip_norm, one.clip)
-            check_pairs(found[at].grads, variables, allow_16bit_updates=False)
+            check_pairs(found[at].grads, variables, allow_16bit_updates=None)
         except InvalidArgument as error:
             raise InvalidArgument(f"{where}: {error}") from None
+        is_earlier = any(one.optimizer is other.optimizer for other in found[:at])
+        if is_earlier and hasattr(one.optimizer, "apply"):
+            raise InvalidArgument(
+                f"{where}: its optimizer is that of an earlier share, and would count the step twice: expected one "
+                "share for each optimizer. Give it the gradients and variables of both."
+            )
     return found
 
 

@@ -45,8 +45,14 @@ def _as_tensors(grad: tf.types.experimental.TensorLike | tf.IndexedSlices) -> tf
     return tf.IndexedSlices(*(None if part is None else tf.convert_to_tensor(part) for part in parts))
 
 
-def check_pairs(grads: Sequence[Gradient], variables: Sequence, allow_16bit_updates: bool) -> None:
-    """Raises `InvalidArgument` unless every gradient fits its variable, and the variables can be updated safely."""
+def check_pairs(grads: Sequence[Gradient], variables: Sequence, allow_16bit_updates: bool | None) -> None:
+    """Raises `InvalidArgument` unless every gradient fits its variable, and the variables can be updated safely.
+
+    Args:
+        grads: Tensors, slices or None.
+        variables: One for each.
+        allow_16bit_updates: Whether they may be 16-bit variables. None if the user cannot ask for it.
+    """
     if grads and all(grad is None for grad in grads):
         raise InvalidArgument(
             "apply: every gradient is None: the scaled loss does not depend on these variables. Compute the loss and "
@@ -73,15 +79,15 @@ def check_gradients(grads: Sequence[Gradient], variables: Sequence) -> None:
             _check_gradient(grad, variable)
 
 
-def _check_variable(variable: keras.Variable | tf.Variable, allow_16bit_updates: bool) -> None:
+def _check_variable(variable: keras.Variable | tf.Variable, allow_16bit_updates: bool | None) -> None:
     dtype = tf.as_dtype(variable.dtype)
     if dtype in _UPDATED_SAFELY or (dtype in _REFUSED_16BIT and allow_16bit_updates):
         return
     if dtype in _REFUSED_16BIT:
         raise InvalidArgument(
             f"apply: variable {variable.name!r} has dtype {dtype.name}, in which an optimizer loses small updates "
-            "and makes infinities by itself. Pass scaler.MasterWeights(variables) instead of the list, or ask for it "
-            "with allow_16bit_updates=True."
+            "and makes infinities by itself. Pass scaler.MasterWeights(variables) instead of the list"
+            f"{'.' if allow_16bit_updates is None else ', or ask for it with allow_16bit_updates=True.'}"
         )
     raise InvalidArgument(
         f"apply: variable {variable.name!r} has dtype {dtype.name}: expected float32 or float64, or float16 or "

@@ -78,7 +78,7 @@ class Calls:
 
     def scaled(self, loss: tf.Tensor) -> tf.Tensor:
         """Marks a loss that was multiplied by what `scales` returned, and returns it."""
-        return mark(loss if self._is_one else self._recorded.scaled(loss), SCALED)
+        return mark(loss if self._is_one else self._recorded.scaled(loss, self._losses.followed), SCALED)
 
     def scales_by_hand(self) -> tf.Tensor:
         """Records that the user reads the scale to multiply a loss by it, and returns it."""

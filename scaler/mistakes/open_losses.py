@@ -13,6 +13,7 @@ from scaler.backend.assignments import age_of
 from scaler.errors import InvalidArgument
 from scaler.mistakes.carried import KEEP_UNSCALED, Carried, retried_elsewhere
 from scaler.mistakes.functions_seen import FunctionsSeen
+from scaler.mistakes.losses_of_one_scale import LossesOfOneScale
 
 _REMEMBERED = 32
 
@@ -20,8 +21,9 @@ _REMEMBERED = 32
 class OpenLosses:
     """The losses that one scaler scaled in eager mode, in order, as groups with the same scale.
 
-    A gradient that is older than a loss does not come from it. A gradient that is younger may. An `apply` to some
-    variables ends all losses that its gradients may come from, for these variables alone.
+    A gradient that is older than a loss, or than the first tape that differentiated it, does not come from it. A
+    gradient that is younger may. An `apply` to some variables ends all losses that its gradients may come from, for
+    these variables alone.
 
     A call of a function that scales a loss and returns its gradients counts as a loss. So does one of a function that
     also applies them, but nothing waits for its gradients, and its scale is that of the last loss.
@@ -32,7 +34,7 @@ class OpenLosses:
 
     def __init__(self, now: Callable[[], tf.Tensor] | None) -> None:
         self._now = now
-        self._groups: list[_Group] = []
+        self._groups: list[LossesOfOneScale] = []
         self._calls = FunctionsSeen(self._called)
 
     def __reduce__(self) -> tuple:
@@ -50,7 +52,20 @@ class OpenLosses:
         if last is not None and last.waits and not last.served and last.scales == {float(loss_scale)}:
             last.add(loss_finite)
         else:
-            self._add(_Group(loss_scale, loss_finite))
+            self._add(LossesOfOneScale(loss_scale, loss_finite))
+
+    def followed(self, by_a_tape: bool) -> Callable[[float], None]:
+        """Records whether a tape follows the last loss from its scaling on.
+
+        Returns:
+            What to call with the age of what such a tape passes back through the loss; with infinity if the tape does
+            so in a graph.
+        """
+        if self._now is None or not self._groups or not tf.executing_eagerly():
+            return lambda age: None
+        group = self._groups[-1]
+        group.sees_tapes = by_a_tape and (group.losses == 1 or group.sees_tapes)
+        return group.differentiated
 
     def of(self, method: str, grads: Sequence, variables: Sequence | None, used: tf.Variable) -> Carried | None:
         """What gradients carry of their losses. None if nothing is known of them, and they carry the value of `used`.
@@ -61,9 +76,9 @@ class OpenLosses:
         unseen = self._calls.some_are_unseen and self._groups
         if unseen and float(tf.convert_to_tensor(used)) not in self._groups[-1].scales:
             self._groups = []
-        wanted, ages = _ids(variables), _ages(grads)
-        earlier = [group for group in self._groups if any(map(group.is_older, ages))]
-        possible = [group for group in earlier if group.waits_for(wanted)] or earlier[-1:]
+        wanted = _ids(variables)
+        sources = {id(group) for age in _ages(grads) for group in self._sources(age, wanted)}
+        possible = [group for group in self._groups if id(group) in sources]
         if any(group.is_retried for group in possible):
             raise retried_elsewhere(method)
         scales = list(dict.fromkeys(scale for group in possible for scale in group.scales))
@@ -78,6 +93,20 @@ class OpenLosses:
         found = possible[-1:]
         return Carried(found[0].loss_scale, found[0].loss_finite) if found and found[0].loss_scale is not None else None
 
+    def _sources(self, age: float, wanted: frozenset[int]) -> list[LossesOfOneScale]:
+        """The groups that a gradient of this age may come from."""
+        earlier = self._before(age)
+        waiting = [group for group in earlier if group.waits_for(wanted)]
+        # What nobody computed with since a tape returned it comes from the last loss that the tape passed.
+        last = max(reversed(earlier), key=lambda group: group.last_pass(age), default=None)
+        return waiting if last is None or last in waiting else [*waiting, last]
+
+    def _before(self, age: float) -> list[LossesOfOneScale]:
+        # Where no tape is known to have made it, as of a gradient by hand, any loss that is older may have.
+        return [group for group in self._groups if group.may_be_of(age)] or [
+            group for group in self._groups if group.is_older(age)
+        ]
+
     def retried(self, grads: Sequence, loss_scale: tf.Tensor, lower: tf.Tensor) -> None:
         """Records that gradients were taken again: those of their losses now carry one scale or the other."""
         if self._now is None:
@@ -87,7 +116,7 @@ class OpenLosses:
             return
         ages = _ages(grads)
         for group in self._groups:
-            if float(loss_scale) in group.scales and any(map(group.is_older, ages)):
+            if float(loss_scale) in group.scales and any(map(group.may_be_of, ages)):
                 group.may_also_carry(float(lower))
 
     def ends(self, grads: Sequence, variables: Sequence | None = None) -> None:
@@ -98,7 +127,8 @@ class OpenLosses:
             self._calls.takes()
             return
         ages, served = _ages(grads), _ids(variables)
-        older = [group for group in self._groups if any(map(group.is_older, ages))]
+        possible = {id(group) for age in ages for group in self._before(age)}
+        older = [group for group in self._groups if id(group) in possible]
         for group in older:
             group.served |= served
             group.waits = group.waits and variables is not None
@@ -123,18 +153,18 @@ class OpenLosses:
             # Another function made what it takes.
             self._end([group for group in self._groups if group.function is not None])
             return
-        group = _Group(None if takes else self._now(), None, id(function))
+        group = LossesOfOneScale(None if takes else self._now(), None, id(function))
         group.is_retried = retries and not takes
         if takes and self._groups and self._groups[-1].function == id(function):
             self._groups.pop()  # As each step of a run does.
         self._add(group)
 
     @staticmethod
-    def _end(groups: Sequence[_Group]) -> None:
+    def _end(groups: Sequence[LossesOfOneScale]) -> None:
         for group in groups:
             group.waits = False
 
-    def _add(self, group: _Group) -> None:
+    def _add(self, group: LossesOfOneScale) -> None:
         if len(self._groups) >= _REMEMBERED:
             ended = next((one for one in self._groups if not one.waits), None)
             if ended is not None:
@@ -144,56 +174,6 @@ class OpenLosses:
                 second.join(first)
                 self._groups = [second, *rest]
         self._groups.append(group)
-
-
-class _Group:
-    """Losses that one scale multiplied.
-
-    Attributes:
-        loss_scale: The scale. None if it is not known.
-        loss_finite: Whether all of them were finite. None if it is not known.
-        function: Which function scaled them; None for eager mode.
-        losses: How many they are.
-        waits: Whether one of them may still be applied.
-        served: The variables that they were applied to, by id.
-        is_retried: Whether their gradients were taken again in a function, at a scale that is not known.
-    """
-
-    def __init__(self, loss_scale: tf.Tensor | None, loss_finite: tf.Tensor | None, function: int | None = None):
-        self.loss_scale, self.loss_finite, self.function = loss_scale, loss_finite, function
-        self.losses, self.waits = 1, loss_scale is not None
-        self.served: frozenset[int] = frozenset()
-        self.is_retried = False
-        self._others: set[float] = set()
-        self._age = age_of(tf.constant(True) if loss_finite is None else loss_finite)
-
-    @property
-    def scales(self) -> set[float]:
-        """The scales that gradients of these losses may carry."""
-        return self._others if self.loss_scale is None else {float(self.loss_scale), *self._others}
-
-    def may_also_carry(self, loss_scale: float) -> None:
-        """Records that some of their gradients carry another scale."""
-        self._others = {*self._others, loss_scale}
-
-    def add(self, loss_finite: tf.Tensor) -> None:
-        """Takes another loss of the same scale in."""
-        self.losses += 1
-        self.loss_finite = None if self.loss_finite is None else tf.logical_and(self.loss_finite, loss_finite)
-
-    def join(self, earlier: _Group) -> None:
-        """Takes an earlier group in. Which of their scales a gradient carries is then unknown."""
-        self.losses += earlier.losses
-        self.served &= earlier.served
-        self.loss_finite = self.function = None
-        self._age = earlier._age
-        self._others = set(sorted({*self._others, *earlier.scales})[:2])
-
-    def is_older(self, age: float) -> bool:
-        return self._age < age
-
-    def waits_for(self, variables: frozenset[int]) -> bool:
-        return self.waits and not (variables and variables <= self.served)
 
 
 def _ages(grads: Sequence) -> list[float]:

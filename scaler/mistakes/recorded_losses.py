@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -23,12 +23,18 @@ class RecordedLosses:
         self._open = _Open()
         self._in_functions = False
 
-    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
-        """Returns the scaled loss, and records it: the same values, and the same gradient."""
+    def scaled(self, loss: tf.Tensor, followed: Callable[[bool], Callable[[float], None]]) -> tf.Tensor:
+        """Returns the scaled loss, and records it: the same values, and the same gradient.
+
+        Args:
+            loss: The scaled loss.
+            followed: Is told whether a tape follows the loss, and returns what is called with the age of each value
+                that a tape passes back through it.
+        """
         if not tf.executing_eagerly():
             self._in_functions = True
             return loss
-        now = self._open
+        now, passes = self._open, followed(tape_records())
         if not tape_records():
             now.in_doubt = True
             return loss
@@ -37,7 +43,9 @@ class RecordedLosses:
         def passed(value: tf.Tensor) -> tuple:
             def backward(upstream: tf.Tensor) -> tf.Tensor:
                 now.in_doubt = True
-                return upstream
+                passed_back = tf.identity(upstream)
+                passes(age_of(passed_back) if tf.executing_eagerly() else float("inf"))
+                return passed_back
 
             return tf.identity(value), backward
 

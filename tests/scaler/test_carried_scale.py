@@ -91,13 +91,8 @@ def test_a_loss_is_differentiated_after_another_was_scaled(eager):
         two.apply(1, second)
         return two.apply(0, tape.gradient(scaled, [two.weights[0]])).loss_scale
 
-    if eager:
-        with pytest.raises(scaler.InvalidArgument, match="1024 or 2048"):
-            step()
-        assert two.moved() == [0.0, 0.0]
-    else:
-        assert float(tf.function(step)()) == 2.0**10
-        assert two.moved() == [1.0, 1.0]
+    assert float(step() if eager else tf.function(step)()) == 2.0**10
+    assert two.moved() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("between", ["update", "apply"])

@@ -162,7 +162,7 @@ def test_what_cannot_be_a_step_of_several_is_refused():
     with pytest.raises(scaler.InvalidArgument, match=r"apply_together\(loss_scaler, \[\]\): expected a scaler.Share"):
         scaler.apply_together(loss_scaler, [])
     with pytest.raises(scaler.InvalidArgument, match="is there twice"):
-        scaler.apply_together(loss_scaler, [share, share])
+        scaler.apply_together(loss_scaler, [share, share._replace(optimizer=SGD(0.1))])
     with pytest.raises(scaler.InvalidArgument, match="SpikeGuard"):
         scaler.apply_together(scaler.LossScaler(scaler.SpikeGuard(scaler.Static(1.0))), [share])
     assert weight.numpy() == [1.0]
@@ -185,6 +185,7 @@ class Breaks(SGD):
         ({"clip_norm": -1.0}, scaler.InvalidArgument, "share 1: clip_norm"),
         ({"variables": 3}, scaler.InvalidArgument, "share 1: an object of type int in the place of variables"),
         ({"optimizer": Breaks(0.1)}, OSError, "no such table"),
+        ({"variables": [tf.Variable([1.0], dtype="float16")]}, scaler.InvalidArgument, r"instead of the list\."),
     ],
 )
 def test_an_error_of_one_leaves_nothing_moved(second, error, match):
@@ -202,6 +203,35 @@ def test_what_is_no_share_is_named():
         scaler.InvalidArgument, match=r"entry 0 of the shares is of type tuple: expected a scaler.Share"
     ):
         scaler.apply_together(scaler.LossScaler(), [(SGD(0.1), [tf.constant([1.0])], [tf.Variable([1.0])])])
+
+
+@pytest.mark.parametrize("make", [lambda share: share, lambda share: 5], ids=["a bare share", "a number"])
+def test_what_is_no_list_of_shares_is_named(make):
+    share = scaler.Share(SGD(0.1), [tf.constant([1.0])], [tf.Variable([1.0])])
+    with pytest.raises(scaler.InvalidArgument, match=r"expected a list with a scaler\.Share for each optimizer"):
+        scaler.apply_together(scaler.LossScaler(), make(share))
+
+
+def test_what_is_no_loss_scaler_is_named():
+    share = scaler.Share(SGD(0.1), [tf.constant([1.0])], [tf.Variable([1.0])])
+    with pytest.raises(
+        scaler.InvalidArgument, match=r"apply_together\(\[.*\], shares\): expected the scaler.LossScaler"
+    ):
+        scaler.apply_together([scaler.LossScaler()], [share])
+
+
+def test_an_optimizer_has_one_share_and_a_function_may_have_several():
+    def descends(grads, variables):
+        for grad, variable in zip(grads, variables, strict=True):
+            variable.assign_sub(grad)
+
+    weights, optimizer = [tf.Variable([1.0]), tf.Variable([2.0])], SGD(0.1)
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    shares = [scaler.Share(optimizer, [tf.constant([1.0])], [weight]) for weight in weights]
+    with pytest.raises(scaler.InvalidArgument, match="share 1: its optimizer is that of an earlier share"):
+        scaler.apply_together(loss_scaler, shares)
+    scaler.apply_together(loss_scaler, [share._replace(optimizer=descends) for share in shares])
+    assert [float(weight[0]) for weight in weights] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("update", [True, np.True_, 1])

@@ -15,6 +15,7 @@ from loops.loop.state.identity import as_json, describe_optimizer, flat, same
 from loops.loop.state.operations import kind, spelled
 from loops.loop.state.pipeline import bottom_up
 from loops.loop.state.values import text_of
+from loops.step.composed_step import ComposedStep
 from loops.step.frozen_weights import named_by
 
 _ARGUMENTS = (
@@ -37,6 +38,10 @@ def settings(train_step: object, dataset: tf.data.Dataset | None) -> dict:
         _add(facts, type(optimizer).__name__, describe_optimizer(optimizer))
     if isinstance(retry := getattr(train_step, "retry", None), bool):
         _add(facts, type(train_step).__name__, {"retry": retry})
+    if isinstance(train_step, ComposedStep):
+        for part in train_step.parts:
+            if part.teacher is not None:
+                _add(facts, f"Part({part.name})", {"momentum": part.momentum})
     for one in reversed(named_by(train_step, scaler.layerwise.Layerwise)):
         _add(facts, type(one).__name__, {"strategy": text_of(one.strategy)})
     for losses in reversed(named_by(train_step, scaler.PerLoss)):

@@ -34,6 +34,28 @@ def test_it_is_the_average_of_the_applied_steps(shape):
         np.testing.assert_allclose(own, one, rtol=1e-5, atol=1e-7)
 
 
+def test_a_resumed_run_with_another_momentum_says_so(tmp_path):
+    def run(momentum, steps):
+        keras.backend.clear_session()
+        student, teacher = plain_model(), plain_model()
+        part = loops.Part(
+            "student",
+            student,
+            lambda batch: squared_error(batch[1], student(batch[0], training=True)),
+            keras.optimizers.SGD(0.1),
+            teacher=teacher,
+            momentum=momentum,
+        )
+        data = tf.data.Dataset.from_tensors(batch()).repeat()
+        loops.Loop(loops.ComposedStep([part]), data, actions=[loops.Checkpoint(tmp_path, every=1, resume=True)]).run(
+            steps
+        )
+
+    run(0.5, 1)
+    with pytest.warns(loops.ResumeWarning, match=r"Part\(student\)\.?.*momentum was 0.5 and is 0.9"):
+        run(0.9, 2)
+
+
 @pytest.mark.slow
 def test_a_teacher_of_float16_does_not_stand_still():
     """The updates of a step are less than float16 can add to a weight; the student's master and the copy keep them."""
