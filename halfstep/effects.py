@@ -51,5 +51,5 @@ def run(options: argparse.Namespace) -> int:
 def _show(effect: Effect, written: list[pathlib.Path]) -> None:
     print(effect.title, columns([effect.columns, *effect.rows], width()), sep="\n\n", end="\n\n")
     for claim in effect.claims:
-        print(folded(f"{'agrees' if claim.holds else 'does not agree'}: {claim.text}"))
+        print(folded(f"{claim.verdict.lower()}: {claim.text}"))
     print(f"{effect.seconds:.0f} s; wrote {', '.join(str(path) for path in written)}")

@@ -18,11 +18,23 @@ class Claim:
 
     Attributes:
         text: The claim, in words.
-        holds: Whether it holds in this run: always computed from the numbers.
+        holds: Whether it holds in this run: always computed from the numbers. None if they cannot tell, as where what
+            is published is less than these seeds could show.
+        published: Whether somebody published it. Otherwise it is a finding of ours, with which nothing can agree.
     """
 
     text: str
-    holds: bool
+    holds: bool | None
+    published: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """The words in front of the claim."""
+        if self.holds is None:
+            return "Cannot tell"
+        if self.published:
+            return "Agrees" if self.holds else "Does not agree"
+        return "Ours, it holds" if self.holds else "Ours, it does not hold"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 import scaler
-from loops.study.effects.effect import Effect, from_values
+from loops.study.effects.effect import Claim, Effect, from_values
 from loops.study.effects.effect import to_values as to_values
 from loops.support.drawing import require_matplotlib
 from loops.support.errors import NotWritable
@@ -112,12 +112,16 @@ def page(effect: Effect) -> str:
         table(effect.columns, effect.rows),
         f"![{effect.title}]({effect.name}.svg)",
         "## What agrees, and what does not",
-        "\n".join(f"- {'Agrees' if claim.holds else '**Does not agree**'}: {claim.text}" for claim in effect.claims),
+        "\n".join(f"- {_emphasized(claim)}: {claim.text}" for claim in effect.claims),
         effect.remarks,
         f"Only the direction and the order of magnitude are claimed. Made by `{command(effect)}`, which also writes "
         f"[the numbers of each seed]({effect.name}.json).",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _emphasized(claim: Claim) -> str:
+    return f"**{claim.verdict}**" if claim.holds is False else claim.verdict
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -133,11 +137,7 @@ def command(effect: Effect) -> str:
 
 def index(effects: Sequence[Effect]) -> str:
     """The page that links to the pages of the effects."""
-    rows = [
-        f"| [{effect.title}]({effect.name}.md) | {sum(claim.holds for claim in effect.claims)} of {len(effect.claims)} "
-        f"| {effect.seconds:.0f} s |"
-        for effect in effects
-    ]
+    rows = [f"| [{effect.title}]({effect.name}.md) | {_agree(effect)} | {effect.seconds:.0f} s |" for effect in effects]
     return "\n".join(
         [
             "# Published effects, measured again",
@@ -145,7 +145,8 @@ def index(effects: Sequence[Effect]) -> str:
             "Each page compares a published figure with one measured here, with its spread over seeds, and says what "
             "agrees, what does not, and why. The networks are small enough for two cores of a CPU. So direction and "
             "order of magnitude are claimed, and no more. `make effects` makes all pages again; `halfstep study "
-            "--preset NAME` makes one. All numbers and verdicts on a page are computed by that command.",
+            "--preset NAME` makes one. All numbers and verdicts on a page are computed by that command. Counted are "
+            "claims that somebody published and about which the numbers can tell; a page also has findings of its own.",
             "",
             "| page | what agrees | time |",
             "| --- | --- | --- |",
@@ -153,3 +154,8 @@ def index(effects: Sequence[Effect]) -> str:
             "",
         ]
     )
+
+
+def _agree(effect: Effect) -> str:
+    told = [claim.holds for claim in effect.claims if claim.published and claim.holds is not None]
+    return f"{sum(told)} of {len(told)}"

@@ -41,7 +41,7 @@ EFFECT = types.SimpleNamespace(
     title="An effect",
     columns=("set-up", "accuracy", "skipped steps", "mean of the largest", "steps to converge"),
     rows=((NAME, "98.7%", "12.5", "1.23e-05", "4,321"),),
-    claims=[types.SimpleNamespace(holds=True, text="it is so " * 20)],
+    claims=[types.SimpleNamespace(verdict="Agrees", text="it is so " * 20)],
     seconds=1.0,
 )
 FINDING = Finding(

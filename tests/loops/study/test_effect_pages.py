@@ -88,6 +88,16 @@ def test_every_part_of_an_effect_is_on_its_page():
     assert "`halfstep study --preset small --seeds 3 --steps 10 --out docs/effects`" in page
 
 
+def test_what_nobody_published_agrees_with_nothing_and_what_cannot_be_told_is_not_counted():
+    claims = [Claim("one", True), Claim("two", None), Claim("three", False, published=False), Claim("four", False)]
+    effect = dataclasses.replace(SMALL, claims=(*claims, Claim("five", True, published=False)))
+    page = pages.page(effect)
+    assert "- Agrees: one\n- Cannot tell: two\n- **Ours, it does not hold**: three\n" in page
+    assert "- **Does not agree**: four\n- Ours, it holds: five\n" in page
+    assert "| 1 of 2 |" in pages.index([effect])
+    assert pages.from_values(json.loads(pages.as_json(effect))).claims == effect.claims
+
+
 @pytest.mark.slow
 def test_a_picture_is_the_same_for_the_same_numbers():
     assert svg_of(effect_figure(SMALL)) == svg_of(effect_figure(SMALL))
