@@ -99,6 +99,29 @@ def test_a_file_of_the_user_that_hides_a_package_is_named(tmp_path, file, name):
     assert (status, said.startswith(f"halfstep: {tmp_path / file} hides")) == (1, True)
 
 
+@pytest.mark.parametrize("code", ["import loops", "from loops import Loop", "import loops.observe"])
+def test_loops_names_a_file_that_hides_scaler(tmp_path, code):
+    (tmp_path / "scaler.py").write_text("mine = 1\n")
+    status, _, said = in_folder(tmp_path, "-c", code)
+    assert status == 1
+    assert said.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'scaler.py'} hides the package 'scaler'")
+
+
+def test_a_program_called_scaler_that_imports_loops_is_named(tmp_path):
+    (tmp_path / "scaler.py").write_text("import loops\n\nloops.Loop\n")
+    status, _, said = in_folder(tmp_path, "scaler.py")
+    assert status == 1
+    assert said.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'scaler.py'} hides the package 'scaler'")
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["--version"]])
+def test_the_command_by_its_other_name_names_a_file_that_hides_halfstep(tmp_path, arguments):
+    (tmp_path / "halfstep.py").write_text("mine = 1\n")
+    status, _, said = in_folder(tmp_path, "-m", "loops", *arguments)
+    assert status == 1
+    assert said.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'halfstep.py'} hides the package 'halfstep'")
+
+
 def test_a_program_of_that_name_that_starts_itself_is_named(tmp_path):
     (tmp_path / "scaler.py").write_text("import halfstep as hs\n\nhs.LossScaler\n")
     status, _, said = in_folder(tmp_path, "scaler.py")
