@@ -1,6 +1,6 @@
 """Finds a file of the user that Python imports in place of one of our packages.
 
-It imports nothing but Python's own modules. `loops` imports it first, since it looks for a hidden `scaler` when it is imported.
+It imports nothing but Python's own modules. `loops` imports it first, since importing it looks for a hidden `scaler`.
 """
 
 from __future__ import annotations
