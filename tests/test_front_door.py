@@ -66,6 +66,20 @@ def test_star_gives_all_names():
     assert set(hs.__all__) <= set(found)
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("trace", "hs.loops.Trace"),
+        ("Tensorboard", "hs.loops.TensorBoard"),
+        ("spike_guard", "hs.scaler.SpikeGuard"),
+        ("Lop", "hs.Loop"),
+    ],
+)
+def test_what_is_nearly_a_name_is_told(name, near):
+    with pytest.raises(AttributeError, match=rf"module 'halfstep' has no attribute '{name}': is it {near}\?"):
+        getattr(hs, name)
+
+
 @pytest.mark.parametrize("name", ["Lop", "Warmup", "__path", "explain_"])
 def test_what_is_no_name_is_an_attribute_error(name):
     with pytest.raises(AttributeError, match=f"module 'halfstep' has no attribute '{name}'"):
@@ -143,5 +157,5 @@ def test_a_name_of_a_package_alone_is_told_with_its_package():
         with pytest.raises(AttributeError) as error:
             hs.__getattr__(name)
         assert f"hs.{package.__name__}.{name}" in str(error.value).split(": it is ")[1].split(" or ")
-    with pytest.raises(AttributeError, match=r"has no attribute 'Lop'$"):
-        hs.__getattr__("Lop")
+    with pytest.raises(AttributeError, match=r"has no attribute 'Banana'$"):
+        hs.__getattr__("Banana")
