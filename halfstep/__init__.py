@@ -61,7 +61,7 @@ if not typing.TYPE_CHECKING:  # A type checker would believe any name.
             package = importlib.import_module(owner)
             value = package if name == owner else getattr(package, name)
         else:
-            raise AttributeError(f"module 'halfstep' has no attribute {name!r}{door.elsewhere(name)}")
+            raise AttributeError(f"module 'halfstep' has no attribute {name!r}{door.elsewhere(name, __all__)}")
         globals()[name] = value
         return value
 

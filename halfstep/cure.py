@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from halfstep import arguments
@@ -69,18 +70,63 @@ def text_of_format(step: int, found: FormatCure) -> str:
     """What a format does to a step, as text."""
     from loops.support.text import amount
 
-    allowed = f"{found.limit:.1%} of their norm are allowed, and the noise of the batch is {found.noise:.1%}"
     if not found.inside:
-        return f"Step {step}: no layer may be in {found.format}. Alone each moves the gradients too far: {allowed}."
-    layers = amount(len(found.inside) + len(found.left_out), "layer")
-    which = f"{len(found.inside)} of {layers}" if found.left_out else f"all of {layers}"
-    error = f"Together they move the gradients by {found.error:.1%}"
-    lines = [f"Step {step}: {which} may be in {found.format}. {error}: {allowed}."]
-    if found.left_out:
+        head = (
+            f"Step {step}: no layer may be in {found.format}. Alone each moves the gradients too far: {_limits(found)}."
+        )
+    else:
+        layers = amount(len(found.inside) + len(found.left_out), "layer")
+        which = f"{len(found.inside)} of {layers}" if found.left_out else f"all of {layers}"
+        each = [f"by {one.error:.1%} of {name!r}" for name, one in found.parts.items()]
+        moved = _and(each) if each else f"by {found.error:.1%}"
+        head = (
+            f"Step {step}: {which} may be in {found.format}. Together they move the gradients {moved}: "
+            f"{_limits(found)}."
+        )
+    lines = [head]
+    if found.joint:
+        lines += ["", f"One scaler decides about {_and(map(repr, found.joint))}, so their gradients are judged as one."]
+    if found.inside and found.left_out:
         lines += ["", "Leave out, with how far each moves the gradients alone:", ""]
-        lines += [f"  {path}  {found.alone[path]:.1%}" for path in found.left_out]
-        lines += ["", f"scaler.formats.emulated({found.format!r})(model, only={found.inside!r})"]
+        lines += [f"  {path}  {_alone(found, path)}" for path in found.left_out]
+        lines += ["", *_calls(found)]
+    if found.not_tried:
+        lines += ["", "Not tried:", ""]
+        lines += [f"  {path}  {why}" for path, why in found.not_tried.items()]
     return "\n".join(lines)
+
+
+def _limits(found: FormatCure) -> str:
+    """How far gradients may move, and why."""
+    if not found.parts:
+        return f"{found.limit:.1%} of their norm are allowed, and the noise of the batch is {found.noise:.1%}"
+    limits = _and(f"{one.limit:.1%} of the norm of {name!r}" for name, one in found.parts.items())
+    noises = _and(f"{one.noise:.1%} in {name!r}" for name, one in found.parts.items())
+    return f"{limits} are allowed, and the noise of the batch is {noises}"
+
+
+def _alone(found: FormatCure, path: str) -> str:
+    """How far a layer that is left out moves the gradients alone, and whether it may be in the format then."""
+    parts = [f"{one.alone[path]:.1%} of {name!r}" for name, one in found.parts.items()]
+    moves = _and(parts) if parts else f"{found.alone[path]:.1%}"
+    return f"{moves}; alone it may be" if path in found.may_alone else moves
+
+
+def _calls(found: FormatCure) -> list[str]:
+    """The calls that put the layers inside into the format, one for each model."""
+    emulated = f"scaler.formats.emulated({found.format!r})"
+    if not found.models:
+        return [f"{emulated}(model, only={found.inside!r})"]
+    inside = {
+        name: [path.removeprefix(f"{name}/") for path in found.inside if path.startswith(f"{name}/")]
+        for name in found.models
+    }
+    return [f"{emulated}({name}, only={paths!r})" for name, paths in inside.items() if paths]
+
+
+def _and(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def as_dict(step: int, cure: Cure) -> dict[str, Any]:

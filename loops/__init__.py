@@ -11,6 +11,9 @@ import importlib.util
 import types
 import typing
 
+from loops.support import hiding as _hiding  # noqa: F401 -- before all that need scaler: it checks that it is ours
+
+# isort: split
 from loops import observe as observe
 from loops.actions import Best as Best
 from loops.actions import Call as Call

@@ -2,6 +2,14 @@
 
 import sys
 
-from halfstep.command import main
+from loops.support.hiding import check_not_hidden
 
-sys.exit(main())
+
+def _main() -> int:
+    check_not_hidden("halfstep")
+    from halfstep.command import main
+
+    return main()
+
+
+sys.exit(_main())

@@ -66,6 +66,20 @@ def test_star_gives_all_names():
     assert set(hs.__all__) <= set(found)
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("trace", "hs.loops.Trace"),
+        ("Tensorboard", "hs.loops.TensorBoard"),
+        ("spike_guard", "hs.scaler.SpikeGuard"),
+        ("Lop", "hs.Loop"),
+    ],
+)
+def test_what_is_nearly_a_name_is_told(name, near):
+    with pytest.raises(AttributeError, match=rf"module 'halfstep' has no attribute '{name}': is it {near}\?"):
+        getattr(hs, name)
+
+
 @pytest.mark.parametrize("name", ["Lop", "Warmup", "__path", "explain_"])
 def test_what_is_no_name_is_an_attribute_error(name):
     with pytest.raises(AttributeError, match=f"module 'halfstep' has no attribute '{name}'"):
@@ -99,6 +113,29 @@ def test_a_file_of_the_user_that_hides_a_package_is_named(tmp_path, file, name):
     assert (status, said.startswith(f"halfstep: {tmp_path / file} hides")) == (1, True)
 
 
+@pytest.mark.parametrize("code", ["import loops", "from loops import Loop", "import loops.observe"])
+def test_loops_names_a_file_that_hides_scaler(tmp_path, code):
+    (tmp_path / "scaler.py").write_text("mine = 1\n")
+    status, _, said = in_folder(tmp_path, "-c", code)
+    assert status == 1
+    assert said.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'scaler.py'} hides the package 'scaler'")
+
+
+def test_a_program_called_scaler_that_imports_loops_is_named(tmp_path):
+    (tmp_path / "scaler.py").write_text("import loops\n\nloops.Loop\n")
+    status, _, said = in_folder(tmp_path, "scaler.py")
+    assert status == 1
+    assert said.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'scaler.py'} hides the package 'scaler'")
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["--version"]])
+def test_the_command_by_its_other_name_names_a_file_that_hides_halfstep(tmp_path, arguments):
+    (tmp_path / "halfstep.py").write_text("mine = 1\n")
+    status, _, said = in_folder(tmp_path, "-m", "loops", *arguments)
+    assert status == 1
+    assert said.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'halfstep.py'} hides the package 'halfstep'")
+
+
 def test_a_program_of_that_name_that_starts_itself_is_named(tmp_path):
     (tmp_path / "scaler.py").write_text("import halfstep as hs\n\nhs.LossScaler\n")
     status, _, said = in_folder(tmp_path, "scaler.py")
@@ -120,5 +157,5 @@ def test_a_name_of_a_package_alone_is_told_with_its_package():
         with pytest.raises(AttributeError) as error:
             hs.__getattr__(name)
         assert f"hs.{package.__name__}.{name}" in str(error.value).split(": it is ")[1].split(" or ")
-    with pytest.raises(AttributeError, match=r"has no attribute 'Lop'$"):
-        hs.__getattr__("Lop")
+    with pytest.raises(AttributeError, match=r"has no attribute 'Banana'$"):
+        hs.__getattr__("Banana")

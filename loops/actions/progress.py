@@ -28,7 +28,7 @@ class Progress:
     """Shows step, applied and skipped steps, loss scale, loss, speed, time left, and the loop's `Evaluate` results.
 
     On a terminal it is a moving bar, elsewhere a plain line from time to time and at the end. Speed and time left are
-    measured from the first visit of a run, to leave out compilation.
+    measured from the first visit of a run, to leave out compilation. A run that has no step to take says so, once.
 
     Args:
         label: The start of the line.
@@ -56,6 +56,7 @@ class Progress:
         self._cadence = Cadence("Progress", every)
         self._evaluations: list[Evaluate] = []
         self._start: Visit | None = None
+        self._said_done: tuple[int, int] | None = None
         self._bar: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID | None = None
 
@@ -96,6 +97,22 @@ class Progress:
         elif due or visit.counters.data >= visit.goal:
             line = f"{self._label}  {visit.counters.data}/{visit.goal}  {self._status(visit)}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def nothing_to_do(self, done: int, goal: int, why: str | None) -> None:
+        """Says that a run had no step to take; of one that is asked again for the same, only the first time.
+
+        Args:
+            done: The steps taken.
+            goal: The steps asked for.
+            why: Why an action ended the run before its goal; None if it is at its goal.
+        """
+        more = "Ask for more steps, or start over with a new loop and a new folder for its checkpoints."
+        said = f"nothing to do: {why}." if why else f"already at step {done} of {goal}: nothing to do. {more}"
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, total=goal, status=said)
+        elif self._said_done != (done, goal):
+            self.tell(f"{self._label}  {done}/{goal}  {said}")
+        self._said_done = (done, goal)
 
     def tell(self, text: str) -> None:
         """Prints a sentence of another action, above the bar."""

@@ -61,6 +61,8 @@ class Loop:
     context manager, it is entered when `run` begins and left when it ends, however it ends. If one action raises, the
     others still act, then `run` raises its error. An action may have these methods: `begin(loop)`, called before the
     first step and before any action is entered; `end()`, called after the last step, unless a step raised;
+    `nothing_to_do(done, goal, why)`, called if a run has no step to take, because it is at its goal or, with a sentence
+    `why`, because an action ended it before;
     `save_state()` and `load_state(value)`, see `Checkpoint`. An action that sets its attribute `stopped` to a sentence
     ends the run, as if its goal were reached.
 
@@ -265,6 +267,7 @@ class Loop:
         """Runs until `steps` batches have been taken since the loop was made; a second call goes on from the first.
 
         Steps taken before a checkpoint was restored count: the same call in a new process ends where this one would.
+        With nothing left to do it returns at once; `Progress` says so.
 
         Returns:
             The loop's counters. They are below `steps` if an action ended the run: `stopped` says why.
@@ -305,7 +308,7 @@ class Loop:
             for action in self.actions:
                 if isinstance(action, contextlib.AbstractContextManager):
                     enter(stack, action)
-            whole, failed = True, None
+            whole, failed, began_at = True, None, self.counters.data
             try:
                 self._meet(signals)
                 signals.act()
@@ -326,6 +329,8 @@ class Loop:
                     if call.steps < limit and self.position.ended:
                         of_source = self.position.dataset is None
                         raise OutOfData(why_out_of_data(done + call.steps, steps, of_source=of_source))
+                if done == began_at:
+                    self._say_nothing_to_do(done, steps)
             except Exception as error:
                 failed = error
                 raise
@@ -334,6 +339,12 @@ class Loop:
                     self._end(failed)
             signals.act()
         return self.counters
+
+    def _say_nothing_to_do(self, done: int, goal: int) -> None:
+        for action in self.actions:
+            if hasattr(action, "nothing_to_do"):
+                with named(action):
+                    action.nothing_to_do(done, goal, None if done >= goal else self.stopped)
 
     @property
     def _goes_back(self) -> bool:

@@ -56,7 +56,7 @@ class Alarm(NamedTuple):
     Attributes:
         step: The step of the alarm.
         left: Octaves from the step's largest gradient, at the step's loss scale, to an overflow; 0 if it overflowed.
-        headroom: Octaves from the step's largest activation or weight to an overflow.
+        headroom: Octaves from the step's largest activation or weight to an overflow; NaN if none was measured.
         rise: How far the loss had risen, as a share of its lowest value since other data began.
         evidence: What the alarm rests on.
         above: Octaves by which the largest gradients of the last 8 steps lie above those of all steps, both as means.
@@ -84,10 +84,11 @@ class Alarm(NamedTuple):
                 f"its activations or weights are larger than ever, and overflow in about {self.within:.0f} steps if "
                 f"they grow on as in the last {LINE_OF}"
             )
+        # It is not known where only gradients are watched.
+        others = "" if math.isnan(self.headroom) else f", activations and weights {self.headroom:.0f}"
         return (
             f"at step {self.step} the run may be diverging: {why}. Gradients have {self.left:.0f} octaves left before "
-            f"they overflow at this loss scale, activations and weights {self.headroom:.0f}. Lower the learning rate, "
-            "or clip, or look at the data."
+            f"they overflow at this loss scale{others}. Lower the learning rate, or clip, or look at the data."
         )
 
 

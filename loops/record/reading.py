@@ -7,7 +7,7 @@ import importlib.util
 import os
 import pathlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,22 @@ from loops.record.run import Measured, Recorded
 from loops.record.run_metadata import counted_in, metadata_of, replayed_in
 from loops.record.trace import TraceTables, read
 from loops.record.trace_columns import columns_of, gauges_in, measured_in
+from loops.record.watching import probes_for
 from loops.support.errors import LoopError, TraceWarning
+from loops.support.part_names import part_names
 
-_PROBES = "give TrainStep probes=scaler.observe.watch(model)"
 _NO_TRACE = (
-    "No trace was recorded: the critical scale, the headroom and the exponents are unknown. To record them, run "
-    f'halfstep train with --trace; in a program, add loops.Trace("run/{TRACE}") to the actions, and {_PROBES}.'
+    "No trace was recorded: the critical scale, the headroom and the exponents are unknown. To record them, {how}add "
+    'loops.Trace("run/{trace}") to the actions, and make the step {probes}.'
 )
+_BY_COMMAND = "run halfstep train with --trace; in a program, "
 _NO_PYARROW = 'The trace cannot be read without pyarrow: pip install "halfstep[trace]".'
-_NO_TENSORS = f"The trace has no tensors. To record them, {_PROBES}."
+_NO_TENSORS = "The trace has no tensors. To record them, make the step {probes}."
+_NOT_WATCHED = (
+    "The headroom of activations and weights is not known: no activations and no weights are watched. To measure it, "
+    "make the step {probes}."
+)
+_ZERO = "The headroom of activations and weights is not known: all that was measured of them is zero."
 _NO_HISTOGRAMS = (
     "The trace has no histograms yet. They are written at the steps that are multiples of loops.Trace(every=), around "
     "skips, and when the run ends."
@@ -82,7 +89,9 @@ def read_run(run: str | os.PathLike) -> Recorded:
         notes.append(f"{log.name}: {found.unread} incomplete or foreign lines were skipped." if log else "")
     tables = _tables(trace, found is None or not len(found.step), notes) if trace else None
     if trace is None:
-        notes.append(_NO_TRACE)
+        parts = tuple(part_names(found.columns)) if found else ()
+        how = "" if parts else _BY_COMMAND
+        notes.append(_NO_TRACE.format(how=how, trace=TRACE, probes=probes_for(parts)))
     facts, versions = metadata_of(folder)
     replayed = replayed_in(folder, notes)
     recorded = _made(place.resolve().name, str(run), found, tables, facts, versions, notes)
@@ -145,7 +154,8 @@ def _made(
         tables = traced = None
     tensors = measured_in(tables) if tables else None
     if tables:
-        notes = notes + _missing(tensors)
+        parts = tables.parts or (tuple(part_names(log.columns)) if log else ())
+        notes = notes + _missing(tensors, parts) + _unknown_headroom(tensors, traced.columns if traced else {}, parts)
     both = joined(traced, log)
     return Recorded(
         name,
@@ -168,9 +178,16 @@ _OTHER_RUN = (
 )
 
 
-def _missing(tensors: Measured | None) -> list[str]:
+def _unknown_headroom(tensors: Measured | None, columns: Mapping[str, np.ndarray], parts: Sequence[str]) -> list[str]:
+    """Why no step has a headroom, if tensors were measured and none has."""
+    if tensors is None or not len(tensors.step) or not np.isnan(columns.get("headroom", np.nan)).all():
+        return []
+    return [_NOT_WATCHED.format(probes=probes_for(parts)) if tensors.carries_scale.all() else _ZERO]
+
+
+def _missing(tensors: Measured | None, parts: Sequence[str]) -> list[str]:
     if tensors is None:
-        return [_NO_TENSORS]
+        return [_NO_TENSORS.format(probes=probes_for(parts))]
     return [] if len(tensors.frames) else [_NO_HISTOGRAMS]
 
 

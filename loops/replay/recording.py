@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import scaler
 from loops.record.trace import TraceTables
+from loops.record.watching import probes_for
 from loops.replay.limits import Limits, Seen, limits_of
 from loops.support.errors import LoopError
-
-RECORD = "loops.Trace and TrainStep(..., probes=scaler.observe.watch(model)), as halfstep train --trace does it"
-"""How to record what a replay needs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,21 +45,28 @@ def recording_of(tables: TraceTables, name: str) -> Recording:
     steps = tables.steps
     if not len(steps):
         raise LoopError(f"{name}: it has no step. Let the run take some.")
+    record = _how_to_record(tables.parts)
     scale = _numbers(steps, "loss_scale")
     if np.isnan(scale).any() or not steps["applied"].null_count < len(steps):
+        if tables.parts and np.isnan(scale).all():
+            raise LoopError(
+                f"{name}: it is a trace of a ComposedStep whose parts {', '.join(tables.parts)} have a loss scaler "
+                "each, so that the step has no loss scale that another strategy could have set. To replay it, give the "
+                f"ComposedStep one scaler, forward= and loss_scaler=, and record it with {record}."
+            )
         missing = "loss_scale" if np.isnan(scale).any() else "applied"
-        raise LoopError(f"{name}: its steps have no {missing}. Have the train step return it, or record with {RECORD}.")
+        raise LoopError(f"{name}: its steps have no {missing}. Have the train step return it, or record with {record}.")
     low, high = _numbers(steps, "critical_low"), _numbers(steps, "critical_high")
     unseen = int(np.isnan(low).sum())
     if 0 < unseen < len(low):
         raise LoopError(
             f"{name}: {unseen:,} of its {len(low):,} steps were not measured, as with watch(every=10), and have no "
-            f"critical scale. A replay needs that of each step. Record it with {RECORD}."
+            f"critical scale. A replay needs that of each step. Record it with {record}."
         )
     if np.isnan(low).any() or np.isposinf(low).all():
         raise LoopError(
             f"{name}: it has no critical scales, because no gradients were measured. Without them it is unknown what "
-            f"another scale would have done. Record it with {RECORD}."
+            f"another scale would have done. Record it with {record}."
         )
     applied = _flags(steps, "applied", True)
     attempted = _flags(steps, "attempted", True)
@@ -69,6 +75,12 @@ def recording_of(tables: TraceTables, name: str) -> Recording:
     causes = np.array(steps["cause"].to_pylist(), object) if steps["cause"].null_count < len(steps) else _none(len(low))
     limits = limits_of(Seen(scale, applied, attempted, causes, low, high, _overflows_at(tables, scale)))
     return Recording(name, tables, steps["step"].to_numpy()[attempted], scale[attempted], applied[attempted], limits)
+
+
+def _how_to_record(parts: Sequence[str]) -> str:
+    """How to record what a replay needs."""
+    by_command = "" if parts else ", as halfstep train --trace does it"
+    return f"loops.Trace and {probes_for(parts)}{by_command}"
 
 
 def largest_gradient(recording: Recording) -> np.ndarray:
@@ -81,12 +93,13 @@ def largest_gradient(recording: Recording) -> np.ndarray:
     """
     tables = recording.tables
     names = [name for name in tables.steps.column_names if name.startswith("amax/weight_gradients/")]
+    watch = f"{probes_for(tables.parts)}, of all layers"
     reasons = {
         "replicas": "the gradients of its several replicas were measured before they were summed: record it on one",
         "micro-batches": "the gradients of its micro-batches were measured before they were summed: record it with "
         "accumulate=1",
-        "weights": "not the gradients of all weights were measured: record it with "
-        "probes=scaler.observe.watch(model), of all layers and with the kind weight_gradients",
+        "weights": f"not the gradients of all weights were measured: record it with {watch} and with the kind "
+        "weight_gradients",
     }
     lacks = tables.lacks or (() if names else ("weights",))
     if lacks:

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.record.watching import probes_for
 from loops.replay.recording import Recording
 from loops.support.errors import LoopError
 
@@ -77,7 +78,7 @@ def tallies_of(recording: Recording, edges: tuple[float, ...]) -> Tallies:
     if "weights" in recording.tables.lacks:
         raise LoopError(
             f"{recording.name}: it lacks the histograms of the gradients of some weights. Record it with "
-            "probes=scaler.observe.watch(model), of all layers and with the kind weight_gradients."
+            f"{probes_for(recording.tables.parts)}, of all layers and with the kind weight_gradients."
         )
     return Tallies(_below(recording), parts.astype(np.int32), octaves)
 

@@ -188,6 +188,16 @@ class ComposedStep(tf.Module):
         finally:
             self._due_now = before
 
+    def nearest_turn(self, part: Part) -> int:
+        """How many calls lie between the next one and a turn of the part: 0 in its turn, negative for the last one.
+
+        Before its first turn it is the number of calls until then. Called outside of a step, on one replica.
+
+        Args:
+            part: One of the parts.
+        """
+        return 0 if self._turns is None else self._turns.nearest(part.every)
+
     def go_back(self, calls: int) -> None:
         """Takes turns as so many calls ago. All other variables are as they are.
 

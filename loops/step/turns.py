@@ -49,6 +49,17 @@ class Turns(tf.Module):
         """Whether it is the turn of a part in this call, scalar bool."""
         return tf.equal((self._calls // self._window + 1) % every, 0)
 
+    def nearest(self, every: int) -> int:
+        """How many calls from the next one it is to a part's turn: 0 in its turn, else back to the last one.
+
+        Before the first turn it is the number of calls until then. Called outside of a step, on one replica.
+        """
+        calls = int(self._calls)
+        step = calls // self._window + 1
+        if step % every == 0:
+            return 0
+        return (step // every * every or every) * self._window - 1 - calls
+
     def go_back(self, calls: int) -> None:
         """As if so many calls had not been, on every replica; called outside of a step."""
         for part in getattr(self._calls, "values", (self._calls,)):

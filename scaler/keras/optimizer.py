@@ -103,6 +103,8 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         # No warning of a missing rollback: `protect` rolls statistics back, and without it `apply` where it can.
         use = self.loss_scaler._calls.use
         use.statistics_are_kept = use.unconnected_are_named = True
+        # The gradients of a window are the mean over its micro-batches, and so is the loss that a SpikeGuard judges.
+        self.loss_scaler._calls.step.losses = int(getattr(inner, "gradient_accumulation_steps", None) or 1)
         self.masters = None
         self._window: accumulation.Window | None = None
         self._unscaled = replicas.local_variable(False, "unscaled")

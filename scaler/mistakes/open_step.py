@@ -14,7 +14,8 @@ class OpenStep:
         used: The scale that gradients carry until the next `scale`, even after an `update`. 0 before the first `scale`.
         loss_finite: Whether all losses since the last decision were finite. One decision may take several `apply`.
         decided: Whether nothing has been scaled since the last decision.
-        loss: The sum of the losses since the last decision; None unless it is asked for.
+        loss: The sum of the losses since the last decision, over `losses`; None unless it is asked for.
+        losses: How many whole losses make one: in `fit` the micro-batches of a window. 1 where each gives its share.
 
     Args:
         sums: Whether losses are summed.
@@ -24,13 +25,15 @@ class OpenStep:
         self.used = replicas.local_variable(0.0, "scale_used")
         self.loss_finite = replicas.local_variable(True, "loss_finite")
         self.decided = replicas.local_variable(False, "decided")
+        self.losses = 1
         self.loss = replicas.local_variable(0.0, "loss") if sums else None
 
     def begin(self, loss: tf.Tensor, loss_finite: tf.Tensor, loss_scale: tf.Tensor) -> None:
         """Records that a loss, which is finite or not, was multiplied by the scale."""
         self.used.assign(loss_scale)
         if self.loss is not None:
-            self.loss.assign(tf.where(self.decided, 0.0, self.loss) + loss)
+            share = loss if self.losses == 1 else loss / self.losses
+            self.loss.assign(tf.where(self.decided, 0.0, self.loss) + share)
         earlier = tf.logical_or(self.decided, self.loss_finite)
         self.loss_finite.assign(tf.logical_and(earlier, loss_finite))
         self.decided.assign(False)

@@ -66,9 +66,10 @@ class SpikeGuard:
         otherwise:                                             the strategy sees the step
 
     The norm is the global one of the unscaled gradients, before clipping. The loss is what `scale` was given, summed
-    over the micro-batches and the replicas of a step. All replicas decide alike. A spike leaves every variable as an
-    overflow does. The strategy does not see it, so that the loss scale, and what leads to its growth, do not move. What
-    retries of its backward pass did to them is put back.
+    over the micro-batches and the replicas of a step, each of which gives its share of a mean; in `fit` with
+    `gradient_accumulation_steps` it is the mean over the micro-batches. All replicas decide alike. A spike leaves every
+    variable as an overflow does. The strategy does not see it, so that the loss scale, and what leads to its growth, do
+    not move. What retries of its backward pass did to them is put back.
 
     Only applied steps enter the window. No step is a spike until more than half of the window is filled, nor while all
     of its values are 0. Until it is full, the limit is higher than the formula's, since empty places count as infinite.

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import math
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import keras
-import numpy as np
-import tensorflow as tf
+from collections.abc import Mapping, Sequence
 
 import scaler
 from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.explain import Progress, attempt_progress, replay_progress
+from loops.diagnose.explain.gradients_in_format import GradientsInFormat, Moved
 from loops.diagnose.explain.minimal import minimal
-from loops.diagnose.graph.models import models_in_step
-from loops.diagnose.graph.policies import layers_in_float32
-from loops.diagnose.graph.scaler_calls import recording_scaler_calls
 from loops.loop.loop import Loop
 from loops.run.rewind.rewind import rewind
 from loops.support.errors import LoopError
-
-MOST = 0.5
-"""The largest error over the norm, whatever the noise: beyond it the gradients point elsewhere."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FormatCure:
     """Which layers may compute in a format at a step, and which must not.
+
+    Gradients about which different loss scalers decide, such as those of the parts of a `loops.ComposedStep`, are
+    judged apart, each by its own norm and noise. Then each number here is that of the gradients that it moves the
+    nearest to their limit, or the furthest beyond it.
 
     Attributes:
         format: The format of weights and activations.
@@ -41,11 +35,38 @@ class FormatCure:
         noise: How far the gradients of one batch lie from those of the data, about, over their norm.
         limit: How far they may move: the noise, but by no more than half of the norm.
         alone: How far each layer alone moves them, by path.
+        may_alone: Of those left out the ones that may be in it if no other layer is.
+        parts: If there are several scalers, the same numbers for each, by its part or its name.
+        joint: The names of the parts about which one scaler decides, if there are several.
+        not_tried: Layers that the step does not show, by path, with a sentence that says why.
+        models: The names with which paths begin, if there are several models.
     """
 
     format: str
     left_out: list[str]
     inside: list[str]
+    error: float
+    noise: float
+    limit: float
+    alone: dict[str, float]
+    may_alone: list[str] = dataclasses.field(default_factory=list)
+    parts: dict[str, PartInFormat] = dataclasses.field(default_factory=dict)
+    joint: list[str] = dataclasses.field(default_factory=list)
+    not_tried: dict[str, str] = dataclasses.field(default_factory=dict)
+    models: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class PartInFormat:
+    """What a format does to the gradients about which one of several scalers decides; as in a `FormatCure`.
+
+    Attributes:
+        error: How far the layers that are inside together move these gradients, over their norm.
+        noise: Their noise.
+        limit: How far they may move.
+        alone: How far each layer alone moves them, by path.
+    """
+
     error: float
     noise: float
     limit: float
@@ -65,7 +86,9 @@ def find_format_cure(
 
     They may if their rounding moves the step's gradients by no more than the noise of the batch does, and by less than
     half of their norm. The noise is the deviation of the gradients of up to five neighbouring batches. Every float16
-    layer computes in float32, and delayed scaling is measured as current scaling.
+    layer computes in float32, and delayed scaling is measured as current scaling. Gradients of several scalers are
+    judged apart: none may move too far. A layer that the step does not call, or whose part does not have its turn, is
+    neither in nor out.
 
     Args:
         loop: The loop of the run, before its first step.
@@ -80,129 +103,76 @@ def find_format_cure(
     """
     emulated = scaler.formats.emulated(format)
     moment = rewind(loop, step, run=None if run is None else pathlib.Path(run), progress=replay_progress(progress))
-    gradients = _Gradients(Attempts(moment, attempt_progress(progress)), emulated)
-    whole, noise = gradients.of_neighbours()
-    norm = max(float(np.linalg.norm(whole)), float(np.finfo(np.float32).tiny))
-    limit = min(noise / norm, MOST)
-    errors: dict[frozenset[str], float] = {frozenset(): 0.0}
-
-    def error(inside: Sequence[str]) -> float:
-        key = frozenset(inside)
-        if key not in errors:
-            errors[key] = float(np.linalg.norm(gradients.of(key) - whole)) / norm
-        return errors[key]
-
-    def others(left_out: Sequence[str]) -> list[str]:
-        return [path for path in gradients.paths if path not in left_out]
-
+    gradients = GradientsInFormat(Attempts(moment, attempt_progress(progress)), emulated)
+    if not gradients.paths:
+        reasons = " ".join(dict.fromkeys(gradients.not_tried.values()))
+        raise LoopError(f"step {step}: no layer can be tried in {format}. {reasons}")
+    found = _Found(gradients)
     # What is NaN is not within the limit.
-    left_out = minimal(gradients.paths, lambda chosen: error(others(chosen)) <= limit) or []
-    inside = others(left_out)
-    alone = {path: error([path]) for path in gradients.paths}
-    return FormatCure(format, left_out, inside, error(inside), noise / norm, limit, alone)
+    left_out = minimal(gradients.paths, lambda chosen: found.may(_others(gradients.paths, chosen))) or []
+    inside = _others(gradients.paths, left_out)
+    together, alone = found.worst(inside), {path: found.worst([path]) for path in gradients.paths}
+    return FormatCure(
+        format,
+        left_out,
+        inside,
+        together.error,
+        together.noise,
+        together.limit,
+        {path: one.error for path, one in alone.items()},
+        [path for path in left_out if found.may([path])],
+        found.parts(inside),
+        gradients.joint,
+        gradients.not_tried,
+        gradients.prefixes,
+    )
 
 
-class _Gradients:
-    """The gradients of a step with some of its layers in a format, as one vector, without the loss scale.
+def _others(paths: Sequence[str], left_out: Sequence[str]) -> list[str]:
+    return [path for path in paths if path not in left_out]
+
+
+class _Found:
+    """What sets of layers do to the gradients, each measured once.
 
     Args:
-        attempts: The attempts at the step.
-        emulated: The format.
-
-    Attributes:
-        paths: The layers that can be in it; of several models each path begins with the model's name.
+        gradients: Those of the step.
     """
 
-    def __init__(self, attempts: Attempts, emulated: scaler.formats.Emulated):
-        self._attempts, self._emulated = attempts, emulated
-        if attempts.moment.replicas > 1:
-            raise LoopError("a format is tried on one device: build the loop without a tf.distribute strategy.")
-        if not attempts.scalers:
-            raise LoopError(
-                "the step uses no loss scaler, through which its gradients are seen: give it "
-                "scaler.LossScaler(scaler.NoScaling())."
+    def __init__(self, gradients: GradientsInFormat):
+        self._gradients = gradients
+        self._known: dict[frozenset[str], Mapping[str, Moved]] = {}
+
+    def moved(self, inside: Sequence[str]) -> Mapping[str, Moved]:
+        """How far each of the gradients that are judged apart moves if these layers are inside."""
+        key = frozenset(inside)
+        if key not in self._known:
+            self._known[key] = self._gradients.moved(key)
+        return self._known[key]
+
+    def may(self, inside: Sequence[str]) -> bool:
+        """Whether none moves too far."""
+        return all(one.error <= one.limit for one in self.moved(inside).values())
+
+    def worst(self, inside: Sequence[str]) -> Moved:
+        """That which comes nearest to its limit, or lies the furthest beyond it."""
+        return max(self.moved(inside).values(), key=_strain)
+
+    def parts(self, inside: Sequence[str]) -> dict[str, PartInFormat]:
+        """Each by itself, if there are several."""
+        together = self.moved(inside)
+        if len(together) < 2:
+            return {}
+        alone = {path: self.moved([path]) for path in self._gradients.paths}
+        return {
+            name: PartInFormat(
+                one.error, one.noise, one.limit, {path: found[name].error for path, found in alone.items()}
             )
-        self._models = models_in_step(attempts.moment.train_step)
-        self._of = {
-            id(model): {self._name(model, path): path for path in emulated.layers_of(model)} for model in self._models
+            for name, one in together.items()
         }
-        self.paths = [name for names in self._of.values() for name in names]
-        if not self.paths:
-            raise scaler.InvalidArgument(
-                f"{emulated.format}: expected a model with a Dense, EinsumDense, Conv1D, Conv2D, Conv3D or "
-                "MultiHeadAttention layer. A subclass that replaces their call is left alone."
-            )
-
-    def _name(self, model: keras.layers.Layer, path: str) -> str:
-        return f"{model.name}/{path}" if len(self._models) > 1 else path
-
-    def of_neighbours(self) -> tuple[np.ndarray, float]:
-        """The gradients of the step in float32, and the deviation of those of batches next to it.
-
-        Raises:
-            LoopError: If there is no second batch of the same shapes.
-        """
-        moment = self._attempts.moment
-        near = [one for one in (*moment.before, moment.next_batch) if one is not None]
-        batches = [moment.batch, *(one for one in near if _specs(one) == _specs(moment.batch))]
-        if len(batches) < 2:
-            raise LoopError(
-                "the noise of a batch is known from a second one of the same shapes, and none lies next to this step: "
-                "choose another step."
-            )
-        with self._traced(frozenset()) as take:
-            found = [take(batch) for batch in batches]
-        mean = np.mean(found, axis=0)
-        squares = sum(float(np.linalg.norm(one - mean)) ** 2 for one in found)
-        return found[0], float(np.sqrt(squares / (len(batches) - 1)))
-
-    def of(self, inside: frozenset[str]) -> np.ndarray:
-        """The gradients of the step with these layers in the format."""
-        with self._traced(inside) as take:
-            return take(self._attempts.moment.batch)
-
-    @contextlib.contextmanager
-    def _traced(self, inside: frozenset[str]) -> Iterator[Callable[[Any], np.ndarray]]:
-        attempts, moment = self._attempts, self._attempts.moment
-
-        def taken(batch: Any) -> list[tf.Tensor]:
-            attempts.take_inlined(batch)
-            # What is unscaled beside an `apply` is that of a penalty. A step that only unscales has one scaler.
-            taken = calls.applied or calls.gradients
-            owners = calls.owners or attempts.scalers[:1] * len(taken)
-            return [
-                tf.cast(tf.convert_to_tensor(grad), tf.float32) / owner.loss_scale
-                for grads, owner in zip(taken, owners, strict=True)
-                for grad in grads
-                if grad is not None
-            ]
-
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(attempts.as_it_was())
-            for model in self._models:
-                stack.enter_context(layers_in_float32(scaler.observe.layers_of(model)))
-                only = [path for name, path in self._of[id(model)].items() if name in inside]
-                if only:
-                    stack.enter_context(self._emulated.tried(model, only))
-            calls = stack.enter_context(recording_scaler_calls(attempts.scalers, moves=False))
-            try:
-                traced = tf.function(taken, jit_compile=moment.jit_compile or None).get_concrete_function(moment.batch)
-            except (TypeError, ValueError) as error:
-                if "out of scope" not in str(error):
-                    raise
-                raise LoopError(
-                    "the step takes its gradients inside of a tf.function of its own, where they cannot be read: take "
-                    "that decorator away, since a Loop compiles the step itself."
-                ) from None
-
-            def take(batch: Any) -> np.ndarray:
-                attempts.progress()
-                moment.reset()
-                found = traced(batch)
-                return np.concatenate([np.ravel(one) for one in found] or [np.zeros(0, np.float32)])
-
-            yield take
 
 
-def _specs(batch: Any) -> Any:
-    return tf.nest.map_structure(tf.type_spec_from_value, batch)
+def _strain(one: Moved) -> float:
+    if math.isnan(one.error):
+        return math.inf
+    return one.error / one.limit if one.limit else math.inf if one.error else 0.0

@@ -30,11 +30,12 @@ def models_in_step(train_step: Any) -> list[keras.layers.Layer]:
     """The step's attribute `model` and the Keras models among its parts; its layers if there is no model."""
     parts = [getattr(train_step, "model", None), *parts_of(train_step)]
     parts += [one for part in parts if isinstance(part, (list, tuple)) for one in part]
-    found = _outermost([one for one in parts if isinstance(one, keras.Model)])
-    return found or _outermost([one for one in parts if isinstance(one, keras.layers.Layer)])
+    found = outermost([one for one in parts if isinstance(one, keras.Model)])
+    return found or outermost([one for one in parts if isinstance(one, keras.layers.Layer)])
 
 
-def _outermost(models: list) -> list:
+def outermost(models: Sequence[keras.layers.Layer]) -> list[keras.layers.Layer]:
+    """Those that are inside of no other, each once."""
     inside = {id(one) for model in models for one in scaler.observe.layers_of(model)[1:]}
     return list({id(one): one for one in models if id(one) not in inside}.values())
 

@@ -21,6 +21,7 @@ from loops.record.trace.stream import (
     VERSION,
     read_gauges,
     read_lacks,
+    read_parts,
     read_tensors,
 )
 from loops.record.trace.tensors import Tensor
@@ -44,12 +45,14 @@ class TraceTables:
             are multiplied by the loss scale.
         lacks: Why the largest gradient of a step is unknown despite probes: "replicas" or "micro-batches" if gradients
             were measured before they were summed, "weights" if some gradients were not measured.
+        parts: The names of the parts, if it is a trace of a `ComposedStep`.
     """
 
     steps: Any
     histograms: Any
     tensors: Any
     lacks: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 def read(path: str | os.PathLike) -> TraceTables:
@@ -115,6 +118,7 @@ def _tables(found: Contents, tensors: list[Tensor]) -> TraceTables:
             }
         ),
         read_lacks(found.schema),
+        read_parts(found.schema),
     )
 
 

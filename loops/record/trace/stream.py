@@ -29,13 +29,16 @@ _COMPRESSED_FROM = 2**15
 """A batch of fewer bytes is not compressed: each of its columns would cost more time than it saves room."""
 
 
-def schema_of(tensors: Sequence[Tensor], lacks: Sequence[str] = (), gauges: Sequence[str] = ()) -> Any:
+def schema_of(
+    tensors: Sequence[Tensor], lacks: Sequence[str] = (), gauges: Sequence[str] = (), parts: Sequence[str] = ()
+) -> Any:
     """The Arrow schema of a trace.
 
     Args:
         tensors: The measured tensors.
         lacks: From `tensors.lacks_of`.
         gauges: From `gauges.gauges_of`.
+        parts: The names of the parts of a `ComposedStep`.
     """
     pa = arrow()
     metadata = {
@@ -43,6 +46,7 @@ def schema_of(tensors: Sequence[Tensor], lacks: Sequence[str] = (), gauges: Sequ
         "tensors": json.dumps([dataclasses.asdict(tensor) for tensor in tensors]),
         **({"lacks": json.dumps(list(lacks))} if lacks else {}),
         **({GAUGES: json.dumps(list(gauges))} if gauges else {}),
+        **({"parts": json.dumps(list(parts))} if parts else {}),
         KEY: BLANK,
     }
     fields = [
@@ -84,6 +88,11 @@ def _is_tensor(tensor: Tensor) -> bool:
 def read_lacks(schema: Any) -> tuple[str, ...]:
     """The argument `lacks` of `schema_of`."""
     return _texts(schema, b"lacks")
+
+
+def read_parts(schema: Any) -> tuple[str, ...]:
+    """The argument `parts` of `schema_of`; empty in a trace of a release that did not write it."""
+    return _texts(schema, b"parts")
 
 
 def read_gauges(schema: Any) -> tuple[str, ...]:

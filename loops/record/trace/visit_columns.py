@@ -24,7 +24,7 @@ class Margins(NamedTuple):
     Attributes:
         critical: From `critical_scales`.
         headroom: Float64 [steps]: octaves from the largest value that does not carry the scale to the largest number of
-            its format; minus infinity if a value is infinite or NaN.
+            its format; minus infinity if a value is infinite or NaN, NaN if none was measured or all are 0.
     """
 
     critical: Critical
@@ -43,7 +43,8 @@ def margins(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[Tensor])
     values = np.asarray(amax, np.float64)[:, unscaled]
     with np.errstate(divide="ignore"):
         octaves = largest - np.log2(np.where(np.isnan(values), np.inf, values))
-    headroom = octaves.min(axis=1, initial=np.inf)
+    nearest = octaves.min(axis=1, initial=np.inf)
+    headroom = np.where(np.isposinf(nearest), np.nan, nearest)
     return Margins(critical_scales(amax, loss_scale, tensors), headroom)
 
 
