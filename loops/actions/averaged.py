@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import scaler
@@ -101,6 +103,8 @@ class Averaged:
     def swapped(self) -> Iterator[keras.Model]:
         """Assigns the average to the model within a `with` statement, to save or export it, then restores the weights.
 
+        Do not train or assign weights within it: what they became is dropped, and a warning says so.
+
         Yields:
             The model.
 
@@ -114,7 +118,21 @@ class Averaged:
             _assign(variables, averaged)
             yield self._model
         finally:
+            changed = [
+                variable.path
+                for variable, value in zip(variables, averaged, strict=True)
+                if not np.array_equal(variable.numpy(), value.numpy(), equal_nan=True)
+            ]
             _assign(variables, own)
+            if changed:
+                warnings.warn(
+                    f"Averaged.swapped(): {len(changed)} of {len(variables)} weights were trained or assigned within "
+                    f"it, {changed[0]!r} first. What they became is dropped: the model has the weights from before "
+                    "again, while the optimizer's variables, its iterations and the counters of a loop have moved on. "
+                    "Train outside of it.",
+                    UserWarning,
+                    stacklevel=3,
+                )
 
 
 def _assign(variables: list, values: list) -> None:

@@ -38,10 +38,16 @@ def arrays_of(batch: Any, where: str = "a batch") -> Any:
         named = isinstance(batch, tuple) and type(batch) is not tuple
         return type(batch)(*parts) if named else parts
     numpy = getattr(batch, "numpy", None)
+    if np.ma.is_masked(batch):
+        raise BadBatch(
+            f"{where} of the source is a masked array, whose mask no tensor can hold: expected filled values, such as "
+            "batch.filled(0), and the mask beside them as an array of its own."
+        )
     array = _array_of(numpy() if callable(numpy) else batch)
     if array is None:
+        of = f" of dtype {batch.dtype}" if isinstance(batch, np.ndarray) else ""
         raise BadBatch(
-            f"{where} of the source is a {type(batch).__qualname__}, not an array of numbers or text: expected "
+            f"{where} of the source is a {type(batch).__qualname__}{of}, not an array of numbers or text: expected "
             "NumPy arrays, or tensors with numpy(), in dicts and tuples."
         )
     return array

@@ -29,6 +29,7 @@ _NO_TRACE = (
     "No trace was recorded: the critical scale, the headroom and the exponents are unknown. To record them, {how}add "
     'loops.Trace("run/{trace}") to the actions, and make the step {probes}.'
 )
+_DAMAGED = "damaged"
 _BY_COMMAND = "run halfstep train with --trace; in a program, "
 _NO_PYARROW = 'The trace cannot be read without pyarrow: pip install "halfstep[trace]".'
 _NO_TENSORS = "The trace has no tensors. To record them, make the step {probes}."
@@ -96,6 +97,9 @@ def read_run(run: str | os.PathLike) -> Recorded:
     replayed = replayed_in(folder, notes)
     recorded = _made(place.resolve().name, str(run), found, tables, facts, versions, notes)
     if not len(recorded):
+        lacking = [note for note in notes if _DAMAGED in note]
+        if lacking:
+            raise LoopError(f"{run}: no step can be read there. {' '.join(lacking)}")
         raise LoopError(
             f"{run}: no step is recorded there, neither in a trace ({TRACE}) nor in a log ({STEPS}). Give the run "
             f'loops.Trace("run/{TRACE}") or loops.JsonLines("run/{STEPS}"), or wait for its first visit.'

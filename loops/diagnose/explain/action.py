@@ -67,9 +67,11 @@ class Explain:
             raise scaler.InvalidArgument(f"Explain(seconds={seconds!r}): expected a number of at least 0.")
         self.explanations: list[Explanation] = []
         self._most, self._seconds = int(most), float(seconds)
-        self._seen: set[tuple] = set()
-        self._faults: set[tuple] = set()
-        self._tries = self._skipped = 0
+        # By what makes them alike, the step at which they were first seen.
+        self._seen: dict[tuple, int] = {}
+        self._faults: dict[tuple, int] = {}
+        self._tries: list[int] = []
+        self._skipped = 0
         self._said_lost = False
         self._visit: Visit | None = None
         self._before: Visit | None = None
@@ -87,6 +89,7 @@ class Explain:
         # Not in `begin`: a Checkpoint's `begin` may run later, and sets how many steps were taken.
         counters = self._loop.counters
         self._skipped, self._visit, self._before = counters.skipped, None, None
+        self._forget_after(counters.data)
         if self._file:
             self._file.go_on(counters.data)
         if self._held.possible:
@@ -101,12 +104,12 @@ class Explain:
         self._before, self._visit = self._visit, visit
         self._told = {}
         skipped, self._skipped = visit.counters.skipped - self._skipped, visit.counters.skipped
-        if not skipped or self._tries >= self._most:
+        if not skipped or len(self._tries) >= self._most:
             return
         found = [one for one in skipped_steps(visit, scalers_in(self._loop)) if one.cause in TO_EXPLAIN]
         held = [one for one in found if self._held.holds(one.step)]
         for one in held:
-            if one.kind not in self._seen and self._tries < self._most:
+            if one.kind not in self._seen and len(self._tries) < self._most:
                 text, is_new = self._explained(one)
                 if is_new:
                     self._tell(text)
@@ -114,6 +117,13 @@ class Explain:
         if lost and not self._said_lost:
             self._said_lost = True
             self._tell(self._without_batch(lost[0]))
+
+    def _forget_after(self, step: int) -> None:
+        """Forgets what was explained of later steps: the run went back, and their batches may be left out now."""
+        self._tries = [tried for tried in self._tries if tried <= step]
+        self._seen = {kind: seen for kind, seen in self._seen.items() if seen <= step}
+        self._faults = {fault: seen for fault, seen in self._faults.items() if seen <= step}
+        self.explanations = [one for one in self.explanations if one.step <= step]
 
     def why_skipped(self) -> str | None:
         """Why a step of the last visit was skipped last; None if none was, or its batch is no longer held."""
@@ -133,7 +143,7 @@ class Explain:
 
     def _explained(self, skip: SkippedStep) -> tuple[str, bool]:
         """Explains a step, and keeps what is new. Returns the sentence, and whether it is new."""
-        self._tries += 1
+        self._tries.append(skip.step)
         found: dict[str, Any] = {"step": skip.step}
         explanation = None
         try:
@@ -147,9 +157,9 @@ class Explain:
         lasts = explanation is None or explanation.verdict != "healthy"
         is_new = fault not in self._faults
         if lasts:
-            self._faults.add(fault)
+            self._faults.setdefault(fault, skip.step)
         if lasts and skip.kind is not None:
-            self._seen.add(skip.kind)
+            self._seen.setdefault(skip.kind, skip.step)
         if is_new and explanation is not None:
             self.explanations.append(explanation)
         if is_new and self._file:

@@ -39,6 +39,7 @@ class Axis:
 def steps_axis(first: int, last: int) -> Axis:
     """The axis of steps, with few ticks: it must fit a phone."""
     low, high = float(first), float(max(last, first + 1))
+    high = max(high, math.nextafter(low, math.inf))  # Beyond 2^53 a float does not know the next step.
     ticks = [value for value in _round_values(low, high, 5) if value.is_integer()]
     return _placed(low, high, [(value, _count(value)) for value in ticks])
 

@@ -88,6 +88,25 @@ def test_layers_of_any_name_in_a_graph():
     np.testing.assert_allclose(tf.function(averaged)(batch()[0]), averaged(batch()[0]), rtol=1e-5, atol=1e-6)
 
 
+def trained(step, averaged):
+    loops.Loop(step, dataset(2)).run(2)
+
+
+def assigned(step, averaged):
+    step.model.set_weights([np.full(weight.shape, 7.0) for weight in step.model.get_weights()])
+
+
+@pytest.mark.parametrize("change", [trained, assigned])
+def test_what_is_trained_or_assigned_within_is_not_lost_in_silence(change):
+    step = make()
+    step(batch())
+    before, averaged = raw(step.model.trainable_variables), loops.Averaged(step.model, step.optimizer)
+    lost = pytest.warns(UserWarning, match=r"\d of \d weights were trained or assigned within it.*is dropped")
+    with lost, averaged.swapped():
+        change(step, averaged)
+    assert raw(step.model.trainable_variables) == before
+
+
 def test_weights_come_back_after_an_error():
     step = make()
     step(batch())

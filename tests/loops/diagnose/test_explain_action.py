@@ -93,6 +93,25 @@ def test_a_scale_that_the_step_does_not_return_is_not_guessed():
     assert "Step 1 was skipped: the batch held a NaN" in one.sentence
 
 
+def test_a_run_that_went_back_is_explained_anew(tmp_path):
+    """What was explained of steps that were left out stands in nobody's way."""
+    x, y = batch(3, size=SIZE * 40)
+    x[SIZE * 12 + 2, 1], x[SIZE * 30 + 2, 1] = np.nan, np.nan
+    y[SIZE * 14 : SIZE * 15], y[SIZE * 15 : SIZE * 16] = 1e4, 1e4
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(SIZE, drop_remainder=True)
+    model, found = plain_model("float32"), loops.Explain(seconds=0)
+    guard = scaler.SpikeGuard(scaler.Static(1.0), window=8, share=0.5)
+    step = loops.TrainStep(model, squared_error, keras.optimizers.SGD(0.001), loss_scaler=scaler.LossScaler(guard))
+    saves = loops.Checkpoint(tmp_path / "saved", every=5, resume=True)
+    log = loops.JsonLines(tmp_path / "steps.jsonl")
+    loop = loops.Loop(step, data, steps_per_call=1, actions=[saves, loops.Rewind(to=4, skip=8, spikes=2), found, log])
+    loop.run(24)
+    rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    (skipped,) = [row["step"] for row in rows if not row["applied"]]
+    (written,) = json.loads((tmp_path / "explanations.json").read_text())["explanations"]
+    assert (written["step"], [one.step for one in found.explanations]) == (skipped, [skipped])
+
+
 def own_step(run):
     """A step of one's own, which says neither why it was skipped nor where to look."""
 

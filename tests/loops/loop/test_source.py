@@ -96,7 +96,9 @@ def test_text_arrives_whole(text):
 @pytest.mark.parametrize(
     ("batch", "said"),
     [
-        (np.array([RECORD, 1], object), "a batch of the source is a ndarray, not an array of numbers or text"),
+        (np.array([RECORD, 1], object), "a batch of the source is a ndarray of dtype object, not an array of numbers"),
+        (np.zeros(2, "datetime64[s]"), r"a ndarray of dtype datetime64\[s\], not an array of numbers"),
+        (np.ma.masked_array([1.0, 2.0], [False, True]), r"a batch of the source is a masked array.*batch.filled\(0\)"),
         ({"x": [[1, 2], [3]]}, r"a batch\['x'\] of the source is a list, not an array"),
         ({"x": 1, 2: 3}, r"a dict with keys of several kinds, \['x', 2\]: expected text"),
     ],
@@ -236,7 +238,7 @@ def test_a_step_that_fails_has_taken_its_batch_and_no_other(steps_per_call):
         (np.ones(2, np.float64), r"dtype=tf\.float64.*first one was.*tf\.float32"),
         ({"x": np.ones(2, np.float32)}, "expected the same parts and dtypes in all"),
         (None, "a batch of the source is a NoneType, not an array"),
-        (np.array([object()]), "a batch of the source is a ndarray, not an array"),
+        (np.array([object()]), "a batch of the source is a ndarray of dtype object, not an array"),
         ({"x": [[1], [2, 3]]}, r"a batch\['x'\] of the source is a list, not an array"),
         ((np.ones(1), tf.sparse.eye(2)), r"a batch\[1\] of the source is a SparseTensor, not an array"),
     ],

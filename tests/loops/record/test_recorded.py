@@ -94,6 +94,16 @@ def test_a_damaged_trace_beside_a_log_is_a_note(folder, tmp_path):
     assert any("not a trace of this version" in note for note in run.notes)
 
 
+def test_a_trace_that_is_damaged_before_its_first_step_is_called_damaged(folder, tmp_path):
+    data = bytearray((folder / "trace.arrow").read_bytes())
+    names = pyarrow.ipc.open_stream(bytes(data)).schema.names
+    # The names stand in the schema for the last time; the first step follows.
+    begin = max(data.find(name.encode()) for name in names) + 400
+    (tmp_path / "trace.arrow").write_bytes(data[:begin])
+    with pytest.raises(loops.LoopError, match=r"no step can be read there\. .* is incomplete or damaged at byte"):
+        read_run(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
