@@ -227,6 +227,7 @@ TRACED = {
     "emulated float8": lambda: emulated("float8_e4m3fn"),
     "emulated mxfp4": lambda: emulated("mxfp4", stochastic=["gradients"]),
     "emulated nvfp4": lambda: emulated("nvfp4"),
+    "emulated, float16 sums": lambda: emulated("float16", accumulators="float16"),
     "unit-scaled": unit_scaled,
     "layerwise": layerwise,
     "per loss": per_loss,
