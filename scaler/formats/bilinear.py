@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
 
 import keras
 import tensorflow as tf
 
 
-class Einsum(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Einsum:
     """A product by an equation.
 
     Attributes:
@@ -22,7 +23,8 @@ class Einsum(NamedTuple):
         return tf.einsum(self.equation, left, right)
 
 
-class Convolution(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Convolution:
     """A convolution of pictures with a kernel, as a layer of Keras computes it.
 
     Attributes:

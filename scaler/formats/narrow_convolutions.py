@@ -1,7 +1,8 @@
 """Convolutions as products of windows and kernels, so that an accumulator can sum them.
 
 y sums over the places of the kernel, row by row, and the channels at each; dx over the same places and the kernel's
-outputs at each; dw over batch and positions. A place outside of the picture counts as a 0.
+outputs at each; dw over batch and positions. A place outside of the picture counts as a 0, and in dx one from which no
+output comes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -34,91 +35,114 @@ def convolve(convolution: Convolution, pictures: tf.Tensor, kernel: tf.Tensor, a
         pictures = tf.transpose(pictures, [0, *range(2, rank + 2), 1])
     if convolution.padding == "same":
         pictures = _padded(pictures, kernel, convolution)
-    result = _valid(pictures, kernel, convolution, accumulator)
+    result = _valid(pictures, kernel, _geometry(pictures, kernel, convolution), accumulator)
     return tf.transpose(result, [0, rank + 1, *range(1, rank + 1)]) if first else result
 
 
-def _padded(pictures: tf.Tensor, kernel: tf.Tensor, convolution: Convolution) -> tf.Tensor:
-    """With as many zeros as there is one position for each stride, more of them at the end."""
-    sides = []
-    for size, places, stride, dilation in _axes(pictures, kernel, convolution):
-        missing = _positive((-(-size // stride) - 1) * stride + (places - 1) * dilation + 1 - size)
-        sides.append([missing // 2, missing - missing // 2])
-    return tf.pad(pictures, [[0, 0], *sides, [0, 0]])
+class _Geometry(NamedTuple):
+    """A convolution without padding. Sizes are numbers where they are known, and scalars elsewhere.
+
+    Attributes:
+        places: Of the kernel, by spatial axis.
+        strides: By spatial axis.
+        dilation: By spatial axis.
+        groups: Of channels.
+        kernel: The kernel of each group: [places, channels, groups, outputs of a group].
+        batch: The number of pictures.
+        sizes: Of a picture, by spatial axis.
+        counts: How many positions a window has, by spatial axis.
+    """
+
+    places: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    kernel: tuple[int, int, int, int]
+    batch: Any
+    sizes: list
+    counts: list
 
 
-def _valid(pictures: tf.Tensor, kernel: tf.Tensor, convolution: Convolution, accumulator: Accumulator) -> tf.Tensor:
-    """The same of pictures with their channels last, without padding."""
+def _geometry(pictures: tf.Tensor, kernel: tf.Tensor, convolution: Convolution) -> _Geometry:
     *places, channels, outputs = kernel.shape
-    groups = pictures.shape[-1] // channels
-    strides, dilation = convolution.strides, convolution.dilation
-    # The kernel of each group: [places, channels, groups, outputs of a group].
-    by_group = [math.prod(places), channels, groups, outputs // groups]
-    batch, *sizes, _ = sizes_of(pictures)
-    counts = [
-        _positive((size - (n - 1) * spread - 1) // stride + 1)
-        for size, n, stride, spread in _axes(pictures, kernel, convolution)
-    ]
+    batch, *sizes, every = sizes_of(pictures)
+    groups = every // channels
+    axes = zip(sizes, places, convolution.strides, convolution.dilation, strict=True)
+    counts = [_positive((size - (n - 1) * step - 1) // stride + 1) for size, n, stride, step in axes]
+    by_group = (math.prod(places), channels, groups, outputs // groups)
+    return _Geometry(tuple(places), convolution.strides, convolution.dilation, groups, by_group, batch, sizes, counts)
+
+
+def _padded(pictures: tf.Tensor, kernel: tf.Tensor, convolution: Convolution) -> tf.Tensor:
+    """With zeros around, so that there is a position for each stride that begins in a picture: more of them behind."""
+    around = []
+    sizes = sizes_of(pictures)[1:-1]
+    for size, n, stride, step in zip(sizes, kernel.shape[:-2], convolution.strides, convolution.dilation, strict=True):
+        missing = _positive((-(-size // stride) - 1) * stride + (n - 1) * step + 1 - size)
+        around.append([missing // 2, missing - missing // 2])
+    return tf.pad(pictures, [[0, 0], *around, [0, 0]])
+
+
+def _valid(pictures: tf.Tensor, kernel: tf.Tensor, known: _Geometry, accumulator: Accumulator) -> tf.Tensor:
+    """A convolution of pictures with their channels last, without padding."""
 
     @tf.custom_gradient
     def of_operands(pictures: tf.Tensor, kernel: tf.Tensor) -> tuple:
         def gradients(upstream: tf.Tensor) -> tuple:
-            spread = _spread(upstream, strides)
-            around = [[(n - 1) * step] * 2 for n, step in zip(places, dilation, strict=True)]
-            spread = tf.pad(spread, [[0, 0], *around, [0, 0]])
-            covered = [
-                _positive((count - 1) * stride + 1) + (n - 1) * step
-                for count, stride, n, step in zip(counts, strides, places, dilation, strict=True)
-            ]
-            seen = _windows(spread, places, dilation, [1] * len(places), covered, backwards=True)
-            of_pictures = contract("nagb,acgb->ngc", _by_group(seen, groups), tf.reshape(kernel, by_group), accumulator)
-            of_pictures = tf.reshape(of_pictures, [batch, *covered, groups * channels])
-            # What no window reaches, at the end.
-            rest = [[0, size - reached] for size, reached in zip(sizes, covered, strict=True)]
-            of_pictures = tf.pad(of_pictures, [[0, 0], *rest, [0, 0]])
-            windows = _windows(pictures, places, dilation, strides, counts)
-            flat = tf.reshape(upstream, [count_of([batch, *counts]), groups, outputs // groups])
-            of_kernel = contract("nagc,ngb->acgb", _by_group(windows, groups), flat, accumulator)
-            return of_pictures, tf.reshape(of_kernel, kernel.shape)
+            return (
+                _of_pictures(upstream, kernel, known, accumulator),
+                _of_kernel(pictures, upstream, known, accumulator),
+            )
 
-        windows = _by_group(_windows(pictures, places, dilation, strides, counts), groups)
-        result = contract("nagb,abgc->ngc", windows, tf.reshape(kernel, by_group), accumulator)
-        return tf.reshape(result, [batch, *counts, outputs]), gradients
+        windows = _by_group(_windows(pictures, known, known.strides, known.counts), known.groups)
+        result = contract("nagb,abgc->ngc", windows, tf.reshape(kernel, known.kernel), accumulator)
+        return tf.reshape(result, [known.batch, *known.counts, kernel.shape[-1]]), gradients
 
     return of_operands(pictures, kernel)
 
 
-def _axes(pictures: tf.Tensor, kernel: tf.Tensor, convolution: Convolution) -> list[tuple]:
-    """Of each spatial axis: its size, the places of the kernel, the stride and the dilation."""
-    sizes = sizes_of(pictures)[1:-1]
-    return list(zip(sizes, kernel.shape[:-2], convolution.strides, convolution.dilation, strict=True))
+def _of_pictures(upstream: tf.Tensor, kernel: tf.Tensor, known: _Geometry, accumulator: Accumulator) -> tf.Tensor:
+    """The gradient of the pictures: a convolution of the outputs' gradient, backwards, at each pixel."""
+    spread = _spread(upstream, known.strides)
+    reach = [(n - 1) * step for n, step in zip(known.places, known.dilation, strict=True)]
+    covered = [size + more for size, more in zip(sizes_of(spread)[1:-1], reach, strict=True)]
+    spread = tf.pad(spread, [[0, 0], *([more, more] for more in reach), [0, 0]])
+    windows = _by_group(_windows(spread, known, (1,) * len(covered), covered, backwards=True), known.groups)
+    result = contract("nagb,acgb->ngc", windows, tf.reshape(kernel, known.kernel), accumulator)
+    result = tf.reshape(result, [known.batch, *covered, known.kernel[1] * known.groups])
+    # Behind the last window there may be pixels that none reaches.
+    rest = [[0, size - reached] for size, reached in zip(known.sizes, covered, strict=True)]
+    return tf.pad(result, [[0, 0], *rest, [0, 0]])
+
+
+def _of_kernel(pictures: tf.Tensor, upstream: tf.Tensor, known: _Geometry, accumulator: Accumulator) -> tf.Tensor:
+    """The gradient of the kernel."""
+    windows = _by_group(_windows(pictures, known, known.strides, known.counts), known.groups)
+    outputs = known.kernel[-1]
+    flat = tf.reshape(upstream, [count_of([known.batch, *known.counts]), known.groups, outputs])
+    result = contract("nacb,ncd->abcd", windows, flat, accumulator)
+    return tf.reshape(result, [*known.places, known.kernel[1], known.groups * outputs])
 
 
 def _windows(
-    pictures: tf.Tensor,
-    places: Sequence[int],
-    dilation: Sequence[int],
-    strides: Sequence[int],
-    counts: Sequence[Any],
-    backwards: bool = False,
+    pictures: tf.Tensor, known: _Geometry, strides: Sequence[int], counts: Sequence[Any], backwards: bool = False
 ) -> tf.Tensor:
     """What each place of the kernel meets at each position: [batch, *counts, places, channels].
 
     Args:
         pictures: With channels last.
-        places: Of the kernel, by axis.
-        dilation: By axis.
-        strides: By axis.
-        counts: The number of positions by axis.
+        known: Places and dilation.
+        strides: Between positions, by axis.
+        counts: The number of positions, by axis.
         backwards: Whether the last place of the kernel meets what is first.
     """
     seen = []
-    for place in itertools.product(*map(range, places)):
-        cuts = []
-        for at, n, step, stride, count in zip(place, places, dilation, strides, counts, strict=True):
+    for place in itertools.product(*map(range, known.places)):
+        cuts = [slice(None)]
+        for at, n, step, stride, count in zip(place, known.places, known.dilation, strides, counts, strict=True):
             begin = (n - 1 - at if backwards else at) * step
             cuts.append(slice(begin, begin + _positive((count - 1) * stride + 1), stride))
-        seen.append(pictures[(slice(None), *cuts)])
+        seen.append(pictures[tuple(cuts)])
     return tf.stack(seen, axis=-2)
 
 
@@ -127,10 +151,12 @@ def _spread(values: tf.Tensor, strides: Sequence[int]) -> tf.Tensor:
     for axis, stride in enumerate(strides, start=1):
         if stride > 1:
             sizes = sizes_of(values)
-            behind = [[0, 0]] * (values.shape.rank - axis - 1)
-            wide = tf.pad(tf.expand_dims(values, axis + 1), [[0, 0]] * (axis + 1) + [[0, stride - 1]] + behind)
+            none = [[0, 0]]
+            behind = [*none * (axis + 1), [0, stride - 1], *none * (len(sizes) - axis - 1)]
+            wide = tf.pad(tf.expand_dims(values, axis + 1), behind)
             wide = tf.reshape(wide, [*sizes[:axis], sizes[axis] * stride, *sizes[axis + 1 :]])
-            values = wide[(slice(None),) * axis + (slice(0, _positive((sizes[axis] - 1) * stride + 1)),)]
+            cuts = [slice(None)] * axis + [slice(0, _positive((sizes[axis] - 1) * stride + 1))]
+            values = wide[tuple(cuts)]
     return values
 
 
