@@ -209,10 +209,9 @@ def emulated(
         scaling: NVIDIA/TransformerEngine, transformer_engine/common/recipe/__init__.py. Rouhani et al. 2023,
         Microscaling Data Formats for Deep Learning (https://arxiv.org/abs/2310.10537); OCP Microscaling Formats (MX)
         Specification 1.0. NVIDIA 2025, Pretraining Large Language Models with NVFP4
-        (https://arxiv.org/abs/2509.25149). Sums in 16 bits, in chunks: Wang et al. 2018, Training Deep Neural Networks
-        with 8-bit Floating Point Numbers (https://arxiv.org/abs/1812.08011), whose chunks are not defined here. The
-        16 products of an instruction that adds them to sums in float16: NVIDIA/cutlass,
-        include/cutlass/arch/mma_sm80.h, m16n8k16.
+        (https://arxiv.org/abs/2509.25149). Chunks, so that sums may have 16 bits: Wang et al. 2018, Training Deep Neural
+        Networks with 8-bit Floating Point Numbers (https://arxiv.org/abs/1812.08011). An instruction that adds 16
+        products to sums in float16: NVIDIA/cutlass, include/cutlass/arch/mma_sm80.h, m16n8k16.
     """
     if gradients is None:
         gradients = "float8_e5m2" if format == "float8_e4m3fn" else format

@@ -148,6 +148,16 @@ def test_every_equation_in_every_way_to_run(kind, how):
             assert_same_bits(found, one)
 
 
+@pytest.mark.parametrize("how", ["eager", pytest.param("xla", marks=pytest.mark.slow)])
+def test_a_product_that_is_subnormal_is_a_zero_without_a_sign(how):
+    left, right = np.float32([[-1e-20, -1e-30]]), np.float32([[1e-20], [1e-30]])
+    for chunk in (1, 2):
+        einsum = sums("bfloat16", chunk).einsum
+        for one, other in ((left, right), (left[:, :1], right[:1]), (left[:, :1], 0.0 * right[:1])):
+            found = HOW[how](lambda *two, einsum=einsum: einsum("ab,bc->ac", *two))(one, other)
+            assert_same_bits(found, [[0.0]])
+
+
 def test_a_graph_that_does_not_know_its_shapes():
     function = tf.function(
         lambda left, right: sums("float16", 3).einsum("...i,ij->...j", left, right),
@@ -328,41 +338,44 @@ def test_a_penalty_of_gradients_reaches_the_kernel_of_a_convolution():
     np.testing.assert_allclose(found, wanted, atol=1e-2 * np.abs(wanted).max())
 
 
-def network():
+def network(**options):
     keras.utils.set_random_seed(0)
-    return keras.Sequential([keras.Input([8]), keras.layers.Dense(6, "relu"), keras.layers.Dense(1)])
+    return keras.Sequential([keras.Input([8]), keras.layers.Dense(1, **options)])
 
 
-BATCH = {"fine": (tf.ones([4, 8]), tf.ones([4, 1])), "too large": (tf.fill([4, 8], 200.0), tf.fill([4, 1], 200.0))}
-"""Of each, products and gradients are finite in float16. In the second, sums over the batch are not."""
+SCALE = 2.0**10
+TARGETS = tf.fill([4, 1], 0.5)
+BATCHES = {"fine": tf.ones([4, 8]), "too large": tf.fill([4, 8], 200.0)}
+"""The gradient of a kernel of zeros sums four products of an input and -256, each of them finite in float16. The sum of
+the large ones is not."""
 
 
 def test_a_sum_that_overflows_is_seen_in_the_gradient():
-    model = network()
-    sums("float16", format="float16")(model)
-    for kind, (inputs, targets) in BATCH.items():
+    model = network(kernel_initializer="zeros")
+    sums("float16", 1, "float16")(model)
+    for kind, inputs in BATCHES.items():
         with tf.GradientTape() as tape:
-            loss = 2.0**10 * tf.reduce_mean((model(inputs) - targets) ** 2)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        assert bool(scaler.all_finite(gradients)) == (kind == "fine")
+            loss = SCALE * tf.reduce_mean((model(inputs) - TARGETS) ** 2)
+        of_kernel, of_bias = tape.gradient(loss, model.trainable_variables)
+        assert np.all(of_kernel == (-4 * 256.0 if kind == "fine" else -np.inf))
+        assert np.all(of_bias == -4 * 256.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True])
 def test_a_sum_that_overflows_skips_the_step(jit):
-    model = network()
-    sums("float16", format="float16")(model)
-    loss_scaler = scaler.LossScaler(scaler.Dynamic(initial_scale=2.0**10))
-    step = loops.TrainStep(model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.01), loss_scaler=loss_scaler)
+    model = network(kernel_initializer="zeros")
+    sums("float16", 1, "float16")(model)
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(initial_scale=SCALE))
+    step = loops.TrainStep(model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(1e-6), loss_scaler=loss_scaler)
     train = tf.function(step, jit_compile=jit)
-    assert train(BATCH["fine"])["applied"]
+    assert train((BATCHES["fine"], TARGETS))["applied"]
     before = [variable.numpy() for variable in model.trainable_variables]
-    assert not train(BATCH["too large"])["applied"]
+    assert not train((BATCHES["too large"], TARGETS))["applied"]
     for variable, value in zip(model.trainable_variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
 
 
-@pytest.mark.slow
 def test_replicas_sum_alike():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
