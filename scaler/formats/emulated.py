@@ -195,8 +195,8 @@ def emulated(
         seed: An integer in [0, 2^31).
         accumulators: "float16" or "bfloat16": what the sum of each of the three products is rounded to, to nearest,
             after each addition. The order is that of the axes that a product sums over, as if flattened, and no
-            kernel's, so the bits are the same on any device. Beyond 65504 a sum in float16 is infinite. If not given,
-            sums are in float32 and as the device adds.
+            kernel's, so the bits do not depend on the device, but for sums below 2^-126 in bfloat16, which may be taken
+            for 0. Beyond 65504 a sum in float16 is infinite. If not given, sums are in float32 and as the device adds.
         chunk: How many products, each rounded to float32, are summed in float32 before each addition to that sum: at
             least 1. If not given, 16, as many as an instruction of a tensor core takes; 1 rounds after each product.
 
@@ -209,9 +209,9 @@ def emulated(
         scaling: NVIDIA/TransformerEngine, transformer_engine/common/recipe/__init__.py. Rouhani et al. 2023,
         Microscaling Data Formats for Deep Learning (https://arxiv.org/abs/2310.10537); OCP Microscaling Formats (MX)
         Specification 1.0. NVIDIA 2025, Pretraining Large Language Models with NVFP4
-        (https://arxiv.org/abs/2509.25149). Chunks, so that sums may have 16 bits: Wang et al. 2018, Training Deep Neural
-        Networks with 8-bit Floating Point Numbers (https://arxiv.org/abs/1812.08011). An instruction that adds 16
-        products to sums in float16: NVIDIA/cutlass, include/cutlass/arch/mma_sm80.h, m16n8k16.
+        (https://arxiv.org/abs/2509.25149). Chunks, so that sums may have 16 bits: Wang et al. 2018, Training Deep
+        Neural Networks with 8-bit Floating Point Numbers (https://arxiv.org/abs/1812.08011). An instruction that adds
+        16 products to sums in float16: NVIDIA/cutlass, include/cutlass/arch/mma_sm80.h, m16n8k16.
     """
     if gradients is None:
         gradients = "float8_e5m2" if format == "float8_e4m3fn" else format

@@ -217,11 +217,6 @@ def gradients_of(layer, inputs, upstream):
     return outputs, *tape.gradient(outputs, [*inputs, *layer.trainable_variables], upstream)
 
 
-def channels_first(layer):
-    layer.data_format = "channels_first"
-    return layer
-
-
 LAYERS = {
     "dense": (lambda: keras.layers.Dense(3, activation="tanh"), [(2, 4, 6)]),
     "einsum": (lambda: keras.layers.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de"), [(2, 4, 6)]),
