@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from format_cases import HOW, assert_same_bits, cast
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sum_reference import convolved, products, total
 
@@ -101,6 +101,7 @@ def operands(draw):
     )
 
 
+@settings(max_examples=30)
 @given(operands(), st.sampled_from(NAMES), st.sampled_from([1, 2, 3, 16]))
 def test_the_three_products_have_the_bits_of_plain_python(three, name, chunk):
     left, right, upstream = three
@@ -110,6 +111,7 @@ def test_the_three_products_have_the_bits_of_plain_python(three, name, chunk):
         assert_same_bits(found, wanted)
 
 
+@settings(max_examples=60)
 @given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=40), st.sampled_from(NAMES), st.integers(1, 17))
 def test_long_sums_with_a_shorter_last_chunk(pairs, name, chunk):
     assert_same_bits(dot(*zip(*pairs, strict=True), name, chunk), total(pairs, name, chunk))
@@ -391,6 +393,7 @@ def test_a_format_tried_leaves_no_accumulator_behind():
     np.testing.assert_array_equal(layer(inputs), before)
 
 
+@pytest.mark.slow
 def test_unit_scaling_keeps_the_accumulator():
     def of(chunk):
         keras.utils.set_random_seed(0)
