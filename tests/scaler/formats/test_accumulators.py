@@ -111,8 +111,9 @@ def test_the_three_products_have_the_bits_of_plain_python(three, name, chunk):
         assert_same_bits(found, wanted)
 
 
-@settings(max_examples=60)
-@given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=40), st.sampled_from(NAMES), st.integers(1, 17))
+@given(
+    st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=40), st.sampled_from(NAMES), st.sampled_from([1, 3, 16])
+)
 def test_long_sums_with_a_shorter_last_chunk(pairs, name, chunk):
     assert_same_bits(dot(*zip(*pairs, strict=True), name, chunk), total(pairs, name, chunk))
 
