@@ -267,8 +267,8 @@ _REMARKS = (
     "1/2 is expected, so they round up to 2^-9. These logits grow, and nothing holds them back. With gradients in "
     "E5M2 and no scale such a network trains ([unit-scaling](unit-scaling.md)). So few steps at one high learning rate "
     "need not cost what long training does, and a network of this size has no outliers; published losses are of large "
-    "models, after long runs with falling rates. The published figures of MXFP4 and NVFP4 are with gradients rounded at "
-    "random and with Hadamard transforms; our MXFP4 rounds to nearest, and there are no transforms here."
+    "models, after long runs with falling rates. The published figures of MXFP4 and NVFP4 are with gradients rounded "
+    "at random and with Hadamard transforms; our MXFP4 rounds to nearest, and there are no transforms here."
 )
 
 PRESET = Preset(NAME, "FP8, MXFP8, MXFP6, MXFP4 and NVFP4 against float32", 100, run, seeds=5)
