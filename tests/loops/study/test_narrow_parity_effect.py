@@ -90,6 +90,7 @@ def test_seeds_that_could_not_show_what_is_published_cannot_tell():
     assert False not in found
     # Two losses that are alike disagree only where a published difference would have been seen.
     assert verdicts({(WHOLE, claims.WEIGHTS): 3.02}, 2 * NOISE)[7] is None
+    assert verdicts({(WHOLE, claims.WEIGHTS): 3.005}, 2 * NOISE)[7] is None
     assert verdicts({(WHOLE, "MXFP4"): 3.1}, 2 * NOISE)[10] is None
     assert verdicts({(WHOLE, "MXFP4"): 3.1}, NOISE)[10] is False
 
