@@ -148,8 +148,8 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
         "from the policy also have a mean log ratio, minus the KL divergence, which grows with the length itself. The "
         "published slopes are of such answers, and text that was given has no such part. KL grows as the square of "
         f"differences only where these are small, as here; at {KL['bfloat16']} they are not. A policy in float16 "
-        "usually needs a loss scale to be trained, which is what this library is for; [unit scaling](unit-scaling.md) has a "
-        "small model that does without.",
+        "usually needs a loss scale to be trained, which is what this library is for; [unit scaling](unit-scaling.md) "
+        "has a small model that does without.",
         panels=(
             Panel(
                 "bfloat16's difference, times float16's",
