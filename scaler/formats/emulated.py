@@ -10,6 +10,8 @@ import keras
 import tensorflow as tf
 
 from scaler.errors import InvalidArgument
+from scaler.formats.accumulators import ACCUMULATORS, CHUNK, Accumulator
+from scaler.formats.bilinear import Einsum
 from scaler.formats.blocks import BLOCK_FORMATS
 from scaler.formats.layers import emulate, found, undo
 from scaler.formats.products import Rounding, product, summed_by
@@ -31,6 +33,8 @@ class Emulated:
         scaling: "current", the strategy of delayed scaling, or None if no format needs it.
         stochastic: Which tensors are rounded at random.
         seed: For that.
+        accumulators: The format that sums of products are rounded to, or None for float32 as the device adds.
+        chunk: How many products are summed in float32 before each addition to such a sum, or None without one.
     """
 
     format: str
@@ -38,6 +42,8 @@ class Emulated:
     scaling: str | DelayedAmax | None
     stochastic: tuple[str, ...] = ()
     seed: int = 0
+    accumulators: str | None = None
+    chunk: int | None = None
 
     def __call__(self, model: keras.layers.Layer, only: Collection[str] | None = None) -> keras.layers.Layer:
         """Makes the products of a model's layers round their operands, and returns the model.
@@ -56,7 +62,7 @@ class Emulated:
                 for one without weights yet in delayed scaling.
         """
         strategy = self.scaling if isinstance(self.scaling, DelayedAmax) else None
-        emulate(self._chosen(model, only), self.tensors, strategy)
+        emulate(self._chosen(model, only), self.tensors, strategy, self._accumulator)
         return model
 
     def _chosen(self, model: keras.layers.Layer, only: Collection[str] | None) -> dict[str, keras.layers.Layer]:
@@ -94,7 +100,7 @@ class Emulated:
             InvalidArgument: As for a call.
         """
         chosen = self._chosen(model, only)
-        emulate(chosen, self.tensors, None)
+        emulate(chosen, self.tensors, None, self._accumulator)
         try:
             yield
         finally:
@@ -112,11 +118,12 @@ class Emulated:
 
         Args:
             equation: As of `tf.einsum`, with a result: "...i,ij->...j".
-            left: Of any floating dtype. The result has it, too; sums are in float32.
+            left: Of any floating dtype. The result has it, too; sums are in float32, or as `accumulators` says.
             right: The same.
 
         Raises:
-            InvalidArgument: For another equation, and with delayed scaling, which needs a layer to keep its scales.
+            InvalidArgument: For another equation, for one with a diagonal or a label in one operand alone if there are
+                `accumulators`, and with delayed scaling, which needs a layer to keep its scales.
         """
         if isinstance(self.scaling, DelayedAmax):
             raise InvalidArgument('einsum: expected scaling="current". Delayed scaling keeps its scales in a layer.')
@@ -129,7 +136,13 @@ class Emulated:
         plain, summed = summed_by(equation, left.shape.rank, right.shape.rank)
         one, two, back = self.tensors
         rounding = Rounding(one, two, back, one.in_blocks, back.in_blocks)
-        return product(lambda left, right: tf.einsum(plain, left, right), left, right, summed, rounding)
+        return product(Einsum(plain), left, right, summed, rounding, self._accumulator)
+
+    @property
+    def _accumulator(self) -> Accumulator | None:
+        if self.accumulators is None or self.chunk is None:
+            return None
+        return Accumulator(self.accumulators, self.chunk)
 
     @property
     def tensors(self) -> tuple[TensorFormat, TensorFormat, TensorFormat]:
@@ -149,12 +162,15 @@ def emulated(
     scaling: str | DelayedAmax | None = None,
     stochastic: Collection[str] = (),
     seed: int = 0,
+    accumulators: str | None = None,
+    chunk: int | None = None,
 ) -> Emulated:
     """Training as in a narrower format: weights and activations are rounded to it before each product of a layer.
 
     The gradient of a product is rounded before the two products that it enters. What is rounded is float32 again
-    afterwards, and sums are in float32, so it runs on any device, and in no less time than without. Biases,
-    activation functions, normalization and the update are not rounded: weights stay the float32 masters.
+    afterwards, so it runs on any device, and in no less time than without. Sums are in float32, or are rounded as they
+    grow: see `accumulators`. Biases, activation functions, normalization and the update are not rounded: weights stay
+    the float32 masters.
 
     Args:
         format: Of weights and activations.
@@ -177,16 +193,25 @@ def emulated(
             to nearest, ties to even. The numbers are drawn by the values themselves and the seed, so they
             are the same for the same step.
         seed: An integer in [0, 2^31).
+        accumulators: "float16" or "bfloat16": what the sum of each of the three products is rounded to, to nearest,
+            after each addition. The order is that of the axes that a product sums over, as if flattened, and no
+            kernel's, so the bits do not depend on the device, but for sums below 2^-126 in bfloat16, which may be taken
+            for 0. Beyond 65504 a sum in float16 is infinite. If not given, sums are in float32 and as the device adds.
+        chunk: How many products, each rounded to float32, are summed in float32 before each addition to that sum: at
+            least 1. If not given, 16, as many as an instruction of a tensor core takes; 1 rounds after each product.
 
     Raises:
-        InvalidArgument: For a name that is none of these, and a `scaling` where neither format is float8.
+        InvalidArgument: For a name that is none of these, a `scaling` where neither format is float8, and a `chunk`
+            without `accumulators`.
 
     References:
         Micikevicius et al. 2022, FP8 Formats for Deep Learning (https://arxiv.org/abs/2209.05433). Delayed and current
         scaling: NVIDIA/TransformerEngine, transformer_engine/common/recipe/__init__.py. Rouhani et al. 2023,
         Microscaling Data Formats for Deep Learning (https://arxiv.org/abs/2310.10537); OCP Microscaling Formats (MX)
         Specification 1.0. NVIDIA 2025, Pretraining Large Language Models with NVFP4
-        (https://arxiv.org/abs/2509.25149).
+        (https://arxiv.org/abs/2509.25149). Chunks, so that sums may have 16 bits: Wang et al. 2018, Training Deep
+        Neural Networks with 8-bit Floating Point Numbers (https://arxiv.org/abs/1812.08011). An instruction that adds
+        16 products to sums in float16: NVIDIA/cutlass, include/cutlass/arch/mma_sm80.h, m16n8k16.
     """
     if gradients is None:
         gradients = "float8_e5m2" if format == "float8_e4m3fn" else format
@@ -203,7 +228,29 @@ def emulated(
     needs_scales = format in SCALED or gradients in SCALED
     if scaling is not None and not needs_scales:
         raise InvalidArgument(f"emulated({format!r}, scaling={scaling!r}): only float8 formats have scales of tensors.")
-    return Emulated(format, gradients, _strategy(scaling) if needs_scales else None, tuple(stochastic), seed)
+    chosen = _strategy(scaling) if needs_scales else None
+    chunk = _chunk(accumulators, chunk)
+    return Emulated(format, gradients, chosen, tuple(stochastic), seed, accumulators, chunk)
+
+
+def _chunk(accumulators: str | None, chunk: int | None) -> int | None:
+    if accumulators is None:
+        if chunk is not None:
+            raise InvalidArgument(
+                f"emulated(chunk={chunk!r}): a chunk is added to a narrower accumulator. Pass accumulators="
+                f'"{ACCUMULATORS[0]}" as well, or leave chunk= out.'
+            )
+        return None
+    if not isinstance(accumulators, str) or accumulators not in ACCUMULATORS:
+        raise InvalidArgument(
+            f"emulated(accumulators={accumulators!r}): expected one of {', '.join(ACCUMULATORS)}. Leave it out for "
+            "sums in float32."
+        )
+    if chunk is None:
+        return CHUNK
+    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+        raise InvalidArgument(f"emulated(chunk={chunk!r}): expected a whole number of products, at least 1.")
+    return chunk
 
 
 def _strategy(scaling: str | DelayedAmax | None) -> str | DelayedAmax:

@@ -13,6 +13,8 @@ from scaler.backend import attention_products
 from scaler.backend.call_contexts import in_training
 from scaler.backend.layers import layers_by_path
 from scaler.errors import InvalidArgument
+from scaler.formats.accumulators import Accumulator
+from scaler.formats.bilinear import Bilinear, Convolution, Einsum
 from scaler.formats.delayed import Scales
 from scaler.formats.products import Round, Rounding, Summed, product, summed_by
 from scaler.formats.tensors import TensorFormat
@@ -48,6 +50,7 @@ def emulate(
     layers: dict[str, keras.layers.Layer],
     tensors: tuple[TensorFormat, TensorFormat, TensorFormat],
     strategy: DelayedAmax | None,
+    accumulator: Accumulator | None,
 ) -> None:
     """Changes the products of layers: all of them, or none if one cannot be.
 
@@ -55,6 +58,7 @@ def emulate(
         layers: By path.
         tensors: How activations, weights and gradients are rounded.
         strategy: Of delayed scaling.
+        accumulator: How products sum, if not in float32 as the device does.
     """
     for path, layer in layers.items():
         if hasattr(layer, _MARK):
@@ -73,7 +77,7 @@ def emulate(
         assert hook is not None  # Only such layers are found.
         # Both operands of attention's products are activations.
         own = (tensors[0], tensors[0], tensors[2]) if hook is _attention else tensors
-        product_of = functools.cache(functools.partial(_product_of, layer, own, strategy))
+        product_of = functools.cache(functools.partial(_product_of, layer, own, strategy, accumulator))
         hook(layer, product_of)
         object.__setattr__(layer, _MARK, tensors)
         object.__setattr__(layer, PRODUCTS, product_of)
@@ -90,14 +94,16 @@ def _product_of(
     layer: keras.layers.Layer,
     tensors: tuple[TensorFormat, TensorFormat, TensorFormat],
     strategy: DelayedAmax | None,
+    accumulator: Accumulator | None,
     name: str,
 ) -> Product:
-    """One of a layer's products, as a function (function, left, right, summed) of two tensors.
+    """One of a layer's products, as a function (bilinear, left, right, summed) of two tensors.
 
     Args:
         layer: The layer.
         tensors: How the left and the right operand and the gradient are rounded.
         strategy: Of delayed scaling.
+        accumulator: How it sums, if not in float32 as the device does.
         name: Of the product, for the names of its variables.
     """
     left, right, gradient = tensors
@@ -119,7 +125,7 @@ def _product_of(
         scale = own.scale
         return lambda values, axes: gradient(own.after_moving(values) if training else values, axes, scale)
 
-    def apply(function: Callable, one: Any, two: Any, summed: Summed) -> tf.Tensor:
+    def apply(bilinear: Bilinear, one: Any, two: Any, summed: Summed) -> tf.Tensor:
         one, two = tf.convert_to_tensor(one), tf.convert_to_tensor(two)
         training = strategy is not None and in_training()
         rounding = Rounding(
@@ -129,7 +135,7 @@ def _product_of(
             left.in_blocks,
             gradient.in_blocks,
         )
-        return product(function, one, two, summed, rounding)
+        return product(bilinear, one, two, summed, rounding, accumulator)
 
     return apply
 
@@ -143,7 +149,7 @@ def einsum(apply: Product, equation: str, left: Any, right: Any) -> tf.Tensor:
     """A product by an equation, of two operands."""
     left, right = tf.convert_to_tensor(left), tf.convert_to_tensor(right)
     plain, summed = summed_by(equation, left.shape.rank, right.shape.rank)
-    return apply(lambda one, two: tf.einsum(plain, one, two), left, right, summed)
+    return apply(Einsum(plain), left, right, summed)
 
 
 def _activated(layer: keras.layers.Layer, outputs: tf.Tensor) -> tf.Tensor:
@@ -191,11 +197,10 @@ def convolution(layer: keras.layers.Layer, product_of: Callable[[str], Product],
     others = tuple(axis for axis in range(rank + 2) if axis != channels)
     summed = Summed((channels,), (rank,), (channels,), (rank + 1,), others, others)
     causal = layer.padding == "causal"
-    convolve = functools.partial(
-        keras.ops.conv,
-        strides=list(layer.strides),
+    convolve = Convolution(
+        strides=tuple(layer.strides),
         padding="valid" if causal else layer.padding,
-        dilation_rate=layer.dilation_rate,
+        dilation=tuple(layer.dilation_rate),
         data_format=layer.data_format,
     )
 

@@ -13,6 +13,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from scaler.errors import InvalidArgument
+from scaler.formats.accumulators import Accumulator, contract
+from scaler.formats.bilinear import Bilinear, Convolution
+from scaler.formats.narrow_convolutions import convolve
 
 Axes = tuple[int, ...]
 Round = Callable[[tf.Tensor, Axes], tf.Tensor]
@@ -58,22 +61,25 @@ class Rounding(NamedTuple):
 
 
 def product(
-    function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    bilinear: Bilinear,
     left: tf.Tensor,
     right: tf.Tensor,
     summed: Summed,
     rounding: Rounding,
+    accumulator: Accumulator | None = None,
 ) -> tf.Tensor:
-    """A bilinear function of rounded operands, which sums in float32.
+    """A bilinear function of rounded operands.
 
     Args:
-        function: Linear in each of two float32 tensors.
+        bilinear: Linear in each of two float32 tensors.
         left: Of any floating dtype, which the result has, too.
         right: The same.
         summed: The axes.
         rounding: How operands are rounded.
+        accumulator: How the three products sum. If not given, in float32, in the order of the device's kernel.
     """
     dtype = left.dtype
+    function = _summing_in(accumulator, bilinear)
 
     @tf.custom_gradient
     def of_rounded(left: tf.Tensor, right: tf.Tensor) -> tuple:
@@ -98,6 +104,14 @@ def product(
         return tf.cast(function(first, second), dtype), gradients
 
     return of_rounded(tf.cast(left, tf.float32), tf.cast(right, tf.float32))
+
+
+def _summing_in(accumulator: Accumulator | None, bilinear: Bilinear) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    if accumulator is None:
+        return bilinear
+    if isinstance(bilinear, Convolution):
+        return lambda left, right: convolve(bilinear, left, right, accumulator)
+    return lambda left, right: contract(bilinear.equation, left, right, accumulator)
 
 
 def _straight_through(rounds: Round, values: tf.Tensor, axes: Axes) -> tf.Tensor:

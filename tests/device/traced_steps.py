@@ -79,6 +79,17 @@ def emulated(name, **options):
     return tf.function(step).get_concrete_function(BATCH)
 
 
+def narrow_convolution():
+    """A step of a convolution whose sums are narrow."""
+    keras.config.set_dtype_policy("float32")
+    layers = [keras.layers.Reshape([8, 8, 1]), keras.layers.Conv2D(32, 3, 2, "same"), keras.layers.Flatten()]
+    model = keras.Sequential([keras.Input([64]), *layers, keras.layers.Dense(10)])
+    scaler.formats.emulated("float32", accumulators="bfloat16", chunk=8)(model)
+    loss_scaler = scaler.LossScaler(scaler.NoScaling())
+    step = loops.TrainStep(model, LOSS, keras.optimizers.Adam(1e-3), loss_scaler=loss_scaler)
+    return tf.function(step).get_concrete_function(BATCH)
+
+
 def unit_scaled():
     """A step of a unit-scaled model."""
     step = made(scaler.NoScaling())
@@ -227,6 +238,8 @@ TRACED = {
     "emulated float8": lambda: emulated("float8_e4m3fn"),
     "emulated mxfp4": lambda: emulated("mxfp4", stochastic=["gradients"]),
     "emulated nvfp4": lambda: emulated("nvfp4"),
+    "emulated, float16 sums": lambda: emulated("float16", accumulators="float16"),
+    "convolution, bfloat16 sums": narrow_convolution,
     "unit-scaled": unit_scaled,
     "layerwise": layerwise,
     "per loss": per_loss,

@@ -81,11 +81,13 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
             Claim(
                 "with the flushed part put back, no loss is too small: float16's rounding of the rest costs no point.",
                 bool((accuracy[back].mean(axis=1) >= least).all()),
+                published=False,
             ),
             Claim(
                 "flushing alone, without rounding the rest, does at least the harm of float16: it is what is lost, and "
                 "not how the rest is rounded.",
                 bool((accuracy[alone].mean(axis=1) <= accuracy[plain].mean(axis=1) + _ENOUGH).all()),
+                published=False,
             ),
             Claim(
                 "rounding the flushed part at random, one bit for each value, carries at least two octaves further "

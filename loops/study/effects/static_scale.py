@@ -88,13 +88,19 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
                 "the smallest scale rises by as many octaves as the loss falls, to within the two octaves between "
                 "scales.",
                 bool((np.abs(moves + 4) <= 2).all()),
+                published=False,
             ),
             Claim(
                 f"at that scale float16 makes few gradients zero: it is {100 * at_least.min():.0f} to "
                 f"{100 * at_least.max():.0f} % of those of activations for the small losses.",
                 bool(at_least.max() < 0.1),
+                published=False,
             ),
-            Claim("the digits at their natural loss need a scale, as SSD and bigLSTM do.", least[-1] not in (None, 0)),
+            Claim(
+                "the digits at their natural loss need a scale, as SSD and bigLSTM do.",
+                least[-1] not in (None, 0),
+                published=False,
+            ),
         ),
         remarks="The smallest scale says more about the size of a network's gradients than about the format: it moves "
         "with the loss, octave by octave. SSD's gradients are just too small, the digits' loss times 2^-20 is far too "

@@ -91,6 +91,7 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
             Claim(
                 "these zeros are true ones: more are zero in float32 than float16 makes zero.",
                 bool((zeros > (1 - zeros) * _flushed(together[_KINDS[0]])).all()),
+                published=False,
             ),
             Claim(
                 f"some percent of the gradients of weights lie below 2^-24 ({percent(of_weights, '.3f')}; the speech "
@@ -100,6 +101,7 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
             Claim(
                 f"gradients of weights lie below 2^-24 less often than those of activations ({percent(below, '.2f')}).",
                 bool((of_weights < below).all()),
+                published=False,
             ),
             Claim(
                 f"some of the gradients of activations lie in [2^-27, 2^-24), the band that mattered in SSD "

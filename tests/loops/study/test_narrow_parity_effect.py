@@ -41,34 +41,38 @@ GOOD = {
 }
 
 
-def losses(means):
+def losses(means, noise=NOISE):
     """Losses of five seeds with these means. Each way has noise of its own, a rotation of the same."""
-    return {key: mean + np.roll(NOISE, at) for at, (key, mean) in enumerate(means.items())}
+    return {key: mean + np.roll(noise, at) for at, (key, mean) in enumerate(means.items())}
 
 
-def wrong(changes):
-    """The numbers of the claims that do not hold."""
-    effect = narrow_parity.effect_of(losses({**GOOD, **changes}), 5, 100)
-    return [number for number, claim in enumerate(effect.claims) if not claim.holds]
+def verdicts(changes, noise=NOISE / 100):
+    """Whether each claim holds. Noise that small hides no published difference."""
+    effect = narrow_parity.effect_of(losses({**GOOD, **changes}, noise), 5, 100)
+    return [claim.holds for claim in effect.claims]
+
+
+def test_all_holds_where_the_seeds_show_small_differences():
+    assert verdicts({}) == [True] * 21
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({(WHOLE, "bfloat16"): 3.05}, [0]),
+        ({(WHOLE, "bfloat16"): 3.05}, [0, 2]),
         ({(WHOLE, "FP8"): 3.05}, [1]),
-        ({(WHOLE, "MXFP8"): 3.05}, [2]),
-        ({(WHOLE, "MXFP6"): 3.06}, [3, 7]),
-        ({(FITTING, "MXFP8"): 3.05}, [4, 12]),
+        ({(WHOLE, "MXFP8"): 2.995}, [2]),
+        ({(WHOLE, "MXFP6"): 3.06}, [4, 7]),
+        ({(FITTING, "MXFP8"): 3.05}, [3, 12]),
         ({(FITTING, "MXFP6"): 3.05}, [5, 13]),
         ({(WHOLE, claims.WEIGHTS): 3.08}, [6]),
         ({(WHOLE, claims.WEIGHTS): 3.02}, [7]),
         ({(WHOLE, claims.RANDOM): 3.07}, [8]),
-        ({(WHOLE, claims.RANDOM): 3.1}, [8, 9]),
+        ({(WHOLE, claims.RANDOM): 3.11}, [8, 9]),
         ({(WHOLE, "MXFP4"): 3.1}, [10]),
-        ({(WHOLE, claims.UNSCALED): 3.0}, [11]),
-        ({(WHOLE, "MXFP4"): 3.5}, [14]),
-        ({(HIGH, "MXFP4"): 3.5}, [15]),
+        ({(WHOLE, claims.UNSCALED): 2.9}, [11]),
+        ({(WHOLE, "MXFP4"): 3.55}, [14]),
+        ({(HIGH, "MXFP4"): 3.45}, [15]),
         ({(FITTING, "NVFP4"): 3.05}, [16, 17]),
         ({(HIGH, "NVFP4"): 3.15}, [17]),
         ({(claims.CNN, "FP8"): 0.2}, [18]),
@@ -76,18 +80,27 @@ def wrong(changes):
     ],
 )
 def test_a_verdict_changes_with_its_numbers(changes, expected):
-    base = wrong({})
-    assert base in ([], [12]), base
-    assert [number for number in wrong(changes) if number not in base or number in expected] == expected
+    assert [number for number, holds in enumerate(verdicts(changes)) if holds is False] == expected
+
+
+def test_seeds_that_could_not_show_what_is_published_cannot_tell():
+    """Among them FP8's 0.2 %, all of the CNN, and MXFP8's loss, which is half of the noise."""
+    found = verdicts({}, NOISE)
+    assert [number for number, holds in enumerate(found) if holds is None] == [1, 2, 6, 12, 18, 19, 20]
+    assert False not in found
+    # Two losses that are alike disagree only where a published difference would have been seen.
+    assert verdicts({(WHOLE, claims.WEIGHTS): 3.02}, 2 * NOISE)[7] is None
+    assert verdicts({(WHOLE, claims.WEIGHTS): 3.005}, 2 * NOISE)[7] is None
+    assert verdicts({(WHOLE, "MXFP4"): 3.1}, 2 * NOISE)[10] is None
+    assert verdicts({(WHOLE, "MXFP4"): 3.1}, NOISE)[10] is False
 
 
 def test_the_least_difference_is_half_of_students_interval():
     values = np.array([0.1, 0.3, 0.2, 0.5, 0.4])
     gap = claims.gap_of(values)
     assert gap.least == pytest.approx(2.776 * statistics.stdev(values) / math.sqrt(5))
-    assert (gap.mean, gap.tie) == (pytest.approx(0.3), False)
-    assert claims.gap_of(values - 0.2).tie
-    assert claims.gap_of(values[:1]).tie
+    assert (gap.low, gap.mean, gap.high) == pytest.approx((0.3 - gap.least, 0.3, 0.3 + gap.least))
+    assert claims.gap_of(values[:1]).high == math.inf
     assert claims.gap_of(np.tile(values, 4)).least == pytest.approx(
         2.262 * statistics.stdev(np.tile(values, 4).tolist()) / math.sqrt(20)
     )

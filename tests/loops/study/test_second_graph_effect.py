@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loops import tasks
-from loops.study.effects import second_graph
+from loops.study.effects import graph_claims
 from loops.study.effects.decoding import one_by_one, whole
 
 
@@ -30,19 +30,18 @@ def test_one_position_at_a_time_is_the_whole_sequence():
     assert (np.abs(moved[:, 7:] - expected[:, 7:]) > 1e-5).any()
 
 
-def made_up(factor=8.0, bits=8.0, wider=5.0, exact=1e-7, power=0.5, beyond_16=0.0, beyond=0.1):
+def made_up(factor=8.0, bits=8.0, wider=5.0, exact=1e-7, power=0.5, beyond_16=0.0, beyond=0.1, size=1e-3):
     token, away, deviation, outside, same = {}, {}, {}, {}, {}
-    lengths = second_graph._LENGTHS
-    for graph, name in itertools.product((second_graph._FIRST, *second_graph._GRAPHS), second_graph._FORMATS):
-        size = {"float32": exact, "float16": 1e-3, "bfloat16": factor * 1e-3}[name]
-        token[graph, name] = np.full(2, size)
+    lengths = graph_claims.LENGTHS
+    for graph, name in itertools.product((graph_claims.FIRST, *graph_claims.GRAPHS), graph_claims.FORMATS):
+        token[graph, name] = np.full(2, {"float32": exact, "float16": 1e-3, "bfloat16": factor * 1e-3}[name])
         away[graph, name] = np.full(2, {"float32": 0.0, "float16": 1e-3, "bfloat16": bits * 1e-3}[name])
-        spread = {"float32": exact, "float16": 1e-3, "bfloat16": wider * 1e-3}[name]
+        spread = {"float32": exact, "float16": size, "bfloat16": wider * size}[name]
         deviation[graph, name] = np.tile(spread * lengths**power, (2, 1))
         same[graph, name] = np.full(2, 0.5)
         share = {"float32": 0.0, "float16": beyond_16, "bfloat16": beyond}[name]
         outside[graph, name] = np.full((2, len(lengths)), share)
-    return [claim.holds for claim in second_graph._claims(token, away, deviation, outside, same)]
+    return graph_claims.claims_of(token, away, deviation, outside, same)
 
 
 @pytest.mark.parametrize(
@@ -53,20 +52,41 @@ def made_up(factor=8.0, bits=8.0, wider=5.0, exact=1e-7, power=0.5, beyond_16=0.
         ({"bits": 20.0}, [0]),
         ({"factor": 3.0}, [1, 2]),
         ({"factor": 20.0}, [1, 2]),
-        ({"factor": 0.9}, [1, 2, 4]),
-        ({"wider": 2.0}, [3]),
-        ({"wider": 10.0}, [3]),
-        ({"exact": 1e-4}, [5]),
-        ({"power": 1.0}, [6]),
-        ({"power": 0.1}, [6]),
-        ({"beyond_16": 0.01}, [7]),
-        ({"beyond": 0.0}, [8]),
+        ({"factor": 0.9}, [1, 2, 4, 5]),
+        ({"wider": 0.9}, [6, 7]),
+        ({"exact": 1e-4}, [8, 9]),
+        ({"power": 1.0}, [10]),
+        ({"power": 0.1}, [10]),
+        ({"beyond_16": 0.01}, [11]),
+        ({"beyond": 0.0}, [12, 13]),
     ],
 )
 def test_a_verdict_follows_from_the_numbers(numbers, failing):
-    assert [number for number, holds in enumerate(made_up(**numbers)) if not holds] == failing
+    assert [number for number, claim in enumerate(made_up(**numbers)) if claim.holds is False] == failing
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [({}, None), ({"size": 0.07}, True), ({"size": 0.02, "wider": 20.0}, False), ({"size": 1.0}, None)],
+)
+def test_a_divergence_is_compared_with_one_of_its_size_only(numbers, expected):
+    """Small log ratios say nothing of a published divergence of 7.64."""
+    claims = made_up(**numbers)
+    assert [number for number, claim in enumerate(claims) if claim.holds is None] == ([3] if expected is None else [])
+    assert claims[3].holds is expected
+
+
+def test_one_graph_can_fail_alone():
+    token = {(graph, name): np.full(2, 1e-3) for graph in graph_claims.GRAPHS for name in graph_claims.FORMATS}
+    token["XLA", "bfloat16"] = np.full(2, 2e-3)
+    token["one at a time", "bfloat16"] = np.array([2e-3, 5e-4])
+    deviation = {case: np.ones((2, len(graph_claims.LENGTHS))) for case in token}
+    away = {case: np.ones(2) for case in itertools.product(("whole", *graph_claims.GRAPHS), graph_claims.FORMATS)}
+    claims = graph_claims.claims_of(token, away, deviation, deviation, away)
+    assert [claim.holds for claim in claims[4:6]] == [True, False]
+    assert "more in 1 of 2 seeds" in claims[5].text
 
 
 def test_factors_have_a_geometric_mean():
-    assert second_graph._times(np.array([0.25, 4.0, 1.0])) == "1.0 (0.2 to 4.0)"
-    assert second_graph._times(np.array([2.0, 2.0])) == "2.0"
+    assert graph_claims.times(np.array([0.25, 4.0, 1.0])) == "1.0 (0.2 to 4.0)"
+    assert graph_claims.times(np.array([2.0, 2.0])) == "2.0"

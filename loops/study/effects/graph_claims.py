@@ -1,0 +1,146 @@
+"""What is claimed of two graphs of one policy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loops.study.effects.effect import Claim, percent, spread
+
+FORMATS = ("float32", "float16", "bfloat16")
+FIRST = "whole"
+GRAPHS = ("XLA", "one at a time")
+CONTEXT = 128
+LENGTHS = 2 ** np.arange(int(np.log2(CONTEXT)) + 1)
+SETTLED = 3
+"""From 8 characters on a growth is read and drawn: a few characters may all have the same bits."""
+BITS = 8.0
+"""How many times as precise float16 is, by the bits of its fraction."""
+KL = {"bfloat16": 7.64, "float16": 0.32}
+"""The published divergence of sampler and trainer, of whole answers: Figure 2 of Qi et al., as others note it down."""
+CLIP = 0.2
+"""How far a ratio may be from 1, as PPO clips it."""
+
+Seen = dict[tuple[str, str], np.ndarray]
+"""Values [seeds], or [seeds, lengths], by graph and format."""
+
+
+def claims_of(token: Seen, away: Seen, deviation: Seen, beyond: Seen, same: Seen) -> tuple[Claim, ...]:
+    """What is claimed.
+
+    Args:
+        token: The mean difference of a character from the first graph [seeds], in nats.
+        away: The same from the first graph in float32 [seeds], also of the first graph.
+        deviation: The root mean square of the log ratios of sequences [seeds, lengths], in nats.
+        beyond: The share of sequences whose ratio is further than `CLIP` from 1 [seeds, lengths].
+        same: The share of characters with the same bits as in the first graph [seeds].
+    """
+    factor = {graph: token[graph, "bfloat16"] / token[graph, "float16"] for graph in GRAPHS}
+    wider = {graph: deviation[graph, "bfloat16"][:, -1] / deviation[graph, "float16"][:, -1] for graph in GRAPHS}
+    bits = {graph: away[graph, "bfloat16"] / away[graph, "float16"] for graph in (FIRST, *GRAPHS)}
+    return (
+        Claim(
+            f"in each seed each graph is {BITS:.0f} times as far from float32 in bfloat16 as in float16, to a factor "
+            f"of 2 ({each_of(bits)}).",
+            all(_near(each, BITS) for each in bits.values()),
+            published=False,
+        ),
+        *(
+            Claim(
+                f"{graph}: in each seed a character is {BITS:.0f} times as far from the first graph in bfloat16 as in "
+                f"float16, to a factor of 2 ({times(factor[graph])}; that is not the size of roundings alone: "
+                f"bfloat16 changes {_changed(same[graph, 'bfloat16'])} of the characters, float16 "
+                f"{_changed(same[graph, 'float16'])}).",
+                _near(factor[graph], BITS),
+                published=False,
+            )
+            for graph in GRAPHS
+        ),
+        _divergence(deviation),
+        *(
+            Claim(
+                f"{graph}: in each seed {what} differs more in bfloat16 than in float16; published is that the "
+                f"mismatch comes from bfloat16's rounding errors (by a factor of {times(each[graph])}, more in "
+                f"{(each[graph] > 1).sum()} of {len(each[graph])} seeds).",
+                bool((each[graph] > 1).all()),
+            )
+            for what, each in (("a character", factor), (f"the log ratio of {CONTEXT} characters", wider))
+            for graph in GRAPHS
+        ),
+        *(
+            Claim(
+                f"{graph}: in each seed float32 differs by less than a hundredth of what float16 does "
+                f"({times(token[graph, 'float32'] / token[graph, 'float16'], '.4f')} of it).",
+                bool((token[graph, "float32"] < token[graph, "float16"] / 100).all()),
+                published=False,
+            )
+            for graph in GRAPHS
+        ),
+        _growth(deviation),
+        Claim(
+            f"in float16 no ratio of {CONTEXT} characters leaves 1 ± {CLIP} (published: the mismatch is effectively "
+            "eliminated; the bounds are ours, as PPO clips).",
+            all(bool((beyond[graph, "float16"][:, -1] == 0).all()) for graph in GRAPHS),
+        ),
+        *(
+            Claim(
+                f"{graph}: in each seed some do in bfloat16 ({percent(beyond[graph, 'bfloat16'][:, -1], '.1f')}).",
+                bool((beyond[graph, "bfloat16"][:, -1] > 0).all()),
+                published=False,
+            )
+            for graph in GRAPHS
+        ),
+    )
+
+
+def _divergence(deviation: Seen) -> Claim:
+    """The published divergence, with which only differences of such a size can be compared."""
+    last = {name: {graph: deviation[graph, name][:, -1] for graph in GRAPHS} for name in KL}
+    ratio = KL["bfloat16"] / KL["float16"]
+    # KL divergence is half of the mean square of log ratios where these are small.
+    comparable = all(_near(each**2 / 2, KL["bfloat16"], 4) for each in last["bfloat16"].values())
+    squares = [(last["bfloat16"][graph] / last["float16"][graph]) ** 2 for graph in GRAPHS]
+    return Claim(
+        f"the KL divergence of whole answers is {ratio:.0f} times as large in bfloat16; published are {KL['bfloat16']} "
+        f"and {KL['float16']}, of long answers that were sampled, and here log ratios of {CONTEXT} given characters "
+        + ", ".join(
+            f"{said} {' and '.join(f'{each.mean():.2g}' for each in last[name].values())} nats in {name}"
+            for said, name in zip(("deviate by", "by"), KL, strict=True)
+        )
+        + f" (their squares: {' and '.join(times(each, '.0f') for each in squares)} times).",
+        all(_near(each, ratio, 4) for each in squares) if comparable else None,
+    )
+
+
+def _growth(deviation: Seen) -> Claim:
+    """How a deviation grows with the length. One at a time too few characters differ for that."""
+    growth = {
+        name: np.log2(deviation["XLA", name][:, -1] / deviation["XLA", name][:, SETTLED]) / (len(LENGTHS) - 1 - SETTLED)
+        for name in ("float16", "bfloat16")
+    }
+    return Claim(
+        "XLA: in each seed the log ratio of a sequence spreads by a power of its length between 0.25 and 0.75, "
+        "nearer to its root than to the length itself ("
+        + ", ".join(f"{name} by a power of {spread(each, '.2f')}" for name, each in growth.items())
+        + ").",
+        all(bool((each > 0.25).all() and (each < 0.75).all()) for each in growth.values()),
+        published=False,
+    )
+
+
+def _near(factors: np.ndarray, to: float, room: float = 2) -> bool:
+    return bool((factors >= to / room).all() and (factors <= room * to).all())
+
+
+def times(factors: np.ndarray, form: str = ".1f") -> str:
+    """The geometric mean of factors, with the least and the greatest."""
+    mean, low, high = (f"{each:{form}}" for each in (np.exp(np.log(factors).mean()), factors.min(), factors.max()))
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def each_of(factors: dict[str, np.ndarray], form: str = ".1f") -> str:
+    """The same of each graph, with its name."""
+    return ", ".join(f"{said} {times(each, form)}" for said, each in factors.items())
+
+
+def _changed(same: np.ndarray) -> str:
+    return f"{100 * (1 - same.mean()):.0f} %"
