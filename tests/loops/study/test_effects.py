@@ -26,7 +26,7 @@ SMALL = {
     "layerwise": (10, [2, 4]),
     "float8": (60, [0, 2, 3, 4]),
     "narrow-parity": (20, [14]),
-    "scale-collapse": (200, [1, 6, 7, 8, 10]),
+    "scale-collapse": (200, [2, 7, 8, 9, 11]),
     "attention-logits": (20, [0, 4, 7, 8]),
     "output-logits": (1000, [0, 4]),
     "spikes": (150, [0, 3, 4, 6, 8, 10]),
