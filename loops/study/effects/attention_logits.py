@@ -82,7 +82,10 @@ def effect_of(
     far, near = ends[_PLAIN][large], ends[_PLAIN][~large]
     above = f"{worse[_PLAIN][beyond].sum()} of {beyond.sum()}"
     below = f"{worse[_PLAIN][~beyond].sum()} of {(~beyond).sum()}"
-    high = RATES.index(_HIGH)
+    high, rates = RATES.index(_HIGH), large.any(axis=1)
+    deteriorates = bool(large.any() and not large.all() and near.max() < far.min())
+    # Neither where the loss begins to deteriorate nor that it is the logits' fault follows from such runs.
+    not_apart = deteriorates and bool((ends[_NORMALIZED][rates].mean(axis=1) > near.max()).all())
     return Effect(
         name=NAME,
         title="Attention logits at high learning rates",
@@ -97,13 +100,16 @@ def effect_of(
         "and keys (qk-layernorm) considerably lowers the sensitivity to the learning rate, and allows 1.2B parameters "
         "to train at 0.3. Their smallest example has 2.4M parameters.",
         design=f"A transformer on text ({BLOCKS} blocks of width {WIDTH}, {CONTEXT} characters, batches of {BATCH}) "
-        "trains in float32 (the paper: bfloat16), otherwise as in its section 2.1: Adam with beta2 0.95 and epsilon "
-        f"1e-8, gradients clipped to norm 1, {100 * WARM:.0f} % of the steps of warm-up, then a cosine; z-loss of "
-        "1e-4; a weight decay of 1e-4 a step that does not depend on the rate. "
+        "trains in float32 (the paper: bfloat16). Optimizer and schedule are those of the paper's section 2.1: Adam "
+        f"with beta2 0.95 and epsilon 1e-8, gradients clipped to norm 1, {100 * WARM:.0f} % of the steps of warm-up, "
+        "then a cosine; z-loss of 1e-4; a weight decay of 1e-4 a step that does not depend on the rate. The network is "
+        "another: it has biases (the paper: none), learned positions (rotary ones), LayerNorms with an epsilon of 1e-3 "
+        "(1e-6), Keras's initial weights (truncated normal ones), and far smaller batches (256 of 512 tokens). "
         "`scaler.observe.watch(kinds=['attention'])` gives the largest logit and the entropy of each block at each "
         "step. Shown are the largest of a run and the mean entropy of its last tenth. There are two yardsticks for the "
         f"held-out loss in the end. The paper's is a model without blocks, as in [output-logits](output-logits.md), "
-        f"here trained for {_LONGER * steps} steps of {CHARACTERS} characters at a rate of {_BIGRAM.rate:g}: "
+        f"here trained for {_LONGER * steps} steps of {CHARACTERS} characters at a rate of {_BIGRAM.rate:g}, so that "
+        f"it sees {_LONGER * CHARACTERS / (BATCH * CONTEXT):.1f} times as many characters as the runs: "
         f"{spread(alone, '.3f')} nats on the same held-out text. Ours is harder: one who knows how frequent each "
         f"character is ({guess:.2f} nats). Sensitivity: the paper's, the mean over the rates of min(loss, first loss) "
         "less the best loss, here over the upper five of its seven rates.",
@@ -111,15 +117,14 @@ def effect_of(
         steps=steps,
         beside=(
             (
-                "runs without qk-layernorm that end worse than a zero-layer bigram model, of those with a logit above "
-                "10^4",
-                "worse where logits are held there",
-                above,
-            ),
-            (
                 "sensitivity to the learning rate, without and with qk-layernorm, nats",
                 "considerably lower with it",
                 ", ".join(f"{way} {spread(values, '.2f')}" for way, values in sensitive.items()),
+            ),
+            (
+                "runs without qk-layernorm that end worse than a zero-layer bigram model",
+                "all where logits are held at 10^4",
+                f"{above} with a logit above 10^4, {below} of the others",
             ),
         ),
         columns=(
@@ -151,17 +156,20 @@ def effect_of(
                 bool((plain[-1] >= 10 * plain[0]).all()),
             ),
             Claim(
-                f"each run with a logit above 10^4 ends worse than a zero-layer bigram model, and there are some "
-                f"({above}; of the runs without so large a logit {below}).",
-                bool(beyond.any() and worse[_PLAIN][beyond].all()),
+                f"each run with a logit above 10^4 ends worse than a zero-layer bigram model ({above}; of the runs "
+                f"without so large a logit {below}).",
+                _where(worse[_PLAIN][beyond], worse[_PLAIN][~beyond]),
             ),
             Claim(
                 "the loss deteriorates around 10^3: without qk-layernorm each run with a larger logit ends worse than "
-                f"each without ({_range(far)} against {_range(near)} nats).",
-                bool(large.any() and not large.all() and near.max() < far.min()),
+                f"each without ({_range(far)} against {_range(near)} nats). But their largest logits are "
+                f"{_range(plain[large], '.3g')} against {_range(plain[~large], '.3g')}, with nothing between; and at "
+                f"the rates of the former runs with qk-layernorm end at {_range(ends[_NORMALIZED][rates])} nats, with "
+                f"logits of {_range(normal[rates], '.3g')}.",
+                None if not_apart else deteriorates,
             ),
             Claim(
-                f"by our harder yardstick, too, the loss diverges without qk-layernorm at {RATES[-1]:g}: it is that of "
+                f"the loss diverges without qk-layernorm at {RATES[-1]:g}: by our harder yardstick, it is that of "
                 f"frequencies, or worse, in each seed ({lost[_PLAIN][-1].sum()} of {seeds}).",
                 bool(lost[_PLAIN][-1].all()),
             ),
@@ -190,7 +198,7 @@ def effect_of(
                 bool((by_block[_PLAIN].mean(axis=1)[RATES.index(1e-2) :].argmax(axis=1) == 0).all()),
             ),
         ),
-        remarks=_remarks(plain, normal, ends, bigram),
+        remarks=_remarks(plain, normal, ends, bigram, lost, worse),
         panels=(
             Panel(
                 "held-out loss in the end",
@@ -201,13 +209,13 @@ def effect_of(
                 reference=(bigram, "zero-layer bigram model"),
             ),
             Panel(
-                "largest attention logit",
+                "largest logit of a run and both blocks",
                 "highest learning rate",
                 "magnitude",
                 tuple(curve(way, RATES, values) for way, values in logits.items()),
                 log_x=10,
                 log_y=10,
-                reference=(_PUBLISHED_LOGIT, "published: above, all diverged"),
+                reference=(_PUBLISHED_LOGIT, "published for block 0 at step 2000:\nall above diverged"),
             ),
             Panel(
                 "entropy of the attention in the end",
@@ -228,7 +236,14 @@ def effect_of(
     )
 
 
-def _remarks(plain: np.ndarray, normal: np.ndarray, ends: dict[str, np.ndarray], bigram: float) -> str:
+def _remarks(
+    plain: np.ndarray,
+    normal: np.ndarray,
+    ends: dict[str, np.ndarray],
+    bigram: float,
+    lost: dict[str, np.ndarray],
+    worse: dict[str, np.ndarray],
+) -> str:
     """What is said beside the claims.
 
     Args:
@@ -236,18 +251,24 @@ def _remarks(plain: np.ndarray, normal: np.ndarray, ends: dict[str, np.ndarray],
         normal: The same with it.
         ends: The held-out losses of each way, likewise.
         bigram: That of a model without blocks.
+        lost: Whether one who knows frequencies is as good, likewise.
+        worse: Whether the model without blocks is better, likewise.
     """
     first = RATES.index(1e-2)
     slopes = np.diff(np.log(plain[first:]).mean(axis=1)) / np.diff(np.log(RATES[first:]))
     beyond = [int((values > _LARGEST_HALF).sum()) for values in (plain, normal)]
     best = min(values.mean(axis=1).min() for values in ends.values())
     return (
-        f"The rate grows with the logits here, and a rate of {RATES[-1]:g} costs with qk-layernorm, too "
+        f"By the harder yardstick {sum(values.sum() for values in lost.values())} of "
+        f"{sum(values.size for values in lost.values())} runs diverge here. "
+        f"The rate grows with the logits, and a rate of {RATES[-1]:g} costs with qk-layernorm, too "
         f"({spread(ends[_NORMALIZED][-1], '.2f')} nats). So not all that is lost at a logit above 10^4 is lost to the "
-        "logits. The runs are short: at the best rate the loss ends at "
+        "logits, and from which logit on anything is lost to them cannot be told.\n\n"
+        "The runs are short: at the best rate the loss ends at "
         f"{best:.2f} nats on average, and a model without attention has {bigram:.2f}. Attention hardly pays "
-        "by then, so the paper's yardstick tells little here: runs at the lowest rate, which have learned too little, "
-        "are worse than that, too.\n\n"
+        "by then, and the model without it has seen more text. So the paper's yardstick tells little here: at the "
+        f"lowest rate {worse[_PLAIN][0].sum()} of {plain.shape[1]} runs, which have learned too little, are worse "
+        "than that, too.\n\n"
         f"From {RATES[first]:g} on the largest logit grows as no one power of the learning rate: the exponents from "
         f"each rate to the next are {', '.join(f'{slope:.1f}' for slope in slopes)}. The paper gives no power. It "
         "hypothesizes that the instability could result from the quadratic dependence of logits on parameter norms."
@@ -259,8 +280,15 @@ def _remarks(plain: np.ndarray, normal: np.ndarray, ends: dict[str, np.ndarray],
     )
 
 
-def _range(values: np.ndarray) -> str:
-    return f"{values.min():.2f} to {values.max():.2f}" if values.size else "none"
+def _where(large: np.ndarray, small: np.ndarray) -> bool | None:
+    """Whether it is so of each run with a large logit; None if there is no such run or it is so of half the others."""
+    if not large.size or (large.all() and small.size and small.mean() >= 0.5):
+        return None
+    return bool(large.all())
+
+
+def _range(values: np.ndarray, form: str = ".2f") -> str:
+    return f"{values.min():{form}} to {values.max():{form}}" if values.size else "none"
 
 
 PRESET = Preset(NAME, "attention logits that grow at high learning rates, with and without qk-layernorm", 200, run, 5)

@@ -23,6 +23,8 @@ RISEN = 2
 """How many times its least mean a loss has when it has risen."""
 OPTS_LIMIT = 1.0
 """OPT's authors called a scale healthy from here on."""
+OPTS_FLOOR = 2.0**-5
+"""The least scale under OPT's own rule."""
 BACK = (40, 30, 20, 10, 0)
 """Restart points, in steps before the save that precedes the last applied step."""
 NONE, FLOOR, HYSTERESIS, METASEQ, GUARD = WAYS = (
@@ -150,6 +152,6 @@ def _strategies() -> dict[str, scaler.Strategy]:
     def dynamic(min_scale: float = _LOWEST, hysteresis: int = 1) -> scaler.Dynamic:
         return scaler.Dynamic(min_scale=min_scale, growth_interval=INTERVAL, hysteresis=hysteresis)
 
-    metaseq = scaler.presets.metaseq(growth_interval=INTERVAL)
+    metaseq = scaler.presets.metaseq(growth_interval=INTERVAL, min_loss_scale=OPTS_FLOOR)
     ways = (dynamic(), dynamic(1.0), dynamic(hysteresis=4), metaseq, scaler.SpikeGuard(dynamic()))
     return dict(zip(WAYS, ways, strict=True))

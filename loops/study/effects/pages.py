@@ -158,4 +158,4 @@ def index(effects: Sequence[Effect]) -> str:
 
 def _agree(effect: Effect) -> str:
     told = [claim.holds for claim in effect.claims if claim.published and claim.holds is not None]
-    return f"{sum(told)} of {len(told)}"
+    return f"{sum(told)} of {len(told)}" if told else "nothing published to compare with"

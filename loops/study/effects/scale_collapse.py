@@ -17,6 +17,7 @@ from loops.study.effects.collapse_runs import (
     INTERVAL,
     METASEQ,
     NONE,
+    OPTS_FLOOR,
     RATE,
     RISEN,
     WAYS,
@@ -26,11 +27,14 @@ from loops.study.effects.collapse_runs import (
     train,
     usual_of,
 )
+from loops.study.effects.collapse_words import accuracy_of, courses_of, joined, power, rest_of, signed, when
 from loops.study.effects.effect import Claim, Effect, Panel, Preset, course_of, curve, percent, spread
 from loops.study.effects.saved_run import EVERY, Course
 
 NAME = "scale-collapse"
 _ENOUGH = 0.05
+_LABELS = {NONE: "no floor (hidden by hysteresis)"}
+"""What a legend says of a curve that lies below another one."""
 
 
 def run(seeds: int = 5, steps: int = 400) -> Effect:
@@ -53,10 +57,10 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
     """
     ramped, plain = runs.ramped, runs.ramped[NONE]
     falls = {name: [fall_of(each, runs.calm) for each in courses] for name, courses in ramped.items()}
-    accuracy = {name: _accuracy(courses) for name, courses in ramped.items()}
-    best = _accuracy(runs.level)
-    back, opts, rewound = (_accuracy(_courses(each)) for each in (runs.healthy, runs.limited, runs.other))
-    restarts = np.array([_accuracy(_courses(row)) for row in runs.again]).T
+    accuracy = {name: accuracy_of(courses) for name, courses in ramped.items()}
+    best = accuracy_of(runs.level)
+    back, opts, rewound = (accuracy_of(courses_of(each)) for each in (runs.healthy, runs.limited, runs.other))
+    restarts = np.array([accuracy_of(courses_of(row)) for row in runs.again]).T
     crash = restarts[-1]
     lead = np.array([fall.last + 1 - fall.scale for fall in falls[NONE]])
     rise = np.array([fall.rise - fall.scale for fall in falls[NONE]])
@@ -74,11 +78,11 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
     )
     lasts = {name: np.array([fall.last for fall in falls[name]]) for name in WAYS}
     table = [
-        (name, _power(ends[name]), spread(lasts[name] + 1, ".0f"), _when(stuck[name]), percent(accuracy[name]))
+        (name, power(ends[name]), spread(lasts[name] + 1, ".0f"), when(stuck[name]), percent(accuracy[name]))
         for name in WAYS
     ]
     table += [
-        (name, _power(np.log2([each.scale[-1] for each in _courses(restarted)])), *_rest(restarted))
+        (name, power(np.log2([each.scale[-1] for each in courses_of(restarted)])), *rest_of(restarted))
         for name, restarted in (
             ("from before the fall, other batches, rising rate", runs.other),
             ("from the crash, calm rate", [row[-1] for row in runs.again]),
@@ -96,13 +100,15 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
         "diverged, the dynamic loss scale crashed to 0 and the norm of the last layer's activations spiked. A lower "
         "learning rate, from an earlier checkpoint, let the run go on. The authors picked restart points at which the "
         "scale \"was still in a 'healthy' state (>= 1.0)\" and after which activation norms went down. Early "
-        "on, to clip gradients at 0.3 in place of 1.0 helped. The paper gives no count of steps.",
+        "on, to clip gradients at 0.3 in place of 1.0 helped; resetting the dynamic loss scale helped in some cases "
+        "and not in others. The paper gives no count of steps.",
         design=f"Four dense layers of 32 units under `mixed_float16` (leaky ReLU, no normalisation) learn the digits "
         f"with Adam, in batches of {networks.BATCH}. The learning rate is {RATE} for {runs.calm} steps, then rises "
         f"by {100 * (runs.growth - 1):.0f} % every {EVERY} steps. The scale is `scaler.Dynamic` with a "
         f"growth interval of {INTERVAL}: with a floor of 2^-126, where float32 has its smallest normal number; with a "
         "floor of 1; with `hysteresis=4`; inside a `scaler.SpikeGuard`; and `scaler.presets.metaseq`, OPT's own rule, "
-        f"with the same interval. All variables are saved every {EVERY} steps. From saves of the run without a floor "
+        "with an interval that begins as long and doubles and halves with its scale. All variables are saved every "
+        f"{EVERY} steps. From saves of the run without a floor "
         "it goes on: at the calm rate; or, as `loops.Rewind` does, at the same rates with other batches. Before the "
         f"fall: the newest save at which the scale is not yet {FALLEN} octaves below its median of the calm phase "
         "for good, which only hindsight knows. OPT's limit: the newest save of the run under OPT's rule at which the "
@@ -115,8 +121,9 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
             (
                 "the loss scale as the run diverges",
                 "crashes to 0",
-                f"from {_power(usual)} to {_power(overflow)} as the forward pass overflows, and to "
-                f"{_power(ends[NONE])}, its floor, in the steps that are skipped behind",
+                f"from {power(usual)} to {power(overflow)} as the forward pass overflows, and to "
+                f"{power(ends[NONE])}, its floor, in the steps that are skipped behind; under OPT's own rule to "
+                f"{power(ends[METASEQ])}",
             ),
             (
                 "an earlier checkpoint and a lower rate",
@@ -134,24 +141,31 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
         rows=tuple(table),
         claims=(
             Claim(
-                "as the run diverges its loss scale crashes to 0, here to the floor of these runs, 2^-126, in each "
-                "seed.",
+                "as the run diverges its loss scale crashes to 0: that of `scaler.Dynamic` to the floor of these runs, "
+                "2^-126, in each seed.",
                 bool((ends[NONE] == -126).all() and not any(np.isfinite(each.loss[-1]) for each in plain)),
             ),
             Claim(
-                f"the scale falls before the last step is applied, in each seed ({spread(lead, '.0f')} steps before).",
-                bool((lead > 0).all()),
+                f"under OPT's own rule, too, it crashes to 0: here it ends at {power(ends[METASEQ])}, and the floor of "
+                f"our preset is {power(np.log2([OPTS_FLOOR]))}, so that the published fall is not reproduced.",
+                None if (ends[METASEQ] == np.log2(OPTS_FLOOR)).all() else False,
             ),
             Claim(
-                f"the scale falls before the loss rises, to {RISEN} times its least mean over {EVERY} steps, in each "
-                f"seed ({spread(rise, '.0f')} steps before the last of these {EVERY}; negative: after; both bounds are "
-                "ours).",
+                f"the scale falls before the last step is applied, in each seed ({signed(lead, 'sooner', 'later')}).",
+                bool((lead > 0).all()),
+                published=False,
+            ),
+            Claim(
+                f"the scale falls before the loss has risen, in each seed ({signed(rise, 'sooner', 'later')}; risen "
+                f"is a mean over {EVERY} steps of {RISEN} times the least before, both ours).",
                 bool((rise > 0).all()),
+                published=False,
             ),
             Claim(
                 "the scale falls before the loss is worse than a guess, in each seed "
-                f"({spread(guess, '.0f')} steps before; negative: after).",
+                f"({signed(guess, 'sooner', 'later')}).",
                 bool((guess > 0).all()),
+                published=False,
             ),
             Claim(
                 "a lower rate from an earlier checkpoint lets the run go on: from before the fall of the scale it ends "
@@ -160,47 +174,58 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
             ),
             Claim(
                 "OPT's limit finds such a checkpoint: under OPT's rule, from the newest save with a scale of 1 or "
-                f"more, it ends within {100 * _ENOUGH:.0f} points, on average.",
-                bool(opts.mean() >= best.mean() - _ENOUGH),
+                f"more, it ends within {100 * _ENOUGH:.0f} points, on average ({percent(opts)}). That is one of their "
+                "two conditions: that activation norms go down from there was not looked at.",
+                True if opts.mean() >= best.mean() - _ENOUGH else None,
             ),
             Claim(
-                f"the lower rate alone does not: from the crash it ends more than {100 * _ENOUGH:.0f} points below, in "
+                "the lower rate alone does not let the run go on: from the crash it ends more than "
+                f"{100 * _ENOUGH:.0f} points below, in "
                 "each seed.",
                 bool((crash < best - _ENOUGH).all()),
+                published=False,
             ),
             Claim(
-                "going back alone does not: at the same rates the run diverges again in each seed, though its batches "
-                "are others.",
-                bool(all(not np.isfinite(each.loss[-1]) for each in _courses(runs.other))),
+                "going back alone does not let it go on: at the same rates the run diverges again in each seed, "
+                "though its batches are others.",
+                bool(all(not np.isfinite(each.loss[-1]) for each in courses_of(runs.other))),
+                published=False,
             ),
             Claim(
                 f"a floor of 1 does not keep the run: it ends more than {100 * _ENOUGH:.0f} points below the calm one, "
                 "in each seed.",
                 bool((accuracy[FLOOR] < best - _ENOUGH).all()),
+                published=False,
             ),
             Claim(
                 "hysteresis does not keep the run: the last applied step lies within 20 steps (our bound) of that "
                 "without, in each seed.",
                 bool((np.abs(lasts[HYSTERESIS] - lasts[NONE]) <= 20).all()),
+                published=False,
             ),
             Claim(
                 f"a `SpikeGuard` tells earlier: `check` says that the run is stuck {spread(sooner, '.0f')} steps "
                 "sooner than without, with a forward pass that is still finite, in each seed.",
                 bool((sooner > 0).all() and all(np.isfinite(each.loss).all() for each in ramped[GUARD])),
+                published=False,
             ),
             Claim(
                 f"a `SpikeGuard` alone keeps the run: it ends within {100 * _ENOUGH:.0f} points of the calm one, on "
                 "average.",
                 bool(accuracy[GUARD].mean() >= best.mean() - _ENOUGH),
+                published=False,
             ),
         ),
-        remarks=_remarks(overflow, silence, restarts, [usual_of(each, runs.calm) for each in ramped[METASEQ]], late),
+        remarks=_remarks(overflow, silence, restarts, (ramped[METASEQ], runs.calm), np.array(late)),
         panels=(
             Panel(
                 "loss scale",
                 "step",
                 "log2 of the loss scale",
-                tuple(course_of(name, np.log2([each.scale for each in ramped[name]]).T) for name in WAYS),
+                tuple(
+                    course_of(_LABELS.get(name, name), np.log2([each.scale for each in ramped[name]]).T)
+                    for name in WAYS
+                ),
                 reference=(-126.0, "the floor of these runs"),
             ),
             Panel(
@@ -210,7 +235,7 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
                 (
                     course_of("no floor", np.array([each.loss for each in plain]).T),
                     course_of("SpikeGuard", np.array([each.loss for each in ramped[GUARD]]).T),
-                    course_of("back, calm rate", _joined(plain, runs.healthy)),
+                    course_of("back, calm rate", joined(plain, runs.healthy)),
                 ),
                 log_y=10,
                 reference=(GUESS, "a guess"),
@@ -240,7 +265,11 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
 
 
 def _remarks(
-    overflow: np.ndarray, silence: Sequence[int], restarts: np.ndarray, usual: Sequence[float], late: Sequence[int]
+    overflow: np.ndarray,
+    silence: Sequence[int],
+    restarts: np.ndarray,
+    opts: tuple[Sequence[Course], int],
+    late: np.ndarray,
 ) -> str:
     """What is said beside the claims.
 
@@ -248,17 +277,20 @@ def _remarks(
         overflow: Log2 of the scale at the first loss that is not finite, [seeds].
         silence: The skipped steps until `check` said that the run is stuck, of the seeds in which it did.
         restarts: The accuracies from each of `BACK`, [saves, seeds].
-        usual: Log2 of the usual scale under OPT's rule, of each seed.
-        late: The steps from a scale below 1 to the last applied step under OPT's rule, likewise.
+        opts: The runs under OPT's rule, and the steps of their calm phase.
+        late: The steps from a scale below 1 to the last applied step under OPT's rule, [seeds].
     """
+    first = np.log2([each.scale[0] for each in opts[0]])
+    usual = np.array([usual_of(each, opts[1]) for each in opts[0]])
     steady = int((np.diff(restarts, axis=0) < 0).all(axis=0).sum())
     means = [f"{100 * mean:.0f} %" for mean in restarts.mean(axis=1)]
     return (
         "A loss scale says how large gradients are. As long as the forward pass is finite, here until the "
-        f"scale is {_power(overflow)}, one that falls octave by octave says that gradients grow. Once the forward pass "
+        f"scale is {power(overflow)}, one that falls octave by octave says that gradients grow. Once the forward pass "
         "overflows, no scale is small enough: nearly all steps are skipped, the weights stay as they are, and the "
-        "scale falls by an octave a step whatever gradients are. It is a symptom: no rule for the scale keeps a run "
-        "that its learning rate destroys. The loss tells earlier here. Without somebody who looks, the rest of the run "
+        "scale falls by an octave a step whatever gradients are. None of the rules that were tried here keeps a run "
+        "that its learning rate destroys; to reset the scale, as OPT's authors did, was not tried. The loss tells "
+        "earlier here. Without somebody who looks, the rest of the run "
         "is silence; `LossScaler.check`, which a `Loop` calls, ends it after "
         f"{spread(silence, '.0f') if silence else 'no'} skipped steps. (Here the runs go on, to show where the scale "
         "ends.) A floor hides how far it went.\n\n"
@@ -266,49 +298,13 @@ def _remarks(
         f"shows: {', '.join(means)} correct from {', '.join(map(str, BACK))} steps before the crash, though all of "
         f"these saves are finite; in {steady} of {restarts.shape[1]} seeds each ten steps cost accuracy. To read from "
         "the scale which save is good is OPT's idea, and it matters how low the limit is. Under their own rule the "
-        f"scale is usually {_power(np.array(usual))} here, and it goes below their limit "
-        f"{spread(late, '.0f')} steps before the last applied step (negative: after). "
+        f"scale begins at {power(first)} here, has climbed to {power(usual)} in the second half of the calm phase, "
+        "and goes below their limit sooner or later than the last applied step "
+        f"({signed(late, 'before', 'after')}). "
         "`SpikeGuard` holds the weights and says early that something is wrong, and cannot repair it: the rate has to "
         "come down. `loops.Rewind` leaves batches out, which is right where batches are to blame, and ends with an "
         "error after it went back `most` times where they are not."
     )
-
-
-def _accuracy(courses: Sequence[Course]) -> np.ndarray:
-    return np.array([each.accuracy for each in courses])
-
-
-def _courses(restarted: Sequence[Restart]) -> list[Course]:
-    return [each.course for each in restarted]
-
-
-def _joined(courses: Sequence[Course], restarted: Sequence[Restart]) -> np.ndarray:
-    """The losses of runs that go on from a save, with those before it, [steps, seeds]."""
-    return np.array(
-        [
-            np.concatenate([one.loss[: then.save * EVERY], then.course.loss])
-            for one, then in zip(courses, restarted, strict=True)
-        ]
-    ).T
-
-
-def _rest(restarted: Sequence[Restart]) -> tuple[str, str, str]:
-    """The last applied steps, when they were found stuck and the accuracy, of runs that begin at saves."""
-    courses = _courses(restarted)
-    last = [each.save * EVERY + int(np.flatnonzero(each.course.applied).max(initial=-1)) + 1 for each in restarted]
-    until = spread(last, ".0f") if any(each.applied.any() for each in courses) else "none"
-    return until, _when([each.stuck for each in courses]), percent(_accuracy(courses))
-
-
-def _power(exponents: np.ndarray) -> str:
-    mean, low, high = (f"2^{round(value)}" for value in (exponents.mean(), exponents.min(), exponents.max()))
-    return mean if low == high else f"{mean} ({low} to {high})"
-
-
-def _when(stuck: list[int | None]) -> str:
-    known = [at for at in stuck if at is not None]
-    some = "" if len(known) == len(stuck) else f" ({len(known)} of {len(stuck)} seeds)"
-    return f"step {spread(known, '.0f')}{some}" if known else "no"
 
 
 PRESET = Preset(NAME, "a loss scale that collapses before a crash, and what helps", 400, run, seeds=5)

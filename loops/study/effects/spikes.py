@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from loops.study.effects import networks
 from loops.study.effects.adam_copies import CLIP_NORM, CLIPPED, DECAY, PLAIN, STABLE, Curves, Setup, train
 from loops.study.effects.effect import Claim, Effect, Line, Panel, Preset, curve, spread
+from loops.study.effects.loss_spike import AFTER, JUMP, SOON, SPIKE, Spike, last_of, spike_of
 
 NAME = "spikes"
 BETAS = (0.9, 0.99, 0.999)
@@ -23,34 +23,10 @@ _RATE = 3e-3
 _QUIET = 0.01
 _CALM = 2 / 3
 """The share of a run in which the loss is multiplied by `_QUIET`."""
-_SETTLED, _JUMP = 1.2, 2.0
-_SPIKE = 1.5
-"""A spike is a loss that is so many times that before the change."""
+_SETTLED = 1.2
+_BEFORE = 5
+"""The steps before the change that are drawn."""
 _PUBLISHED = (1, 8)
-_SOON = 20
-"""The steps after the change in which a spike is looked for."""
-_AROUND = (20, 60)
-
-
-class Spike(NamedTuple):
-    """What a change did, float64 [seeds] each.
-
-    Attributes:
-        before: The mean RMS of g^2 / u in the last tenth of the quiet phase.
-        jump: The largest of it in the loud phase.
-        times: The largest held-out loss soon after the change over that before it.
-        later: The same of the steps behind.
-        lag: The steps from the first RMS of `_JUMP` or more to a loss halfway up to the largest; NaN if there is none
-            before that.
-        end: The held-out loss in the end.
-    """
-
-    before: np.ndarray
-    jump: np.ndarray
-    times: np.ndarray
-    later: np.ndarray
-    lag: np.ndarray
-    end: np.ndarray
 
 
 def run(seeds: int = 5, steps: int = 600) -> Effect:
@@ -68,24 +44,6 @@ def run(seeds: int = 5, steps: int = 600) -> Effect:
     )
     level = train([Setup(_RATE, 0.99, epsilon) for epsilon in EPSILONS], seeds=seeds, factors=[_QUIET] * steps)
     return effect_of(changed, level, change, seeds, steps)
-
-
-def spike_of(curves: Curves, setup: int, change: int) -> Spike:
-    """What the change before this step did to one of the set-ups."""
-    loss, rms = (np.asarray(values[:, setup], np.float64) for values in (curves.loss, curves.rms))
-    loss = np.where(np.isfinite(loss), loss, np.inf)
-    jumped = rms[change : change + _SOON] >= _JUMP
-    first = np.where(jumped.any(axis=0), jumped.argmax(axis=0), np.nan)
-    soon = loss[change : change + _SOON]
-    halfway = (soon >= (soon[0] + soon.max(axis=0)) / 2).argmax(axis=0)
-    return Spike(
-        before=rms[change - max(1, change // 10) : change].mean(axis=0),
-        jump=rms[change:].max(axis=0),
-        times=soon.max(axis=0) / soon[0],
-        later=loss[change + _SOON : change + _AROUND[1]].max(axis=0, initial=0) / soon[0],
-        lag=np.where(halfway < first, np.nan, halfway - first),
-        end=loss[-1],
-    )
 
 
 def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: int) -> Effect:
@@ -107,7 +65,9 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
     worst = BETAS[-1]
     lag = plain[worst].lag
     norm = np.asarray(changed.norm[:, cases.index((worst, PLAIN))], np.float64)
-    quiet = norm[change - max(1, change // 10) : change].mean()
+    quiet = norm[last_of(change)].mean()
+    single = max(changed.rms[last_of(change), cases.index((beta, PLAIN))].max() for beta in BETAS)
+    stable, wide, narrow = (spikes[worst, way] for way in (STABLE, _WIDE, _NARROW))
     above = [number for number, epsilon in enumerate(EPSILONS) if epsilon >= grad[number].max()]
     return Effect(
         name=NAME,
@@ -122,7 +82,8 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
         "which divides a tensor's learning rate by RMS = sqrt(mean(g^2 / max(u, eps^2))) where that is above 1, avoids "
         "them in a CLIP ViT-Huge and outperforms gradient clipping. [Wortsman, Liu et al. "
         "2023](https://arxiv.org/abs/2309.14322), section 3.4: where the root mean square of the gradient is of the "
-        "order of epsilon, updates become small; a smaller beta2 resolves spikes, says its section 4 of others.",
+        "order of epsilon, updates become small. Others resolve spikes with a smaller beta2, says its section 4, a "
+        "secondary source.",
         design=f"A network on the digits ({', '.join(map(str, networks.SIZES))} units, batches of {networks.BATCH}) "
         f"trains in float32 at a learning rate of {_RATE}, with beta1 0.9 and a weight decay of {DECAY}, for all "
         f"optimizers on the same batches. The learning signal changes on purpose: its loss is multiplied by {_QUIET} "
@@ -130,9 +91,10 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
         f"second moment would not notice. Gradients are clipped to a global norm of {CLIP_NORM:g}, which is usual, or "
         f"of {_NEAR:g}, which is {_NEAR / quiet:.0f} times their own before the change. RMS is that of the first "
         "layer's kernel. Spike: the largest held-out loss in the "
-        f"{_SOON} steps after the change over that before it; {_SPIKE} times or more counts as one (our bound). Lag: "
-        f"the steps from the first RMS of {_JUMP:.0f} or more (our bound), which is that of the change, to a loss that "
-        "is halfway up to the largest. Epsilon: the same "
+        f"{SOON} steps after the change over that before it; {SPIKE} times or more counts as one (our bound). Later: "
+        f"the same of the next {AFTER - SOON} steps. Lag, where there is a spike: "
+        f"the steps from the first RMS of {JUMP:.0f} or more (our bound), which is that of the change, to a loss that "
+        f"is halfway up to the largest of the {SOON}. Epsilon: the same "
         f"network, whose loss stays at {_QUIET} times, with beta2 0.99; means over the last tenth of the steps.",
         seeds=seeds,
         steps=steps,
@@ -142,10 +104,13 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
                 f"{_PUBLISHED[0]} to {_PUBLISHED[1]}",
                 _lag(lag),
             ),
-            (
-                f"spike with beta2 {worst}",
-                "StableAdamW avoids it, and is better than clipping",
-                ", ".join(f"{way} {spread(spikes[worst, way].times, '.1f', ' times')}" for way in WAYS),
+            *(
+                (
+                    f"largest loss in {many} steps, times that before, with beta2 {worst}",
+                    "StableAdamW avoids a spike, and is better than clipping",
+                    ", ".join(f"{way} {spread(getattr(spikes[worst, way], what), '.1f')}" for way in WAYS),
+                )
+                for many, what in ((SOON, "times"), (AFTER, "whole"))
             ),
             (
                 "update where epsilon is the gradient's root mean square or more, over that with epsilon 1e-8",
@@ -158,8 +123,8 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
             "",
             "RMS before",
             "largest RMS after",
-            "spike, times",
-            "later, times",
+            f"spike ({SOON} steps), times",
+            f"later (next {AFTER - SOON}), times",
             "lag, steps",
             "held-out loss in the end",
         ),
@@ -178,13 +143,15 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
         ),
         claims=(
             Claim(
-                f"AdamW's RMS is {_SETTLED} or less (our bound) while the signal stays as it is, and {_JUMP:.0f} or "
-                "more when it has grown, for each beta2 and in each seed.",
-                all(((seen.before <= _SETTLED) & (seen.jump >= _JUMP)).all() for seen in plain.values()),
+                "the change does what it should: AdamW's mean RMS over the last "
+                f"{change - last_of(change).start} steps before it is {_SETTLED} or less (our bound), and the largest "
+                f"after it {JUMP:.0f} or more, for each beta2 and in each seed.",
+                all(((seen.before <= _SETTLED) & (seen.jump >= JUMP)).all() for seen in plain.values()),
+                published=False,
             ),
             Claim(
                 f"with beta2 {worst} AdamW's loss spikes in each seed ({spread(plain[worst].times, '.1f')} times).",
-                bool((plain[worst].times >= _SPIKE).all()),
+                bool((plain[worst].times >= SPIKE).all()),
             ),
             Claim(
                 f"the loss is halfway up to its spike {_PUBLISHED[0]} to {_PUBLISHED[1]} steps after the RMS, in each "
@@ -198,24 +165,37 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
                 bool(np.all(np.diff([plain[beta].times.mean() for beta in BETAS]) > 0)),
             ),
             Claim(
-                f"StableAdamW avoids spikes: none in the {_SOON} steps after the change, in each seed and for each "
-                "beta2.",
-                all((spikes[beta, STABLE].times < _SPIKE).all() for beta in BETAS),
+                f"StableAdamW avoids the spike that follows the change: there is none in the next {SOON} steps, in "
+                "each seed and for each beta2.",
+                all((spikes[beta, STABLE].times < SPIKE).all() for beta in BETAS),
             ),
             Claim(
-                f"nor are there any later: with beta2 {worst} StableAdamW's loss stays below {_SPIKE} times in the "
-                f"next {_AROUND[1] - _SOON} steps, in each seed ({spread(spikes[worst, STABLE].later, '.1f')} times).",
-                bool((spikes[worst, STABLE].later < _SPIKE).all()),
+                f"nor is there one later: with beta2 {worst} StableAdamW's loss stays below {SPIKE} times in all "
+                f"{AFTER} steps, in each seed ({spread(stable.whole, '.1f')} times; {SPIKE} or more in "
+                f"{(stable.whole >= SPIKE).sum()} of {seeds} seeds).",
+                bool((stable.whole < SPIKE).all()),
             ),
             Claim(
-                f"with beta2 {worst} StableAdamW's spike is smaller than with gradients clipped to {CLIP_NORM:g}, in "
-                "each seed.",
-                bool((spikes[worst, STABLE].times < spikes[worst, _WIDE].times).all()),
+                f"with beta2 {worst} StableAdamW's loss rises less than with gradients clipped to {CLIP_NORM:g} in the "
+                f"{SOON} steps after the change, in each seed.",
+                bool((stable.times < wide.times).all()),
             ),
             Claim(
-                f"no limit on gradients avoids spikes: with beta2 {worst} and a limit of {_NEAR:g}, too, there is "
-                f"one in each seed ({spread(spikes[worst, _NARROW].times, '.1f')} times).",
-                bool((spikes[worst, _NARROW].times >= _SPIKE).all()),
+                f"in all {AFTER} steps, too, its largest loss is lower than with gradients clipped to {CLIP_NORM:g}, "
+                f"in each seed (it is in {(stable.whole < wide.whole).sum()} of {seeds}).",
+                bool((stable.whole < wide.whole).all()),
+            ),
+            Claim(
+                f"a limit on gradients near their norm avoids that spike, too: with beta2 {worst} and a limit "
+                f"of {_NEAR:g} there is none in the {SOON} steps, in each seed ({spread(narrow.times, '.1f')} times).",
+                bool((narrow.times < SPIKE).all()),
+                published=False,
+            ),
+            Claim(
+                f"that limit is better than StableAdamW in all {AFTER} steps: with it the largest loss is lower, "
+                f"in each seed ({spread(narrow.whole, '.1f')} and {spread(stable.whole, '.1f')} times).",
+                bool((narrow.whole < stable.whole).all()),
+                published=False,
             ),
             Claim(
                 "where epsilon is the gradient's root mean square or more, updates are smaller than with "
@@ -223,7 +203,7 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
                 bool(len(above) and (share[above] < 1).all()),
             ),
         ),
-        remarks=_remarks(norm[change : change + _SOON], spikes, worst),
+        remarks=_remarks(norm[change : change + SOON], spikes, worst, float(single)),
         panels=(
             *(
                 Panel(
@@ -231,7 +211,7 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
                     "steps after the change",
                     unit,
                     tuple(_around(way, values[:, cases.index((worst, way))], change) for way in WAYS),
-                    bounds=((0.0, f"loss times {_QUIET}"),),
+                    bounds=((0.0, f"left: loss times {_QUIET}"),),
                 )
                 for what, unit, values in (
                     ("held-out loss", "nats", changed.loss),
@@ -239,13 +219,13 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
                 )
             ),
             Panel(
-                "spike",
+                f"spike in {SOON} steps",
                 "beta2",
                 "times the loss before",
                 tuple(
                     curve(way, range(len(BETAS)), np.array([spikes[beta, way].times for beta in BETAS])) for way in WAYS
                 ),
-                reference=(_SPIKE, "one, by our bound"),
+                reference=(SPIKE, "one, by our bound"),
                 ticks=tuple(f"{beta}" for beta in BETAS),
             ),
             Panel(
@@ -267,15 +247,17 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
     )
 
 
-def _remarks(norm: np.ndarray, spikes: Mapping[tuple[float, str], Spike], worst: float) -> str:
+def _remarks(norm: np.ndarray, spikes: Mapping[tuple[float, str], Spike], worst: float, single: float) -> str:
     """What is said beside the claims.
 
     Args:
         norm: AdamW's gradient norms soon after the change, [steps, seeds].
         spikes: What the change did, by beta2 and way.
         worst: The largest beta2.
+        single: AdamW's largest RMS of one step before the change.
     """
-    near = spikes[worst, _NARROW]
+    near, stable = (spikes[worst, way] for way in (_NARROW, STABLE))
+    before = [spikes[beta, PLAIN].before.mean() for beta in BETAS]
     return (
         "The change is made on purpose and is as sudden as can be, so that what is seen is the second moment's delay "
         "alone: the gradient is a hundred times larger, and its mean square remembers. A large beta2 forgets slowly, "
@@ -287,27 +269,31 @@ def _remarks(norm: np.ndarray, spikes: Mapping[tuple[float, str], Spike], worst:
         f"A limit of {CLIP_NORM:g} comes late: the first gradient after the change has a norm of "
         f"{spread(norm[0], '.2f')}, and the largest is {spread(norm.max(axis=0), '.1f')}, once the loss has risen. A "
         f"limit of {_NEAR:g}, close to the norm before the change, holds the loss at {spread(near.times, '.1f')} times "
-        f"as well, and at {spread(near.later, '.1f')} times later; somebody has to know it, and it changes with the "
+        f"as well, and at {spread(near.later, '.1f')} times later, where StableAdamW comes to "
+        f"{spread(stable.later, '.1f')}; somebody has to know that limit, and it changes with the "
         "run. What rises later under StableAdamW is not explained here: with beta2 "
-        f"{BETAS[0]} AdamW's loss, which has no spike, rises later, too "
+        f"{BETAS[0]} AdamW's loss, which has no early spike, rises later, too "
         f"({spread(spikes[BETAS[0], PLAIN].later, '.1f')} times). The RMS is known at each step. "
         "`scaler.observe.watch(kinds=['update_rms'])` measures the updates "
         "themselves, and `scaler.SpikeGuard` skips or clips gradients by their own last norms.\n\n"
-        "Before the change the RMS is below 1: gradients of a network that learns shrink, and the moment is then too "
-        "large instead. The last panel has no transition at one epsilon. A single gradient g is shortened to "
+        f"Before the change AdamW's RMS is {min(before):.2f} to {max(before):.2f} on average, and up to {single:.1f} "
+        "in one step: gradients of a network that learns shrink, and where it is below 1 the moment is too large "
+        "instead. The last panel has no transition at one epsilon. A single gradient g is shortened to "
         "1 / (1 + epsilon / g), which falls from 0.9 to 0.1 over two decades, and a tensor's gradients "
         "differ by orders of magnitude."
     )
 
 
 def _around(label: str, by_step: np.ndarray, change: int) -> Line:
-    first, last = max(change - _AROUND[0], 0), min(change + _AROUND[1], len(by_step))
+    first, last = max(change - _BEFORE, 0), min(change + AFTER, len(by_step))
     return curve(label, np.arange(first, last) - change, by_step[first:last])
 
 
 def _lag(steps: np.ndarray) -> str:
     known = steps[np.isfinite(steps)]
-    return spread(known, ".0f") if len(known) else "no such RMS"
+    if not len(known):
+        return "no early spike"
+    return spread(known, ".0f") + ("" if len(known) == len(steps) else f" ({len(known)} of {len(steps)} seeds)")
 
 
 PRESET = Preset(NAME, "loss spikes by beta2, gradient clipping, StableAdamW, and epsilon", 600, run, 5)

@@ -102,7 +102,7 @@ def logits_of(weights: Sequence[tf.Tensor], given: tf.Tensor) -> tf.Tensor:
 
 
 def _start(seeds: int, count: int) -> list[tf.Tensor]:
-    """Embedding, gain and head; normal with a deviation of 1 / sqrt(width), as in the paper."""
+    """Embedding, gain and head; plain normal with a deviation of 1 / sqrt(width)."""
     size, deviation = len(ALPHABET), 1 / np.sqrt(WIDTH)
     drawn = [np.random.default_rng(seed).normal(0, deviation, (2, size, WIDTH)) for seed in range(seeds)]
     embedding, head = np.tile(np.stack(drawn, axis=1), [1, count, 1, 1]).astype(np.float32)
