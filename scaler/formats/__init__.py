@@ -2,6 +2,7 @@
 
 from scaler.backend.formats import FloatFormat as FloatFormat
 from scaler.backend.formats import float_format as float_format
+from scaler.formats.changed import changed as changed
 from scaler.formats.emulated import FORMATS as FORMATS
 from scaler.formats.emulated import Emulated as Emulated
 from scaler.formats.emulated import emulated as emulated
@@ -13,6 +14,7 @@ __all__ = [  # noqa: RUF022 - sorted by code point, as everywhere.
     "Emulated",
     "FORMATS",
     "FloatFormat",
+    "changed",
     "emulated",
     "float_format",
     "rounded",

@@ -13,7 +13,7 @@ from scaler.errors import InvalidArgument
 from scaler.formats.accumulators import ACCUMULATORS, CHUNK, Accumulator
 from scaler.formats.bilinear import Einsum
 from scaler.formats.blocks import BLOCK_FORMATS
-from scaler.formats.layers import emulate, found, undo
+from scaler.formats.layers import EMULATED_BY, emulate, found, undo
 from scaler.formats.products import Rounding, product, summed_by
 from scaler.formats.tensors import PLAIN, SCALED, UNCHANGED, TensorFormat
 from scaler.strategies import DelayedAmax
@@ -62,7 +62,10 @@ class Emulated:
                 for one without weights yet in delayed scaling.
         """
         strategy = self.scaling if isinstance(self.scaling, DelayedAmax) else None
-        emulate(self._chosen(model, only), self.tensors, strategy, self._accumulator)
+        chosen = self._chosen(model, only)
+        emulate(chosen, self.tensors, strategy, self._accumulator)
+        for layer in chosen.values():
+            object.__setattr__(layer, EMULATED_BY, self)
         return model
 
     def _chosen(self, model: keras.layers.Layer, only: Collection[str] | None) -> dict[str, keras.layers.Layer]:

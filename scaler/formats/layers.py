@@ -24,6 +24,8 @@ Product = Callable[..., tf.Tensor]
 _MARK = "halfstep_emulated"
 PRODUCTS = "halfstep_products"
 """The attribute of an emulated layer that returns its product of a name."""
+EMULATED_BY = "halfstep_emulated_by"
+"""The attribute of a layer that says which `Emulated` changed it for good."""
 UNIT = "halfstep_unit_scaled"
 """The attribute that marks a layer of `unit_scaled`."""
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)

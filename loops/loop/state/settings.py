@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -49,6 +49,8 @@ def settings(train_step: object, dataset: tf.data.Dataset | None) -> dict:
     for one in reversed(named_by(train_step, scaler.LossScaler)):
         said = {"strategy": text_of(one.strategy), "sum_duplicates": one.sum_duplicates, "select": one.select}
         _add(facts, type(one).__name__, said)
+    if models := named_by(train_step, keras.layers.Layer):
+        facts["formats"] = {"of products": _formats(models)}
     for one in reversed(named_by(train_step, scaler.weights.StochasticRounding)):
         _add(facts, type(one).__name__, {"seed": one.seed})
     for part in bottom_up(dataset) if dataset is not None else ():
@@ -60,6 +62,19 @@ def settings(train_step: object, dataset: tf.data.Dataset | None) -> dict:
         if made_with:
             _add(facts, spelled(what), made_with)
     return as_json(facts)
+
+
+def _formats(models: Sequence[keras.layers.Layer]) -> str:
+    """What `scaler.formats` made of the layers of models, by their number: names are another process's own."""
+    layers: dict[str, list[int]] = {}
+    number = 0
+    for model in models:
+        changed = scaler.formats.changed(model)
+        for path in scaler.observe.layers_by_path(model):
+            if path in changed:
+                layers.setdefault(changed[path], []).append(number)
+            number += 1
+    return "; ".join(f"{words} in layers {', '.join(map(str, at))}" for words, at in layers.items()) or "Keras's own"
 
 
 def differences(saved: Mapping, here: Mapping) -> list[str]:

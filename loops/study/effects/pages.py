@@ -157,5 +157,7 @@ def index(effects: Sequence[Effect]) -> str:
 
 
 def _agree(effect: Effect) -> str:
-    told = [claim.holds for claim in effect.claims if claim.published and claim.holds is not None]
-    return f"{sum(told)} of {len(told)}" if told else "nothing published to compare with"
+    published = [claim.holds for claim in effect.claims if claim.published]
+    told = [holds for holds in published if holds is not None]
+    untold = f", {len(published) - len(told)} cannot be told" if len(published) > len(told) else ""
+    return f"{sum(told)} of {len(told)}{untold}" if published else "nothing published to compare with"
