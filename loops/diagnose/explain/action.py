@@ -123,7 +123,7 @@ class Explain:
         self._tries = [tried for tried in self._tries if tried <= step]
         self._seen = {kind: seen for kind, seen in self._seen.items() if seen <= step}
         self._faults = {fault: seen for fault, seen in self._faults.items() if seen <= step}
-        self.explanations = [one for one in self.explanations if one.step <= step]
+        self.explanations = [one for one in self.explanations if one.step is None or one.step <= step]
 
     def why_skipped(self) -> str | None:
         """Why a step of the last visit was skipped last; None if none was, or its batch is no longer held."""
