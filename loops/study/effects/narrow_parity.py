@@ -133,7 +133,8 @@ def effect_of(losses: Losses, seeds: int, steps: int) -> Effect:
         "parameters 2.74, 2.75 and 2.76. [Mishra et al. 2025](https://arxiv.org/abs/2506.08027): MXFP8 (E4M3) matches "
         "bfloat16 if scales are rounded up; the rule of the OCP specification can diverge. [NVIDIA "
         "2025](https://arxiv.org/abs/2509.25149): NVFP4 ends slightly more than 1.5 % above FP8, with gradients "
-        "rounded at random, which is essential; against bfloat16 NVFP4 is about 1.5 % and MXFP4 2.5 % above. Both have "
+        "rounded at random, which is essential for a model of 12B parameters; against bfloat16 NVFP4 is about 1.5 % "
+        "and MXFP4 2.5 % above. Both have "
         "Hadamard transforms and some layers in bfloat16.",
         design=f"A transformer on text (1 block of width {small_transformer.WIDTH}, batches of {_BATCH} x "
         f"{small_transformer.CONTEXT} characters) and a CNN on the digits (batches of {_IMAGES}) train with Adam at "
@@ -257,8 +258,8 @@ _REMARKS = (
     "are changed by the same factor: the upper end saturates, from 7/8 of it on in MXFP8 and MXFP6 and from 3/4 on "
     "in MXFP4. That is no noise, which would average out: the gradients of the logits no longer sum to zero. A "
     "factor of the loss, or another batch size, moves that place, and float32 does not notice. Mishra et al. find "
-    "the same rule at fault and round scales up. In NVFP4 the largest value of a block becomes the largest of the "
-    "format.\n\n"
+    "the same rule at fault in large models and round scales up. In NVFP4 the largest value of a block becomes about "
+    "the largest of the format.\n\n"
     "MXFP4 to nearest has a second fault: it flushes what is less than 1/32 to 1/16 of a block's largest value, as "
     "most gradients of the other characters' logits are. Nothing then stands against the right character's, and its "
     "logit is pushed up too far; where the first fault cuts it, the second does less harm.\n\n"
@@ -267,8 +268,10 @@ _REMARKS = (
     "1/2 is expected, so they round up to 2^-9. These logits grow, and nothing holds them back. With gradients in "
     "E5M2 and no scale such a network trains ([unit-scaling](unit-scaling.md)). So few steps at one high learning rate "
     "need not cost what long training does, and a network of this size has no outliers; published losses are of large "
-    "models, after long runs with falling rates. The published figures of MXFP4 and NVFP4 are with gradients rounded "
-    "at random and with Hadamard transforms; our MXFP4 rounds to nearest, and there are no transforms here."
+    "models, after long runs with falling rates. NVIDIA's figures of MXFP4 and NVFP4 are with gradients rounded at "
+    "random and with Hadamard transforms, and embeddings, parts of attention and the output projection are not in the "
+    "format "
+    "there; our MXFP4 rounds to nearest, there are no transforms, and all products are in the format."
 )
 
 PRESET = Preset(NAME, "FP8, MXFP8, MXFP6, MXFP4 and NVFP4 against float32", 100, run, seeds=5)

@@ -146,8 +146,8 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
                 bool((ends[NONE] == -126).all() and not any(np.isfinite(each.loss[-1]) for each in plain)),
             ),
             Claim(
-                f"under OPT's own rule, too, it crashes to 0: here it ends at {power(ends[METASEQ])}, and the floor of "
-                f"our preset is {power(np.log2([OPTS_FLOOR]))}, so that the published fall is not reproduced.",
+                f"under OPT's own rule, too, it crashes to 0: here it ends at {power(ends[METASEQ])}, which is "
+                "the floor of metaseq's code and of our preset, so that nothing can fall to 0.",
                 None if (ends[METASEQ] == np.log2(OPTS_FLOOR)).all() else False,
             ),
             Claim(

@@ -66,13 +66,13 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
         "weights are the same; their roundings are not. How far apart are the log-probabilities in bfloat16 and in "
         "float16, and what does that make of the ratio of a whole sequence's probabilities?",
         published="[Qi et al. 2025](https://arxiv.org/abs/2510.26788): the mismatch of training and inference comes "
-        "from the large rounding errors of bfloat16, and float16 effectively eliminates it. Their figure of the log "
-        "ratio of whole answers, of sampler and trainer (2 in the paper, 5 on the [project's "
-        f"page](https://github.com/sail-sg/Precision-RL)), has a KL divergence of {KL['bfloat16']} in bfloat16 and of "
-        f"{KL['float16']} in float16, {KL['bfloat16'] / KL['float16']:.0f} times less; against the length of an answer "
-        "the mismatch has slopes of -1.01 and -0.07. These four numbers are second-hand: this page has read them in "
-        "notes of three readers (the slopes in one), and the ratio in a [news "
-        "article](https://airesearch.news/article/ai-training-fix-solves-a-hidden-flaw), not in the figure.",
+        "from the large rounding errors of bfloat16, and float16 effectively eliminates it. A figure on their "
+        "[project's page](https://github.com/sail-sg/Precision-RL) (figure 5 there) has the log ratio of whole "
+        "answers, "
+        "the trainer's probability over the sampler's, against their length, up to about 26,000 tokens: a KL "
+        "divergence "
+        f"of {KL['bfloat16']} in bfloat16 and of {KL['float16']} in float16, "
+        f"{KL['bfloat16'] / KL['float16']:.0f} times less, and slopes of -1.01 and -0.07 per 1000 tokens.",
         design=f"A transformer on text (two blocks of width {_WIDTH}, sequences of {CONTEXT} characters) trains in "
         f"float32 with Adam at {_RATE}. The same weights then run under `mixed_bfloat16`, `mixed_float16` and float32, "
         f"on {_SEQUENCES} held-out sequences: whole with a causal mask, the same compiled by XLA, and one character at "
@@ -95,13 +95,13 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
             ),
             (
                 "log ratio of a sequence, likewise",
-                f"KL divergence, of long sampled answers: {KL['bfloat16'] / KL['float16']:.0f} (second-hand)",
-                f"deviation, of {CONTEXT} given characters: {each_of(wider)}",
+                f"KL divergence, of long sampled answers: {KL['bfloat16'] / KL['float16']:.0f}",
+                f"deviation, of {CONTEXT} given characters: {each_of(wider)}; a KL divergence grows as its square",
             ),
             *(
                 (
                     f"the same in {name}",
-                    f"KL divergence {kl} (second-hand)",
+                    f"KL divergence {kl}",
                     "deviation "
                     + ", ".join(f"{graph} {spread(deviation[graph, name][:, -1], '.2g')}" for graph in GRAPHS),
                 )
@@ -146,8 +146,10 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
         "near. Differences of single characters are small. The ratio of a sequence multiplies them, so that its spread "
         "grows with the length, and answers of a language model are far longer than these. Answers that are sampled "
         "from the policy also have a mean log ratio, minus the KL divergence, which grows with the length itself. The "
-        "published slopes are of such answers, and text that was given has no such part. KL grows as the square of "
-        f"differences only where these are small, as here; at {KL['bfloat16']} they are not. A policy in float16 "
+        "published slopes are of such answers, and text that was given has no such part. The KL divergence of an "
+        f"answer adds up over its tokens, and is small for each of them: {KL['bfloat16']} over thousands of tokens. It "
+        f"grows as the square of typical differences, {BITS**2:.0f} times where these are {BITS:.0f} times as large; "
+        "outliers among tokens may break that. A policy in float16 "
         "usually needs a loss scale to be trained, which is what this library is for; [unit scaling](unit-scaling.md) "
         "has a small model that does without.",
         panels=(

@@ -63,7 +63,7 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
     share = update / update[0]
     plain = {beta: spikes[beta, PLAIN] for beta in BETAS}
     worst = BETAS[-1]
-    lag = plain[worst].lag
+    lag, middle = plain[worst].lag, BETAS[1]
     norm = np.asarray(changed.norm[:, cases.index((worst, PLAIN))], np.float64)
     quiet = norm[last_of(change)].mean()
     single = max(changed.rms[last_of(change), cases.index((beta, PLAIN))].max() for beta in BETAS)
@@ -82,8 +82,8 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
         "which divides a tensor's learning rate by RMS = sqrt(mean(g^2 / max(u, eps^2))) where that is above 1, avoids "
         "them in a CLIP ViT-Huge and outperforms gradient clipping. [Wortsman, Liu et al. "
         "2023](https://arxiv.org/abs/2309.14322), section 3.4: where the root mean square of the gradient is of the "
-        "order of epsilon, updates become small. Others resolve spikes with a smaller beta2, says its section 4, a "
-        "secondary source.",
+        "order of epsilon, updates become small. A smaller beta2 resolves spikes, says its section 4, which "
+        "cites the first of these papers and others.",
         design=f"A network on the digits ({', '.join(map(str, networks.SIZES))} units, batches of {networks.BATCH}) "
         f"trains in float32 at a learning rate of {_RATE}, with beta1 0.9 and a weight decay of {DECAY}, for all "
         f"optimizers on the same batches. The learning signal changes on purpose: its loss is multiplied by {_QUIET} "
@@ -154,8 +154,9 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
                 bool((plain[worst].times >= SPIKE).all()),
             ),
             Claim(
-                f"the loss is halfway up to its spike {_PUBLISHED[0]} to {_PUBLISHED[1]} steps after the RMS, in each "
-                f"seed ({_lag(lag)}).",
+                f"with beta2 {worst} the loss is halfway up to its spike {_PUBLISHED[0]} to {_PUBLISHED[1]} steps "
+                f"after "
+                f"the RMS, in each seed ({_lag(lag)}; with beta2 {middle} {_lag(plain[middle].lag)}).",
                 bool(((_PUBLISHED[0] <= lag) & (lag <= _PUBLISHED[1])).all()),
             ),
             Claim(
