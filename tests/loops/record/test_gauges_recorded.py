@@ -130,7 +130,7 @@ def test_a_report_draws_a_figure_of_each(path, tmp_path):
 
 
 def test_a_replay_says_that_it_needs_every_step():
-    tables = types.SimpleNamespace(steps=_steps_with_gaps())
+    tables = types.SimpleNamespace(steps=_steps_with_gaps(), parts=())
     with pytest.raises(loops.LoopError, match=r"run: 1 of its 2 steps were not measured, as with watch\(every=10\)"):
         loops.replay.recording.recording_of(tables, "run")
 
