@@ -33,6 +33,8 @@ class MicroBatches(tf.Module):
         self._state = list(state)
         self._names = [getattr(weight, "path", weight.name) for weight in weights]
         self._with_gradient: frozenset[int] = frozenset()
+        # As the scales of Keras's float8 layers do. The newest value counts, not a sum.
+        self._overwrites = [bool(getattr(weight, "overwrite_with_gradient", False)) for weight in weights]
         with tf.init_scope():
             self._count = scaler.tracing.saved_as_int32(local_variable(tf.constant(0, tf.int64), "micro_batches"))
             self._whole = local_variable(True, "whole")
@@ -68,7 +70,8 @@ class MicroBatches(tf.Module):
         self._check_same_weights(grads)
         # The sums are always finite, so a factor of 0 clears them.
         factor = tf.where(self._opens, 0.0, self._factor(loss_scale))
-        self._take([_plus(total, factor, grad) for total, grad in zip(self._sums, grads, strict=True)], may_branch)
+        factors = [0.0 if overwrites else factor for overwrites in self._overwrites]
+        self._take(list(map(_plus, self._sums, factors, grads)), may_branch)
         self._scale.assign(loss_scale)
         self._count.assign((self._count + 1) % self._size)
 

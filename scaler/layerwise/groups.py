@@ -179,6 +179,8 @@ class Layerwise(tf.Module):
     def unscale(self, grads: Sequence[gradients.Gradient], variables: Sequence) -> list[gradients.Gradient]:
         """Each gradient in float32, divided by the scale of its variable's group: exact within float32's range.
 
+        A gradient that is the variable's new value, as of Keras's float8 layers, stays as it is.
+
         Args:
             grads: Gradients of the scaled loss, of any floating dtype, `tf.IndexedSlices` or None.
             variables: The variable of each.
@@ -188,7 +190,10 @@ class Layerwise(tf.Module):
         """
         scales = tf.unstack(self.scales)
         positions = self._positions(variables)
-        return [gradients.divide([grad], scales[at])[0] for grad, at in zip(grads, positions, strict=True)]
+        return [
+            grad if gradients.overwrites(variable) else gradients.divide([grad], scales[at])[0]
+            for grad, at, variable in zip(grads, positions, variables, strict=True)
+        ]
 
     def update(self, event: LayerEvent) -> None:
         """Moves each group's scale, at the end of a step, whether it was applied or skipped.

@@ -150,8 +150,14 @@ class PerLoss(tf.Module):
                 check_gradients(given, targets)
             refuse_exchanged(loss, given, owners)
             scales.append(own.carried("apply", given, targets).loss_scale)
-            unscaled[loss] = gradients.unscale(given, scales[-1])
-        total = [_sum(parts) for parts in zip(*unscaled.values(), strict=True)]
+            unscaled[loss] = [
+                grad if gradients.overwrites(target) else divided
+                for grad, target, divided in zip(given, targets, gradients.unscale(given, scales[-1]), strict=True)
+            ]
+        total = [
+            _newest(parts) if gradients.overwrites(target) else _sum(parts)
+            for target, *parts in zip(targets, *unscaled.values(), strict=True)
+        ]
         step = self._gate.apply(optimizer, total, variables, clip_norm=clip_norm, rollback=rollback)
         outcomes = []
         # A step that fails in the update must not be counted.
@@ -225,6 +231,11 @@ def _sum(parts: Sequence[gradients.Gradient]) -> gradients.Gradient:
     # The gate sums equal indices before it decides.
     values, indices = (tf.concat([getattr(part, n) for part in slices], axis=0) for n in ("values", "indices"))
     return tf.IndexedSlices(values, indices, slices[0].dense_shape)
+
+
+def _newest(parts: Sequence[gradients.Gradient]) -> gradients.Gradient:
+    """Of gradients that are a variable's new values, the last one."""
+    return next((part for part in reversed(parts) if part is not None), None)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,86 @@
+"""Guards variables whose gradient is their new value, as of Keras's float8 layers: nothing adds or divides it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+
+LARGEST = 3.0
+
+
+def quantized():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3, name="first"), keras.layers.Dense(2)])
+    for layer in model.layers:
+        layer.quantize("float8")
+    return model
+
+
+def history(model):
+    return float(np.max(model.get_layer("first").inputs_amax_history))
+
+
+def data():
+    x = np.random.default_rng(0).uniform(-1, 1, (8, 4)).astype(np.float32)
+    x[:, 0] = LARGEST
+    return tf.constant(x), tf.zeros([8, 2])
+
+
+def accumulates(model):
+    loss_scaler = scaler.LossScaler(scaler.Static(8.0))
+    step = loops.TrainStep(
+        model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.01), loss_scaler=loss_scaler, accumulate=4
+    )
+    loops.Loop(step, tf.data.Dataset.from_tensors(data()).repeat()).run(12)
+
+
+def accumulates_in_parts(model):
+    def loss(batch):
+        return tf.reduce_mean(batch[1])
+
+    part = loops.Part(
+        "only", model, loss, keras.optimizers.SGD(0.01), loss_scaler=scaler.LossScaler(scaler.Static(8.0))
+    )
+
+    def forward(batch):
+        return batch[0], tf.square(model(batch[0], training=True) - batch[1])
+
+    step = loops.ComposedStep([part], forward=forward, accumulate=2)
+    loops.Loop(step, tf.data.Dataset.from_tensors(data()).repeat()).run(8)
+
+
+def of_two_losses(model):
+    losses = scaler.PerLoss({"a": scaler.Static(8.0), "b": scaler.Static(64.0)})
+    optimizer, (x, y) = keras.optimizers.SGD(0.01), data()
+
+    @tf.function
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            error = tf.square(model(x, training=True) - y)
+            scaled = losses.scale({"a": tf.reduce_mean(error), "b": tf.reduce_sum(error)})
+        grads = {name: tape.gradient(loss, model.trainable_variables) for name, loss in scaled.items()}
+        return losses.apply(optimizer, grads, model.trainable_variables).finite
+
+    assert all(bool(step()) for _ in range(3))
+
+
+@pytest.mark.parametrize("trains", [accumulates, accumulates_in_parts, of_two_losses])
+@pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
+def test_a_history_of_float8_holds_the_largest_input(trains):
+    model = quantized()
+    trains(model)
+    assert history(model) == LARGEST
+
+
+def test_a_group_of_layers_does_not_divide_it():
+    model = quantized()
+    layerwise = scaler.layerwise.Layerwise({"all": model.trainable_variables}, strategy=scaler.Static(1024.0))
+    grads = [tf.fill(variable.shape, LARGEST) for variable in model.trainable_variables]
+    for variable, found in zip(
+        model.trainable_variables, layerwise.unscale(grads, model.trainable_variables), strict=True
+    ):
+        expected = LARGEST if variable.overwrite_with_gradient else LARGEST / 1024.0
+        assert np.all(np.asarray(found) == np.float32(expected))
