@@ -128,7 +128,8 @@ EQUATIONS = {
 }
 
 
-@pytest.mark.slow_with(*(f"{kind}-{how}" for kind in EQUATIONS for how in ("xla", "graph")))
+@pytest.mark.exhaustive_with(*(f"{kind}-graph" for kind in EQUATIONS))
+@pytest.mark.slow_with(*(f"{kind}-xla" for kind in EQUATIONS))
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", EQUATIONS)
 def test_every_equation_in_every_way_to_run(kind, how):
@@ -187,7 +188,8 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.slow_with(*(f"{kind}-{how}" for kind in CONVOLUTIONS for how in ("xla", "graph")))
+@pytest.mark.exhaustive_with(*(f"{kind}-graph" for kind in CONVOLUTIONS))
+@pytest.mark.slow_with(*(f"{kind}-xla" for kind in CONVOLUTIONS))
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_convolutions_sum_over_places_and_channels_and_over_positions(kind, how):
