@@ -118,21 +118,26 @@ class Averaged:
             _assign(variables, averaged)
             yield self._model
         finally:
-            changed = [
-                variable.path
-                for variable, value in zip(variables, averaged, strict=True)
-                if not np.array_equal(variable.numpy(), value.numpy(), equal_nan=True)
-            ]
+            left = [tf.identity(variable) for variable in variables]
             _assign(variables, own)
-            if changed:
-                warnings.warn(
-                    f"Averaged.swapped(): {len(changed)} of {len(variables)} weights were trained or assigned within "
-                    f"it, {changed[0]!r} first. What they became is dropped: the model has the weights from before "
-                    "again, while the optimizer's variables, its iterations and the counters of a loop have moved on. "
-                    "Train outside of it.",
-                    UserWarning,
-                    stacklevel=3,
-                )
+        _warn_of_changes(variables, averaged, left)
+
+
+def _warn_of_changes(variables: list, averaged: list, left: list) -> None:
+    """Warns if the weights that a `with` block left are not the averages that it began with."""
+    changed = [
+        variable.path
+        for variable, before, after in zip(variables, averaged, left, strict=True)
+        if not np.array_equal(before.numpy(), after.numpy(), equal_nan=True)
+    ]
+    if changed:
+        warnings.warn(
+            f"Averaged.swapped(): {len(changed)} of {len(variables)} weights were trained or assigned within it, "
+            f"{changed[0]!r} first. What they became is dropped: the model has the weights from before again, while "
+            "the optimizer's variables, its iterations and the counters of a loop have moved on. Train outside of it.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _assign(variables: list, values: list) -> None:

@@ -38,7 +38,7 @@ def arrays_of(batch: Any, where: str = "a batch") -> Any:
         named = isinstance(batch, tuple) and type(batch) is not tuple
         return type(batch)(*parts) if named else parts
     numpy = getattr(batch, "numpy", None)
-    if np.ma.is_masked(batch):
+    if isinstance(batch, np.ma.MaskedArray) and np.ma.is_masked(batch):
         raise BadBatch(
             f"{where} of the source is a masked array, whose mask no tensor can hold: expected filled values, such as "
             "batch.filled(0), and the mask beside them as an array of its own."

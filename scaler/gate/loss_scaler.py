@@ -280,9 +280,9 @@ class LossScaler(tf.Module):
                 needs histograms sees them unchanged.
             loss_scale: The scale that the gradients carry, scalar float32, for gradients that you kept together with
                 `outcome.loss_scale` or `scale_of_gradients`. Default: the scale of their own loss. In a graph it is
-                found by what they are computed from. Eager mode finds it by which losses a tape passed before they
-                were made, and are not applied yet. Gradients that come as arguments, or from a variable that another
-                function fills, carry the scale of the last loss.
+                found by what they are computed from. Eager mode finds it by the losses that a tape passed before they
+                were made, and that are not applied yet. Gradients that come as arguments, or from a variable that
+                another function fills, carry the scale of the last loss.
 
         Returns:
             What happened, as tensors.

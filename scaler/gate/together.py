@@ -81,8 +81,7 @@ def apply_together(
 
     Raises:
         InvalidArgument: If there is no share, if two have one variable or one optimizer, or for what
-            `LossScaler.apply` refuses.
-            Nothing has moved then.
+            `LossScaler.apply` refuses. Nothing has moved then.
     """
     shares = _checked(loss_scaler, shares)
     given = [one.variables.weights if isinstance(one.variables, MasterWeights) else one.variables for one in shares]

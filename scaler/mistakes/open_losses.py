@@ -97,7 +97,7 @@ class OpenLosses:
         """The groups that a gradient of this age may come from."""
         earlier = self._before(age)
         waiting = [group for group in earlier if group.waits_for(wanted)]
-        # What nobody computed with since a tape returned it comes from the last loss that the tape passed.
+        # A gradient that is as a tape returned it belongs to the last loss that the tape passed.
         last = max(reversed(earlier), key=lambda group: group.last_pass(age), default=None)
         return waiting if last is None or last in waiting else [*waiting, last]
 
