@@ -28,7 +28,7 @@ import ways
 from mirrored import let_strategies_follow_each_other
 from tensorflow.python.framework import config
 
-from scaler.gate import joined
+from scaler.gate import choose, joined
 
 # Devices are fixed once TensorFlow starts; replicas of a MirroredStrategy need several.
 tf.config.set_logical_device_configuration(
@@ -77,8 +77,10 @@ def pytest_report_header():
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Marks the parameters that `slow_with` and `exhaustive_with` name, before `-m` chooses."""
+    if choose.selects_by_default():
+        items[:] = [item for item in items if not item.get_closest_marker("second_look")]
     if config.getoption("--select"):
-        items[:] = [item for item in items if not item.get_closest_marker("second_look") and not _is_eager(item)]
+        items[:] = [item for item in items if not _is_eager(item)]
     for item in items:
         for tier in TIERS:
             named = [name for mark in item.iter_markers(f"{tier}_with") for name in mark.args]

@@ -4,9 +4,6 @@ import pytest
 
 from scaler.gate import choose
 
-ASKED = choose.selects_by_default
-"""What chooses outside of tests."""
-
 
 def select_always():
     """Has steps of graphs select, as on a GPU."""
@@ -15,7 +12,7 @@ def select_always():
 
 def selects(mode):
     """Whether a step in one of the `MODES` selects."""
-    return mode != "eager" and choose.selects_by_default is not ASKED
+    return mode != "eager" and choose.selects_by_default()
 
 
 second_look = pytest.mark.second_look

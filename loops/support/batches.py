@@ -97,13 +97,9 @@ def bad_batch(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
         error: An error from a compiled step.
         spec: The dataset's element_spec.
     """
-    label = _LABEL.search(error.message)
+    label = label_in(error)
     if label:
-        value, classes = label.groups()
-        return BadBatch(
-            f"a label is {value}, but the model has {classes} classes, 0 to {int(classes) - 1}. Correct the labels, or "
-            "give the last layer one unit for each class."
-        )
+        return BadBatch(about_label(*label))
     uneven = _UNEVEN.search(error.message)
     if uneven:
         return BadBatch(f"{uneven.group()}.")
@@ -112,6 +108,20 @@ def bad_batch(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
     ):
         return BadBatch(_TEXT)
     return None
+
+
+def label_in(error: tf.errors.OpError) -> tuple[int, int] | None:
+    """The label outside of a model's classes that an error is about, and the number of classes; else None."""
+    found = _LABEL.search(error.message)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def about_label(value: int, classes: int) -> str:
+    """A sentence on a label outside of a model's classes."""
+    return (
+        f"a label is {value}, but the model has {classes} classes, 0 to {classes - 1}. Correct the labels, or "
+        "give the last layer one unit for each class."
+    )
 
 
 _TEXT = "the batch holds text, which a model cannot compute with: turn it into numbers in the dataset's map."

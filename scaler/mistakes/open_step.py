@@ -95,7 +95,8 @@ def unseen_loss(step: str) -> str:
     """
     return (
         f"{step} was applied though its loss is not finite. Its gradients are finite, so the model goes on training, "
-        "but its loss cannot be seen. The usual reason is a loss that overflows in float16, above 65504; another is an "
-        "empty batch, over which a mean is NaN. Compute the loss in float32: cast the predictions and the targets to "
+        "but its loss cannot be seen. The usual reason is a loss that overflows in float16, above 65504; others are an "
+        "empty batch, over which a mean is NaN, and with deterministic operations a label that the model has no class "
+        "for. Compute the loss in float32: cast the predictions and the targets to "
         "float32 before the loss, or give the model's last layer dtype='float32'."
     )

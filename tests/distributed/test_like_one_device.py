@@ -76,6 +76,7 @@ SETUPS = {
     "masters, momentum, clip_norm",
     "plain function, clip_norm",
 )
+@pytest.mark.filterwarnings("ignore:there is no gradient for 'dense:scaler.ScaleWarning")
 @pytest.mark.parametrize("setup", SETUPS)
 def test_as_one_device_on_the_concatenated_batch(setup):
     model, optimizer, arguments = SETUPS[setup]

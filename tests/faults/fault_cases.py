@@ -92,7 +92,8 @@ class Rig:
 
     def __init__(self, style, mode, *, kind="float16", optimizer=None):
         self.low, self.high, self.initial = (tf.Variable(value) for value in (2.0**-14, 2.0**40, 2.0**10))
-        self.interval = tf.Variable(2000)
+        # TensorFlow keeps variables of int32 off GPUs, where XLA cannot read them.
+        self.interval = tf.Variable(2000, dtype=tf.int64)
         self.mode, self.model = mode, models.stateful_model(kind)
         self.optimizer = optimizer or keras.optimizers.Adam(0.01)
         self.metric = keras.metrics.Mean()

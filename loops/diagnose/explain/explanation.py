@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from loops.diagnose.explain.labels import Label
 from loops.diagnose.explain.remedies import Remedy
 from loops.diagnose.graph.literals import Literal
 from loops.support.json_values import without_nan
@@ -76,6 +77,8 @@ class Explanation:
         attempted: Whether the step decided on an update, as only the last micro-batch of a window does.
         example: The position of the first example that holds a non-finite value; or, if the batch holds none, of the
             first that makes the step fail alone, unless all do. None if there is none, or it was not searched.
+        label: The label outside of the model's classes for which the loss is NaN, and the number of classes; None if
+            that is not the reason.
         literals: The constants of the layer that float16 cannot hold, if no loss scale helps.
         replicas: On several replicas, those whose share of the batch alone makes the step fail, counted from 0. The
             explanation is then about the first share. None on one device, or if nothing failed.
@@ -127,6 +130,7 @@ class Explanation:
     seen_at: float | None = None
     attempted: bool = True
     example: int | None = None
+    label: Label | None = None
     literals: tuple[Literal, ...] = ()
     replicas: tuple[int, ...] | None = None
     other_batch: str = "next"
@@ -153,4 +157,5 @@ class Explanation:
         found["literals"] = [
             {"value": one.before, "finding": one.problem, "instead": one.instead} for one in self.literals
         ]
+        found["label"] = None if self.label is None else self.label._asdict()
         return without_nan(found)

@@ -111,6 +111,8 @@ def _unseen(found: Explanation, at: str) -> str:
 
 
 def _origin(found: Explanation) -> str:
+    if found.tensor is None:
+        return began(found)
     line = f", at {found.line}" if found.line else ""
     return f"{began(found)} ({found.operation} {found.tensor!r}{line})"
 
@@ -129,6 +131,10 @@ def began(found: Explanation) -> str:
     place = _place(found)
     if found.empty:
         return f"the batch is empty, and what is computed over no example became {kind}, {place}"
+    if found.label:
+        value, classes = found.label
+        where = "" if found.example is None else f" in example {found.example}, counted from 0,"
+        return f"a label is {value}{where} but the model has {classes} classes, 0 to {classes - 1}"
     if found.where == "data":
         where = "" if found.example is None else f", first in example {found.example}"
         what = kind if found.operation == "Placeholder" else f"a value that became {kind} when it was cast to 16 bits"
@@ -195,7 +201,7 @@ def _flushed(scale: float) -> str:
 
 
 def _loss(found: Explanation) -> str:
-    if found.empty:
+    if found.empty or found.label:
         return ""
     hidden = "the model trains, but its loss cannot be seen: compute the loss in float32."
     if found.applied:
@@ -217,6 +223,11 @@ def _blame(found: Explanation) -> str:
 
 def _batches(found: Explanation) -> str:
     """What the trial of the next batch, or of the one before, says of this one."""
+    if found.label:
+        return (
+            "Correct the labels, or give the last layer one unit for each class. On a GPU and under XLA TensorFlow "
+            "makes a NaN of such a label; on a CPU it raises an error."
+        )
     if found.empty:
         return (
             "Keep empty batches out of the run, such as with dataset.filter(lambda x, y: tf.shape(x)[0] > 0), and look "
@@ -281,7 +292,7 @@ def _observed(found: Explanation) -> str:
 
 
 def _cure(found: Explanation) -> str:
-    if found.verdict in ("healthy", "zero") or found.empty:
+    if found.verdict in ("healthy", "zero") or found.empty or found.label:
         return ""
     helping = [remedy for remedy in found.remedies if remedy.helps]
     empty = "; ".join(f"{one.name}, since {one.why_not}" for one in found.remedies if one.why_not)

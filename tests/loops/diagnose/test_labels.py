@@ -1,0 +1,104 @@
+"""Guards that a label outside of the classes is called that where TensorFlow makes a NaN of it, and not bad weights."""
+
+import dataclasses
+import io
+
+import keras
+import numpy as np
+import pytest
+import rich.console
+import tensorflow as tf
+
+import loops
+import scaler
+from loops.diagnose.explain.labels import Label, example_with, label_behind
+from loops.diagnose.graph.frames import Frame, Part
+from loops.diagnose.graph.scan import Scan
+from loops.observe import explain_batch
+
+CLASSES, ROWS = 10, 8
+LABELS = np.arange(ROWS)
+KERNEL = "SparseSoftmaxCrossEntropyWithLogits"
+
+
+def train_step(jit_compile=True):
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(CLASSES)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return loops.TrainStep(model, loss, keras.optimizers.SGD(0.1), jit_compile=jit_compile)
+
+
+def batch(worst=None):
+    """Eight rows, of which the last but two has this label."""
+    labels = LABELS.copy()
+    if worst is not None:
+        labels[ROWS - 3] = worst
+    return np.ones([ROWS, 4], np.float32), labels
+
+
+@pytest.mark.parametrize("worst", [CLASSES, -1])
+def test_what_xla_made_a_nan_of_is_named(worst):
+    step = train_step()
+    assert step(batch())["applied"]
+    outputs = step(batch(worst))
+    assert (bool(outputs["applied"]), int(outputs["cause"])) == (False, scaler.Cause.LOSS)
+    assert "a label that the model has no class for" in step.loss_scaler.explain()
+    found = explain_batch(step, batch(worst))
+    assert (found.verdict, found.where, found.label, found.example) == ("loss", "data", (worst, CLASSES), ROWS - 3)
+    assert found.sentence.startswith(
+        f"Step 2 was skipped: a label is {worst} in example 5, counted from 0, but the model has 10 classes, 0 to 9. "
+        "Correct the labels, or give the last layer one unit for each class. On a GPU and under XLA TensorFlow makes"
+    )
+    assert found.to_dict()["label"] == {"value": worst, "classes": CLASSES}
+    assert step(batch())["applied"]
+
+
+def test_the_action_says_it_once():
+    data = tf.data.Dataset.from_tensors(batch(CLASSES)).repeat(4)
+    text = io.StringIO()
+    told = loops.Explain()
+    progress = loops.Progress(console=rich.console.Console(file=text, width=400))
+    loops.Loop(train_step(), data, steps_per_call=2, actions=[told, progress]).run(4)
+    assert [one.label for one in told.explanations] == [Label(CLASSES, CLASSES)]
+    assert "a label is 10 in example 5" in text.getvalue()
+    assert "could not be explained" not in text.getvalue()
+
+
+def measured(worst, values=None):
+    """A loss as a GPU measures it: the operation of the graph, and what it was given."""
+    logits, labels = tf.zeros([ROWS, CLASSES]), tf.constant(batch(worst)[1])
+    graph = tf.function(lambda one, other: tf.nn.sparse_softmax_cross_entropy_with_logits(other, one))
+    operations = graph.get_concrete_function(logits, labels).graph.get_operations()
+    kernel = next(one for one in operations if one.type == KERNEL)
+    given = dict(zip((tensor.name for tensor in kernel.inputs), (logits, labels), strict=True))
+    own = {tensor.name: one for one in operations for tensor in one.outputs}
+    seen = Scan({}, {}, [], [], [], own, given if values is None else values)
+    name = kernel.outputs[0].name
+    return seen, Frame(name, KERNEL, "float32", Part.FORWARD, None, (kernel.inputs[0].name,), 2.0, has_nan=True)
+
+
+@pytest.mark.parametrize("worst", [CLASSES, -1, 2**40])
+def test_on_a_gpu_it_is_read_from_what_the_kernel_was_given(worst):
+    assert label_behind(*measured(worst)) == (worst, CLASSES)
+
+
+def test_what_was_finite_and_in_range_is_not_blamed():
+    assert label_behind(*measured(CLASSES - 1)) is None
+    assert label_behind(*measured(CLASSES, values={})) is None
+    seen, frame = measured(CLASSES)
+    other = next(name for name, one in seen.operations.items() if one.type == "Placeholder")
+    assert label_behind(seen, dataclasses.replace(frame, name=other)) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "found"),
+    [
+        ((np.ones([3, 2], np.float32), [1, 7, 7]), 1),
+        ((np.ones([3, 2], np.float32), [[1], [2], [7]]), 2),
+        ((np.ones([3, 2], np.float32), [[1, 7], [2, 7]]), None),
+        (([7, 7, 7], [1, 7, 7]), None),
+        ((np.ones([3, 2], np.float32), [1, 2, 3]), None),
+        ((7,), None),
+    ],
+)
+def test_the_example_is_named_where_one_part_alone_can_hold_it(parts, found):
+    assert example_with(7, tuple(map(tf.constant, parts))) == found
