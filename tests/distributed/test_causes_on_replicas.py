@@ -103,6 +103,7 @@ def test_a_loss_that_is_nan_on_one_replica_in_a_train_step(rig):
 
 
 @pytest.mark.slow
+@second_look
 def test_a_weight_that_is_not_finite_already_is_named_on_replicas(rig):
     rig.reset()
     bad = rig.model.trainable_variables[2]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from replica_cases import mirrored, raw
+from ways import second_look
 
 import scaler
 from scaler.strategies import Needs, StaticState
@@ -122,6 +123,7 @@ def test_replicas_that_disagree_about_when_move_nothing(run, replicas):
     assert all(now != then for now, then in zip(raw(rig.weights), before, strict=True))
 
 
+@second_look
 def test_counts_are_not_summed_over_replicas():
     """A micro-batch inside of a window waits for no other replica."""
     strategy = mirrored(2)

@@ -197,6 +197,7 @@ def steep(factor):
     ],
     ids=["Dynamic", "Dynamic, many rows", "Static", "floor", "huge", "huge, many rows"],
 )
+@second_look
 def test_an_overflow_is_still_an_overflow(strategy, factor, helps, rows):
     step, call = stepped(model_of("mixed_float16"), steep(factor), strategy)
     outputs = call(inputs(rows))

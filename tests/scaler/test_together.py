@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras.optimizers import SGD
 from rigs import raw
+from ways import selects
 
 import loops
 import scaler
@@ -126,7 +127,9 @@ def test_an_overflow_and_a_step_that_is_none_are_counted_as_by_apply(mode, strat
         two.step(tf.constant(factor), tf.constant(when))
         assert two.counts() == [int(count) for count in alone.counters]
         assert raw(two.loss_scaler.state) == raw(alone.state)
-        assert int(two.loss_scaler.last_skip.cause) == int(alone.last_skip.cause)
+        # In eager mode a step looks again, and one that selects does not.
+        if not selects(mode):
+            assert int(two.loss_scaler.last_skip.cause) == int(alone.last_skip.cause)
 
 
 def test_a_schedule_by_attempts_is_read_before_the_step_is_counted():

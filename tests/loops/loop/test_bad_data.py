@@ -14,6 +14,7 @@ from mirrored import mirrored
 
 import loops
 import scaler
+from scaler.backend.devices import has_gpu
 from loops.loop.replicate import replicate
 
 X = np.ones([64, 4], np.float32)
@@ -64,6 +65,8 @@ DATA = {
         r"x has shape \((8|None), 3\), but the model takes \(None, 4\)",
     ),
 }
+if has_gpu():  # Which makes a NaN of a label without a class: see tests/loops/diagnose/test_labels.py.
+    DATA = {case: data for case, data in DATA.items() if "label" not in case}
 
 
 @pytest.mark.exhaustive_with("a label too large-1", "a label too large-4", "a negative label-1", "a negative label-4")
@@ -346,6 +349,7 @@ def test_a_script_shows_the_sentence_once_and_little_else(case, shown_by_scripts
     assert "in user code" not in errors
 
 
+@pytest.mark.skipif(has_gpu(), reason="a GPU raises no error")
 def test_the_cause_can_still_be_had():
     with pytest.raises(loops.BadBatch) as caught:
         loops.Loop(step(), slices((X, labels(11))).batch(8)).run(8)

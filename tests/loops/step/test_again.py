@@ -75,6 +75,7 @@ def test_activations_are_not_kept_for_it(usual):
     assert (BATCH, WIDTH) not in kept_shapes(usual[1])
 
 
+@ways.second_look
 def test_where_it_could_not_be_put_back_the_first_forward_pass_is_kept_and_nothing_is_counted_twice():
     calls = tf.Variable(0, trainable=False)
 
@@ -106,6 +107,7 @@ def test_a_metric_of_the_loss_function_has_seen_each_batch_once():
     assert int(outputs["number"]) == 3
 
 
+@ways.second_look
 def test_a_cause_that_follows_from_what_the_loss_counts_is_found():
     calls = tf.Variable(0, trainable=False)
 
