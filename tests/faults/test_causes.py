@@ -16,6 +16,7 @@ from ways import second_look
 
 import scaler
 from scaler import Cause
+from scaler.backend.devices import has_gpu
 
 
 @functools.cache
@@ -77,6 +78,8 @@ CASES = {
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_says_why_it_was_skipped(mode, case):
     batch, cause, index, has_nan, sentence = case
+    if mode == "xla" and cause is Cause.OVERFLOW and has_gpu():
+        pytest.skip("XLA for a GPU leaves out the rounding to float16 that would overflow")
     run, loss_scaler = judged(mode)
     loss_scaler._state["loss_scale"].assign(2.0**15)
     (output,) = run(batch)

@@ -18,6 +18,7 @@ from strategy_cases import (
 )
 
 from scaler import DelayedAmax, Headroom, Histogram, LogNormal, Smooth, float_format
+from scaler.backend.devices import has_gpu
 
 # Every example has many words of many steps; by hand they take longer.
 EXAMPLES = {"eager": 1, "graph": 1, "loop": 6, "xla": 3}
@@ -101,6 +102,8 @@ def runner_of(name):
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_reference(name, how):
+    if name.startswith("DelayedAmax") and how == "xla" and has_gpu():
+        pytest.skip("XLA's division of float32 on a GPU is not that of IEEE 754, and these scales are no powers of two")
     _, want, numbers_of = CASES[name]
 
     @settings(max_examples=EXAMPLES[how])
