@@ -136,7 +136,7 @@ def _scale_panel(axes: Axes, row: Mapping, mark: Mark, summary: Mapping, steps: 
         records = steps[run["folder"]]
         x, y = [record["step"] for record in records], [record["loss_scale"] for record in records]
         every = few(len(x))
-        # A run that lies on others is drawn thinner and darker than they are.
+        # A run that lies on others is drawn thinner and stronger than they are.
         look = {**mark.line, "linewidth": width, "alpha": 1 - pale, "solid_capstyle": "butt"}
         axes.step(x, y, where="post", marker=mark.marker, markersize=4.5, markevery=every, **look)
         lost += [record for record in records if skipped(record)]

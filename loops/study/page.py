@@ -156,7 +156,7 @@ def _loss_texts(summary: Mapping, steps: Steps) -> list[str]:
 def _constant_notes(summary: Mapping, steps: Steps) -> list[str]:
     narrow = [row for row in summary["setups"] if options_of(summary, row)["policy"] != "float32"]
     scales = {row["title"]: constant_scale(summary, steps, row) for row in narrow}
-    constant = [Markup("“{}” {}").format(title, _factor(scale)) for title, scale in scales.items() if scale is not None]
+    constant = [Markup("“{}” at {}").format(title, _factor(scale)) for title, scale in scales.items() if scale is not None]
     return [Markup("Constant, and not drawn: {}.").format(Markup(", ").join(constant))] if constant else []
 
 

@@ -18,7 +18,7 @@ float32 does keeps to the grey. The curves are moving means over a few steps, on
 SEEDS = Markup("""The line is the mean over the seeds, the band reaches from the lowest seed to the highest; a bump in
 one seed alone is variation from seed to seed.""")
 LOSS_SCALE = Markup("""A line is one run: the widest and palest is seed 0, and each further seed lies on it
-thinner and darker. A dynamic scale grows after a number of steps with finite gradients and backs off at one without:
+thinner and stronger. A dynamic scale grows after a number of steps with finite gradients and backs off at one without:
 that step is skipped (×) and leaves the weights as they were. A skipped step now and then is how the largest usable
 scale is found; many in a row would mean that something else overflows.""")
 GRADIENTS = Markup("""A line is one set-up: its gradients of activations, and those of weights. Values are counted by

@@ -165,7 +165,7 @@ def test_the_constant_scales_of_a_study_are_said(tmp_path):
     static = Setup("static", "static <scale>", "mixed_float16", "static:1024")
     summary, steps = figures_of(write_study(tmp_path, [FLOAT32, static, DYNAMIC], seeds=1))
     (said,) = page._constant_notes(summary, steps)
-    assert said == "Constant, and not drawn: “static &lt;scale&gt;” 2<sup>10</sup>."
+    assert said == "Constant, and not drawn: “static &lt;scale&gt;” at 2<sup>10</sup>."
 
 
 @pytest.mark.slow
