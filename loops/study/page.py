@@ -156,8 +156,8 @@ def _loss_texts(summary: Mapping, steps: Steps) -> list[str]:
 def _constant_notes(summary: Mapping, steps: Steps) -> list[str]:
     narrow = [row for row in summary["setups"] if options_of(summary, row)["policy"] != "float32"]
     scales = {row["title"]: constant_scale(summary, steps, row) for row in narrow}
-    constant = [Markup("“{}” at {}").format(title, _factor(scale)) for title, scale in scales.items() if scale is not None]
-    return [Markup("Constant, and not drawn: {}.").format(Markup(", ").join(constant))] if constant else []
+    said = [Markup("“{}” at {}").format(title, _factor(scale)) for title, scale in scales.items() if scale is not None]
+    return [Markup("Constant, and not drawn: {}.").format(Markup(", ").join(said))] if said else []
 
 
 def _small_notes(summary: Mapping, small: Sequence[Mapping]) -> list[str]:
