@@ -188,9 +188,8 @@ def side_by_side(runs: Sequence[Recorded], columns: int) -> list[Figure]:
         ]
         numbers = [(run.name, of_steps(run, [("loss scale", run.column("loss_scale"))])) for run in shown]
         drawn = chart(f"Loss scale of {len(shown)} runs over their steps.", y, x, lines, columns=columns)
-        parts.append(
-            Figure("Loss scale, side by side", drawn, f"Where scales are equal, dashes lie on a line.{left_out}", numbers)
-        )
+        said = f"Where scales are equal, dashes lie on a line.{left_out}"
+        parts.append(Figure("Loss scale, side by side", drawn, said, numbers))
     return parts
 
 
