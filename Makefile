@@ -6,10 +6,16 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Without compiled files every process of pytest rewrites the assertions of all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dist dist-check wheel-test release study test test-select test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench gpu effects mutants mutants-by-hand
+.PHONY: dist dist-check wheel-test release study pictures test test-select test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench gpu effects mutants mutants-by-hand
 
+# With oneDNN some processors take ten times as long in float16, and others have other last bits.
+study pictures: export TF_ENABLE_ONEDNN_OPTS ?= 0
 study: .venv/ready
 	$(BIN)/halfstep study --out study
+
+# The pictures of README and of the first pages, as the study and the commands of the pages draw them: five minutes.
+pictures: study
+	$(BIN)/python docs/pictures.py
 
 # By default the files with the fewest tests come last, which are the longest: one process would wait for the other.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder

@@ -33,7 +33,8 @@ def add_parser(commands: Any) -> None:
         "study",
         help="compare precisions and scalings on a task, with a report",
         description="Trains each set-up with several seeds, one run after the other. With the defaults these are "
-        f"{len(SETUPS) * SEEDS} runs of {STEPS} batches, which take up to half an hour on two cores of a CPU. After "
+        f"{len(SETUPS) * SEEDS} runs of {STEPS} batches, which take a minute or two on two cores of a CPU, and ten "
+        "times as long where oneDNN is slow in float16 (TF_ENABLE_ONEDNN_OPTS=0 turns it off). After "
         "the first run of each set-up a line says how long all of them take.",
         epilog="A run that fails, for example because its scaler is stuck, does not end the others: the report says "
         "which failed, where and why. Exit status: 0 if all runs finished, "

@@ -225,7 +225,7 @@ def test_the_doctor_prints_what_its_page_shows(tmp_path):
     )
     (shown,) = re.findall(r"^```text\n(.*?)```", page, flags=re.MULTILINE | re.DOTALL)
     assert _without_times(done.stdout) == _without_times(shown)
-    assert (tmp_path / "memory.png").exists()
+    assert (tmp_path / "memory.svg").exists()
 
 
 def _without_times(text):

@@ -13,6 +13,7 @@ import loops.tasks
 import scaler
 from loops.support.palette import BLUE, GREEN, ORANGE, RED, SOFT, TEXT
 from loops.support.plot_style import STYLE
+from loops.support.ranges import shade
 from loops.support.svg import svg_of
 
 HERE = pathlib.Path(__file__).parent
@@ -50,13 +51,13 @@ def scaling() -> Figure:
     panels = figure.subplots(3, sharex=True, sharey=True)
     for axes, octaves in zip(panels, (0, 15, 40), strict=True):
         moved = found + octaves
-        axes.axvspan(-50, zero, color=RED, alpha=0.12, linewidth=0)
-        axes.axvspan(infinite, 30, color=RED, alpha=0.12, linewidth=0)
+        shade(axes, -50, 30)
         axes.hist(moved, bins=np.arange(-50, 31), weights=np.full(len(moved), 100 / len(moved)), color=BLUE, **AS_ONE)
         lost = 100 * np.mean(moved <= zero), 100 * np.mean(moved >= infinite)
         axes.set_title(f"loss scale $2^{{{octaves}}}$", loc="left")
         axes.set_title(f"becomes zero: {lost[0]:.0f} %, infinite: {lost[1]:.0f} %", loc="right", color=SOFT)
     panels[0].text(-49, panels[0].get_ylim()[1] * 0.8, "zero in float16", color=TEXT)
+    panels[1].text(-24.5, panels[1].get_ylim()[1] * 0.8, "subnormal", color=TEXT)
     panels[0].text(29, panels[0].get_ylim()[1] * 0.8, "infinite in float16", color=TEXT, ha="right")
     panels[1].set_ylabel("share of the gradients (%)")
     panels[2].set_xlim(-50, 30)

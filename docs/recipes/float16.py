@@ -49,4 +49,4 @@ for name, (losses, right) in runs.items():
     axes.plot(losses, label=name)
 axes.set(xlabel="step", ylabel="loss", yscale="log")
 axes.legend()
-axes.figure.savefig("float16.png", dpi=150, bbox_inches="tight")
+axes.figure.savefig("float16.svg", bbox_inches="tight")

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from loops.study.curves import logarithmic_scales
 from loops.study.dots import dot, height, name_rows, say
 from loops.study.marks import marks
-from loops.study.summaries import Steps, failed, options_of, place, runs_of
+from loops.study.summaries import Steps, failed, options_of, place, runs_of, scale_moves
 from loops.support.marks import Mark
 from loops.support.palette import BAND, SOFT
-from loops.support.plot_style import STYLE, WIDTH, few, sample_of, shortened
+from loops.support.plot_style import STYLE, WIDTH, few, in_two_lines, sample_of
 from loops.support.text import share
 
 _LEAST = 1e-5
@@ -25,10 +25,11 @@ _LEAST = 1e-5
 
 @matplotlib.rc_context(STYLE)
 def comparison_figure(summary: Mapping, steps: Steps) -> Figure:
-    """A row for each set-up with its accuracy, flushed shares and skips; below, the loss scales of all in one panel."""
+    """A row for each set-up with its accuracy, flushed shares and skips; below, their loss scales if any ever moves."""
     rows = summary["setups"]
+    moving = any(scale_moves(summary, steps, row) for row in rows)
     scaled = [row for row in rows if options_of(summary, row)["policy"] != "float32"]
-    heights = (height(rows), 2.3)[: 2 if scaled else 1]
+    heights = (height(rows), 2.7)[: 2 if moving else 1]
     figure = Figure((WIDTH, sum(heights)), layout="constrained")
     parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
     columns = parts[0, 0].subplots(1, 3, sharey=True, width_ratios=(1.0, 1.15, 0.85))
@@ -37,7 +38,7 @@ def comparison_figure(summary: Mapping, steps: Steps) -> Figure:
     _flushed(columns[1], rows, found)
     _skips(columns[2], rows, found, summary)
     name_rows(columns[0], rows)
-    if scaled:
+    if moving:
         _loss_scales(parts[1, 0], scaled, found, summary, steps)
     return figure
 
@@ -107,7 +108,7 @@ def _loss_scales(
         axes.step(x, y, where="post", marker=mark.marker, markersize=4.5, markevery=(start, every), **mark.line)
     figure.legend(
         [sample_of(found[row["name"]]) for row in rows],
-        [shortened(row["title"], 48) for row in rows],
+        [in_two_lines(row["title"], 44) for row in rows],
         loc="outside lower left",
         ncols=2,
         fontsize=8,

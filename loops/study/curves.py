@@ -23,6 +23,7 @@ from loops.study.summaries import (
     options_of,
     place,
     runs_of,
+    scale_moves,
     skipped,
     split_rows,
 )
@@ -31,6 +32,8 @@ from loops.support.palette import BAND, SOFT, TEXT
 from loops.support.plot_style import STYLE, WIDTH, few, head
 
 _IN_A_COLUMN = 4
+_WIDEST = 6.0
+"""The widest line of a panel with several runs."""
 
 
 @matplotlib.rc_context(STYLE)
@@ -47,9 +50,11 @@ def loss_figure(summary: Mapping, steps: Steps) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def loss_scale_figure(summary: Mapping, steps: Steps) -> Figure:
-    """The loss scale over the steps: a panel for each set-up that ever scaled or skipped."""
-    rows = [row for row in summary["setups"] if _scales(summary, steps, row)] or summary["setups"]
+def loss_scale_figure(summary: Mapping, steps: Steps) -> Figure | None:
+    """The loss scale over the steps: a panel for each set-up whose scale moved or that skipped; None without any."""
+    rows = [row for row in summary["setups"] if scale_moves(summary, steps, row)]
+    if not rows:
+        return None
     columns = 1 if len(rows) <= _IN_A_COLUMN else 2
     lines = math.ceil(len(rows) / columns)
     figure = Figure((WIDTH, 0.7 + 1.5 * lines), layout="constrained")
@@ -60,7 +65,9 @@ def loss_scale_figure(summary: Mapping, steps: Steps) -> Figure:
     _remove_last(list(grid), len(rows))
     logarithmic_scales(grid[0])
     grid[0].set_xlim(0, summary["steps"])
-    figure.supxlabel("step", fontsize=9)
+    seeds = summary["seeds"]
+    lines_of = "" if seeds == 1 else f"; seed 0: widest line, seed {seeds - 1}: thinnest"
+    figure.supxlabel(f"step (×: skipped{lines_of})", fontsize=9)
     figure.supylabel("loss scale", fontsize=9)
     return figure
 
@@ -121,28 +128,25 @@ def loss_panels(
             text.set_parse_math(False)
 
 
-def _scales(summary: Mapping, steps: Steps, row: Mapping) -> bool:
-    records = [record for run in runs_of(summary, row) for record in steps[run["folder"]]]
-    return any(record["loss_scale"] != 1 or skipped(record) for record in records)
-
-
 def _scale_panel(axes: Axes, row: Mapping, mark: Mark, summary: Mapping, steps: Steps, narrow: bool) -> None:
-    lost = []
-    for run in runs_of(summary, row):
+    lost, runs = [], runs_of(summary, row)
+    widths = np.geomspace(min(1.4 * len(runs), _WIDEST), 1.4, len(runs))
+    paleness = np.linspace(0, 0.7, len(runs))[::-1]
+    for run, width, pale in zip(runs, widths, paleness, strict=True):
         records = steps[run["folder"]]
-        x = [record["step"] for record in records]
-        scales = [record["loss_scale"] for record in records]
-        axes.step(
-            x, scales, where="post", alpha=0.8, marker=mark.marker, markersize=4.5, markevery=few(len(x)), **mark.line
-        )
+        x, y = [record["step"] for record in records], [record["loss_scale"] for record in records]
+        every = few(len(x))
+        # A run that lies on others is drawn thinner and stronger than they are.
+        look = {**mark.line, "linewidth": width, "alpha": 1 - pale, "solid_capstyle": "butt"}
+        axes.step(x, y, where="post", marker=mark.marker, markersize=4.5, markevery=every, **look)
         lost += [record for record in records if skipped(record)]
     if lost:
         at = [record["step"] for record in lost], [record["loss_scale"] for record in lost]
         axes.plot(*at, "x", color=TEXT, markersize=7, markeredgewidth=1.6, clip_on=False)
-    runs = "one run" if summary["seeds"] == 1 else f"{summary['seeds']} runs"
-    count = f"× skipped: {len(lost)}" if narrow else f"× skipped steps: {len(lost)} in {runs}"
+    within = "one run" if len(runs) == 1 else f"{len(runs)} runs"
+    count = f"× {len(lost)}" if narrow else f"× skipped steps: {len(lost)} in {within}"
     ended = _ended(summary, row)
-    head(axes, row["title"], mark, f"{count}; {ended}" if ended and not narrow else count, room=24 if narrow else 50)
+    head(axes, row["title"], mark, f"{count}; {ended}" if ended and not narrow else count, room=31 if narrow else 50)
 
 
 def _ended(summary: Mapping, row: Mapping) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,16 +15,11 @@ from matplotlib.patches import Patch
 from loops.study.curves import loss_panels
 from loops.study.marks import marks
 from loops.study.summaries import Steps, options_of, runs_of, split_rows
-from loops.support.palette import RED, SOFT, YELLOW
-from loops.support.plot_style import STYLE, WIDTH, head
+from loops.support.palette import SOFT
+from loops.support.plot_style import NARROW, STYLE, WIDTH, head
+from loops.support.ranges import range_legend, shade
 from loops.support.text import share
 
-# float16's number line in powers of two: values of 2^-25 and less become zero, those of 65520 and more infinite.
-_REGIONS = (
-    (-math.inf, -25, RED, "becomes zero (≤ $2^{-25}$) or infinite (≥ 65520)"),
-    (-25, -14, YELLOW, "subnormal ($2^{-24}$ to $2^{-14}$)"),
-    (16, math.inf, RED, None),
-)
 _KINDS = ("activations", "weights")
 
 
@@ -43,10 +37,12 @@ def gradients_figure(summary: Mapping) -> Figure:
 @matplotlib.rc_context(STYLE)
 def small_loss_figure(summary: Mapping, steps: Steps) -> Figure:
     """Why scaling exists: the loss, and the gradients of activations, where the loss is tiny."""
-    rows = split_rows(summary)[1]
-    shown = _none_and_dynamic(summary, rows)
-    heights = (2.4, 0.9 + 1.5 * len(shown))
-    figure = Figure((WIDTH, sum(heights)), layout="constrained")
+    # All that is here has a small loss, so no title has to say it.
+    setups = [{**row, "title": row["title"].removeprefix("small loss: ")} for row in summary["setups"]]
+    summary = {**summary, "setups": setups}
+    shown = _none_and_dynamic(summary, split_rows(summary)[1])
+    heights = (2.1, 1.1 + 1.25 * len(shown))
+    figure = Figure((NARROW, sum(heights)), layout="constrained")
     halves: Any = figure.subfigures(2, 1, height_ratios=heights)
     top, bottom = halves
     panels = list(top.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False).flat)
@@ -57,9 +53,6 @@ def small_loss_figure(summary: Mapping, steps: Steps) -> Figure:
 
 def _histograms(figure: Figure, summary: Mapping, rows: Sequence[Mapping], kinds: Sequence[str]) -> None:
     grid = figure.subplots(len(rows), len(kinds), sharex=True, sharey=True, squeeze=False)
-    legend: dict[str, Any] = {
-        label: Patch(color=tint, alpha=0.25, linewidth=0) for _, _, tint, label in _REGIONS if label
-    }
     found = marks(summary)
     for row, line in zip(rows, grid, strict=True):
         for kind, axes in zip(kinds, line, strict=True):
@@ -70,22 +63,20 @@ def _histograms(figure: Figure, summary: Mapping, rows: Sequence[Mapping], kinds
             _panel(axes, counts, mark.colour)
     top: Any = grid[0]
     for kind, axes in zip(kinds, grid[-1], strict=True):
-        axes.set_xlabel(f"gradients of {kind}")
+        axes.set_xlabel(f"size of the gradients of {kind}")
     top[0].set_ylim(0, 1.6 * _highest(summary, rows, kinds))
     top[0].yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1, decimals=0))
     top[0].xaxis.set_major_locator(matplotlib.ticker.MultipleLocator(20 if len(kinds) > 1 else 10))
     top[0].xaxis.set_major_formatter(lambda x, position: f"$2^{{{x:.0f}}}$")
-    legend = {"before scaling": Patch(color=SOFT, alpha=0.4, linewidth=0), **legend}
-    figure.legend(legend.values(), legend.keys(), loc="outside upper left", ncols=3)
-    figure.supxlabel("size of a gradient value", fontsize=9)
+    legend = {"before scaling": Patch(color=SOFT, alpha=0.4, linewidth=0), **range_legend()}
+    figure.legend(legend.values(), legend.keys(), loc="outside upper left", ncols=2)
     figure.supylabel("share of non-zero values", fontsize=9)
 
 
 def _panel(axes: Axes, counts: Sequence[Mapping], tint: str) -> None:
     edges = counts[0]["lowest_exponent"] + np.arange(len(counts[0]["histogram"]) + 1)
     axes.set_xlim(edges[0], edges[-1] + 3)
-    for start, end, region, _ in _REGIONS:
-        axes.axvspan(max(start, edges[0]), min(end, edges[-1] + 3), color=region, alpha=0.13, linewidth=0)
+    shade(axes, edges[0], edges[-1] + 3)
     nonzero = sum(count["nonzero"] for count in counts)
     if not nonzero:
         axes.text(0.5, 0.4, "no visit with finite weights", transform=axes.transAxes, ha="center", color=SOFT)

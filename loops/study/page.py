@@ -12,7 +12,7 @@ from loops.study import texts
 from loops.study.costs import COSTS, cost_cells
 from loops.study.marks import marks
 from loops.study.sentences import command, result_sentence
-from loops.study.summaries import Steps, failed, failure, options_of, place, runs_of, split_rows
+from loops.study.summaries import Steps, constant_scale, failed, failure, options_of, place, runs_of, split_rows
 from loops.support.marks import Mark
 from loops.support.pages import Table, render
 from loops.support.palette import BLACK
@@ -57,6 +57,7 @@ class Picture(NamedTuple):
         alt: What it shows, in words.
         said: The paragraphs of its caption.
         costs: Whether the table of costs follows below.
+        narrow: Whether it fits a phone.
     """
 
     heading: str
@@ -64,6 +65,7 @@ class Picture(NamedTuple):
     alt: str
     said: Sequence[str]
     costs: bool = False
+    narrow: bool = False
 
 
 def page(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> str:
@@ -124,13 +126,17 @@ def _pictures(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> Iter
         yield Picture("Time and memory", images["costs"], alt, [texts.COSTS], costs=True)
     alt = "Loss over the steps, a panel for each set-up"
     yield Picture("Loss", images["loss"], alt, _loss_texts(summary, steps))
-    yield Picture("Loss scale", images["loss_scale"], "Loss scale over the steps", [texts.LOSS_SCALE])
+    if "loss_scale" in images:
+        said = [texts.LOSS_SCALE, *_constant_notes(summary, steps)]
+        yield Picture("Loss scale", images["loss_scale"], "Loss scale over the steps", said)
     alt = "Histograms of gradient sizes"
     yield Picture("Gradients in float16’s range", images["gradients"], alt, [texts.GRADIENTS])
     if small := split_rows(summary)[1]:
         factors = dict.fromkeys(_factor(options_of(summary, row)["loss_factor"]) for row in small)
         said = [texts.SMALL.format(Markup(" or ").join(factors)), *_small_notes(summary, small)]
-        yield Picture("A small loss", images["small_loss"], "Loss and gradient sizes of a small loss", said)
+        yield Picture(
+            "A small loss", images["small_loss"], "Loss and gradient sizes of a small loss", said, narrow=True
+        )
 
 
 def _loss_texts(summary: Mapping, steps: Steps) -> list[str]:
@@ -145,6 +151,13 @@ def _loss_texts(summary: Mapping, steps: Steps) -> list[str]:
     if bare and bare["difference"] is not None and bare["difference"] < -_FAR:
         notes.append(texts.NO_MASTERS)
     return notes
+
+
+def _constant_notes(summary: Mapping, steps: Steps) -> list[str]:
+    narrow = [row for row in summary["setups"] if options_of(summary, row)["policy"] != "float32"]
+    scales = {row["title"]: constant_scale(summary, steps, row) for row in narrow}
+    said = [Markup("“{}” at {}").format(title, _factor(scale)) for title, scale in scales.items() if scale is not None]
+    return [Markup("Constant, and not drawn: {}.").format(Markup(", ").join(said))] if said else []
 
 
 def _small_notes(summary: Mapping, small: Sequence[Mapping]) -> list[str]:
@@ -185,7 +198,7 @@ def _distinct(settings: Sequence[Mapping], name: str) -> str:
 
 def _factor(value: float) -> str:
     mantissa, exponent = math.frexp(value)
-    if mantissa != 0.5:
+    if mantissa != 0.5 or value == 1:
         return f"{value:g}"
     return Markup("2<sup>{}</sup>").format(f"{exponent - 1}".replace("-", "−"))
 

@@ -15,7 +15,7 @@ from loops.study.page import page
 from loops.study.summaries import Steps, split_rows
 from loops.support.drawing import require_matplotlib
 from loops.support.errors import LoopError
-from loops.support.svg import as_source
+from loops.support.svg import as_source, svg_of
 from loops.support.written.place import writing
 
 
@@ -26,9 +26,9 @@ def report_study(folder: str | os.PathLike) -> list[pathlib.Path]:
         folder: The folder that `run_study` wrote, with `summary.json` and `runs/*/steps.jsonl`.
 
     Returns:
-        The files written to `folder`: `comparison.png`, `loss.png`, `loss_scale.png`, `gradients.png`, `costs.png` if
-        time or memory is known, `small_loss.png` if the study has set-ups with a small loss, and `report.html`, which
-        needs no other file. They show failed runs up to the failure.
+        The files written to `folder`: `comparison.svg`, `loss.svg`, `loss_scale.svg` if a scale ever moved or a step
+        was skipped, `gradients.svg`, `costs.svg` if time or memory is known, `small_loss.svg` if the study has set-ups
+        with a small loss, and `report.html`, which needs no other file. They show failed runs up to the failure.
 
     Raises:
         loops.LoopError: If matplotlib is not installed.
@@ -48,20 +48,20 @@ def report_study(folder: str | os.PathLike) -> list[pathlib.Path]:
         "loss": loss_figure(summary, steps),
         "loss_scale": loss_scale_figure(summary, steps),
         "gradients": gradients_figure(summary),
+        "costs": costs_figure(summary) if has_costs(summary) else None,
+        "small_loss": small_loss_figure(summary, steps) if split_rows(summary)[1] else None,
     }
-    # An earlier study in this folder may have left them.
-    for name in ("small_loss.png", "costs.png"):
-        (folder / name).unlink(missing_ok=True)
-    if has_costs(summary):
-        figures["costs"] = costs_figure(summary)
-    if split_rows(summary)[1]:
-        figures["small_loss"] = small_loss_figure(summary, steps)
-    written = []
+    written, images = [], {}
     for name, figure in figures.items():
-        written.append(folder / f"{name}.png")
-        with writing("study", written[-1]):
-            figure.savefig(written[-1], dpi=200, facecolor="white")
-    images = {name: as_source(figure) for name, figure in figures.items()}
+        # An earlier study in this folder may have left them, those of version 0.2 as PNGs.
+        for ending in ("svg", "png"):
+            (folder / f"{name}.{ending}").unlink(missing_ok=True)
+        if figure is not None:
+            drawn = svg_of(figure)
+            images[name] = as_source(drawn)
+            written.append(folder / f"{name}.svg")
+            with writing("study", written[-1]):
+                written[-1].write_text(drawn, encoding="utf-8")
     written.append(folder / "report.html")
     with writing("study", written[-1]):
         written[-1].write_text(page(summary, steps, images), encoding="utf-8")

@@ -65,3 +65,15 @@ def losses(summary: Mapping, steps: Steps, row: Mapping) -> np.ndarray:
 def skipped(record: Mapping) -> bool:
     """Whether a line of `steps.jsonl` is of a skipped step."""
     return record["attempted"] and not record["applied"]
+
+
+def scale_moves(summary: Mapping, steps: Steps, row: Mapping) -> bool:
+    """Whether a run of the row had more than one loss scale, or skipped a step."""
+    runs = [steps[run["folder"]] for run in runs_of(summary, row)]
+    return any(len({record["loss_scale"] for record in run}) > 1 or any(map(skipped, run)) for run in runs)
+
+
+def constant_scale(summary: Mapping, steps: Steps, row: Mapping) -> float | None:
+    """The loss scale of a row whose scale never moves; None for others, and before the first step."""
+    known = {record["loss_scale"] for run in runs_of(summary, row) for record in steps[run["folder"]]}
+    return known.pop() if len(known) == 1 and not scale_moves(summary, steps, row) else None

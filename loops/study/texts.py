@@ -6,7 +6,7 @@ TABLE = Markup("""<b>Accuracy</b> is on held-out examples. <b>Skipped</b> counts
 the gradients were not finite. <b>Flushed</b> is the share of gradient values, not zero in float32, that float16 makes
 zero at the loss scale in use. <b>vs float32</b> is the difference in accuracy, in percentage points.""")
 COMPARISON = Markup("""A dot is the mean over the seeds, with a line from the lowest to the highest; the grey line is
-float32. Shares are on a logarithmic axis. Below are the loss scales of all 16-bit set-ups.""")
+float32. Shares are on a logarithmic axis. Below are the loss scales of all 16-bit set-ups, where one of them moves.""")
 COSTS = Markup("""Time is the median over the calls of a run but the first, in which the step is traced, with a line
 from the lower to the upper quartile. The set-ups ran one after the other, so differences smaller than these lines mean
 nothing. Operations were deterministic, which costs time. Memory is counted: weights, masters, slots of the
@@ -17,10 +17,10 @@ LOSS = Markup("""A panel is one set-up, with the range of float32 in grey where 
 float32 does keeps to the grey. The curves are moving means over a few steps, on a logarithmic axis.""")
 SEEDS = Markup("""The line is the mean over the seeds, the band reaches from the lowest seed to the highest; a bump in
 one seed alone is variation from seed to seed.""")
-LOSS_SCALE = Markup("""A line is one run; runs with the same scale overlap. Set-ups whose scale is always 1
-are left out. A dynamic scale grows after a number of steps with finite gradients and backs off at one without: that
-step is skipped (×) and leaves the weights as they were. A skipped step now and then is how the largest usable scale is
-found; many in a row would mean that something else overflows.""")
+LOSS_SCALE = Markup("""A line is one run: the widest and palest is seed 0, and each further seed lies on it
+thinner and stronger. A dynamic scale grows after a number of steps with finite gradients and backs off at one without:
+that step is skipped (×) and leaves the weights as they were. A skipped step now and then is how the largest usable
+scale is found; many in a row would mean that something else overflows.""")
 GRADIENTS = Markup("""A line is one set-up: its gradients of activations, and those of weights. Values are counted by
 size, on one fixed batch at regular intervals of the run, in a float32 copy of the model, because float16 cannot show
 what it loses; zeros are left out, and the outermost bins hold all values beyond. In float16, values on the left

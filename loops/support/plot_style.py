@@ -11,7 +11,8 @@ from matplotlib.lines import Line2D
 from loops.support.marks import Mark
 from loops.support.palette import LINE, SOFT, TEXT
 
-WIDTH = 7.5
+WIDTH, NARROW = 7.5, 5.6
+"""The width of a figure in inches, and of one whose labels can be read on a phone, too."""
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -51,7 +52,7 @@ def head(axes: Axes, title: str, mark: Mark | None, note: str = "", room: int = 
     axes.set_title(note, loc="right", color=SOFT, parse_math=False)
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderpad": 0.25, "borderaxespad": 0}
     sample = sample_of(mark) if mark else Line2D([], [], linestyle="")
-    entry = axes.legend([sample], [shortened(title, room)], handlelength=2.8 if mark else 0, fontsize=9, **place)
+    entry = axes.legend([sample], [in_two_lines(title, room)], handlelength=2.8 if mark else 0, fontsize=9, **place)
     entry.get_texts()[0].set_parse_math(False)
 
 

@@ -43,9 +43,9 @@ def svg_of(figure: Figure) -> str:
     return text.replace("\n <defs>", f"\n {style}\n <defs>", 1)
 
 
-def as_source(figure: Figure) -> str:
-    """The figure as the source of an image in a page, where nothing of it meets anything of the page."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg_of(figure).encode()).decode('ascii')}"
+def as_source(svg: str) -> str:
+    """What `svg_of` returned as the source of an image in a page, where nothing of it meets anything of the page."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode('ascii')}"
 
 
 def colour_variable(colour: str) -> str:

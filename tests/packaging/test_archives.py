@@ -122,7 +122,7 @@ def test_with_a_repository_the_links_lead_to_the_tag(tmp_path):
     places = addresses(found.get_payload(decode=True).decode())
     start = f"https://example.org/halfstep/{{}}/v{found['Version']}/"
     assert f"{start.format('blob')}docs/getting_started.md" in places
-    assert f"{start.format('raw')}docs/small_loss.png" in places
+    assert f"{start.format('raw')}docs/small_loss.svg" in places
     assert len(places) == len(addresses((ROOT / "README.md").read_text(encoding="utf-8"))) > 25
     assert all(place.startswith((start.format("blob"), start.format("raw"))) for place in places)
 

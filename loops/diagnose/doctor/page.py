@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from loops.diagnose.memory.footprint import Bytes, Footprint
 from loops.support.pages import Table, render
-from loops.support.svg import as_source
+from loops.support.svg import as_source, svg_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ def memory_page(found: Sequence[Footprint], figure: Figure) -> str:
         __package__,
         "memory.html",
         title="Memory of a training step",
-        picture=as_source(figure),
+        picture=as_source(svg_of(figure)),
         policies=Table(
             ("MB", *_PARTS, "total", "with checkpointing"),
             [(one.policy, *_cells(one.all), _cell(one.total_recomputed)) for one in found],

@@ -14,24 +14,31 @@ from loops.support.marks import Mark, mark
 from loops.support.palette import SOFT
 from loops.support.plot_style import STYLE
 
-_HEIGHT = 3.4
+_WIDTH, _HEIGHT = 8.0, 3.4
 _FEW = 40
 """The most positions at which each has a marker."""
 _SHIFT = 0.14
-_ROW, _MARK = 60, 5
+_WIDER = 0.3
+"""What a curve is wider for each that is drawn over it, in points."""
+_ROW, _MARK = 50, 5
 """The letters that a row of a legend has room for, and those that a mark and its gaps take."""
 
 
 @matplotlib.rc_context(STYLE)
 def effect_figure(effect: Effect) -> Figure:
-    """The panels of an effect side by side.
+    """The panels of an effect, two in a row: more would be too small to read on a phone.
 
     Args:
         effect: An effect with at least one panel.
     """
-    figure = Figure((4.0 * max(2, len(effect.panels)), _HEIGHT), layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(effect.panels), squeeze=False)[0], effect.panels, strict=True):
+    columns = min(2, len(effect.panels))
+    rows = -(-len(effect.panels) // columns)
+    figure = Figure((_WIDTH, _HEIGHT * rows), layout="constrained")
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, panel in zip(places, effect.panels, strict=False):
         _panel(axes, panel)
+    for axes in places[len(effect.panels) :]:
+        axes.remove()
     return figure
 
 
@@ -47,7 +54,7 @@ def _panel(axes: Axes, panel: Panel) -> None:
         if panel.ticks:
             _points(axes, line, mark(number), _SHIFT * (number - (len(panel.lines) - 1) / 2))
         else:
-            _line(axes, line, mark(number))
+            _line(axes, line, mark(number), len(panel.lines) - 1 - number)
     if panel.reference is not None:
         height, said = panel.reference
         axes.axhline(height, color=SOFT, linewidth=1, linestyle=(0, (2, 2)), label=said)
@@ -78,10 +85,11 @@ def _legend(axes: Axes, above: bool) -> None:
     axes.legend(fontsize=7.5, handlelength=1.2, columnspacing=1.0, ncols=-(-len(labels) // rows), **place)
 
 
-def _line(axes: Axes, line: Line, look: Mark) -> None:
+def _line(axes: Axes, line: Line, look: Mark, above: int) -> None:
+    """Draws a curve, wider for each curve that comes after it: it can be seen where they lie on it."""
     x, y, low, high = _known(line)
     shown: dict[str, Any] = {"marker": look.marker, "markersize": 4} if len(x) <= _FEW else {}
-    axes.plot(x, y, label=line.label, **look.line, **shown)
+    axes.plot(x, y, label=line.label, **{**look.line, "linewidth": 1.4 + _WIDER * above}, **shown)
     axes.fill_between(x, low, high, color=look.colour, alpha=0.2, linewidth=0)
 
 

@@ -46,13 +46,13 @@ class Figure:
 
     Attributes:
         heading: The heading above the chart.
-        drawn: The chart.
+        drawn: The chart; None where it would show one value, which the caption says.
         said: The caption.
         numbers: The tables of its values, each with its heading; "" for no heading.
     """
 
     heading: str
-    drawn: Chart
+    drawn: Chart | None
     said: str
     numbers: Sequence[tuple[str, Table]]
 
@@ -91,6 +91,8 @@ def scale_chart(run: Recorded, columns: int) -> Figure | None:
     if "loss_scale" not in run.columns:
         return None
     x, fits = steps_axis(int(run.step[0]), int(run.step[-1])), run.critical
+    # A log of every tenth step says nothing of the others.
+    step = "logged step" if lacks_steps(run.step.tolist()) else "step"
     # In float32 the critical scale may lie 100 octaves above the loss scale, which sets the axis.
     usual = scale[np.isfinite(scale) & (scale > 0)]
     near = fits[fits < 2.0**12 * float(usual.max(initial=1.0))]
@@ -108,19 +110,28 @@ def scale_chart(run: Recorded, columns: int) -> Figure | None:
     )
     skipped = int(run.skipped.sum())
     count = f"{amount(skipped, 'step')} {agreeing(skipped, 'was', 'were')} skipped: {counts}"
-    # A log of every tenth step says nothing of the others.
-    step = "logged step" if lacks_steps(run.step.tolist()) else "step"
     alt += f"; {count if counts else f'no {step} was skipped'}."
     causes = [Markup("<b>{}</b>, {}").format(cause, _SAID.get(cause, "another cause")) for cause in run.causes]
     marks = Markup(" Below it a mark for each skipped step: {}.").format(Markup("; ").join(causes))
-    said = Markup("The loss scale, as a power of two.") + (marks if counts else f" No {step} was skipped.")
+    shown = Markup("The loss scale, as a power of two.")
+    still = is_constant(scale) and not counts and not len(near)
+    if still:
+        shown = Markup("The loss scale was {} at each {}.").format(number(float(usual[0])), step)
+    said = shown + (marks if counts else f" No {step} was skipped.")
     retries = int(np.nansum(run.column(RETRIES)))
     if retries:
         said += f" {amount(retries, 'overflow')} {agreeing(retries, 'was', 'were')} retried at a lower scale."
     if len(near):
         said += " Grey is the largest power of two at which the step would have been finite."
+    if still:
+        return Figure("Loss scale and skips", None, said, [])
     numbers = [("", table) for table in (of_steps(run, [("loss scale", scale)]), *of_skips(run))]
     return Figure("Loss scale and skips", chart(alt, y, x, lines, columns=columns, lanes=lanes), said, numbers)
+
+
+def is_constant(scale: np.ndarray) -> bool:
+    """Whether each step is known to have had the same loss scale."""
+    return bool(len(scale) and np.isfinite(scale[0]) and scale[0] > 0 and (scale == scale[0]).all())
 
 
 def headroom_chart(run: Recorded, columns: int) -> Figure | None:
@@ -177,9 +188,8 @@ def side_by_side(runs: Sequence[Recorded], columns: int) -> list[Figure]:
         ]
         numbers = [(run.name, of_steps(run, [("loss scale", run.column("loss_scale"))])) for run in shown]
         drawn = chart(f"Loss scale of {len(shown)} runs over their steps.", y, x, lines, columns=columns)
-        parts.append(
-            Figure("Loss scale, side by side", drawn, f"Curves of equal scales cover each other.{left_out}", numbers)
-        )
+        said = f"Where scales are equal, dashes lie on a line.{left_out}"
+        parts.append(Figure("Loss scale, side by side", drawn, said, numbers))
     return parts
 
 

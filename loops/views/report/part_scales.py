@@ -10,7 +10,7 @@ from loops.support.part_names import columns_of
 from loops.support.text import amount
 from loops.views.report.axes import octave_axis, steps_axis
 from loops.views.report.chart import Curve, Lane, chart
-from loops.views.report.figures import Figure
+from loops.views.report.figures import Figure, is_constant
 from loops.views.report.tables import of_steps
 
 
@@ -28,7 +28,10 @@ def _chart(run: Recorded, part: str, scale: np.ndarray, columns: int) -> Figure:
     y = octave_axis(usual)
     # A part that was not attempted waited for its turn, or for the end of its window.
     skipped = (run.column(f"{part}/applied") == 0) & (run.column(f"{part}/attempted") == 1)
-    times = amount(int(skipped.sum()), "step")
+    heading, times = f"Loss scale of {part}", amount(int(skipped.sum()), "step")
+    if is_constant(scale) and not skipped.any():
+        said = f"The loss scale of {part} was {number(float(usual[0]))} at each step. No step was skipped."
+        return Figure(heading, None, said, [])
     lanes = [Lane(f"skipped: {times}", x.of(run.step)[skipped], "pink")] if skipped.any() else []
     ends = f"from {number(float(usual[0]))} to {number(float(usual[-1]))}"
     alt = f"Loss scale of {part} over {amount(len(run), 'step')}, {ends}"
@@ -37,4 +40,4 @@ def _chart(run: Recorded, part: str, scale: np.ndarray, columns: int) -> Figure:
     said += " Below it a mark for each step that it skipped." if skipped.any() else ""
     curve = Curve("loss scale", x.of(run.step), y.of(scale), "blue", stairs=True)
     drawn = chart(alt, y, x, [curve], columns=columns, lanes=lanes)
-    return Figure(f"Loss scale of {part}", drawn, said, [("", of_steps(run, [("loss scale", scale)]))])
+    return Figure(heading, drawn, said, [("", of_steps(run, [("loss scale", scale)]))])

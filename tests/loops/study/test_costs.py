@@ -172,7 +172,7 @@ def costly(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_report_has_time_and_memory_where_they_are_known(costly):
     written = report.report_study(costly)
-    assert "costs.png" in [path.name for path in written]
+    assert "costs.svg" in [path.name for path in written]
     page = Page(costly / "report.html")
     assert "float32 3.5 3 0.5" in page.text
     assert f"{DYNAMIC.title} 3.5 3 –" in page.text

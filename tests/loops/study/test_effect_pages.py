@@ -17,7 +17,7 @@ from loops.support.svg import svg_of
 
 DOCS = pathlib.Path(__file__).parents[3] / "docs" / "effects"
 NAMES = [preset.name for preset in PRESETS]
-LARGEST_PICTURE = 120_000
+LARGEST_PICTURE = 125_000
 
 LINE = Line("steps", (1.0, 2.0), (0.5, None), (0.25, None), (0.75, None))
 SMALL = Effect(
@@ -66,8 +66,22 @@ def test_a_page_says_what_its_numbers_say(name):
     assert effect.seeds >= 3
     assert 0 < effect.seconds < 600
     assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == pages.page(effect)
-    assert len(effect_figure(effect).axes) == len(effect.panels)
-    assert (DOCS / f"{name}.svg").stat().st_size < LARGEST_PICTURE
+    figure, picture = effect_figure(effect), (DOCS / f"{name}.svg").read_text(encoding="utf-8")
+    assert len(figure.axes) == len(effect.panels)
+    width, height = 72 * figure.get_size_inches()
+    assert f'viewBox="0 0 {width:g} {height:g}"' in picture, "halfstep study --preset draws it anew"
+    assert len(picture) < LARGEST_PICTURE
+
+
+def test_at_most_two_panels_are_in_a_row_and_curves_that_lie_on_each_other_are_told_apart():
+    panel = SMALL.panels[0]
+    figure = effect_figure(dataclasses.replace(SMALL, panels=(panel,) * 3))
+    assert (
+        figure.get_size_inches()[0] == effect_figure(dataclasses.replace(SMALL, panels=(panel,))).get_size_inches()[0]
+    )
+    assert len({axes.get_position().x0 for axes in figure.axes}) == 2
+    below, above = (line for line in figure.axes[0].get_lines() if line.get_label() == LINE.label)
+    assert below.get_linewidth() > above.get_linewidth()
 
 
 def test_there_is_a_page_for_each_effect_and_an_index():

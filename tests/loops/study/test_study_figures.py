@@ -1,6 +1,9 @@
 """Guards the figures of a study: each set-up has a look of its own, the same everywhere, and is in every figure."""
 
 import itertools
+import pathlib
+import re
+import xml.etree.ElementTree
 
 import matplotlib.colors
 import pytest
@@ -8,14 +11,18 @@ from test_study_report import BARE, DYNAMIC, FLOAT32, NONE, SMALL_DYNAMIC, figur
 
 from loops.study.comparison_figure import comparison_figure
 from loops.study.curves import loss_figure, loss_scale_figure
-from loops.study.histograms import gradients_figure
+from loops.study.histograms import gradients_figure, small_loss_figure
 from loops.study.marks import marks
 from loops.study.setups import SETUPS, Setup
+from loops.support.svg import svg_of
 from loops.support.text import share
 
-STRATEGIES = [
-    Setup(f"static-{n}", f"static:{n}$", "mixed_float16", f"static:{n}") for n in (1, 2, 4, 8, 16, 32, 64, 128)
-]
+CONSTANT, MOVING = (
+    [Setup(f"{kind}-{n}", f"{kind}:{n}$", "mixed_float16", f"{kind}:{n}") for n in numbers]
+    for kind, numbers in (("static", (1, 2, 4, 8)), ("dynamic", (16, 32, 64)))
+)
+STRATEGIES = [*CONSTANT, *MOVING]
+DOCS = pathlib.Path(__file__).parents[3] / "docs"
 # Okabe and Ito's, but for yellow.
 PALETTE = {"#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"}
 
@@ -59,7 +66,7 @@ def test_the_line_in_a_panel_is_that_of_its_legend(strategies, draw):
     summary, steps = strategies
     found = marks(summary)
     drawn = panels(draw(summary, steps))
-    without = {"static:1$", "float32"} if draw is loss_scale_figure else set()
+    without = {"float32", *(setup.title for setup in CONSTANT)} if draw is loss_scale_figure else set()
     assert set(drawn) == {row["title"] for row in summary["setups"]} - without
     for row in summary["setups"]:
         if row["title"] in drawn:
@@ -70,11 +77,44 @@ def test_the_line_in_a_panel_is_that_of_its_legend(strategies, draw):
             assert look(sample)[0].upper() == found[row["name"]].colour
 
 
-def test_a_constant_scale_is_named_in_its_own_panel_only(strategies):
-    figure = loss_scale_figure(*strategies)
-    words = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert not [word for word in words if "constant" in word]
-    assert len(figure.axes) == 7
+def test_no_constant_scale_is_drawn_alone(tmp_path):
+    found = figures_of(write_study(tmp_path, [FLOAT32, *CONSTANT]))
+    assert loss_scale_figure(*found) is None
+    assert len(comparison_figure(*found).axes) == 3
+
+
+def test_runs_that_lie_on_each_other_are_told_apart(tmp_path):
+    (axes,) = loss_scale_figure(*figures_of(write_study(tmp_path, [DYNAMIC], seeds=3))).axes
+    looks = [(line.get_linewidth(), line.get_alpha()) for line in axes.get_lines()]
+    (wide, pale), (middle, between), (thin, dark) = looks
+    assert wide > 1.5 * middle > 2 * thin
+    assert pale < between < dark == 1
+
+
+def test_a_run_alone_is_as_dark_as_in_the_other_figures(tmp_path):
+    (axes,) = loss_scale_figure(*figures_of(write_study(tmp_path, [DYNAMIC], seeds=1))).axes
+    (line,) = axes.get_lines()
+    assert (line.get_linewidth(), line.get_alpha()) == (1.4, 1)
+
+
+def labels(svg):
+    """The words of a picture without its figures, which another study has otherwise; and its width."""
+    texts = xml.etree.ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    words = {re.sub(r"[^A-Za-z ]+", "", "".join(text.itertext())).strip() for text in texts}
+    return words - {""}, re.search(r'<svg [^>]*width="([^"]+)"', svg)[1]
+
+
+def test_the_picture_of_the_first_page_is_what_a_study_draws(tmp_path):
+    """`make pictures` draws it anew."""
+    figure = small_loss_figure(*figures_of(write_study(tmp_path, SETUPS[-3:], seeds=3)))
+    assert labels((DOCS / "small_loss.svg").read_text(encoding="utf-8")) == labels(svg_of(figure))
+
+
+def test_the_picture_of_the_strategies_is_what_a_study_draws(tmp_path):
+    names = re.findall(r"--strategy (\S+)", (DOCS / "strategies.md").read_text().partition("--out eight")[2])
+    setups = [Setup(f"{n}", name, "mixed_float16", "dynamic") for n, name in enumerate(names[1:8])]
+    figure = loss_scale_figure(*figures_of(write_study(tmp_path, setups, seeds=1)))
+    assert labels((DOCS / "strategies.svg").read_text(encoding="utf-8")) == labels(svg_of(figure))
 
 
 def test_every_strategy_has_its_histograms(strategies):
@@ -95,7 +135,7 @@ def test_one_figure_compares_all(strategies):
         "skipped steps",
     ]
     said = [text.get_text() for text in accuracy.texts]
-    assert said == ["98.6%", *["90.1%"] * 3, "90.0%, 1 failed", *["90.1%"] * 4]
+    assert said == ["98.6%", *["90.1%"] * 3, "90.0%, 1 failed", *["90.1%"] * 3]
     assert [text.get_text() for text in flushed.texts] == ["8.5%"] * len(STRATEGIES)
     assert len(scales.get_lines()) == len(STRATEGIES)
     found = marks(summary)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import loops
-from loops.study import report, sentences, summaries
+from loops.study import page, report, sentences, summaries
 from loops.study.compare import summarise
 from loops.study.setups import SETUPS, SMALL, Setup
 
@@ -134,10 +134,10 @@ def study(tmp_path_factory):
 @pytest.mark.slow
 def test_writes_figures_and_page(study):
     folder, written, _ = study
-    names = ["comparison.png", "loss.png", "loss_scale.png", "gradients.png", "small_loss.png", "report.html"]
+    names = ["comparison.svg", "loss.svg", "loss_scale.svg", "gradients.svg", "small_loss.svg", "report.html"]
     assert written == [folder / name for name in names]
     for path in written[:-1]:
-        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.read_text(encoding="utf-8").startswith("<svg")
 
 
 @pytest.mark.slow
@@ -159,6 +159,13 @@ def test_page_shows_every_setup_with_its_numbers(study):
     assert "TensorFlow 2.99.0, Keras 3.99.0" in page.text
     assert "2 within an operation, 3 between operations" in page.text
     assert f"halfstep study digits --steps {STEPS} --seeds 2 --setup float32 --setup mixed-none" in page.text
+
+
+def test_the_constant_scales_of_a_study_are_said(tmp_path):
+    static = Setup("static", "static <scale>", "mixed_float16", "static:1024")
+    summary, steps = figures_of(write_study(tmp_path, [FLOAT32, static, DYNAMIC], seeds=1))
+    (said,) = page._constant_notes(summary, steps)
+    assert said == "Constant, and not drawn: “static &lt;scale&gt;” at 2<sup>10</sup>."
 
 
 @pytest.mark.slow
@@ -196,13 +203,17 @@ def test_losses_have_gaps_and_no_factor(tmp_path):
     ids=["float32", "one-step", "small", "never-finite", "two"],
 )
 def test_any_study_has_a_report(tmp_path, setups, options):
-    (tmp_path / "small_loss.png").write_bytes(b"of an earlier study")
+    for name in ("small_loss.png", "small_loss.svg", "loss_scale.svg"):
+        (tmp_path / name).write_bytes(b"of an earlier study")
     folder = write_study(tmp_path, setups, **options)
     report.report_study(folder)
     page = Page(folder / "report.html")
     for setup in setups:
         assert setup.title in page.text
-    assert (folder / "small_loss.png").exists() == (SMALL_DYNAMIC in setups)
+    assert not (folder / "small_loss.png").exists()
+    assert (folder / "small_loss.svg").exists() == (SMALL_DYNAMIC in setups)
+    moves = any("dynamic" in setup.strategy for setup in setups) and options.get("steps") != 1
+    assert (folder / "loss_scale.svg").exists() == (moves or "nulls" in options)
     assert "What can happen without masters" not in page.text
 
 
@@ -248,7 +259,8 @@ def figures_of(folder):
 def test_a_candidate_that_failed_is_in_the_report_with_the_others(tmp_path, last):
     broken = {(DYNAMIC.name, seed): last for seed in (0, 1)}
     folder = write_study(tmp_path, [FLOAT32, NONE, DYNAMIC], broken=broken)
-    assert len(report.report_study(folder)) == 5
+    # Where nothing moved a loss scale, none is drawn.
+    assert len(report.report_study(folder)) == (5 if last else 4)
     page = Page(folder / "report.html")
     where = f"at step {last}" if last else "before its first step"
     for seed in (0, 1):

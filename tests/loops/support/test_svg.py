@@ -44,7 +44,7 @@ def test_it_is_one_element_whose_text_is_text():
 
 def test_the_same_figure_has_the_same_bytes():
     assert svg_of(figure()) == svg_of(figure())
-    assert as_source(figure()).startswith("data:image/svg+xml;base64,")
+    assert as_source(svg_of(figure())).startswith("data:image/svg+xml;base64,")
 
 
 @pytest.mark.parametrize("name", ["a.svg", "a.SVG"])

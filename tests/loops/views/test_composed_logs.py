@@ -19,7 +19,7 @@ from loops.record.summary import digest, sentence
 from loops.record.tensorboard.curves import curves_of, metadata
 from loops.support.part_names import columns_of
 from loops.views import plots
-from loops.views.report.figures import loss_charts
+from loops.views.report.figures import loss_charts, scale_chart
 from loops.views.report.part_scales import part_scale_charts
 from loops.views.report.strategies import strategies_table
 from loops.views.report.write import write_report
@@ -141,10 +141,37 @@ def test_a_loss_that_is_not_finite_is_counted_at_the_turns_of_its_part(tmp_path)
 
 def test_the_scale_of_each_part_is_drawn_with_its_skips(tmp_path):
     critic, actor = part_scale_charts(read_run(log(tmp_path / "p", scale=32.0, applied=False)), 100)
-    assert critic.drawn.alt == "Loss scale of critic over 30 steps, from 64 to 64; no step was skipped."
+    assert critic.drawn is None
+    assert critic.said == "The loss scale of critic was 64 at each step. No step was skipped."
     assert actor.drawn.alt == "Loss scale of actor over 30 steps, from 64 to 32; skipped at 7 steps."
     write_report([tmp_path / "p"], tmp_path / "report.html")
     assert "Loss scale of actor" in (tmp_path / "report.html").read_text()
+
+
+def test_a_scale_that_stays_is_said_and_not_drawn(tmp_path):
+    still = scale_chart(read_run(plain(tmp_path / "still", [64.0] * 6)), 100)
+    assert (still.drawn, still.said) == (None, "The loss scale was 64 at each step. No step was skipped.")
+    moved = scale_chart(read_run(plain(tmp_path / "moved", [64.0] * 5 + [32.0])), 100)
+    assert moved.drawn.alt == "Loss scale over 6 steps, from 64 to 32; no step was skipped."
+    skipped = scale_chart(read_run(plain(tmp_path / "skipped", [64.0] * 6, applied=False)), 100)
+    assert skipped.drawn.alt.endswith("; 6 steps were skipped: 6 by unknown.")
+    page = tmp_path / "report.html"
+    write_report([tmp_path / "still"], page)
+    text = page.read_text(encoding="utf-8").partition("Loss scale and skips")[2].partition("</figure>")[0]
+    assert "64 at each step" in text
+    assert "<svg" not in text
+    assert "<details" not in text
+
+
+def plain(folder, scales, applied=True):
+    """The log of a step of one loss with these scales."""
+    folder.mkdir()
+    lines = [
+        {"step": place, "loss": 1 / place, "attempted": True, "applied": applied, "loss_scale": scale, "grad_norm": 1.0}
+        for place, scale in enumerate(scales, 1)
+    ]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
 
 
 def test_an_output_of_ones_own_that_ends_in_loss_is_no_part(tmp_path):
