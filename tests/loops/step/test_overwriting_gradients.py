@@ -1,9 +1,16 @@
-"""Guards variables whose gradient is their new value, as of Keras's float8 layers: nothing adds or divides it."""
+"""Guards variables whose gradient is their new value, as of Keras's float8 layers: nothing adds or divides it.
 
+Of several in one step the largest counts, of micro-batches as of losses.
+"""
+
+import math
+
+import hypothesis
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import strategies as st
 
 import loops
 import scaler
@@ -23,10 +30,16 @@ def history(model):
     return float(np.max(model.get_layer("first").inputs_amax_history))
 
 
-def data():
+def data(largest=LARGEST):
     x = np.random.default_rng(0).uniform(-1, 1, (8, 4)).astype(np.float32)
-    x[:, 0] = LARGEST
+    x[:, 0] = largest
     return tf.constant(x), tf.zeros([8, 2])
+
+
+def windows(size):
+    """Micro-batches of which the first of each window has the largest input."""
+    batches = [data(), *(data(LARGEST / (2 + place)) for place in range(size - 1))]
+    return tf.data.Dataset.from_tensor_slices(tuple(map(tf.stack, zip(*batches, strict=True)))).repeat()
 
 
 def accumulates(model):
@@ -34,7 +47,7 @@ def accumulates(model):
     step = loops.TrainStep(
         model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.01), loss_scaler=loss_scaler, accumulate=4
     )
-    loops.Loop(step, tf.data.Dataset.from_tensors(data()).repeat()).run(12)
+    loops.Loop(step, windows(4)).run(12)
 
 
 def accumulates_in_parts(model):
@@ -49,7 +62,13 @@ def accumulates_in_parts(model):
         return batch[0], tf.square(model(batch[0], training=True) - batch[1])
 
     step = loops.ComposedStep([part], forward=forward, accumulate=2)
-    loops.Loop(step, tf.data.Dataset.from_tensors(data()).repeat()).run(8)
+    loops.Loop(step, windows(2)).run(8)
+
+
+def accumulates_in_fit(model):
+    optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=4)
+    model.compile(scaler.LossScaleOptimizer(optimizer, scaler.Static(8.0)), loss="mse")
+    model.fit(windows(4), steps_per_epoch=8, verbose=0, shuffle=False)
 
 
 def of_two_losses(model):
@@ -67,12 +86,45 @@ def of_two_losses(model):
     assert all(bool(step()) for _ in range(3))
 
 
-@pytest.mark.parametrize("trains", [accumulates, accumulates_in_parts, of_two_losses])
+@pytest.mark.parametrize("trains", [accumulates, accumulates_in_parts, accumulates_in_fit, of_two_losses])
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
 def test_a_history_of_float8_holds_the_largest_input(trains):
     model = quantized()
     trains(model)
     assert history(model) == LARGEST
+
+
+@pytest.mark.parametrize("order", [("small", "large"), ("large", "small")])
+def test_the_largest_gradient_of_an_output_counts_of_several_losses(order):
+    model, (x, y), factors = quantized(), data(), {"small": 1.0, "large": 64.0}
+    losses = scaler.PerLoss({name: scaler.Static(8.0) for name in order})
+    optimizer = keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            error = tf.reduce_sum(tf.square(model(x, training=True) - y))
+            scaled = losses.scale({name: factors[name] * error for name in order})
+        grads = {name: tape.gradient(loss, model.trainable_variables) for name, loss in scaled.items()}
+        return losses.apply(optimizer, grads, model.trainable_variables).finite, grads["large"]
+
+    place = [one.name for one in model.trainable_variables].index("outputs_grad_amax_history")
+    finite, large = step()
+    assert finite
+    np.testing.assert_array_equal(model.trainable_variables[place], large[place])
+
+
+@hypothesis.given(data=st.data(), parts=st.integers(1, 4))
+def test_the_largest_of_new_values(data, parts):
+    values = data.draw(
+        st.lists(
+            st.lists(st.floats(width=32, allow_subnormal=False), min_size=3, max_size=3), min_size=parts, max_size=parts
+        )
+    )
+    found = scaler.gradients.largest(tf.constant(values, tf.float32)).numpy()
+    for one, column in zip(found, zip(*values, strict=True), strict=True):
+        finite = all(map(math.isfinite, column))
+        assert float(one) == max(column) if finite else not math.isfinite(one)
 
 
 def test_a_group_of_layers_does_not_divide_it():
