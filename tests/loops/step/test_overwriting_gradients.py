@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
+from mirrored import mirrored
+from rigs import raw
 
 import loops
 import scaler
@@ -136,3 +138,43 @@ def test_a_group_of_layers_does_not_divide_it():
     ):
         expected = LARGEST if variable.overwrite_with_gradient else LARGEST / 1024.0
         assert np.all(np.asarray(found) == np.float32(expected))
+
+
+def test_the_average_of_a_float8_model_has_the_scales_that_it_trains_with():
+    model = quantized()
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+    step = loops.TrainStep(
+        model,
+        keras.losses.MeanSquaredError(),
+        optimizer,
+        loss_scaler=scaler.LossScaler(scaler.Static(8.0)),
+    )
+    loops.Loop(step, windows(4)).run(3)
+    averaged, own = loops.Averaged(model, optimizer), raw(model.variables)
+    predicted = averaged(data()[0]).numpy()
+    with averaged.swapped():
+        kept = [one == other for one, other in zip(raw(model.trainable_variables), own, strict=False)]
+        assert kept == [variable.overwrite_with_gradient for variable in model.trainable_variables]
+        np.testing.assert_allclose(model(data()[0]), predicted, rtol=1e-6)
+    assert raw(model.variables) == own
+
+
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_teacher_has_the_scales_of_its_student(replicas):
+    strategy = mirrored(replicas)
+    with strategy.scope():
+        student, teacher = quantized(), quantized()
+        teacher.set_weights(student.get_weights())
+        part = loops.Part(
+            "student",
+            student,
+            lambda batch: tf.reduce_mean(tf.square(student(batch[0], training=True) - batch[1])),
+            keras.optimizers.SGD(0.1),
+            loss_scaler=scaler.LossScaler(scaler.Static(8.0)),
+            teacher=teacher,
+            momentum=0.75,
+        )
+    loops.Loop(loops.ComposedStep([part]), windows(4), strategy=strategy).run(3)
+    same = [one == other for one, other in zip(raw(teacher.weights), raw(student.weights), strict=True)]
+    assert same == [getattr(variable, "overwrite_with_gradient", False) for variable in student.weights]
+    assert history(teacher) == LARGEST
