@@ -1,8 +1,22 @@
-"""New values in the place of gradients: several of one variable in one step become one."""
+"""New values in the place of gradients: they count in nothing, and several of one variable in one step become one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
+
+from scaler.gradients.lists import Gradient, overwrites
+
+
+def derivatives(grads: Sequence[Gradient], variables: Sequence) -> list[Gradient]:
+    """The gradients, with None in the place of those that are their variable's new value: what a norm may count.
+
+    Args:
+        grads: Tensors, `tf.IndexedSlices` or None.
+        variables: The variable of each.
+    """
+    return [None if overwrites(own) else grad for grad, own in zip(grads, variables, strict=True)]
 
 
 def largest(values: tf.Tensor) -> tf.Tensor:

@@ -16,6 +16,8 @@ from rigs import raw
 
 import loops
 import scaler
+from loops.diagnose.graph.scaler_calls import recording_scaler_calls
+from loops.diagnose.lint.losses import lost_share
 
 LARGEST = 3.0
 
@@ -178,3 +180,82 @@ def test_a_teacher_has_the_scales_of_its_student(replicas):
     same = [one == other for one, other in zip(raw(teacher.weights), raw(student.weights), strict=True)]
     assert same == [getattr(variable, "overwrite_with_gradient", False) for variable in student.weights]
     assert history(teacher) == LARGEST
+
+
+KINDS = ["weight_gradients", "weights", "updates", "slots", "update_rms", "noise_scale"]
+NEW_VALUES = ("scale", "history")
+
+
+@pytest.mark.parametrize("makes", ["a step", pytest.param("parts", marks=pytest.mark.slow)])
+def test_probes_leave_new_values_out(makes):
+    """The micro-batches are alike, so that their gradients have no noise."""
+    model, error, optimizer = quantized(), keras.losses.MeanSquaredError(), keras.optimizers.Adam(0.01)
+    loss_scaler, watch = scaler.LossScaler(scaler.Static(8.0)), scaler.observe.watch(model, kinds=KINDS)
+    if makes == "a step":
+        step, prefix = loops.TrainStep(model, error, optimizer, loss_scaler=loss_scaler, probes=watch, accumulate=2), ""
+    else:
+        part = loops.Part("p", model, lambda made: error(*made), optimizer, loss_scaler=loss_scaler)
+        step, prefix = (
+            loops.ComposedStep(
+                [part], lambda batch: (batch[1], model(batch[0], training=True)), accumulate=2, probes={"p": watch}
+            ),
+            "p/",
+        )
+    take = tf.function(step)
+    for _ in range(2):
+        outputs = take(data())
+    assert outputs[prefix + "applied"]
+    assert len(watch.names) == 4 * 3 + 4 * 2
+    assert not [name for name in watch.names if name.endswith(NEW_VALUES)]
+    gradients = [name.startswith("weight_gradients/") for name in watch.names]
+    largest = np.max(outputs[prefix + "amax"].numpy()[gradients])
+    norm = float(outputs[prefix + "grad_norm"])
+    assert largest <= 8.0 * norm
+    noise, signal = outputs[prefix + "noise_scale"].numpy()
+    np.testing.assert_allclose([noise, signal], [0.0, norm**2], atol=1e-4 * norm**2)
+
+
+def test_a_group_of_layers_does_not_count_it():
+    weight, own = keras.Variable(tf.ones([2]), name="weight"), keras.Variable(tf.zeros([3]), name="own")
+    own.overwrite_with_gradient = True
+    layerwise = scaler.layerwise.Layerwise({"all": [weight, own]}, strategy=scaler.Static(1024.0))
+
+    @tf.custom_gradient
+    def noting(x, known):
+        return x, lambda upstream: (upstream, tf.fill(known.shape, 1e6))
+
+    with tf.GradientTape() as tape:
+        y = layerwise.rescale(noting(weight * [1.0, 2.0], tf.convert_to_tensor(own)), "all")
+        loss = tf.reduce_sum(y)
+    (grad, new), event = layerwise.gradient(tape, loss, [weight, own])
+    np.testing.assert_array_equal(grad, [1.0, 2.0])
+    np.testing.assert_array_equal(new, [1e6] * 3)
+    assert float(event.amax[0]) == 2.0
+
+
+def test_what_looks_at_a_step_counts_none_of_them():
+    variables = [keras.Variable(tf.ones([2])), keras.Variable(tf.zeros([3]))]
+    variables[1].overwrite_with_gradient = True
+    loss_scaler, counts = scaler.LossScaler(scaler.Static(2.0)), [tf.Variable([9.0, 9.0]) for _ in range(2)]
+    optimizer = keras.optimizers.SGD(1.0)
+
+    @tf.function
+    def step():
+        with recording_scaler_calls([loss_scaler], nonzero=counts) as calls:
+            scaled = loss_scaler.scale(tf.reduce_sum(tf.zeros([2])))
+            grads = [scaled * tf.ones([2]), tf.ones([3])]
+            unscaled = loss_scaler.unscale(grads, variables)
+            loss_scaler.apply(optimizer, unscaled, variables, unscaled=True)
+        assert [one is None for one in calls.applied[0]] == [False, True]
+        return unscaled
+
+    np.testing.assert_array_equal(step()[1], [1.0] * 3)
+    assert [one.numpy().tolist() for one in counts] == [[0.0, 0.0]] * 2
+
+
+def test_lint_counts_no_new_value_among_the_gradients(monkeypatch):
+    counted = []
+    exponents = scaler.observe.exponents
+    monkeypatch.setattr(scaler.observe, "exponents", lambda grads: counted.append(len(grads)) or exponents(grads))
+    assert "of the sample's gradients" in lost_share(quantized(), keras.losses.MeanSquaredError(), data()).lower()
+    assert counted == [4]
