@@ -24,7 +24,10 @@ class Window(tf.Module):
     A non-finite micro-batch spoils its window. The sums never hold a non-finite value, and the window ends where it
     would have ended. Its gradients then hold a NaN, which makes the gate skip the step.
 
-    A checkpoint holds the sum over the replicas. A restore gives each replica an equal share of it.
+    Of a variable that takes its gradient as its value it holds the largest so far in place of a sum.
+
+    A checkpoint holds the sum over the replicas. A restore gives each replica an equal share of it: of the largest
+    values inside of a window their mean.
 
     Args:
         size: Micro-batches in a window, at least 2.

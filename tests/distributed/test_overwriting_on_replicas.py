@@ -106,18 +106,29 @@ def test_a_new_value_that_is_not_finite_on_any_replica_skips_the_step(mode, at, 
     np.testing.assert_array_equal(kept, np.zeros(7))
 
 
-def stepping(strategy, mode):
+@pytest.mark.slow_with("eager")
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_what_unscale_divides_on_each_replica_is_taken_back(mode):
+    values = np.float32([[0.1] * 7, [0.7] * 7])
+    finite, kept, _ = stepping(cases.mirrored(2), mode, scale=3.0, unscales=True)(values)
+    assert finite
+    np.testing.assert_array_equal(kept, values[1])
+
+
+def stepping(strategy, mode, scale=8.0, unscales=False):
     """A step on all replicas: from the new value of each to whether it counted, the value then, who is to blame."""
     with strategy.scope():
         weight, own = keras.Variable(tf.ones([3])), keras.Variable(tf.zeros([7]))
         own.overwrite_with_gradient = True
-        optimizer, loss_scaler = keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(8.0))
+        optimizer, loss_scaler = keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(scale))
 
     def step(values):
         def replica():
             loss_scaler.scale(tf.constant(1.0))
             number = tf.distribute.get_replica_context().replica_id_in_sync_group
-            return loss_scaler.apply(optimizer, [tf.ones([3]), tf.gather(values, number)], [weight, own])
+            grads = [tf.ones([3]), tf.gather(values, number)]
+            grads = loss_scaler.unscale(grads) if unscales else grads
+            return loss_scaler.apply(optimizer, grads, [weight, own], unscaled=unscales)
 
         return strategy.run(replica)
 
