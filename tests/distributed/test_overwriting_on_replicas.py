@@ -67,7 +67,7 @@ def on_one_device(trains, outlier_at):
     return new_values(trains(tf.distribute.get_strategy(), outlier_at))
 
 
-@pytest.mark.slow_with("1-by_train_step", "1-by_fit", "6-by_fit")
+@pytest.mark.slow
 @pytest.mark.parametrize("trains", [by_train_step, by_fit])
 @pytest.mark.parametrize("outlier_at", [1, 6])
 def test_float8_on_two_replicas_is_that_of_one_device(trains, outlier_at):
@@ -94,6 +94,7 @@ def test_the_largest_value_counts_element_by_element(mode, count):
 
 
 @pytest.mark.slow_with(*(f"{fault}-{at}-eager" for fault in ("nan", "inf", "-inf") for at in (0, 1)))
+@pytest.mark.slow_with("nan-0-graph", "inf-0-graph", "inf-1-graph", "-inf-1-graph")
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize("fault", [np.nan, np.inf, -np.inf])

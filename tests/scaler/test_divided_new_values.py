@@ -27,6 +27,7 @@ def taken(loss_scaler, weight, values):
     return [tape.gradient(scaled, weight), tf.identity(values)]
 
 
+@pytest.mark.slow_with("xla-True", "loop-True")
 @pytest.mark.parametrize("tell", [False, True])
 def test_unscale_and_apply_leave_a_new_value_as_it_is(execute, tell):
     variables, optimizer, loss_scaler = made()
@@ -43,6 +44,7 @@ def test_unscale_and_apply_leave_a_new_value_as_it_is(execute, tell):
         np.testing.assert_array_equal(unscaled[1], VALUES)
 
 
+@pytest.mark.slow_with("xla", "loop")
 def test_masters_know_which_values_are_new(execute):
     variables, optimizer, loss_scaler = made()
     variables[0] = keras.Variable(tf.ones([2], tf.float16), dtype="float16")
@@ -56,7 +58,7 @@ def test_masters_know_which_values_are_new(execute):
     np.testing.assert_array_equal(variables[1], VALUES)
 
 
-@pytest.mark.slow_with("xla-None", "xla-2")
+@pytest.mark.slow_with("xla-None", "xla-2", "loop-None", "loop-2")
 @pytest.mark.parametrize("steps", [None, 2])
 def test_the_calls_of_tf_keras_two(execute, steps):
     variables, _, _ = made()
@@ -90,6 +92,7 @@ def test_a_step_in_eager_mode_goes_back_to_scaled_gradients():
         np.testing.assert_array_equal(variables[1], VALUES)
 
 
+@pytest.mark.slow_with(*(f"{mode}-<lambda>{place}" for mode in ("xla", "loop") for place in (0, 1)))
 @pytest.mark.parametrize("change", [lambda one: one * 2.0, lambda one: tf.clip_by_norm(one, 1.0)])
 def test_a_new_value_that_was_changed_since_is_refused(execute, change):
     variables, optimizer, loss_scaler = made()
@@ -119,6 +122,7 @@ def test_a_graph_sees_a_division_by_hand(divides):
         step(VALUES)
 
 
+@pytest.mark.slow_with("xla", "loop")
 def test_a_new_value_that_nobody_divided_may_stand_beside_gradients_divided_by_hand(execute):
     variables, optimizer, loss_scaler = made()
 
@@ -130,6 +134,7 @@ def test_a_new_value_that_nobody_divided_may_stand_beside_gradients_divided_by_h
     np.testing.assert_array_equal(variables[1], VALUES)
 
 
+@pytest.mark.slow_with("True")
 @pytest.mark.parametrize("in_xla", [False, True])
 def test_a_graph_knows_a_new_value_that_did_not_come_through_unscale(in_xla):
     variables, optimizer, loss_scaler = made()

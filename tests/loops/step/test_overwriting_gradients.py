@@ -90,6 +90,7 @@ def of_two_losses(model):
     assert all(bool(step()) for _ in range(3))
 
 
+@pytest.mark.slow_with("accumulates_in_fit", "accumulates_in_parts", "of_two_losses")
 @pytest.mark.parametrize("trains", [accumulates, accumulates_in_parts, accumulates_in_fit, of_two_losses])
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
 def test_a_history_of_float8_holds_the_largest_input(trains):
@@ -98,7 +99,7 @@ def test_a_history_of_float8_holds_the_largest_input(trains):
     assert history(model) == LARGEST
 
 
-@pytest.mark.parametrize("order", [("small", "large"), ("large", "small")])
+@pytest.mark.parametrize("order", [pytest.param(("small", "large"), marks=pytest.mark.slow), ("large", "small")])
 def test_the_largest_gradient_of_an_output_counts_of_several_losses(order):
     model, (x, y), factors = quantized(), data(), {"small": 1.0, "large": 64.0}
     losses = scaler.PerLoss({name: scaler.Static(8.0) for name in order})
@@ -161,7 +162,7 @@ def test_the_average_of_a_float8_model_has_the_scales_that_it_trains_with():
     assert raw(model.variables) == own
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_teacher_has_the_scales_of_its_student(replicas):
     strategy = mirrored(replicas)
     with strategy.scope():
