@@ -24,7 +24,8 @@ class Averaged:
 
     The average is Keras's: the optimizer updates it with every applied step, in float32, from the master weights if
     there are any, and saved with it. Before the first applied step it equals the weights. Non-trainable state, such as
-    BatchNorm's statistics, is the model's.
+    BatchNorm's statistics, is the model's. So are the scales and histories of Keras's float8 layers, of which Keras has
+    no average.
 
     Calling this object assigns no variable, so an interruption cannot leave the average in the model. `swapped` assigns
     it for a while, to save or export the model.
@@ -81,7 +82,8 @@ class Averaged:
                 "Train first, or evaluate the model itself."
             )
         averaged, targets = found
-        if [tuple(one.shape) for one in averaged] != [tuple(one.shape) for one in variables]:
+        averages_of = [trained if one is None else one for one, trained in zip(averaged, targets, strict=True)]
+        if [tuple(one.shape) for one in averages_of] != [tuple(one.shape) for one in variables]:
             raise LoopError(
                 f"Averaged: the optimizer {self._optimizer.name!r} averages {len(averaged)} variables of other shapes "
                 f"than the {len(variables)} of model {self._model.name!r}. Give the optimizer that trains this model."
@@ -96,7 +98,7 @@ class Averaged:
         started = tf.convert_to_tensor(self._optimizer.iterations) > 0
         return [
             tf.where(started, tf.saturate_cast(tf.convert_to_tensor(average), variable.dtype), variable)
-            for average, variable in zip(averaged, variables, strict=True)
+            for average, variable in zip(averages_of, variables, strict=True)
         ]
 
     @contextlib.contextmanager

@@ -41,6 +41,8 @@ COUNTER, SCALE = "step_counter", "dynamic_scale"
 def averages(optimizer: Any) -> tuple[list, list] | None:
     """The averages of a Keras optimizer with `use_ema=True`, and the averaged weights; None before it is built.
 
+    The average of a variable that takes its gradient as its value is None.
+
     Raises:
         scaler.UnsupportedVersion: If it is built, but does not have them under the tested names.
     """

@@ -33,8 +33,8 @@ class MicroBatches(tf.Module):
         self._state = list(state)
         self._names = [getattr(weight, "path", weight.name) for weight in weights]
         self._with_gradient: frozenset[int] = frozenset()
-        # As the scales of Keras's float8 layers do. The newest value counts, not a sum.
-        self._overwrites = [bool(getattr(weight, "overwrite_with_gradient", False)) for weight in weights]
+        # As the scales of Keras's float8 layers do. Of their new values the largest counts, not a sum.
+        self._overwrites = list(map(scaler.gradients.overwrites, weights))
         with tf.init_scope():
             self._count = scaler.tracing.saved_as_int32(local_variable(tf.constant(0, tf.int64), "micro_batches"))
             self._whole = local_variable(True, "whole")
@@ -70,8 +70,11 @@ class MicroBatches(tf.Module):
         self._check_same_weights(grads)
         # The sums are always finite, so a factor of 0 clears them.
         factor = tf.where(self._opens, 0.0, self._factor(loss_scale))
-        factors = [0.0 if overwrites else factor for overwrites in self._overwrites]
-        self._take(list(map(_plus, self._sums, factors, grads)), may_branch)
+        sums = [
+            self._largest(total, grad) if overwrites else _plus(total, factor, grad)
+            for total, grad, overwrites in zip(self._sums, grads, self._overwrites, strict=True)
+        ]
+        self._take(sums, may_branch)
         self._scale.assign(loss_scale)
         self._count.assign((self._count + 1) % self._size)
 
@@ -98,6 +101,13 @@ class MicroBatches(tf.Module):
             return tf.where(tf.equal(spoiled, 0.0), total, tf.cast(spoiled, total.dtype))
 
         return [None if grad is None else found(position) for position, grad in enumerate(grads)]
+
+    def _largest(self, known: tf.Variable, grad: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor:
+        """The largest new values of a window so far."""
+        if grad is None:
+            return tf.identity(known)
+        new = tf.convert_to_tensor(tf.cast(grad, known.dtype))
+        return tf.where(self._opens, new, scaler.gradients.largest(tf.stack([known, new])))
 
     def _check_same_weights(self, grads: list) -> None:
         # A trace fixes which weights the update moves, and sees only one micro-batch of the window.

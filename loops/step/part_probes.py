@@ -137,8 +137,8 @@ class PartProbes:
     ) -> dict[str, tf.Tensor]:
         outcome = decided.outcomes[place]
 
-        def noise(of: NoiseScale) -> tf.Tensor:
-            return of.measured(taken.grads, look.loss_scale, batch, decided.attempted, outcome.grad_norm)
+        def noise(of: NoiseScale, grads: list) -> tf.Tensor:
+            return of.measured(grads, look.loss_scale, batch, decided.attempted, outcome.grad_norm)
 
         measured = taken.seen, look.due, taken.grads, look.before, outcome.finite
         return self.probing[part.name].outputs(*measured, part.optimizer, noise)

@@ -120,7 +120,7 @@ class Probing:
         before: Before | None,
         applied: tf.Tensor,
         optimizer: Any,
-        noise: Callable[[NoiseScale], tf.Tensor],
+        noise: Callable[[NoiseScale, list], tf.Tensor],
     ) -> dict[str, tf.Tensor]:
         """The outputs `OUTPUTS` of the step.
 
@@ -131,7 +131,7 @@ class Probing:
             before: What `before` returned.
             applied: Whether the weights moved, scalar bool.
             optimizer: The optimizer with the slots to measure.
-            noise: Has the noise scale measured.
+            noise: Has the noise scale measured of scaled gradients.
         """
         if self.watch is None or seen is None or before is None:
             return {}
@@ -152,7 +152,7 @@ class Probing:
                 of_layers = tf.where(applied, rms_by_layer(weights.layers, *of), _NAN)
                 found[RMS], found[RATIO] = tf.unstack(of_layers, axis=1)
             if self._noise is not None:
-                found[NOISE_SCALE] = noise(self._noise)
+                found[NOISE_SCALE] = noise(self._noise, scaler.gradients.derivatives(grads, before.variables))
             return found
 
         found = scaler.observe.if_due(due, look, {"counts": 0, "amax": 0})

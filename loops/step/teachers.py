@@ -17,7 +17,9 @@ class Teacher(tf.Module):
         teacher = momentum * teacher + (1 - momentum) * student
 
     All floating-point weights follow, BatchNorm's statistics too. 16-bit weights of the teacher have float32 copies: an
-    average in 16 bits would stand still near its goal. Those of the student are read from its masters.
+    average in 16 bits would stand still near its goal. Those of the student are read from its masters. The scales and
+    histories of float8 layers, which take their gradient as their value, are copied: an average of largest values is
+    too small for the largest.
 
     Args:
         teacher: A built model.
@@ -33,6 +35,7 @@ class Teacher(tf.Module):
         wide = dict(zip(map(id, masters.model_variables), masters.weights, strict=True)) if masters else {}
         self._students = [wide.get(id(variable), variable) for _, variable in pairs]
         own = [variable for variable, _ in pairs]
+        self._copied = [scaler.gradients.overwrites(student) for _, student in pairs]
         narrow = any(variable.dtype in ("float16", "bfloat16") for variable in own)
         self.masters = scaler.MasterWeights(own, name="teacher_weights") if narrow else None
         self._own = self.masters.weights if self.masters else own
@@ -40,9 +43,9 @@ class Teacher(tf.Module):
     @scaler.tracing.as_written
     def follow(self, applied: tf.Tensor) -> None:
         """Takes one step towards the student where it was applied, scalar bool; else keeps every bit."""
-        share = tf.constant(self._momentum)
+        momentum, nothing = tf.constant(self._momentum), tf.constant(0.0)
 
-        def moved(own: tf.Tensor, student: tf.Tensor, applied: tf.Tensor) -> tf.Tensor:
+        def moved(own: tf.Tensor, student: tf.Tensor, applied: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
             now, goal = tf.cast(own, tf.float32), tf.cast(student, tf.float32)
             return tf.where(applied, tf.cast(share * now + (1.0 - share) * goal, own.dtype), own)
 
@@ -50,10 +53,13 @@ class Teacher(tf.Module):
         def assign(strategy: tf.distribute.Strategy, students: list, applied: Any) -> None:
             if self.masters:
                 self.masters.refresh()
-            for variable, student in zip(self._own, students, strict=True):
+            for variable, student, copied in zip(self._own, students, self._copied, strict=True):
+                share = nothing if copied else momentum
                 strategy.extended.update(
                     native(variable),
-                    lambda own, goal, applied: own.assign(moved(tf.convert_to_tensor(own), goal, applied)),
+                    lambda own, goal, applied, share=share: own.assign(
+                        moved(tf.convert_to_tensor(own), goal, applied, share)
+                    ),
                     args=(student, applied),
                 )
             if self.masters:

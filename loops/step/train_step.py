@@ -278,7 +278,7 @@ class TrainStep(tf.Module):
         attempted, outcome, retried = self._decide(grads, before, again)
         swallowed = getattr(self.masters, "swallowed", None)
 
-        def noise(of: NoiseScale) -> tf.Tensor:
+        def noise(of: NoiseScale, grads: list) -> tf.Tensor:
             return of.measured(grads, loss_scale, x, attempted, outcome.grad_norm)
 
         return {

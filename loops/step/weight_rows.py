@@ -55,8 +55,9 @@ def weights_of(watch: scaler.observe.Watch, before: Before, grads: Sequence, opt
     watched, own = watch.holds(), {id(variable) for variable in watch.model.variables}
 
     def holds(variable: Any) -> bool:
-        # A part of a step may move more than the model that is watched.
-        return id(variable) in own and watched(variable)
+        # A part of a step may move more than the model that is watched. What takes its gradient as its value is no
+        # weight: the scales and histories of float8 layers.
+        return id(variable) in own and watched(variable) and not scaler.gradients.overwrites(variable)
 
     held = [place for place, variable in enumerate(variables) if holds(variable)]
     uncounted = [place for place in held if tf.as_dtype(variables[place].dtype) not in _FLOATS]

@@ -107,6 +107,14 @@ def largest_of(strategy: tf.distribute.Strategy, number: Any) -> tf.Tensor:
     return tf.reduce_max(of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, places, places))[0])
 
 
+def placed(value: tf.Tensor) -> tf.Tensor:
+    """This replica's `value`, [...], among zeros for all others: [replicas, ...]. Their sum holds all values."""
+    context = tf.distribute.get_replica_context()
+    count = context.num_replicas_in_sync
+    own = tf.one_hot(context.replica_id_in_sync_group, count, True, False)
+    return tf.where(tf.reshape(own, [count] + [1] * value.shape.rank), value, tf.zeros_like(value))
+
+
 def sum_of(strategy: tf.distribute.Strategy, number: Any) -> tf.Tensor:
     """The sum of `number`, a scalar, over the replicas of all workers."""
     return of_each(strategy, total(strategy, [number])[0])[0]

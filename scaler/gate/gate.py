@@ -154,10 +154,22 @@ class Gate:
         return replicas.merge(decide, grads, before, loss_finite, when, losses)
 
     def _to_be_summed(self, grads: list) -> list:
-        """In float32 or float64; new values are divided, so that their sum over the replicas is their average."""
-        count, takes_derivative = float(replicas.replica_count()), self.targets.takes_derivative
-        grads = gradients.widened(grads)
-        return [grad if derivative else grad / count for grad, derivative in zip(grads, takes_derivative, strict=True)]
+        """In float32 or float64. Of a new value the sum over the replicas holds that of each, [replicas, ...]."""
+        pairs = zip(gradients.widened(grads), self.targets.updated, self.targets.takes_derivative, strict=True)
+        return [
+            grad if derivative else replicas.placed(tf.reshape(tf.convert_to_tensor(grad), variable.shape))
+            for grad, variable, derivative in pairs
+        ]
+
+    def _sums(self, strategy: Any, grads: list) -> list:
+        """What all replicas have together: the sums of derivatives, and the largest new values."""
+        totals = replicas.total(strategy, grads)
+        if strategy.num_replicas_in_sync == 1:
+            return totals
+        return [
+            total if derivative else replicas.each(strategy, gradients.largest, total)
+            for total, derivative in zip(totals, self.targets.takes_derivative, strict=True)
+        ]
 
     def _decide(
         self,
@@ -171,7 +183,7 @@ class Gate:
         losses: tuple,
     ) -> tuple[Decision, Event]:
         """One step, in its order: reduce, measure, decide, apply or skip, put back, and the event."""
-        totals = replicas.total(strategy, grads)
+        totals = self._sums(strategy, grads)
         summed = replicas.each(strategy, gradients.sum_duplicates, totals)
         # What follows divides by 1, which takes no operation.
         divisor, ready = loss_scale, summed

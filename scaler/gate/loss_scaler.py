@@ -25,7 +25,7 @@ from scaler.gate.spikes import Spikes
 from scaler.gate.state import Counters, StoredState
 from scaler.gate.targets import Targets
 from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
-from scaler.gradients.pairs import as_list, check_pairs
+from scaler.gradients.pairs import as_list, check_gradients, check_pairs
 from scaler.mistakes.calls import Calls
 from scaler.mistakes.carried import Carried
 from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities
@@ -194,24 +194,40 @@ class LossScaler(tf.Module):
         return self._calls.scaled(loss * self._calls.scales(loss))
 
     @as_written
-    def unscale(self, grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
+    def unscale(
+        self, grads: Sequence[gradients.Gradient], variables: Sequence | MasterWeights | None = None
+    ) -> list[gradients.Gradient]:
         """Turns gradients of the scaled loss into gradients of the loss, for a step written in the long form.
 
         It divides them by the scale that the last `scale` used, even after an `update`.
 
+        The gradient of a variable with `overwrite_with_gradient`, as in Keras's float8 layers, is its new value. Pass
+        `variables`, and it stays as it is. `apply(..., unscaled=True)` takes the division back by itself, but an
+        optimizer of your own would not.
+
         Args:
             grads: Tensors of any floating dtype, `tf.IndexedSlices` or None.
+            variables: The variables the gradients belong to, or a `MasterWeights` over them.
 
         Returns:
             The same structure in float32, or float64 where a gradient is. Duplicate indices are summed unless
             `sum_duplicates` is False.
 
         Raises:
-            InvalidArgument: If the gradients are unscaled already, or are not the scale times those of a loss.
+            InvalidArgument: If the gradients are unscaled already, or are not the scale times those of a loss, or do
+                not match the variables.
         """
         grads = as_list("unscale", grads)
-        unscale = gradients.unscale if self.sum_duplicates else gradients.divide
-        result = marked_unscaled(unscale(grads, self._calls.unscales(grads)))
+        values = [False] * len(grads)
+        if variables is not None:
+            targets = variables.weights if isinstance(variables, MasterWeights) else as_variables("unscale", variables)
+            check_gradients(grads, targets, "unscale")
+            values = list(map(gradients.overwrites, targets))
+        divide = gradients.unscale if self.sum_duplicates else gradients.divide
+        divided = divide(grads, self._calls.unscales(grads))
+        wide = gradients.widened(grads)
+        result = [own if keeps else one for one, own, keeps in zip(divided, wide, values, strict=True)]
+        result = marked_unscaled(result, grads, values)
         self._calls.unscaled(grads, result)
         return result
 
@@ -311,6 +327,7 @@ class LossScaler(tf.Module):
         if rollback is not None and not tf.executing_eagerly():
             # Weights of frozen layers may be among those of a snapshot.
             trained.rest_of(rollback.variables).warn_of_unfrozen("apply", _MAKE_ANEW)
+        undivided = self._calls.undivided(grads, targets, unscaled)
         carried, moved = self._calls.applies(
             grads,
             targets,
@@ -325,6 +342,8 @@ class LossScaler(tf.Module):
         retries = tf.constant(0, tf.int64)
         if again is not None:
             grads, carried, retries = self._retry(grads, carried, again, when)
+        else:
+            grads = undivided
         loss_scale = carried.loss_scale
         if moved:
             rollback = Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))

@@ -18,8 +18,20 @@ from scaler.gradients.lists import sum_duplicates as sum_duplicates
 from scaler.gradients.lists import unscale as unscale
 from scaler.gradients.lists import values_of as values_of
 from scaler.gradients.lists import widened as widened
+from scaler.gradients.new_values import derivatives as derivatives
+from scaler.gradients.new_values import largest as largest
 from scaler.gradients.reduced import not_finite as not_finite
 from scaler.gradients.statistics import amax as amax
 from scaler.gradients.statistics import histogram as histogram
 
-__all__ = ["ClipByNorm", "ClipByValue", "all_finite", "amax", "histogram", "unscale"]
+__all__ = [
+    "ClipByNorm",
+    "ClipByValue",
+    "all_finite",
+    "amax",
+    "derivatives",
+    "histogram",
+    "largest",
+    "overwrites",
+    "unscale",
+]

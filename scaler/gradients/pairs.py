@@ -64,19 +64,19 @@ def check_pairs(grads: Sequence[Gradient], variables: Sequence, allow_16bit_upda
     check_gradients(grads, variables)
 
 
-def check_gradients(grads: Sequence[Gradient], variables: Sequence) -> None:
+def check_gradients(grads: Sequence[Gradient], variables: Sequence, method: str = "apply") -> None:
     """Raises `InvalidArgument` unless every gradient fits its variable."""
     if not grads:
-        raise InvalidArgument("apply: the list of gradients is empty: expected one gradient for each variable.")
+        raise InvalidArgument(f"{method}: the list of gradients is empty: expected one gradient for each variable.")
     if len(grads) != len(variables):
         raise InvalidArgument(
-            f"apply: {len(grads)} gradients for {len(variables)} variables: expected one for each. Pass the list "
+            f"{method}: {len(grads)} gradients for {len(variables)} variables: expected one for each. Pass the list "
             "that tape.gradient was called with. Where layers were frozen or unfrozen since MasterWeights were made, "
             "make new ones, and a new optimizer: both belong to the list of variables they were made for."
         )
     for grad, variable in zip(grads, variables, strict=True):
         if grad is not None:
-            _check_gradient(grad, variable)
+            _check_gradient(grad, variable, method)
 
 
 def _check_variable(variable: keras.Variable | tf.Variable, allow_16bit_updates: bool | None) -> None:
@@ -95,13 +95,13 @@ def _check_variable(variable: keras.Variable | tf.Variable, allow_16bit_updates:
     )
 
 
-def _check_gradient(grad: tf.Tensor | tf.IndexedSlices, variable: keras.Variable | tf.Variable) -> None:
+def _check_gradient(grad: tf.Tensor | tf.IndexedSlices, variable: keras.Variable | tf.Variable, method: str) -> None:
     if not grad.dtype.is_floating:
         raise InvalidArgument(
-            f"apply: the gradient of {variable.name!r} has dtype {grad.dtype.name}: expected a floating-point one."
+            f"{method}: the gradient of {variable.name!r} has dtype {grad.dtype.name}: expected a floating-point one."
         )
     if not grad.shape.is_compatible_with(variable.shape):
         raise InvalidArgument(
-            f"apply: the gradient of {variable.name!r} has shape {grad.shape}: expected {variable.shape}, the "
+            f"{method}: the gradient of {variable.name!r} has shape {grad.shape}: expected {variable.shape}, the "
             "variable's. Are the two lists in the same order?"
         )

@@ -13,6 +13,7 @@ from scaler.backend.windows import take_windows_over
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient, overwrites
+from scaler.gradients.new_values import largest
 
 
 class Window(tf.Module):
@@ -23,7 +24,10 @@ class Window(tf.Module):
     A non-finite micro-batch spoils its window. The sums never hold a non-finite value, and the window ends where it
     would have ended. Its gradients then hold a NaN, which makes the gate skip the step.
 
-    A checkpoint holds the sum over the replicas. A restore gives each replica an equal share of it.
+    Of a variable that takes its gradient as its value it holds the largest so far in place of a sum.
+
+    A checkpoint holds the sum over the replicas. A restore gives each replica an equal share of it: of the largest
+    values inside of a window their mean.
 
     Args:
         size: Micro-batches in a window, at least 2.
@@ -70,7 +74,11 @@ class Window(tf.Module):
         self._check_same_targets(grads)
         first = self.opens
         earlier = [tf.where(first, tf.zeros_like(own), own) for own in map(tf.identity, self._sums)]
-        added = list(map(_plus, self._followed(earlier, first, loss_scale), grads, self._overwrites))
+        followed = self._followed(earlier, first, loss_scale)
+        added = [
+            _largest(total, grad, first) if kept else _plus(total, grad)
+            for total, grad, kept in zip(followed, grads, self._overwrites, strict=True)
+        ]
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in added])
         spoiled = tf.logical_or(tf.logical_not(finite), tf.logical_and(self._spoiled > 0.0, tf.logical_not(first)))
         self._scale.assign(loss_scale)
@@ -143,12 +151,17 @@ def without(inner: Any) -> Iterator[None]:
         inner.gradient_accumulation_steps = steps
 
 
-def _plus(total: tf.Tensor, grad: Gradient, overwriting: bool) -> tf.Tensor:
-    if grad is None:
-        return total
+def _plus(total: tf.Tensor, grad: Gradient) -> tf.Tensor:
     # Cast first: the conversion to a dense tensor sums duplicate indices.
-    own = tf.convert_to_tensor(tf.cast(grad, total.dtype))
-    return tf.maximum(total, own) if overwriting else total + own
+    return total if grad is None else total + tf.convert_to_tensor(tf.cast(grad, total.dtype))
+
+
+def _largest(known: tf.Tensor, grad: Gradient, first: tf.Tensor) -> tf.Tensor:
+    """The largest new values of a window, of which `first` says whether it begins."""
+    if grad is None:
+        return known
+    new = tf.convert_to_tensor(tf.cast(grad, known.dtype))
+    return tf.where(first, new, largest(tf.stack([known, new])))
 
 
 def _summed(value: Any, name: str) -> tf.Variable:

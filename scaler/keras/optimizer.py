@@ -24,7 +24,7 @@ from scaler.gradients.pairs import as_list
 from scaler.keras import accumulation, arguments, configs, following_masters, optimizers_in_step
 from scaler.keras.other_names import OtherNames
 from scaler.keras.variable_order import Order
-from scaler.mistakes.marks import UNSCALED
+from scaler.mistakes.marks import UNSCALED, as_given
 from scaler.mistakes.upstream import Upstream
 from scaler.outcome.outcome import Outcome
 from scaler.strategies import Strategy
@@ -238,7 +238,9 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
             loss_scale = self.loss_scaler.carried(
                 "apply", grads, variables, may_be_unscaled=unscaled is not False
             ).loss_scale
+            grads = self.loss_scaler._calls.undivided(grads, self._order.variables, unscaled)
             grads, complete = self._window.add(grads, tf.where(unscaled, 1.0, loss_scale))
+            grads = as_given(grads)
         targets = self.masters or self._order.variables
         return self.loss_scaler.apply(
             self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete, loss_scale=loss_scale

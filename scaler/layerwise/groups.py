@@ -174,7 +174,8 @@ class Layerwise(tf.Module):
                     "variables that are read."
                 )
         seen = tf.stack([tf.zeros([MEASURED]) if report is None else report for report in reports])
-        return self.unscale(grads, variables), self._event(grads, positions, seen)
+        derivatives = gradients.derivatives(grads, variables)
+        return self.unscale(grads, variables), self._event(derivatives, positions, seen)
 
     def unscale(self, grads: Sequence[gradients.Gradient], variables: Sequence) -> list[gradients.Gradient]:
         """Each gradient in float32, divided by the scale of its variable's group: exact within float32's range.

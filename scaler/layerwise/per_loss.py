@@ -155,7 +155,7 @@ class PerLoss(tf.Module):
                 for grad, target, divided in zip(given, targets, gradients.unscale(given, scales[-1]), strict=True)
             ]
         total = [
-            _newest(parts) if gradients.overwrites(target) else _sum(parts)
+            _largest(parts) if gradients.overwrites(target) else _sum(parts)
             for target, *parts in zip(targets, *unscaled.values(), strict=True)
         ]
         step = self._gate.apply(optimizer, total, variables, clip_norm=clip_norm, rollback=rollback)
@@ -233,9 +233,10 @@ def _sum(parts: Sequence[gradients.Gradient]) -> gradients.Gradient:
     return tf.IndexedSlices(values, indices, slices[0].dense_shape)
 
 
-def _newest(parts: Sequence[gradients.Gradient]) -> gradients.Gradient:
-    """Of gradients that are a variable's new values, the last one."""
-    return next((part for part in reversed(parts) if part is not None), None)
+def _largest(parts: Sequence[gradients.Gradient]) -> gradients.Gradient:
+    """Of gradients that are a variable's new values: each backward pass rounds with one scale, which must hold all."""
+    present = [tf.convert_to_tensor(part) for part in gradients.widened(parts) if part is not None]
+    return gradients.largest(tf.stack(present)) if present else None
 
 
 @contextlib.contextmanager

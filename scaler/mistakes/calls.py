@@ -11,6 +11,7 @@ from scaler import gradients
 from scaler.mistakes import moving_statistics
 from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss, retried_eagerly, scale_read
 from scaler.mistakes.clipped_scaled import clipped_while_scaled
+from scaler.mistakes.divided_new_values import undivided
 from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities_behind
 from scaler.mistakes.forgotten import not_scaled
 from scaler.mistakes.kept_elsewhere import kept_elsewhere
@@ -171,6 +172,12 @@ class Calls:
             carried = self.named(loss_scale)
         self._losses.ends(grads, targets)
         return carried, moved
+
+    def undivided(
+        self, grads: Sequence[gradients.Gradient], targets: Sequence, unscaled: bool | tf.Tensor
+    ) -> list[gradients.Gradient]:
+        """The gradients, with new values as they were before `unscale`: see `divided_new_values`."""
+        return undivided(grads, targets, unscaled, self.use)
 
     def retries(
         self, grads: Sequence[gradients.Gradient], carried: Carried, loss_scale: tf.Tensor, found: Sequence

@@ -22,7 +22,10 @@ READ = "halfstep_scale_read"
 RETRIED = "halfstep_retried"
 """Of gradients that `retry` returned. Only those who ask for it see this mark; all others look through it."""
 _KINDS = (SCALED, UNSCALED, LOSS_SCALE, READ)
-_OWNER, _SCALE = "_halfstep_owner", "_halfstep_scale"
+_OWNER, _SCALE, _GIVEN = "_halfstep_owner", "_halfstep_scale", "_halfstep_given"
+_SAME = object()
+_SMALL = 2**16
+"""Elements. A history of a float8 layer has 1024."""
 
 
 class Mark(NamedTuple):
@@ -49,9 +52,45 @@ def mark(tensor: tf.Tensor, kind: str) -> tf.Tensor:
     return marked
 
 
-def marked_unscaled(grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
-    """Marks gradients as unscaled."""
-    return [gradients.limit(grad, lambda values, _: mark(values, UNSCALED)) for grad in grads]
+def marked_unscaled(
+    grads: Sequence[gradients.Gradient], given: Sequence[gradients.Gradient], untouched: Sequence[bool]
+) -> list[gradients.Gradient]:
+    """Marks gradients as unscaled. They remember what they were: see `given_to_unscale`.
+
+    Args:
+        grads: The results.
+        given: The gradients from which they were made.
+        untouched: For each whether it is what was given, in a wider dtype.
+    """
+
+    def one(grad: gradients.Gradient, before: gradients.Gradient, same: bool) -> gradients.Gradient:
+        def marked(values: tf.Tensor, _: None) -> tf.Tensor:
+            result = mark(values, UNSCALED)
+            if same or _may_be_kept(before):
+                setattr(result, _GIVEN, _SAME if same else before)
+            return result
+
+        return gradients.limit(grad, marked)
+
+    return list(map(one, grads, given, untouched))
+
+
+def as_given(grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
+    """The same gradients, in which no new value was ever divided, marked so that `given_to_unscale` knows it."""
+    for values in (gradients.values_of(grad) for grad in grads if grad is not None):
+        setattr(values, _GIVEN, _SAME)
+    return list(grads)
+
+
+def given_to_unscale(values: tf.Tensor) -> tf.Tensor | None:
+    """The gradient of which `unscale` made these values; None if they are no such result, or it is forgotten."""
+    given = getattr(values, _GIVEN, None)
+    return values if given is _SAME else given
+
+
+def _may_be_kept(grad: gradients.Gradient) -> bool:
+    """Whether it costs little to keep a gradient alive: in a graph nothing, in eager mode its memory."""
+    return isinstance(grad, tf.Tensor) and (not is_eager(grad) or grad.shape.num_elements() <= _SMALL)
 
 
 def marked_retried(

@@ -62,6 +62,11 @@ class Use:
         """Records what `unscale` returned, in eager mode."""
         self.unscaled, self._unscales = result, True
 
+    @property
+    def has_unscaled(self) -> bool:
+        """Whether `unscale` was ever called."""
+        return self._unscales
+
     def check_ended(self, attempted: int) -> None:
         """Warns if gradients were unscaled and nothing counts steps: neither `apply` nor `update` was ever called.
 
@@ -159,6 +164,10 @@ class Unscaled:
         if not tf.executing_eagerly():
             return None
         return cls([weakref.ref(values) for values in _values(grads)], [values.shape for values in _values(result)])
+
+    def was_given(self, values: tf.Tensor) -> bool:
+        """Whether these values are a gradient that `unscale` was given."""
+        return any(known() is values for known in self._given)
 
     def seem_to_be(self, grads: Sequence) -> bool:
         """Whether these gradients have the shapes of the results and are not those that `unscale` was given."""

@@ -309,7 +309,8 @@ def watch(
       micro-batches or several replicas.
 
     A gradient is that of one replica and one micro-batch, of its share of the mean loss. What is computed again in the
-    backward pass, as with `tf.recompute_grad`, shows no gradient.
+    backward pass, as with `tf.recompute_grad`, shows no gradient. A variable that takes its gradient as its value, as
+    in Keras's float8 layers, has no rows, and counts in no number: see `scaler.gradients.overwrites`.
 
     Args:
         model: A Keras model: Sequential, functional or a subclass.

@@ -79,6 +79,27 @@ def emulated(name, **options):
     return tf.function(step).get_concrete_function(BATCH)
 
 
+def new_values():
+    """A step with micro-batches, in which the gradient of a variable is its new value, as in Keras's float8 layers."""
+
+    class Noting(keras.layers.Layer):
+        def build(self, shape):
+            self.largest = self.add_weight(shape=[1024], initializer="zeros", name="largest", dtype="float32")
+            self.largest.overwrite_with_gradient = True
+
+        def call(self, x):
+            @tf.custom_gradient
+            def noting(x, known):
+                return x, lambda upstream: (upstream, known + tf.cast(tf.reduce_max(tf.abs(upstream)), tf.float32))
+
+            return noting(x, tf.convert_to_tensor(self.largest))
+
+    built = model("mixed_float16", Noting())
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic()), keras.optimizers.Adam(1e-3)
+    step = loops.TrainStep(built, LOSS, optimizer, loss_scaler=loss_scaler, accumulate=4)
+    return tf.function(step).get_concrete_function(BATCH)
+
+
 def narrow_convolution():
     """A step of a convolution whose sums are narrow."""
     keras.config.set_dtype_policy("float32")
@@ -256,6 +277,7 @@ TRACED = {
     "clip by norm": functools.partial(traced, clip=scaler.ClipByNorm(1.0)),
     "clip by value": functools.partial(traced, clip=scaler.ClipByValue(1.0)),
     "accumulate": functools.partial(traced, accumulate=4),
+    "accumulate, new values": new_values,
     "accumulate, clip_norm": functools.partial(traced, accumulate=4, clip_norm=1.0),
     "probes": functools.partial(traced, probes={}),
     "probes of all": functools.partial(traced, policy="float16", probes=ALL_KINDS),

@@ -20,12 +20,12 @@ class ScalerCalls:
     Attributes:
         losses: The unscaled losses.
         gradients: The scaled gradients of each `apply` and `unscale`.
-        applied: The scaled gradients of each `apply` alone.
+        applied: The scaled gradients of each `apply` alone, None in the place of a variable's new value.
         finite: For each `apply` a scalar bool, whether it applied the gradients; on several replicas, one from each.
         owners: For each of these the scaler.
         moments: For each call, whether it took a loss, and the number of operations in the graph at that time.
         nonzero: For each `apply` and `unscale` a float32 variable, one element for each gradient. The step assigns to
-            it how many values of the gradient are not zero; infinities and NaN count.
+            it how many values of the gradient are not zero; infinities and NaN count, a variable's new value does not.
     """
 
     losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
@@ -41,13 +41,13 @@ class ScalerCalls:
         here = tf.compat.v1.get_default_graph()
         return [tf.reduce_all(tf.math.is_finite(loss)) for loss in self.losses if loss.graph is here]
 
-    def take(self, grads: list) -> None:
-        """Records gradients that were passed to a scaler."""
+    def take(self, grads: list, derivatives: list) -> None:
+        """Records gradients that were passed to a scaler, and those of them that are no new values."""
         if on_first_replica():
             self.moments.append((False, count_of_operations()))
             place = len(self.gradients)
             if place < len(self.nonzero) and self.nonzero[place].shape == [len(grads)]:
-                self.nonzero[place].assign([_nonzero(one) for one in grads])
+                self.nonzero[place].assign([_nonzero(one) for one in derivatives])
             self.gradients.append(grads)
 
 
@@ -102,9 +102,10 @@ def _apply(one: scaler.LossScaler, calls: ScalerCalls, moves: bool) -> Callable:
         # Of a step that would take its gradients again the first ones are explained.
         again = options.pop("again", None)
         grads = list(again(tf.constant(1.0)) if grads is None and again else grads or ())
-        calls.take(grads)
+        derivatives = _derivatives(grads, variables)
+        calls.take(grads, derivatives)
         outcome = original(optimizer, grads, variables, **options) if moves else _outcome_of_gradients(one, grads)
-        calls.applied.append(grads)
+        calls.applied.append(derivatives)
         calls.finite.append(outcome.finite)
         calls.owners.append(one)
         return outcome
@@ -135,12 +136,19 @@ def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Out
 
 
 def _unscale(original: Callable, calls: ScalerCalls) -> Callable:
-    def unscale(grads: Sequence) -> list:
+    def unscale(grads: Sequence, variables: Any = None) -> list:
         grads = list(grads)
-        calls.take(grads)
-        return original(grads)
+        calls.take(grads, _derivatives(grads, variables))
+        return original(grads, variables)
 
     return unscale
+
+
+def _derivatives(grads: list, variables: Any) -> list:
+    """The gradients without new values; all where the variables are not known, or do not fit, which is refused."""
+    known = variables.weights if isinstance(variables, scaler.MasterWeights) else variables
+    fit = isinstance(known, Sequence) and len(known) == len(grads)
+    return scaler.gradients.derivatives(grads, known) if fit else grads
 
 
 def on_first_replica() -> bool:

@@ -125,7 +125,8 @@ def lost_share(model: keras.Model, loss: Callable, sample: Any) -> str:
             prediction = model(x, training=True)
             result = loss(y, prediction) if weight is None else loss(y, prediction, weight)
             value = tf.cast(result[0] if isinstance(result, tuple) else result, tf.float32)
-        gradients = tape.gradient(value, model.trainable_variables)
+        weights = model.trainable_variables
+        gradients = scaler.gradients.derivatives(tape.gradient(value, weights), weights)
         return scaler.observe.exponents([one for one in gradients if one is not None])
 
     try:

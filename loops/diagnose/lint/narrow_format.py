@@ -47,7 +47,8 @@ def errors_in(format: scaler.formats.Emulated, model: keras.Model, loss: Callabl
             prediction = model(part_x, training=True)
             result = loss(part_y, prediction) if weight is None else loss(part_y, prediction, part_weight)
             value = tf.cast(result[0] if isinstance(result, tuple) else result, tf.float32)
-        found = tape.gradient(value, model.trainable_variables)
+        weights = model.trainable_variables
+        found = scaler.gradients.derivatives(tape.gradient(value, weights), weights)
         wide = [tf.cast(tf.convert_to_tensor(one), tf.float32) for one in found if one is not None]
         return np.concatenate([np.ravel(one) for one in wide] or [np.zeros(0)])
 

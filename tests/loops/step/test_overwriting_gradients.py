@@ -1,12 +1,23 @@
-"""Guards variables whose gradient is their new value, as of Keras's float8 layers: nothing adds or divides it."""
+"""Guards variables whose gradient is their new value, as of Keras's float8 layers: nothing adds or divides it.
 
+Of several in one step the largest counts, of micro-batches as of losses.
+"""
+
+import math
+
+import hypothesis
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import strategies as st
+from mirrored import mirrored
+from rigs import raw
 
 import loops
 import scaler
+from loops.diagnose.graph.scaler_calls import recording_scaler_calls
+from loops.diagnose.lint.losses import lost_share
 
 LARGEST = 3.0
 
@@ -23,10 +34,16 @@ def history(model):
     return float(np.max(model.get_layer("first").inputs_amax_history))
 
 
-def data():
+def data(largest=LARGEST):
     x = np.random.default_rng(0).uniform(-1, 1, (8, 4)).astype(np.float32)
-    x[:, 0] = LARGEST
+    x[:, 0] = largest
     return tf.constant(x), tf.zeros([8, 2])
+
+
+def windows(size):
+    """Micro-batches of which the first of each window has the largest input."""
+    batches = [data(), *(data(LARGEST / (2 + place)) for place in range(size - 1))]
+    return tf.data.Dataset.from_tensor_slices(tuple(map(tf.stack, zip(*batches, strict=True)))).repeat()
 
 
 def accumulates(model):
@@ -34,7 +51,7 @@ def accumulates(model):
     step = loops.TrainStep(
         model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.01), loss_scaler=loss_scaler, accumulate=4
     )
-    loops.Loop(step, tf.data.Dataset.from_tensors(data()).repeat()).run(12)
+    loops.Loop(step, windows(4)).run(12)
 
 
 def accumulates_in_parts(model):
@@ -49,7 +66,13 @@ def accumulates_in_parts(model):
         return batch[0], tf.square(model(batch[0], training=True) - batch[1])
 
     step = loops.ComposedStep([part], forward=forward, accumulate=2)
-    loops.Loop(step, tf.data.Dataset.from_tensors(data()).repeat()).run(8)
+    loops.Loop(step, windows(2)).run(8)
+
+
+def accumulates_in_fit(model):
+    optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=4)
+    model.compile(scaler.LossScaleOptimizer(optimizer, scaler.Static(8.0)), loss="mse")
+    model.fit(windows(4), steps_per_epoch=8, verbose=0, shuffle=False)
 
 
 def of_two_losses(model):
@@ -67,12 +90,46 @@ def of_two_losses(model):
     assert all(bool(step()) for _ in range(3))
 
 
-@pytest.mark.parametrize("trains", [accumulates, accumulates_in_parts, of_two_losses])
+@pytest.mark.slow_with("accumulates_in_fit", "accumulates_in_parts", "of_two_losses")
+@pytest.mark.parametrize("trains", [accumulates, accumulates_in_parts, accumulates_in_fit, of_two_losses])
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
 def test_a_history_of_float8_holds_the_largest_input(trains):
     model = quantized()
     trains(model)
     assert history(model) == LARGEST
+
+
+@pytest.mark.parametrize("order", [pytest.param(("small", "large"), marks=pytest.mark.slow), ("large", "small")])
+def test_the_largest_gradient_of_an_output_counts_of_several_losses(order):
+    model, (x, y), factors = quantized(), data(), {"small": 1.0, "large": 64.0}
+    losses = scaler.PerLoss({name: scaler.Static(8.0) for name in order})
+    optimizer = keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            error = tf.reduce_sum(tf.square(model(x, training=True) - y))
+            scaled = losses.scale({name: factors[name] * error for name in order})
+        grads = {name: tape.gradient(loss, model.trainable_variables) for name, loss in scaled.items()}
+        return losses.apply(optimizer, grads, model.trainable_variables).finite, grads["large"]
+
+    place = [one.name for one in model.trainable_variables].index("outputs_grad_amax_history")
+    finite, large = step()
+    assert finite
+    np.testing.assert_array_equal(model.trainable_variables[place], large[place])
+
+
+@hypothesis.given(data=st.data(), parts=st.integers(1, 4))
+def test_the_largest_of_new_values(data, parts):
+    values = data.draw(
+        st.lists(
+            st.lists(st.floats(width=32, allow_subnormal=False), min_size=3, max_size=3), min_size=parts, max_size=parts
+        )
+    )
+    found = scaler.gradients.largest(tf.constant(values, tf.float32)).numpy()
+    for one, column in zip(found, zip(*values, strict=True), strict=True):
+        finite = all(map(math.isfinite, column))
+        assert float(one) == max(column) if finite else not math.isfinite(one)
 
 
 def test_a_group_of_layers_does_not_divide_it():
@@ -84,3 +141,122 @@ def test_a_group_of_layers_does_not_divide_it():
     ):
         expected = LARGEST if variable.overwrite_with_gradient else LARGEST / 1024.0
         assert np.all(np.asarray(found) == np.float32(expected))
+
+
+def test_the_average_of_a_float8_model_has_the_scales_that_it_trains_with():
+    model = quantized()
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+    step = loops.TrainStep(
+        model,
+        keras.losses.MeanSquaredError(),
+        optimizer,
+        loss_scaler=scaler.LossScaler(scaler.Static(8.0)),
+    )
+    loops.Loop(step, windows(4)).run(3)
+    averaged, own = loops.Averaged(model, optimizer), raw(model.variables)
+    predicted = averaged(data()[0]).numpy()
+    with averaged.swapped():
+        kept = [one == other for one, other in zip(raw(model.trainable_variables), own, strict=False)]
+        assert kept == [variable.overwrite_with_gradient for variable in model.trainable_variables]
+        np.testing.assert_allclose(model(data()[0]), predicted, rtol=1e-6)
+    assert raw(model.variables) == own
+
+
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_teacher_has_the_scales_of_its_student(replicas):
+    strategy = mirrored(replicas)
+    with strategy.scope():
+        student, teacher = quantized(), quantized()
+        teacher.set_weights(student.get_weights())
+        part = loops.Part(
+            "student",
+            student,
+            lambda batch: tf.reduce_mean(tf.square(student(batch[0], training=True) - batch[1])),
+            keras.optimizers.SGD(0.1),
+            loss_scaler=scaler.LossScaler(scaler.Static(8.0)),
+            teacher=teacher,
+            momentum=0.75,
+        )
+    loops.Loop(loops.ComposedStep([part]), windows(4), strategy=strategy).run(3)
+    same = [one == other for one, other in zip(raw(teacher.weights), raw(student.weights), strict=True)]
+    assert same == [getattr(variable, "overwrite_with_gradient", False) for variable in student.weights]
+    assert history(teacher) == LARGEST
+
+
+KINDS = ["weight_gradients", "weights", "updates", "slots", "update_rms", "noise_scale"]
+NEW_VALUES = ("scale", "history")
+
+
+@pytest.mark.parametrize("makes", ["a step", pytest.param("parts", marks=pytest.mark.slow)])
+def test_probes_leave_new_values_out(makes):
+    """The micro-batches are alike, so that their gradients have no noise."""
+    model, error, optimizer = quantized(), keras.losses.MeanSquaredError(), keras.optimizers.Adam(0.01)
+    loss_scaler, watch = scaler.LossScaler(scaler.Static(8.0)), scaler.observe.watch(model, kinds=KINDS)
+    if makes == "a step":
+        step, prefix = loops.TrainStep(model, error, optimizer, loss_scaler=loss_scaler, probes=watch, accumulate=2), ""
+    else:
+        part = loops.Part("p", model, lambda made: error(*made), optimizer, loss_scaler=loss_scaler)
+        step, prefix = (
+            loops.ComposedStep(
+                [part], lambda batch: (batch[1], model(batch[0], training=True)), accumulate=2, probes={"p": watch}
+            ),
+            "p/",
+        )
+    take = tf.function(step)
+    for _ in range(2):
+        outputs = take(data())
+    assert outputs[prefix + "applied"]
+    assert len(watch.names) == 4 * 3 + 4 * 2
+    assert not [name for name in watch.names if name.endswith(NEW_VALUES)]
+    gradients = [name.startswith("weight_gradients/") for name in watch.names]
+    largest = np.max(outputs[prefix + "amax"].numpy()[gradients])
+    norm = float(outputs[prefix + "grad_norm"])
+    assert largest <= 8.0 * norm
+    noise, signal = outputs[prefix + "noise_scale"].numpy()
+    np.testing.assert_allclose([noise, signal], [0.0, norm**2], atol=1e-4 * norm**2)
+
+
+def test_a_group_of_layers_does_not_count_it():
+    weight, own = keras.Variable(tf.ones([2]), name="weight"), keras.Variable(tf.zeros([3]), name="own")
+    own.overwrite_with_gradient = True
+    layerwise = scaler.layerwise.Layerwise({"all": [weight, own]}, strategy=scaler.Static(1024.0))
+
+    @tf.custom_gradient
+    def noting(x, known):
+        return x, lambda upstream: (upstream, tf.fill(known.shape, 1e6))
+
+    with tf.GradientTape() as tape:
+        y = layerwise.rescale(noting(weight * [1.0, 2.0], tf.convert_to_tensor(own)), "all")
+        loss = tf.reduce_sum(y)
+    (grad, new), event = layerwise.gradient(tape, loss, [weight, own])
+    np.testing.assert_array_equal(grad, [1.0, 2.0])
+    np.testing.assert_array_equal(new, [1e6] * 3)
+    assert float(event.amax[0]) == 2.0
+
+
+def test_what_looks_at_a_step_counts_none_of_them():
+    variables = [keras.Variable(tf.ones([2])), keras.Variable(tf.zeros([3]))]
+    variables[1].overwrite_with_gradient = True
+    loss_scaler, counts = scaler.LossScaler(scaler.Static(2.0)), [tf.Variable([9.0, 9.0]) for _ in range(2)]
+    optimizer = keras.optimizers.SGD(1.0)
+
+    @tf.function
+    def step():
+        with recording_scaler_calls([loss_scaler], nonzero=counts) as calls:
+            scaled = loss_scaler.scale(tf.reduce_sum(tf.zeros([2])))
+            grads = [scaled * tf.ones([2]), tf.ones([3])]
+            unscaled = loss_scaler.unscale(grads, variables)
+            loss_scaler.apply(optimizer, unscaled, variables, unscaled=True)
+        assert [one is None for one in calls.applied[0]] == [False, True]
+        return unscaled
+
+    np.testing.assert_array_equal(step()[1], [1.0] * 3)
+    assert [one.numpy().tolist() for one in counts] == [[0.0, 0.0]] * 2
+
+
+def test_lint_counts_no_new_value_among_the_gradients(monkeypatch):
+    counted = []
+    exponents = scaler.observe.exponents
+    monkeypatch.setattr(scaler.observe, "exponents", lambda grads: counted.append(len(grads)) or exponents(grads))
+    assert "of the sample's gradients" in lost_share(quantized(), keras.losses.MeanSquaredError(), data()).lower()
+    assert counted == [4]

@@ -1,0 +1,183 @@
+"""Guards new values in the place of gradients on their way through `unscale`, which divides what is a derivative."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scaler
+
+SCALE = 3.0
+"""No power of two: what is divided and multiplied again is another number."""
+VALUES = np.float32([2e-38, 0.1, 7.7, 3e38])
+LARGE = 2**17
+"""Elements. Eager mode keeps no copy of as many."""
+
+
+def made(size=4):
+    weight, own = keras.Variable(tf.ones([2])), keras.Variable(tf.zeros([size]), name="own")
+    own.overwrite_with_gradient = True
+    return [weight, own], keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(SCALE))
+
+
+def taken(loss_scaler, weight, values):
+    """The gradients of a scaled loss, and a new value."""
+    with tf.GradientTape() as tape:
+        scaled = loss_scaler.scale(tf.reduce_sum(weight * [3.0, 4.0]))
+    return [tape.gradient(scaled, weight), tf.identity(values)]
+
+
+@pytest.mark.slow_with("xla-True", "loop-True")
+@pytest.mark.parametrize("tell", [False, True])
+def test_unscale_and_apply_leave_a_new_value_as_it_is(execute, tell):
+    variables, optimizer, loss_scaler = made()
+
+    def step(values):
+        unscaled = loss_scaler.unscale(taken(loss_scaler, variables[0], values), *([variables] if tell else []))
+        return loss_scaler.apply(optimizer, unscaled, variables, unscaled=True).finite, unscaled
+
+    finite, unscaled = execute(step)(VALUES)
+    assert finite
+    np.testing.assert_array_equal(variables[1], VALUES)
+    np.testing.assert_array_equal(variables[0], [-2.0, -3.0])
+    if tell:
+        np.testing.assert_array_equal(unscaled[1], VALUES)
+
+
+@pytest.mark.slow_with("xla", "loop")
+def test_masters_know_which_values_are_new(execute):
+    variables, optimizer, loss_scaler = made()
+    variables[0] = keras.Variable(tf.ones([2], tf.float16), dtype="float16")
+    masters = scaler.MasterWeights(variables)
+
+    def step(values):
+        unscaled = loss_scaler.unscale(taken(loss_scaler, masters.weights[0], values), masters)
+        return loss_scaler.apply(optimizer, unscaled, masters, unscaled=True).finite
+
+    assert execute(step)(VALUES)
+    np.testing.assert_array_equal(variables[1], VALUES)
+
+
+@pytest.mark.slow_with("xla-None", "xla-2", "loop-None", "loop-2")
+@pytest.mark.parametrize("steps", [None, 2])
+def test_the_calls_of_tf_keras_two(execute, steps):
+    variables, _, _ = made()
+    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=steps)
+    optimizer = scaler.LossScaleOptimizer(inner, scaler.Static(SCALE))
+    optimizer.build(variables)
+
+    def step(values):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.get_scaled_loss(tf.reduce_sum(variables[0] * [3.0, 4.0]))
+        grads = [tape.gradient(scaled, variables[0]), tf.identity(values)]
+        unscaled = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients(zip(unscaled, variables, strict=True))
+        return optimizer.loss_scaler.counters.applied
+
+    run = execute(step)
+    for values in [VALUES, VALUES / 2][: steps or 1]:
+        run(values)
+    np.testing.assert_array_equal(variables[1], VALUES)
+    np.testing.assert_array_equal(variables[0], [-2.0, -3.0])
+
+
+def test_a_step_in_eager_mode_goes_back_to_scaled_gradients():
+    variables, _, _ = made()
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0), scaler.Static(SCALE))
+    for unscales in (True, False):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.scale_loss(tf.reduce_sum(variables[0] * [3.0, 4.0]))
+        grads = [tape.gradient(scaled, variables[0]), tf.constant(VALUES)]
+        optimizer.apply(optimizer.get_unscaled_gradients(grads) if unscales else grads, variables)
+        np.testing.assert_array_equal(variables[1], VALUES)
+
+
+@pytest.mark.slow_with(*(f"{mode}-<lambda>{place}" for mode in ("xla", "loop") for place in (0, 1)))
+@pytest.mark.parametrize("change", [lambda one: one * 2.0, lambda one: tf.clip_by_norm(one, 1.0)])
+def test_a_new_value_that_was_changed_since_is_refused(execute, change):
+    variables, optimizer, loss_scaler = made()
+
+    def step(values):
+        unscaled = loss_scaler.unscale(taken(loss_scaler, variables[0], values))
+        return loss_scaler.apply(optimizer, list(map(change, unscaled)), variables, unscaled=True).finite
+
+    with pytest.raises(scaler.InvalidArgument, match=r"variable 'own' is its new value, and a loss scale may have"):
+        execute(step)(VALUES)
+    np.testing.assert_array_equal(variables[1], np.zeros(4))
+
+
+@pytest.mark.parametrize(
+    "divides", [lambda one, scale: one / scale, lambda one, scale: tf.cast(one, tf.float32) / scale]
+)
+def test_a_graph_sees_a_division_by_hand(divides):
+    variables, optimizer, loss_scaler = made()
+
+    @tf.function
+    def step(values):
+        grads = taken(loss_scaler, variables[0], values)
+        unscaled = [divides(one, loss_scaler.loss_scale) for one in grads]
+        return loss_scaler.apply(optimizer, unscaled, variables, unscaled=True).finite
+
+    with pytest.raises(scaler.InvalidArgument, match="may have divided it"):
+        step(VALUES)
+
+
+@pytest.mark.slow_with("xla", "loop")
+def test_a_new_value_that_nobody_divided_may_stand_beside_gradients_divided_by_hand(execute):
+    variables, optimizer, loss_scaler = made()
+
+    def step(values):
+        grad, new = taken(loss_scaler, variables[0], values)
+        return loss_scaler.apply(optimizer, [grad / SCALE, new], variables, unscaled=True).finite
+
+    assert execute(step)(VALUES)
+    np.testing.assert_array_equal(variables[1], VALUES)
+
+
+@pytest.mark.slow_with("True")
+@pytest.mark.parametrize("in_xla", [False, True])
+def test_a_graph_knows_a_new_value_that_did_not_come_through_unscale(in_xla):
+    variables, optimizer, loss_scaler = made()
+
+    def step(values):
+        grads = taken(loss_scaler, variables[0], values)
+        unscaled = loss_scaler.unscale(grads)
+        return loss_scaler.apply(optimizer, [unscaled[0], grads[1] + 0.0], variables, unscaled=True).finite
+
+    assert tf.function(step, jit_compile=in_xla)(VALUES)
+    np.testing.assert_array_equal(variables[1], VALUES)
+
+
+@pytest.mark.parametrize("apart", ["unscale", "apply"])
+def test_what_another_function_unscaled_is_refused(apart):
+    variables, optimizer, loss_scaler = made()
+
+    def unscale(values):
+        return loss_scaler.unscale(taken(loss_scaler, variables[0], values))
+
+    def apply(*unscaled):
+        return loss_scaler.apply(optimizer, list(unscaled), variables, unscaled=True).finite
+
+    first, second = tf.function(unscale), apply if apart == "unscale" else tf.function(apply)
+    with pytest.raises(scaler.InvalidArgument, match="may have divided it"):
+        second(*first(VALUES))
+
+
+def test_a_large_value_is_not_kept_alive_in_eager_mode():
+    variables, optimizer, loss_scaler = made(LARGE)
+    values = tf.fill([LARGE], 0.1)
+    unscaled = loss_scaler.unscale(taken(loss_scaler, variables[0], values))
+    with pytest.raises(scaler.InvalidArgument, match=r"what unscale\(grads, variables\) returned"):
+        loss_scaler.apply(optimizer, unscaled, variables, unscaled=True)
+    unscaled = loss_scaler.unscale(taken(loss_scaler, variables[0], values), variables)
+    assert loss_scaler.apply(optimizer, unscaled, variables, unscaled=True).finite
+    np.testing.assert_array_equal(variables[1], values)
+
+
+def test_lists_that_do_not_match_are_refused():
+    variables, _, loss_scaler = made()
+    grads = taken(loss_scaler, variables[0], VALUES)
+    with pytest.raises(scaler.InvalidArgument, match=r"^unscale: 2 gradients for 1 variables"):
+        loss_scaler.unscale(grads, variables[:1])
+    with pytest.raises(scaler.InvalidArgument, match=r"^unscale: the gradient of .* has shape"):
+        loss_scaler.unscale(grads, variables[::-1])
