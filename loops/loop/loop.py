@@ -240,7 +240,7 @@ class Loop:
             position=self.position,
             actions=ActionStates(self.actions if actions is None else actions, folder),
             identity=identity,
-            settings=settings(self.train_step, self.position.dataset),
+            settings=settings(self.train_step, self.position.dataset, jit_compile=self._call.jit_compile),
             trainable=trainable_flags(self.train_step, groups),
             loss_scaler=self._loss_scaler,
         )
