@@ -12,7 +12,7 @@ from loops.backend.variables import native
 
 
 class Teacher(tf.Module):
-    """A model that follows another one of the same shape, in float32.
+    """A model that follows another one of the same shape, in float32; float64 weights in float64.
 
         teacher = momentum * teacher + (1 - momentum) * student
 
@@ -40,10 +40,10 @@ class Teacher(tf.Module):
     @scaler.tracing.as_written
     def follow(self, applied: tf.Tensor) -> None:
         """Takes one step towards the student where it was applied, scalar bool; else keeps every bit."""
-        share = tf.constant(self._momentum)
 
         def moved(own: tf.Tensor, student: tf.Tensor, applied: tf.Tensor) -> tf.Tensor:
-            now, goal = tf.cast(own, tf.float32), tf.cast(student, tf.float32)
+            wide = tf.float64 if own.dtype == tf.float64 else tf.float32
+            share, now, goal = tf.constant(self._momentum, wide), tf.cast(own, wide), tf.cast(student, wide)
             return tf.where(applied, tf.cast(share * now + (1.0 - share) * goal, own.dtype), own)
 
         @scaler.tracing.no_forward_pass()
