@@ -143,6 +143,11 @@ def as_loss(loss: Any) -> tf.Tensor:
         raise InvalidArgument(
             f"scale(loss): the loss has dtype {loss.dtype.name}: expected a floating-point scalar. Cast it first."
         )
+    if loss.shape.rank == 1 and loss.shape[0] == 0:
+        raise InvalidArgument(
+            "scale(loss): the loss has shape (0,): was the batch empty? Keras's losses give no scalar for a batch that "
+            "is known to have no rows. Leave such batches out."
+        )
     if loss.shape.rank not in (0, None):
         raise InvalidArgument(
             f"scale(loss): the loss has shape {loss.shape}: expected a scalar. Reduce it first, such as with "

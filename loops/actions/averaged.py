@@ -22,10 +22,10 @@ class Averaged:
         optimizer = keras.optimizers.Adam(1e-3, use_ema=True, ema_momentum=0.999)
         evaluate = loops.Evaluate(loops.Averaged(model, optimizer), test_data, [accuracy], every=500)
 
-    The average is Keras's: the optimizer updates it with every applied step, in float32, from the master weights if
-    there are any, and saved with it. Before the first applied step it equals the weights. Non-trainable state, such as
-    BatchNorm's statistics, is the model's. So are the scales and histories of Keras's float8 layers, of which Keras has
-    no average.
+    The average is Keras's: the optimizer updates it with every applied step, in float32, or in float64 for float64
+    weights, from the master weights if there are any, and saved with it. Before the first applied step it equals the
+    weights. Non-trainable state, such as BatchNorm's statistics, is the model's. So are the scales and histories of
+    Keras's float8 layers, of which Keras has no average.
 
     Calling this object assigns no variable, so an interruption cannot leave the average in the model. `swapped` assigns
     it for a while, to save or export the model.

@@ -26,6 +26,7 @@ from loops.step.composed_step import ComposedStep
 from loops.step.frozen_weights import models_of, read_only
 from loops.step.scalers_in_graph import Found, find
 from loops.step.train_step import TrainStep
+from loops.support.errors import BadBatch
 from loops.support.text import one_line
 
 TrainStepFunction = Callable[..., dict[str, tf.Tensor]]
@@ -150,12 +151,13 @@ class StepCalls:
     def _fresh_after_failure(self) -> Iterator[None]:
         """Compiles again if the first call fails: that tf.function would refuse the variables of its next trace.
 
-        It also has the error say at which step it came, unless the error is one of ours.
+        It also has the error say at which step it came, unless it is one of ours at the first step, which names
+        what is wrong with the step itself.
         """
         try:
             yield
         except Exception as error:
-            if not isinstance(error, scaler.ScalerError):
+            if self.taken or isinstance(error, BadBatch) or not isinstance(error, scaler.ScalerError):
                 failed_step.note(error, self._name, self.taken + 1, self._spec)
             if not self._worked:
                 self._compile()

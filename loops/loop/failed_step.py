@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+import scaler
+
 
 def note(error: Exception, name: str, step: int, element_spec: Any) -> None:
     """Adds a note to an error (PEP 678), whose own words and type stay. It adds a note once.
@@ -16,10 +18,48 @@ def note(error: Exception, name: str, step: int, element_spec: Any) -> None:
         step: Its number in the run, from 1.
         element_spec: The shapes and dtypes of its batches, as far as they are known.
     """
-    said = f"halfstep: this came at step {step} of the run, in {name}, with batches of {described(element_spec)}."
+    where = "the dataset, which gave no batch for it" if _of_the_dataset(error) else name
+    _add(
+        error, f"halfstep: this came at step {step} of the run, in {where}, with batches of {described(element_spec)}."
+    )
+
+
+def tell_unseen(error: Exception, before: int, after: int) -> None:
+    """Has an error say which steps its call took that no action has seen: the outputs of a failed call are lost.
+
+    To keep them would cost every step a write to a variable. One of our own errors says it in its sentence.
+
+    Args:
+        error: What ended a call of many steps.
+        before: The steps that the run had taken before the call.
+        after: Those that it has taken now.
+    """
+    if after <= before:
+        return
+    if after == before + 1:
+        steps, are, them = f"step {after}", "is", "it"
+    else:
+        steps, are, them = f"steps {before + 1} to {after}", "are", "them"
+    said = (
+        f"{steps[0].upper()}{steps[1:]} of the same call {are} taken and counted, but no action has seen {them}: a log "
+        f"or a trace of this run lacks {them}. A new process with Checkpoint(resume=True) takes {them} again; with "
+        "steps_per_call=1 none is lost."
+    )
+    if isinstance(error, scaler.ScalerError):
+        error.args = (f"{error} {said}",)
+    else:
+        _add(error, f"halfstep: {said[0].lower()}{said[1:]}")
+
+
+def _add(error: Exception, said: str) -> None:
     notes = getattr(error, "__notes__", [])
     if said not in notes:
         vars(error)["__notes__"] = [*notes, said]  # `add_note` came with Python 3.11.
+
+
+def _of_the_dataset(error: Exception) -> bool:
+    """Whether the operation that takes a batch from an iterator failed, eagerly or inside of a call."""
+    return isinstance(error, tf.errors.OpError) and "IteratorGetNext" in error.message
 
 
 def described(element_spec: Any) -> str:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.generators import caveats as hidden_generators
-from loops.loop import batch_files
+from loops.loop import batch_files, failed_step
 from loops.loop.arguments import check_parts, check_strategy
 from loops.loop.call_result import CallResult
 from loops.loop.calls import StepCalls, TrainStepFunction
@@ -79,8 +79,8 @@ class Loop:
     checkpoint is written: the actions see its steps, a `Checkpoint` saves, then `run` raises KeyboardInterrupt for
     SIGINT, and SystemExit with status 143 for SIGTERM. After that, or after an error in the middle of a call,
     everything is as after the last finished step, and `run` can go on; only BatchNorm's statistics and seed generators
-    may have seen the batch whose forward pass raised. The finished steps of a call that failed are counted, but not
-    reported.
+    may have seen the batch whose forward pass raised. The finished steps of a call that failed, also where the dataset
+    raised, are counted, but no action sees them: the error names them, and they are missing from logs and traces.
 
     On several workers, processes that each run the same program with a strategy from `join_workers`, all read the same
     batches and are at the same step at each visit. A signal to one worker, an action that stops the run or an error
@@ -240,7 +240,7 @@ class Loop:
             position=self.position,
             actions=ActionStates(self.actions if actions is None else actions, folder),
             identity=identity,
-            settings=settings(self.train_step, self.position.dataset),
+            settings=settings(self.train_step, self.position.dataset, jit_compile=self._call.jit_compile),
             trainable=trainable_flags(self.train_step, groups),
             loss_scaler=self._loss_scaler,
         )
@@ -333,6 +333,8 @@ class Loop:
                     self._say_nothing_to_do(done, steps)
             except Exception as error:
                 failed = error
+                if not whole:
+                    failed_step.tell_unseen(error, done, int(self._counters.data))
                 raise
             finally:
                 if whole:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,12 +29,14 @@ class Log(NamedTuple):
         columns: Float64 [steps] by name.
         cause: Strings [steps], the name of a `scaler.Cause`, or "".
         unread: The number of lines that were skipped.
+        text: What is wrong with columns that are left out, since they hold text: one sentence each.
     """
 
     step: np.ndarray
     columns: dict[str, np.ndarray]
     cause: np.ndarray
     unread: int
+    text: tuple[str, ...] = ()
 
 
 def read_columns(path: pathlib.Path) -> Log:
@@ -52,8 +54,30 @@ def columns_in(lines: Sequence[str], *, comma: bool) -> Log:
         lines: The lines, without line ends.
         comma: Whether they are comma-separated values with a header as the first line.
     """
-    chunks = _of_csv(lines) if comma else _of_json(lines)
-    return _joined([_columns(rows) for rows in chunks], len(lines) - (comma and bool(lines)))
+    chunks = _of_csv if comma else _of_json
+    text: dict[str, str] = {}
+    parts = [_columns(rows, text) for rows in chunks(lines)]
+    log = _joined(parts, len(lines) - (comma and bool(lines)))
+    if not text:
+        return log
+    # A number for the text would be a guess, and a missing one would be told as a loss that is not finite.
+    columns = {name: values for name, values in log.columns.items() if name not in text}
+    return log._replace(columns=columns, text=tuple(_told(name, text[name], lines, chunks) for name in text))
+
+
+def _told(name: str, value: str, lines: Sequence[str], chunks: Callable) -> str:
+    """Which line has text in a column, as a sentence."""
+    header = lines[:1] if chunks is _of_csv else []
+    numbered = enumerate(lines[len(header) :], 1 + len(header))
+    number = next(
+        number
+        for number, line in numbered
+        if any(isinstance(row.get(name), str) for rows in chunks([*header, line]) for row in rows)
+    )
+    return (
+        f"line {number} has the text {value!r:.60} as its {name}, not a number: the column is left out. Write numbers, "
+        "and null for NaN and infinities."
+    )
 
 
 def _lines(path: pathlib.Path) -> list[str]:
@@ -89,18 +113,23 @@ def _cells(line: str) -> list[str]:
         return []
 
 
-def _number(text: str) -> float | None:
+def _number(text: str) -> float | str | None:
+    """A number, None of an empty cell, or the text if it is neither."""
     try:
         return float(text)
     except ValueError:
-        return None
+        return text or None
 
 
-def _columns(rows: Sequence[dict]) -> Log:
+def _columns(rows: Sequence[dict], text: dict[str, str]) -> Log:
+    """The columns of some rows. The first text of a column that needs numbers is added to `text`, by its name."""
     step = np.array([row["step"] for row in rows], np.int64)
     columns = {}
     for name in (*_COLUMNS, *_of_parts(rows)):
         if any(name in row for row in rows):
+            texts = (row[name] for row in rows if isinstance(row.get(name), str))
+            if name not in text and (first := next(texts, None)) is not None:
+                text[name] = first
             columns[name] = np.array([as_float(row.get(name)) for row in rows], np.float64)
     return Log(step, columns, np.array([cause_name(row.get("cause")) for row in rows], np.str_), 0)
 
@@ -130,7 +159,8 @@ def _joined(parts: Iterable[Log], lines: int) -> Log:
 
 
 def _with_numbers(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with numbers or null in the columns of numbers, for whoever computes with them."""
+    """The row with numbers or null in the columns of numbers, for whoever computes with them; text is left out."""
+    row = {name: value for name, value in row.items() if name not in _COLUMNS or not isinstance(value, str)}
     wrong = {name: as_float(row[name]) for name in _COLUMNS if name in row and not _is_number(row[name])}
     return {**row, **{name: without_nan(value) for name, value in wrong.items()}} if wrong else row
 

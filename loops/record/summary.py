@@ -86,7 +86,7 @@ def digest(run: Recorded) -> Digest:
         skips=int(run.skipped.sum()),
         by_cause={cause: len(steps) for cause, steps in run.causes.items()},
         first_loss=float(loss[finite][0]) if finite.any() else math.nan,
-        final_loss=float(loss[end][finite[end]].mean()) if finite[end].any() else math.nan,
+        final_loss=_mean(loss[end][finite[end]]) if finite[end].any() else math.nan,
         unfinite_losses=int((~finite).sum()) if "loss" in run.columns else 0,
         final_scale=float(usable[-1]) if len(usable) else math.nan,
         mean_log2_scale=float(np.log2(usable).mean()) if len(usable) else math.nan,
@@ -96,12 +96,19 @@ def digest(run: Recorded) -> Digest:
     )
 
 
+def _mean(values: np.ndarray) -> float:
+    """The mean of finite values, also of those whose sum is beyond float64."""
+    with np.errstate(over="ignore"):
+        mean = values.mean()
+    return float(mean if np.isfinite(mean) else (values / len(values)).sum())
+
+
 def _of_part(run: Recorded, part: str, loss: str) -> PartDigest:
     values, scales = run.column(loss), _usable(run.column(f"{part}/loss_scale"))
     finite = values[np.isfinite(values)]
     return PartDigest(
         first_loss=float(finite[0]) if len(finite) else math.nan,
-        final_loss=float(finite[-max(1, len(finite) // _LAST) :].mean()) if len(finite) else math.nan,
+        final_loss=_mean(finite[-max(1, len(finite) // _LAST) :]) if len(finite) else math.nan,
         final_scale=float(scales[-1]) if len(scales) else math.nan,
         mean_log2_scale=float(np.log2(scales).mean()) if len(scales) else math.nan,
     )

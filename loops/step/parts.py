@@ -32,9 +32,10 @@ class Part:
         every: The part takes its turn at each call whose number, from 1, is a multiple of `every`.
         clip_norm: Largest global norm of the part's unscaled gradients, or None.
         clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` instead of `clip_norm`, or None.
-        teacher: A model built like `model`, whose weights follow as an exponential moving average, in float32: wherever
-            the part was applied they become `momentum * teacher + (1 - momentum) * model`. Give both the same weights
-            first: `teacher.set_weights(model.get_weights())`.
+        teacher: A model built like `model`, whose weights follow as an exponential moving average, in float32, or in
+            float64 for float64 weights: wherever the part was applied they become
+            `momentum * teacher + (1 - momentum) * model`. Give both the same weights first:
+            `teacher.set_weights(model.get_weights())`.
         momentum: How much of the teacher stays at each step.
 
     Raises:

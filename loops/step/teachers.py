@@ -12,7 +12,7 @@ from loops.backend.variables import native
 
 
 class Teacher(tf.Module):
-    """A model that follows another one of the same shape, in float32.
+    """A model that follows another one of the same shape, in float32; float64 weights in float64.
 
         teacher = momentum * teacher + (1 - momentum) * student
 
@@ -43,18 +43,18 @@ class Teacher(tf.Module):
     @scaler.tracing.as_written
     def follow(self, applied: tf.Tensor) -> None:
         """Takes one step towards the student where it was applied, scalar bool; else keeps every bit."""
-        momentum, nothing = tf.constant(self._momentum), tf.constant(0.0)
 
-        def moved(own: tf.Tensor, student: tf.Tensor, applied: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-            now, goal = tf.cast(own, tf.float32), tf.cast(student, tf.float32)
-            return tf.where(applied, tf.cast(share * now + (1.0 - share) * goal, own.dtype), own)
+        def moved(own: tf.Tensor, student: tf.Tensor, applied: tf.Tensor, share: float) -> tf.Tensor:
+            wide = tf.float64 if own.dtype == tf.float64 else tf.float32
+            stays, now, goal = tf.constant(share, wide), tf.cast(own, wide), tf.cast(student, wide)
+            return tf.where(applied, tf.cast(stays * now + (1.0 - stays) * goal, own.dtype), own)
 
         @scaler.tracing.no_forward_pass()
         def assign(strategy: tf.distribute.Strategy, students: list, applied: Any) -> None:
             if self.masters:
                 self.masters.refresh()
             for variable, student, copied in zip(self._own, students, self._copied, strict=True):
-                share = nothing if copied else momentum
+                share = 0.0 if copied else self._momentum
                 strategy.extended.update(
                     native(variable),
                     lambda own, goal, applied, share=share: own.assign(

@@ -83,6 +83,26 @@ def emulate(
         hook(layer, product_of)
         object.__setattr__(layer, _MARK, tensors)
         object.__setattr__(layer, PRODUCTS, product_of)
+        refuse_quantization(layer, "emulated in a narrow format")
+
+
+def refuse_quantization(layer: keras.layers.Layer, how: str) -> None:
+    """Has `layer.quantize` and a quantized dtype policy refused: Keras's quantized call would pass over ours.
+
+    Args:
+        layer: Any.
+        how: What was done to it, to follow "this layer is".
+    """
+
+    @functools.wraps(layer.quantize)
+    def quantize(*arguments: Any, **named: Any) -> None:
+        raise InvalidArgument(
+            f"{layer.path}: this layer is {how}, and Keras's quantize would drop that: a quantized layer computes "
+            "otherwise. Create the model again, load its weights, and quantize that one."
+        )
+
+    # As Keras does for each layer.
+    object.__setattr__(layer, "quantize", quantize)
 
 
 def undo(layers: Iterable[keras.layers.Layer]) -> None:
@@ -90,6 +110,7 @@ def undo(layers: Iterable[keras.layers.Layer]) -> None:
     for layer in layers:
         for name in ("call", attention_products.PRODUCTS, _MARK, PRODUCTS):
             vars(layer).pop(name, None)
+        object.__setattr__(layer, "quantize", vars(layer)["quantize"].__wrapped__)
 
 
 def _product_of(

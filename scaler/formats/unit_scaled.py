@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from scaler.backend.functional import Call, calls_of
 from scaler.errors import InvalidArgument
-from scaler.formats.layers import UNIT
+from scaler.formats.layers import UNIT, refuse_quantization
 from scaler.formats.unit_factors import scaled, terms
 from scaler.formats.unit_graph import places
 from scaler.formats.unit_layers import NAMES, check_function, enter_branch, rule_of
@@ -72,6 +72,7 @@ def unit_scaled(model: keras.Model) -> keras.Model:
         if place.into_branch != 1.0:
             enter_branch(layer, place.into_branch)
         object.__setattr__(layer, UNIT, True)
+        refuse_quantization(layer, "unit-scaled")
     return model
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from scaler.backend import replicas
 from scaler.backend.autograph import as_called
 from scaler.backend.integers import saved_as_int32
+from scaler.backend.restores import awaited_shape, scope_of
 from scaler.backend.variables import (
     explain_other_shapes,
     made_outside,
@@ -113,15 +114,26 @@ class StoredState:
             self._explain_tensors()
             save_tensors(self.tensors)
         when_restored(self.counts["attempted"], on_restored)
+        if self._by_tensor:
+            when_restored(self.counts["applied"], self._make_awaited)
+
+    def _make_awaited(self) -> None:
+        """Makes `tensors` for the values that a checkpoint has of them: saved before a step they would be lost."""
+        if self.tensors or (owner := self._owner()) is None:
+            return
+        shape = awaited_shape(owner, TENSORS, tensor_norms.FIELDS[1])
+        if shape is not None:
+            with scope_of(self.counts["applied"]):
+                self.remember_tensors(shape[0])
 
     def _explain_tensors(self) -> None:
         for field, variable in self.tensors.items():
             explain_other_shapes(variable, f"SpikeGuard's {field}", _OF_TENSORS)
 
     def remember_tensors(self, count: int) -> None:
-        """Makes the variables that have a number for each of `count` variables of a step, at the first step.
+        """Makes the variables that have a number for each of `count` variables of a step.
 
-        A checkpoint that was restored before gives them their values now, as it gives an optimizer its slots.
+        That is at the first step, or when a checkpoint that has them is restored before it, and gives them its values.
 
         Raises:
             InvalidArgument: If there are already those of another count.
@@ -292,6 +304,8 @@ def _of_all(strategy: tf.distribute.Strategy, event: Event) -> Event:
     return Event(replicas.agreed(strategy, event.finite), amax, histogram, norm, loss, norms)
 
 
+TENSORS = "_tensor_state"
+"""The attribute under which an owner has `tensors`, by which a checkpoint finds them."""
 _NOT_PICKLED = ("_type", "_owner", "_save_tensors")
 _OF_LENGTH = "restore it into a strategy with the saved length, such as history_length of DelayedAmax"
 _OF_TENSORS = "restore it into a run with the saved window, whose steps have as many variables"

@@ -61,6 +61,12 @@ def check_keras_arguments(given: dict) -> None:
         names, values = ", ".join(f"`{name}`" for name in unknown), ", ".join(map(repr, unknown.values()))
         raise InvalidArgument(f"LossScaleOptimizer does not have the arguments: {names}; {values} was passed.")
     for name, value in given.items():
+        if name == "loss_scale_factor" and value is not None:
+            raise InvalidArgument(
+                f"LossScaleOptimizer(loss_scale_factor={value!r}): the wrapper scales losses by itself, and sets the "
+                "factor of the inner optimizer to None. For a constant scale leave it out and pass the strategy "
+                f"scaler.Static({value!r})."
+            )
         if value != _IN_OLD_CONFIGS[name]:
             raise InvalidArgument(
                 f"LossScaleOptimizer({name}={value!r}): the wrapper has no `{name}`. Set it on the `inner_optimizer`, "

@@ -52,7 +52,8 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
     2 passes the gradients of `get_scaled_loss` through `get_unscaled_gradients` to `apply_gradients`.
 
     Args:
-        inner: A Keras optimizer that does not scale losses itself. Its `loss_scale_factor` is set to None.
+        inner: A Keras optimizer that does not scale losses itself. Its `loss_scale_factor` is set to None: for a
+            constant scale pass `Static(factor)`.
         strategy: How the scale moves. Default: `Dynamic()`.
         initial_scale: The first loss scale of the default `Dynamic`, as in Keras's class. Default: 2^15.
         dynamic_growth_steps: The growth interval of the default `Dynamic`. Default: 2000.

@@ -119,6 +119,14 @@ class Layerwise(tf.Module):
         return self._groups.names
 
     @property
+    def groups(self) -> dict[str, tuple[tf.Variable, ...]]:
+        """The variables of each group, TensorFlow's own, in the order of `names`."""
+        own: dict[str, list[tf.Variable]] = {name: [] for name in self.names}
+        for variable in self._groups.variables:
+            own[self.names[self._groups.group_of[id(variable)]]].append(variable)
+        return {name: tuple(variables) for name, variables in own.items()}
+
+    @property
     def state(self) -> Any:
         """The strategy's states now, a NamedTuple of tensors whose last axis is that of the groups."""
         fields = {field: tf.identity(variable) for field, variable in self._state.items()}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python import eager, ops
+from tensorflow.python.checkpoint.restore import CheckpointPosition
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.trackable.base import Trackable
 from versions import needs_keras
@@ -226,6 +227,26 @@ def test_without_a_word_from_checkpoints_it_is_said_that_restored_steps_count(mo
     with pytest.warns(UserWarning, match="does not tell when a checkpoint is restored: StuckPolicy"):
         loss_scaler = scaler.LossScaler()
     assert float(loss_scaler.loss_scale) == 2.0**15
+
+
+def test_without_deferred_values_it_is_said_that_windows_may_be_lost(monkeypatch, tmp_path):
+    weight, optimizer = tf.Variable([1.0]), keras.optimizers.SGD()
+    guard = scaler.SpikeGuard(scaler.Dynamic(2.0**4), by_tensor="skip")
+
+    def give(loss_scaler):
+        loss_scaler.apply(optimizer, [tf.constant([1.0])], [weight], unscaled=True)
+        return loss_scaler.state.tensor_norms.numpy()[..., 0].tolist()
+
+    before = scaler.LossScaler(guard)
+    give(before)
+    path = tf.train.Checkpoint(s=before).write(str(tmp_path / "state"))
+    monkeypatch.setattr(CheckpointPosition, "restore_uid", property(lambda position: position.missing))
+    again = scaler.LossScaler(guard)
+    with pytest.warns(UserWarning, match="its windows are lost"):
+        tf.train.Checkpoint(s=again).read(path)
+    assert again.state.tensor_norms.shape[-1] == 0
+    monkeypatch.undo()
+    assert give(again) == give(before)
 
 
 def test_without_lookup_dependency_it_is_said_what_a_checkpoint_may_lose(monkeypatch):

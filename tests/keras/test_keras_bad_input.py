@@ -1,5 +1,7 @@
 """Every wrong use gets one sentence that says what was passed and what to do."""
 
+import re
+
 import keras
 import pytest
 import tensorflow as tf
@@ -55,7 +57,7 @@ def ours(**arguments):
         (lambda: ours(use_ema=True), r"`use_ema`.*on the `inner_optimizer`"),
         (lambda: ours(ema_momentum=0.5), r"ema_momentum=0.5.*on the `inner_optimizer`"),
         (lambda: ours(gradient_accumulation_steps=2), r"steps=2.*on the `inner_optimizer`"),
-        (lambda: ours(loss_scale_factor=2.0), r"loss_scale_factor=2.0.*on the `inner_optimizer`"),
+        (lambda: ours(loss_scale_factor=2.0), r"loss_scale_factor=2.0.*scaler.Static\(2.0\)"),
         (lambda: ours(foo=1), r"`foo`"),
     ],
 )
@@ -73,6 +75,19 @@ def test_what_old_configurations_hold_does_nothing():
     weight = tf.Variable(1.0)
     optimizer.apply([optimizer.loss_scale], [weight])
     assert (float(weight), int(optimizer.iterations), int(inner.iterations)) == (0.0, 1, 1)
+
+
+@pytest.mark.parametrize("factor", [4.0, 3])
+def test_what_the_message_about_a_factor_says_works(factor):
+    with pytest.raises(scaler.InvalidArgument, match="loss_scale_factor") as caught:
+        ours(loss_scale_factor=factor)
+    advice = re.search(r"scaler\.Static\((.*?)\)", str(caught.value)).group(0)
+    # A factor of the inner optimizer does nothing, as the message says.
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0, loss_scale_factor=64.0), eval(advice))
+    weight = tf.Variable(1.0)
+    assert float(optimizer.scale_loss(tf.constant(1.0))) == factor
+    optimizer.apply([optimizer.scale_loss(tf.constant(0.25))], [weight])
+    assert float(weight) == 0.75
 
 
 def test_gradients_that_do_not_match():

@@ -1,5 +1,6 @@
 """Guards the windows of each gradient: whose they are, in checkpoints, copies, for some variables, in the long form."""
 
+import contextlib
 import copy
 import pickle
 
@@ -7,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mirrored import mirrored
 from rigs import raw
 from tensor_cases import SPIKE, USUAL, Lines, guarded, shared
 
@@ -36,11 +38,44 @@ def _parts(lines):
     return tf.train.Checkpoint(s=lines.loss_scaler, o=lines.optimizer, m=lines.masters, v=model)
 
 
+@pytest.mark.parametrize("replicas", [None, 2])
+def test_windows_survive_a_save_before_the_first_step(tmp_path, replicas):
+    lines = shared("skip")
+    path = tf.train.Checkpoint(s=lines.loss_scaler).write(str(tmp_path / "first"))
+    expected = raw(lines.loss_scaler.state)
+    with mirrored(replicas).scope() if replicas else contextlib.nullcontext():
+        between = scaler.LossScaler(guarded("skip"))
+    tf.train.Checkpoint(s=between).read(path).assert_consumed()
+    assert raw(between.state) == expected
+    again = tf.train.Checkpoint(s=between).write(str(tmp_path / "second"))
+    # A third one goes on as the first.
+    later = Lines("skip")
+    _parts(later).read(_parts(lines).write(str(tmp_path / "whole")))
+    tf.train.Checkpoint(s=later.loss_scaler).read(again).assert_consumed()
+    word = [SPIKE, USUAL, (0.7, 70.0)]
+    assert [raw(later.step(slopes)) for slopes in word] == [raw(lines.step(slopes)) for slopes in word]
+    assert raw(later.loss_scaler.state) == raw(lines.loss_scaler.state)
+
+
+def test_a_checkpoint_from_before_the_first_step_has_no_windows(tmp_path):
+    path = tf.train.Checkpoint(s=scaler.LossScaler(guarded("skip"))).write(str(tmp_path / "state"))
+    again = Lines("skip")
+    tf.train.Checkpoint(s=again.loss_scaler).read(path).assert_consumed()
+    again.step()
+    assert again.loss_scaler.state.tensor_norms.shape == (5, 2)
+
+
+def test_a_checkpoint_of_another_window_is_named(tmp_path):
+    path = tf.train.Checkpoint(s=shared("skip").loss_scaler).write(str(tmp_path / "state"))
+    with pytest.raises(scaler.InvalidArgument, match=r"with shape \(5.*saved window"):
+        tf.train.Checkpoint(s=scaler.LossScaler(guarded("skip", window=10))).read(path)
+
+
 def test_a_checkpoint_of_another_number_of_variables_is_named(tmp_path):
     path = tf.train.Checkpoint(s=shared("skip").loss_scaler).write(str(tmp_path / "state"))
     weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler(guarded("skip"))
     tf.train.Checkpoint(s=loss_scaler).read(path)
-    with pytest.raises(scaler.InvalidArgument, match=r"SpikeGuard's tensor_.* with shape .*as many variables"):
+    with pytest.raises(scaler.InvalidArgument, match="remembers the norms of 2 gradients, and this step has 1"):
         loss_scaler.apply(keras.optimizers.SGD(), [tf.constant([1.0])], [weight], unscaled=True)
 
 

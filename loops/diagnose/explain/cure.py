@@ -16,11 +16,12 @@ from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.cure_in_format import find_format_cure
 from loops.diagnose.explain.explain import Progress, attempt_progress, replay_progress
 from loops.diagnose.explain.explain_step import failing, was_skipped
+from loops.diagnose.explain.found_models import called_in, models_of
 from loops.diagnose.explain.lower_scales import passes_at_none
 from loops.diagnose.explain.minimal import minimal
 from loops.diagnose.explain.shares import at_share_to_blame
 from loops.diagnose.graph.changes import in_policy
-from loops.diagnose.graph.models import models_in_step, units
+from loops.diagnose.graph.models import units
 from loops.loop.loop import Loop
 from loops.run.rewind.rewind import rewind
 from loops.support.errors import LoopError
@@ -101,9 +102,8 @@ def find_cure(
     """
     moment = rewind(loop, step, run=None if run is None else pathlib.Path(run), progress=replay_progress(progress))
     attempts = Attempts(moment, attempt_progress(progress))
-    models = models_in_step(moment.train_step)
-    if not models:
-        raise LoopError("the train step names no Keras model: give it one as its attribute `model`.")
+    # A step on replicas is traced for each of them, and its layers are those that it names.
+    models = models_of(attempts, called_in(attempts) if moment.replicas == 1 else {})
     _, as_run = failing(moment, attempts)
     if moment.replicas > 1 and not as_run.finite:
         _, as_run = at_share_to_blame(moment, attempts, as_run)

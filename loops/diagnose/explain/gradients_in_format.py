@@ -12,8 +12,7 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.graph.called import recording_called
-from loops.diagnose.graph.models import models_in_step, outermost
+from loops.diagnose.explain.found_models import called_in, models_of
 from loops.diagnose.graph.policies import layers_in_float32
 from loops.diagnose.graph.scaler_calls import recording_scaler_calls
 from loops.step.composed_step import ComposedStep
@@ -67,13 +66,8 @@ class GradientsInFormat:
                 "the step uses no loss scaler, through which its gradients are seen: give it "
                 "scaler.LossScaler(scaler.NoScaling())."
             )
-        called = self._called()
-        self._models = outermost([*models_in_step(attempts.moment.train_step), *called.values()])
-        if not self._models:
-            raise LoopError(
-                "the train step names no Keras model, and no call of a Keras layer was seen in it: give the step its "
-                "model as its attribute `model`, as in step.model = model."
-            )
+        called = called_in(attempts)
+        self._models = models_of(attempts, called)
         layers = {id(model): emulated.layers_of(model) for model in self._models}
         several = sum(map(bool, layers.values())) > 1
         self.prefixes = [model.name for model in self._models if layers[id(model)]] if several else []
@@ -93,14 +87,6 @@ class GradientsInFormat:
         self._of = names
         self.joint = self._joint()
         self._whole, self._noise = self._of_neighbours() if self.paths else ({}, {})
-
-    def _called(self) -> dict[int, keras.layers.Layer]:
-        """The layers that the step calls, seen while it is traced."""
-        attempts, batch = self._attempts, self._attempts.moment.batch
-        recording = recording_scaler_calls(attempts.scalers, moves=False)
-        with attempts.as_it_was(), recording, recording_called() as called:
-            tf.function(attempts.take_inlined).get_concrete_function(batch)
-        return called
 
     def _name(self, model: keras.layers.Layer, path: str) -> str:
         return f"{model.name}/{path}" if self.prefixes else path

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.datasets import argument, weights
+from loops.backend.variables import native
 from loops.loop.state.identity import as_json, describe_optimizer, flat, same
 from loops.loop.state.operations import kind, spelled
 from loops.loop.state.pipeline import bottom_up
@@ -22,34 +23,38 @@ _ARGUMENTS = (
     *("batch_size", "batch_sizes", "buffer_size", "seed", "seed2", "reshuffle_each_iteration", "num_shards", "index"),
     *("size", "shift", "stride", "start", "stop", "step", "cycle_length", "block_length"),
 )
+_OF_A_STEP = ("retry", "jit_compile")
 _COUNTED = ("Skip", "Take")
 """Operations whose count decides which examples there are; that of a repeat is only how long a run may be."""
 
 
-def settings(train_step: object, dataset: tf.data.Dataset | None) -> dict:
+def settings(train_step: object, dataset: tf.data.Dataset | None, *, jit_compile: bool | None = None) -> dict:
     """The arguments of a program's optimizers, loss scalers and dataset before the first step, as JSON.
 
     Args:
         train_step: Any callable. In a user's own step, the optimizers and loss scalers that it names are found.
         dataset: The loop's; None if its batches come from elsewhere.
+        jit_compile: Whether XLA compiles the step as a whole; None if that is not known.
     """
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {} if jit_compile is None else {"Loop": {"jit_compile": jit_compile}}
     for optimizer in reversed(named_by(train_step, keras.optimizers.Optimizer)):
         _add(facts, type(optimizer).__name__, describe_optimizer(optimizer))
-    if isinstance(retry := getattr(train_step, "retry", None), bool):
-        _add(facts, type(train_step).__name__, {"retry": retry})
+    own = {name: value for name in _OF_A_STEP if isinstance(value := getattr(train_step, name, None), bool)}
+    if own:
+        _add(facts, type(train_step).__name__, own)
     if isinstance(train_step, ComposedStep):
         for part in train_step.parts:
             if part.teacher is not None:
                 _add(facts, f"Part({part.name})", {"momentum": part.momentum})
+    models = named_by(train_step, keras.layers.Layer)
     for one in reversed(named_by(train_step, scaler.layerwise.Layerwise)):
-        _add(facts, type(one).__name__, {"strategy": text_of(one.strategy)})
+        _add(facts, type(one).__name__, {"strategy": text_of(one.strategy), "groups": _groups(one, models)})
     for losses in reversed(named_by(train_step, scaler.PerLoss)):
         _add(facts, type(losses).__name__, {loss: text_of(losses[loss].strategy) for loss in losses.names})
     for one in reversed(named_by(train_step, scaler.LossScaler)):
         said = {"strategy": text_of(one.strategy), "sum_duplicates": one.sum_duplicates, "select": one.select}
         _add(facts, type(one).__name__, said)
-    if models := named_by(train_step, keras.layers.Layer):
+    if models:
         facts["formats"] = {"of products": _formats(models)}
     for one in reversed(named_by(train_step, scaler.weights.StochasticRounding)):
         _add(facts, type(one).__name__, {"seed": one.seed})
@@ -75,6 +80,14 @@ def _formats(models: Sequence[keras.layers.Layer]) -> str:
                 layers.setdefault(changed[path], []).append(number)
             number += 1
     return "; ".join(f"{words} in layers {', '.join(map(str, at))}" for words, at in layers.items()) or "Keras's own"
+
+
+def _groups(layerwise: scaler.layerwise.Layerwise, models: Sequence[keras.layers.Layer]) -> str:
+    """The variables of each group by their numbers in the models, -1 for others: names are another process's own."""
+    variables = dict.fromkeys(id(native(one)) for model in models for one in model.variables)
+    numbers = {found: number for number, found in enumerate(variables)}
+    own = [sorted(numbers.get(id(one), -1) for one in group) for group in layerwise.groups.values()]
+    return "; ".join(f"variables {', '.join(map(str, group)) or 'none'}" for group in own)
 
 
 def differences(saved: Mapping, here: Mapping) -> list[str]:

@@ -9,6 +9,8 @@ import numpy as np
 from markupsafe import Markup
 
 _MINUS = "\u2212"
+_MOST = 8e307
+"""The end of an axis of values whose distance, or whose margin, is beyond float64."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Axis:
         if self.log:
             with np.errstate(divide="ignore", invalid="ignore"):
                 values = np.log(np.where(values > 0, values, np.nan)) / math.log(self.log)
-        return np.clip((values - self.low) / (self.high - self.low), 0.0, 1.0)
+        return (np.clip(values, self.low, self.high) - self.low) / (self.high - self.low)
 
 
 def steps_axis(first: int, last: int) -> Axis:
@@ -49,6 +51,10 @@ def linear_axis(values: np.ndarray, floor: float | None = None) -> Axis:
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     low = low if floor is None else min(low, floor)
+    if not math.isfinite(max(abs(low), abs(high), high - low) * 1.1):
+        # Values beyond lie on the edge: the length of the axis must be a number.
+        low, high = max(low, -_MOST), min(high, _MOST)
+        low = min(low, high)
     spread = (high - low) or abs(high) or 1.0
     low, high = low - 0.04 * spread, high + 0.04 * spread
     return _placed(low, high, [(value, _plain(value)) for value in _round_values(low, high, 5)])
@@ -57,7 +63,7 @@ def linear_axis(values: np.ndarray, floor: float | None = None) -> Axis:
 def loss_axis(values: np.ndarray) -> Axis:
     """An axis for losses: logarithmic where they are positive and span more than a factor of 30."""
     finite = values[np.isfinite(values)]
-    if not len(finite) or finite.min() <= 0 or finite.max() < 30 * finite.min():
+    if not len(finite) or finite.min() <= 0 or finite.max() / 30 < finite.min():
         return linear_axis(values)
     low, high = math.log10(finite.min()) - 0.08, math.log10(finite.max()) + 0.08
     every = max(1, math.ceil((high - low) / 6))

@@ -153,3 +153,16 @@ def test_what_cannot_work_is_named():
     one(batch())
     with pytest.raises(loops.LoopError, match="trains another"):
         loops.Averaged(other.model, one.optimizer)(batch()[0])
+
+
+def test_float64_weights_are_averaged_in_float64():
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2, dtype="float64")])
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)
+    step = loops.TrainStep(model, keras.losses.MeanSquaredError(), optimizer, loss_scaler=scaler.LossScaler())
+    expected = None
+    for number in range(4):
+        step((tf.random.stateless_normal((4, 3), (0, number), dtype=tf.float64), tf.zeros((4, 2), tf.float64)))
+        now = [variable.numpy() for variable in model.trainable_variables]
+        expected = now if expected is None else [0.9 * a + (1 - 0.9) * b for a, b in zip(expected, now, strict=True)]
+    for found, one in zip(loops.Averaged(model, optimizer).weights(), expected, strict=True):
+        np.testing.assert_allclose(found.numpy(), one, rtol=1e-15, atol=1e-16)

@@ -2,6 +2,7 @@
 
 import pathlib
 import shutil
+import warnings
 
 import keras
 import pytest
@@ -303,6 +304,40 @@ def test_strategies_of_each_loss_and_of_groups_are_settings():
     said = state_differences(both(10), both(20))
     assert [one.split(" ")[0] for one in said] == ["Layerwise.strategy", "PerLoss.task"]
     assert all("growth_interval=10" in one and "growth_interval=20" in one for one in said)
+
+
+@pytest.mark.parametrize(("then", "now"), [(["one"], ["two"]), (["one"], ["one", "two"]), (["one", "two"], ["two"])])
+def test_the_places_of_rescales_are_a_setting(then, now):
+    def of(after):
+        model, layerwise = scaler.layerwise.insert_rescales(layers("one", "two"), after=after)
+        return state_settings(lambda x: (model, layerwise), tf.data.Dataset.range(3))
+
+    (said,) = state_differences(of(then), of(now))
+    assert said.startswith("Layerwise.groups was 'variables ")
+    assert state_differences(of(then), of(then)) == []
+
+
+@pytest.mark.slow
+def test_whether_xla_compiles_is_a_setting(tmp_path):
+    def run(in_loop, in_step, goal):
+        keras.utils.set_random_seed(0)
+        step = loops.TrainStep(
+            layers("first"), keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.1), jit_compile=in_step
+        )
+        data = tf.data.Dataset.from_tensors((tf.ones([4, 4]), tf.ones([4, 1]))).repeat()
+        loop = loops.Loop(step, data, jit_compile=in_loop, actions=[loops.Checkpoint(tmp_path, every=1, resume=True)])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loop.run(goal)
+        return [str(one.message) for one in caught if issubclass(one.category, loops.ResumeWarning)]
+
+    assert run(False, False, 1) == []
+    assert run("auto", False, 2) == []
+    (said,) = run(True, False, 3)
+    assert "Loop.jit_compile was False and is True" in said
+    (said,) = run(False, True, 4)
+    assert "Loop.jit_compile was True and is False" in said
+    assert "TrainStep.jit_compile was False and is True" in said
 
 
 def test_a_retry_is_a_setting_of_a_step():

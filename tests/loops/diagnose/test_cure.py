@@ -3,11 +3,15 @@
 import itertools
 import json
 
+import keras
 import planted
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+import loops
+import scaler
 from halfstep import main
 from halfstep.cure import text
 from loops.diagnose.explain.cure import find_cure
@@ -22,6 +26,43 @@ pytestmark = pytest.mark.filterwarnings("ignore::scaler.ScaleWarning", "ignore:o
 def made(name, folder):
     getattr(planted, name)(folder).run(planted.STEPS[name])
     return folder
+
+
+def hidden(run, named=False):
+    """A function whose model of two layers is in a dict of another function; it may name a model beside it."""
+    keras.utils.set_random_seed(0)
+    inside = keras.layers.Dense(2, name="large", dtype="float16", kernel_initializer=keras.initializers.Constant(200.0))
+    held = {"model": keras.Sequential([keras.Input([2]), inside, keras.layers.Dense(1, name="small", dtype="float32")])}
+    beside = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, name="beside", dtype="float16")])
+    optimizer, loss_scaler = keras.optimizers.SGD(1e-9), scaler.LossScaler()
+
+    def predict(x):
+        return held["model"](x)
+
+    weights = held["model"].trainable_variables
+    masters = scaler.MasterWeights(weights)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(predict(x))
+            if named:
+                loss += 0.0 * tf.reduce_mean(tf.cast(beside(x / 1000.0), tf.float32))
+            scaled = loss_scaler.scale(loss)
+        outcome = loss_scaler.apply(optimizer, tape.gradient(scaled, weights), masters)
+        return {"loss": loss, "applied": outcome.finite, "loss_scale": outcome.loss_scale}
+
+    data = tf.data.Dataset.from_tensors(tf.fill([4, 2], 300.0)).repeat()
+    actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=1)]
+    return loops.Loop(step, data, actions=actions, steps_per_call=1)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_model_that_the_step_does_not_name_is_cured(tmp_path, named):
+    hidden(tmp_path, named).run(2)
+    answer = find_cure(hidden(tmp_path, named), 2)
+    assert answer.known
+    (path,) = answer.layers
+    assert path.rpartition("/")[2] == "large"
 
 
 @pytest.mark.exhaustive

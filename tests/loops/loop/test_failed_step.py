@@ -1,5 +1,7 @@
 """Guards that an error out of a step of one's own says at which step it came, with what batches, in its own words."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import tensorflow as tf
 import loops
 import scaler
 from loops.loop.failed_step import described
+from loops.record.skips import health, what_is_wrong
 
 X, LABELS = np.ones([64, 3], np.float32), np.zeros([64], np.int32)
 
@@ -44,6 +47,89 @@ def test_the_step_that_fails_later_is_the_one_that_is_named(steps_per_call):
     with pytest.raises(tf.errors.InvalidArgumentError, match="the fifth") as caught:
         loop.run(8)
     assert notes(caught) == ["halfstep: this came at step 5 of the run, in my_step, with batches of int64 []."]
+
+
+def fails_at_five(number):
+    tf.debugging.assert_none_equal(number, tf.constant(5, tf.int64), message="the fifth")
+    return number
+
+
+def generated():
+    for number in range(1, 9):
+        if number == 5:
+            raise ValueError("the fifth")
+        yield number
+
+
+DATA = {
+    "map": tf.data.Dataset.range(1, 9).map(fails_at_five),
+    "ahead": tf.data.Dataset.range(1, 9).map(fails_at_five, num_parallel_calls=2).prefetch(2),
+    "endless": tf.data.Dataset.range(1, 9).map(fails_at_five).repeat(),
+    "generator": tf.data.Dataset.from_generator(generated, output_signature=tf.TensorSpec([], tf.int64)),
+}
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize("data", DATA)
+def test_an_error_of_the_dataset_is_told_as_that(data, steps_per_call):
+    taken = tf.Variable(0, dtype=tf.int64)
+
+    def my_step(number):
+        return {"loss": number, "taken": taken.assign_add(number // number)}
+
+    loop = loops.Loop(my_step, DATA[data], steps_per_call=steps_per_call)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the fifth") as caught:
+        loop.run(8)
+    place = "in the dataset, which gave no batch for it, with batches of int64 []."
+    assert notes(caught) == [f"halfstep: this came at step 5 of the run, {place}"]
+    assert loop.counters.data == int(taken) == 4
+
+
+def lost(caught):
+    return [one for one in caught.value.__notes__ if "no action has seen" in one]
+
+
+@pytest.mark.parametrize("where", ["dataset", "step", "source"])
+@pytest.mark.parametrize(
+    ("steps_per_call", "which"), [(1, None), (2, None), (3, "step 4 of the same call is"), (8, "steps 1 to 4 of")]
+)
+def test_steps_that_no_action_saw_are_named(tmp_path, where, steps_per_call, which):
+    step = fails_at_five if where != "dataset" else tf.identity
+    data = {
+        "dataset": DATA["map"],
+        "step": tf.data.Dataset.range(1, 9),
+        "source": (np.int64(number) for number in range(1, 9)),
+    }[where]
+    log = tmp_path / "steps.jsonl"
+    seen = []
+
+    def my_step(number):
+        return {"loss": step(number), "applied": True}
+
+    actions = [loops.JsonLines(log), lambda visit: seen.extend(visit.outputs["loss"].tolist())]
+    loop = loops.Loop(my_step, data, steps_per_call=steps_per_call, actions=actions)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the fifth") as caught:
+        loop.run(8)
+    assert loop.counters.data == 4
+    assert len(lost(caught)) == (which is not None)
+    assert which is None or f"halfstep: {which}" in lost(caught)[0]
+    said = set(range(1, 5)) - set(seen)
+    # The run goes on, and what is missing afterwards is what was said.
+    assert loop.run(7).data == 7
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert set(range(1, 8)) - {row["step"] for row in rows} == said
+    assert bool(said) == (f"The log has only {7 - len(said)} of 7 steps" in what_is_wrong(health(rows)))
+
+
+def test_one_of_our_own_errors_says_it_in_its_sentence():
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    labels = np.where(np.arange(64) < 40, 0, 7).astype(np.int32)
+    step = loops.TrainStep(model, loss_fn, keras.optimizers.SGD(0.1))
+    data = tf.data.Dataset.from_tensor_slices((X, labels)).batch(8, drop_remainder=True)
+    with pytest.raises(loops.BadBatch, match=r"a label is 7.* Steps 4 to 5 of the same call are taken") as caught:
+        loops.Loop(step, data, steps_per_call=3).run(8)
+    assert "steps_per_call=1" in str(caught.value)
 
 
 def test_our_own_sentences_need_no_note():

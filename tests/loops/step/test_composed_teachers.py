@@ -34,6 +34,34 @@ def test_it_is_the_average_of_the_applied_steps(shape):
         np.testing.assert_allclose(own, one, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9, 0.999])
+def test_float64_weights_are_averaged_in_float64_and_float32_ones_in_float32(momentum):
+    keras.utils.set_random_seed(1)
+
+    def made():
+        wide = keras.layers.Dense(3, dtype="float64")
+        return keras.Sequential([keras.Input([4]), keras.layers.Dense(5, dtype="float32"), wide])
+
+    student, teacher = made(), made()
+    part = loops.Part(
+        "student",
+        student,
+        lambda x: tf.reduce_mean(student(x) ** 2),
+        keras.optimizers.SGD(0.1),
+        teacher=teacher,
+        momentum=momentum,
+    )
+    step = tf.function(loops.ComposedStep([part]))
+    for number in range(3):
+        before = [variable.numpy() for variable in teacher.weights]
+        assert step(tf.random.stateless_normal([8, 4], (0, number)))["student/applied"]
+        for own, one, goal in zip(teacher.weights, before, student.weights, strict=True):
+            kind = own.numpy().dtype.type
+            expected = kind(momentum) * one + (kind(1.0) - kind(momentum)) * goal.numpy()
+            # XLA and fused multiply-adds round once less.
+            np.testing.assert_allclose(own.numpy(), expected, rtol=4 * np.finfo(kind).eps, atol=np.finfo(kind).eps)
+
+
 def test_a_resumed_run_with_another_momentum_says_so(tmp_path):
     def run(momentum, steps):
         keras.backend.clear_session()

@@ -262,6 +262,40 @@ def test_what_cannot_be_is_refused_before_anything_changes():
     assert not hasattr(quantized.layers[0], "halfstep_emulated")
 
 
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have")
+@pytest.mark.parametrize("mode", ["int8", "float8"])
+@pytest.mark.parametrize("way", ["layer", "model", "policy"])
+def test_what_is_emulated_cannot_be_quantized_by_keras(mode, way):
+    model = emulated("mxfp4")(small())
+    x = numbers(2, 6)
+    before = model(x)
+
+    def quantize():
+        if way == "policy":
+            model.layers[0].dtype_policy = f"{mode}_from_float32"
+        else:
+            (model if way == "model" else model.layers[0]).quantize(mode)
+
+    refused("one: this layer is emulated in a narrow format, and Keras's quantize would drop that", quantize)
+    assert set(scaler.formats.changed(model)) == {"one", "two"}
+    if way != "policy":
+        np.testing.assert_array_equal(model(x), before)
+    # What the sentence says: the weights in a model that is made again.
+    plain = small()
+    plain.set_weights(model.get_weights())
+    plain.quantize(mode)
+    assert plain.layers[0].quantization_mode == mode
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have")
+def test_what_was_emulated_for_a_while_can_be_quantized_afterwards():
+    model = small()
+    with emulated("mxfp4").tried(model), pytest.raises(scaler.InvalidArgument):
+        model.layers[0].quantize("int8")
+    model.quantize("int8")
+    assert model.layers[0].quantization_mode == "int8"
+
+
 def test_every_format_of_blocks_can_be_asked_for():
     assert set(ELEMENT) <= set(scaler.formats.FORMATS)
     assert emulated("float8_e4m3fn").gradients == "float8_e5m2"

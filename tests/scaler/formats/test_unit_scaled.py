@@ -470,3 +470,10 @@ def test_other_sums_weigh_their_inputs_alike(calls, outputs):
     assert found[last].parts == (2**-0.5, 2**-0.5)
     assert not any(found[last].delayed)
     assert {place.into_branch for place in found} == {1.0}
+
+
+def test_keras_cannot_quantize_what_is_unit_scaled():
+    model = scaler.formats.unit_scaled(keras.Sequential([keras.Input([6]), keras.layers.Dense(4, name="one")]))
+    with pytest.raises(scaler.InvalidArgument, match="one: this layer is unit-scaled, and Keras's quantize would drop"):
+        model.quantize("int8")
+    assert set(scaler.formats.changed(model)) == {"one"}
