@@ -82,19 +82,21 @@ class Averaged:
                 "Train first, or evaluate the model itself."
             )
         averaged, targets = found
-        averages_of = [trained if one is None else one for one, trained in zip(averaged, targets, strict=True)]
-        if [tuple(one.shape) for one in averages_of] != [tuple(one.shape) for one in variables]:
+        # A 16-bit variable is trained through another variable, its master. The optimizer has an order of its own.
+        own = {id(getattr(trained, "copy_of", trained)): (one, trained) for one, trained in zip(*found, strict=True)}
+        missing = [variable for variable in variables if id(variable) not in own]
+        if missing and [tuple(one.shape) for one in targets] != [tuple(one.shape) for one in variables]:
             raise LoopError(
                 f"Averaged: the optimizer {self._optimizer.name!r} averages {len(averaged)} variables of other shapes "
                 f"than the {len(variables)} of model {self._model.name!r}. Give the optimizer that trains this model."
             )
-        for trained, variable in zip(targets, variables, strict=True):
-            # A 16-bit variable is trained through another variable, its master.
-            if variable.dtype == "float32" and trained is not variable:
-                raise LoopError(
-                    f"Averaged: the optimizer {self._optimizer.name!r} trains another {variable.path!r} than that of "
-                    f"model {self._model.name!r}. Give the optimizer that trains this model."
-                )
+        if missing:
+            raise LoopError(
+                f"Averaged: the optimizer {self._optimizer.name!r} trains another {missing[0].path!r} than that of "
+                f"model {self._model.name!r}. Give the optimizer that trains this model."
+            )
+        pairs = [own[id(variable)] for variable in variables]
+        averages_of = [trained if one is None else one for one, trained in pairs]
         started = tf.convert_to_tensor(self._optimizer.iterations) > 0
         return [
             tf.where(started, tf.saturate_cast(tf.convert_to_tensor(average), variable.dtype), variable)

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.backend.masks import cast_with_mask
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
 from loops.support.batches import explaining, parts
@@ -25,8 +26,9 @@ class Evaluate:
         loop = loops.Loop(step, dataset, actions=[evaluate, loops.EarlyStop(loops.Best(evaluate, "accuracy", "max"))])
 
     The model is called with `training=False`, so the state of the training run does not change. Metrics get its
-    predictions in float32. They are reset before each pass, stay on the device during it, and are read once after it. A
-    metric may be NaN: it is kept and shown as NaN, and is never the best of a `Best`.
+    predictions in float32, with the mask that Keras stores on them. They are reset before each pass, stay on the device
+    during it, and are read once after it. A metric may be NaN: it is kept and shown as NaN, and is never the best of a
+    `Best`.
 
     Args:
         model: A Keras model, or any function `(x, training=False) -> prediction`.
@@ -131,7 +133,7 @@ class Evaluate:
 
     def _measure(self, x: Any, y: Any, sample_weight: Any) -> None:
         prediction = self._model(x, training=False)
-        prediction = tf.nest.map_structure(lambda one: tf.cast(one, tf.float32), prediction)
+        prediction = tf.nest.map_structure(lambda one: cast_with_mask(one, tf.float32), prediction)
         for metric in self._metrics:
             metric.update_state(y, prediction, sample_weight=sample_weight)
 

@@ -14,6 +14,7 @@ from loops.step.composed_outputs import OWN
 from loops.step.loss_result import loss_and_extra
 from loops.step.part_probes import Look, PartProbes
 from loops.step.parts import Part
+from loops.step.penalties import penalties
 from loops.step.probing import OUTPUTS as PROBED
 from loops.step.turns import Taken, taken_if
 
@@ -148,7 +149,7 @@ class PartPasses:
         loss = tf.convert_to_tensor(loss)
         self._scalers[part.name].check_precision(loss, loss)
         loss = tf.cast(loss, tf.float32)
-        for penalty in (one for model in part.models for one in getattr(model, "losses", ())):
+        for penalty in penalties(part.models):
             loss += tf.cast(penalty, tf.float32)
         extra = {name: tf.convert_to_tensor(value) for name, value in extra.items()}
         self.extra[part.name] = {name: value.dtype for name, value in extra.items()}

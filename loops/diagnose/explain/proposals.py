@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.backend.masks import cast_with_mask
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.divisions import division_proposals
 from loops.diagnose.explain.remedies import Kind, Proposal
@@ -251,7 +252,7 @@ def _loss_proposals(attempts: Attempts, *, singular: bool) -> list[Proposal]:
             Kind.LOSS_IN_FLOAT32,
             "the loss in float32",
             "Cast the predictions to float32 before the loss.",
-            _with_predictions(step, lambda one: tf.cast(one, tf.float32) if one.dtype.is_floating else one),
+            _with_predictions(step, lambda one: cast_with_mask(one, tf.float32) if one.dtype.is_floating else one),
         )
     ]
     if singular:

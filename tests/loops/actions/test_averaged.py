@@ -51,6 +51,24 @@ def test_it_is_the_average_of_the_float32_weights_over_applied_steps(kind):
         np.testing.assert_allclose(tf.convert_to_tensor(average), theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["float16", "float32"])
+def test_each_weight_has_its_own_average_whatever_the_order_that_the_optimizer_was_given(kind):
+    layers = [keras.layers.Dense(4, name=name, dtype=kind, bias_initializer=name) for name in ("zeros", "ones")]
+    model = keras.Sequential([keras.Input([4], dtype=kind), *layers])
+    first, second = model.layers
+    turned = [*second.trainable_variables, *first.trainable_variables]
+    targets = scaler.MasterWeights(turned) if kind == "float16" else turned
+    optimizer, loss_scaler = keras.optimizers.SGD(0.0, use_ema=True), static(8.0)
+    with tf.GradientTape() as tape:
+        scaled = loss_scaler.scale(tf.cast(tf.reduce_sum(model(tf.ones([2, 4]))), tf.float32))
+    assert loss_scaler.apply(optimizer, tape.gradient(scaled, turned), targets).finite
+    averaged = loops.Averaged(model, optimizer)
+    for average, variable in zip(averaged.weights(), model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(average, variable)
+    with averaged.swapped():
+        assert second.bias.numpy().tolist() == [1.0] * 4
+
+
 @pytest.mark.slow
 def test_evaluating_it_is_evaluating_a_model_of_these_weights():
     step = make()

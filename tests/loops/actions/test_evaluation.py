@@ -66,6 +66,18 @@ def test_a_real_model_is_measured_with_weights_and_does_not_move():
     np.testing.assert_equal([variable.numpy() for variable in model.variables], before)
 
 
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_what_is_padding_does_not_count_in_16_bits_either(policy):
+    keras.config.set_dtype_policy(policy)
+    model = keras.Sequential([keras.Input([3, 1]), keras.layers.Masking(), keras.layers.Dense(1, use_bias=False)])
+    x = np.float32([[[1.0], [0.0], [2.0]], [[0.0], [0.0], [3.0]]])
+    metric = keras.metrics.MeanSquaredError(name="mse", dtype="float32")
+    data = tf.data.Dataset.from_tensors((x, np.ones_like(x)))
+    weight = float(model.layers[-1].kernel[0, 0])
+    expected = np.mean(np.square(weight * np.float32([1, 2, 3]) - 1))
+    np.testing.assert_allclose(loops.Evaluate(model, data, [metric], every=1).measure()["mse"], expected, rtol=2e-3)
+
+
 def test_an_empty_dataset_is_one_clear_error():
     evaluate = loops.Evaluate(lambda x, training: x, held_out().take(0), [Value()], every=1)
     loop = loops.Loop(lambda x: {"loss": x}, tf.data.Dataset.from_tensor_slices([1.0, 2.0]), actions=[evaluate])
