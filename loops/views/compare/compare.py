@@ -11,7 +11,7 @@ import numpy as np
 import scaler
 from loops.record import Recorded, as_recorded
 from loops.views.compare.aligned import aligned, lost_of, other_batches_at, step_at
-from loops.views.compare.differences import first_difference, scales_known
+from loops.views.compare.differences import first_other_decision, first_other_scale, scales_known
 from loops.views.compare.result import Comparison, Row
 from loops.views.compare.sentence import sentence_of
 from loops.views.compare.series import (
@@ -67,7 +67,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
     rows = tuple(_row(name, first[name], second[name], truth, within) for name in first if name in second)
     rows = tuple(row for row in rows if row.steps)
     common = np.intersect1d(numbers[0][numbers[0] >= 0], numbers[1][numbers[1] >= 0])
-    scales, decisions = (first_difference(*runs, column) for column in ("loss_scale", "applied"))
+    scales, decisions = first_other_scale(*runs), first_other_decision(*runs)
     found = Comparison(
         runs=(runs[0].name, runs[1].name),
         by=how.by,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,16 +23,28 @@ class FirstDifference(NamedTuple):
     parts: tuple[str, ...]
 
 
-def first_difference(run: Recorded, other: Recorded, column: str) -> FirstDifference:
-    """Where a column of two runs first differs, or that of any part that both have.
+def first_other_scale(run: Recorded, other: Recorded) -> FirstDifference:
+    """Where the loss scales of two runs first differ, or those of any part that both have."""
+    return _first_of_all(run, other, "loss_scale", lambda recorded, name, part: recorded.columns[name])
 
-    Args:
-        run: A run.
-        other: The run to compare it with.
-        column: The name that a step of one loss gives it, such as "loss_scale".
-    """
+
+def first_other_decision(run: Recorded, other: Recorded) -> FirstDifference:
+    """The first step that one run skipped and the other did not; a micro-batch of a window is not skipped."""
+    return _first_of_all(run, other, "applied", _skips)
+
+
+def _skips(run: Recorded, name: str, part: str) -> np.ndarray:
+    attempted = run.column(f"{part}/attempted" if part else "attempted") != 0
+    return (attempted & (run.columns[name] == 0)).astype(float)
+
+
+def _first_of_all(run: Recorded, other: Recorded, column: str, values: Callable) -> FirstDifference:
     names = columns_of(run.columns, column)
-    found = {part: _first(run, other, name) for part, name in names.items() if name in other.columns}
+    found = {
+        part: _first((run, other), [values(one, name, part) for one in (run, other)])
+        for part, name in names.items()
+        if name in other.columns
+    }
     at = min((step for step in found.values() if step is not None), default=None)
     return FirstDifference(at, tuple(part for part, step in found.items() if part and step is not None and step == at))
 
@@ -48,8 +61,8 @@ def scales_known(run: Recorded) -> bool:
     return found
 
 
-def _first(run: Recorded, other: Recorded, name: str) -> int | None:
-    step, first, second = np.intersect1d(run.step, other.step, assume_unique=True, return_indices=True)
-    one, two = run.columns[name][first], other.columns[name][second]
+def _first(runs: Sequence[Recorded], values: Sequence[np.ndarray]) -> int | None:
+    step, first, second = np.intersect1d(runs[0].step, runs[1].step, assume_unique=True, return_indices=True)
+    one, two = values[0][first], values[1][second]
     differs = (one != two) & ~(np.isnan(one) & np.isnan(two))
     return int(step[np.argmax(differs)]) if differs.any() else None

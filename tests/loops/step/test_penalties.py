@@ -34,6 +34,7 @@ def heads():
 def test_each_weight_is_regularized_once(given, expected, mode):
     shared, (one, two) = heads()
     models = given(shared, one, two)
+
     def loss_fn(x):
         return 0.0 * (tf.reduce_sum(one(x)) + tf.reduce_sum(two(x)))
 
