@@ -30,6 +30,7 @@ from loops.diagnose.graph.origin import differentiated, nearest_layer, origins, 
 from loops.diagnose.graph.overflow import octaves_over
 from loops.diagnose.graph.scan import Scan
 from loops.record.columns import cause_name
+from loops.step.train_step import TrainStep
 
 _VERDICTS = {
     scaler.Cause.NONE: "healthy",
@@ -352,7 +353,9 @@ def _with_variable(
     moment = attempts.moment
     proposed = [*update_proposals(attempts), *proposals(attempts, layers, None, None, singular=False)]
     position = int(attempt.outputs.get("variable", -1))
-    variables = getattr(getattr(moment.train_step, "model", None), "trainable_variables", [])
+    # The list that a step of one's own gives to `apply` may have another order.
+    step = moment.train_step
+    variables = step.model.trainable_variables if isinstance(step, TrainStep) else []
     variable = variables[position] if 0 <= position < len(variables) else None
     holders = [path for path, layer in layers.items() if any(one is variable for one in layer.variables)]
     return dataclasses.replace(

@@ -1,10 +1,12 @@
 """Guards that a step is repeated only where all that it moves can be put back, also what other threads use."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import loops
+import scaler
 from loops.diagnose.explain.at_hand import Recent, at_hand
 
 RECENT = Recent(1, tf.constant([1.0]))
@@ -59,3 +61,29 @@ def test_a_step_whose_state_cannot_be_put_back_is_not_repeated(taken, named):
     loop = loops.Loop(taken, tf.data.Dataset.from_tensors([1.0]))
     with pytest.raises(loops.LoopError, match=f"uses .*{named}.* cannot be put back"), at_hand(loop, RECENT):
         pass
+
+
+class Reversed:
+    """A step of one's own, which gives its variables in another order than its model's; the last gradient is huge."""
+
+    def __init__(self):
+        layers = [keras.layers.Dense(2, name=name) for name in ("first", "second")]
+        self.model = keras.Sequential([keras.Input([4]), *layers], name="model")
+        self.loss_scaler, self.optimizer = scaler.LossScaler(scaler.Static(8.0)), keras.optimizers.SGD(0.1)
+
+    def __call__(self, x):
+        variables = self.model.trainable_variables[::-1]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.model(x))
+            scaled = self.loss_scaler.scale(loss)
+        *grads, last = tape.gradient(scaled, variables)
+        outcome = self.loss_scaler.apply(self.optimizer, [*grads, 0.0 * last + 1e30], variables)
+        return {"loss": loss, "applied": outcome.finite, "cause": outcome.cause, "variable": outcome.variable}
+
+
+def test_no_variable_is_named_by_its_place_in_a_list_that_is_not_the_models():
+    step, x = Reversed(), tf.ones([2, 4])
+    assert not step(x)["applied"]
+    assert "the gradient of 'model/first/kernel' is the largest" in step.loss_scaler.explain()
+    found = loops.observe.explain_batch(step, x, seconds=0)
+    assert (found.verdict, found.tensor, found.layer) == ("too_large", None, None)
