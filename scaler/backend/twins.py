@@ -97,8 +97,11 @@ def can_have_twins(optimizer: Any) -> bool:
 
 
 def decays(optimizer: Any, variable: Any) -> bool:
-    """Whether the optimizer's weight decay applies to the variable."""
-    return bool(optimizer.weight_decay) and bool(optimizer._use_weight_decay(variable))
+    """Whether the optimizer's weight decay applies to the variable.
+
+    Keras asks of the TensorFlow variable, whose name is the path: that of a Keras variable is "kernel" in every layer.
+    """
+    return bool(optimizer.weight_decay) and bool(optimizer._use_weight_decay(replicas.native(variable)))
 
 
 def slots_of(optimizer: Any, variable: Any) -> dict[str, tf.Variable]:

@@ -1,5 +1,7 @@
 """What an optimizer knows of single variables, a float16 model's optimizer knows of their masters."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -235,3 +237,22 @@ def test_names_of_masters_are_those_of_their_variables():
         masters = scaler.MasterWeights(variables)
     assert [master.name for master in masters.weights] == [variable.value.name for variable in variables]
     assert masters.weights[0].name == "model/first/kernel:0"
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16"])
+@pytest.mark.parametrize("names", [["first"], ["second/kernel"], ["kernel"], ["^first", "bias"]])
+def test_a_pattern_is_sought_in_the_path_wherever_a_step_is_compiled(policy, names):
+    """Keras asks of the TensorFlow variable, and not of its own, whose name is "kernel" in every layer."""
+    keras.config.set_dtype_policy(policy)
+    layers = [keras.layers.Dense(4, name=name, bias_initializer="ones") for name in ("first", "second", "third")]
+    model = keras.Sequential([keras.Input([4]), *layers])
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=names)
+    step = tf.function(
+        loops.TrainStep(model, lambda y, prediction: 0.0 * tf.reduce_sum(tf.cast(prediction, tf.float32)), optimizer)
+    )
+    before = [np.asarray(variable, np.float32) for variable in model.trainable_variables]
+    assert step((tf.ones([2, 4]), tf.ones([2, 4])))["applied"]
+    for variable, was in zip(model.trainable_variables, before, strict=True):
+        excluded = any(re.search(name, variable.value.name) for name in names)
+        np.testing.assert_allclose(np.asarray(variable, np.float32), was * (1.0 if excluded else 0.95), rtol=1e-3)
