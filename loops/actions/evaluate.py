@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -16,6 +17,7 @@ from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
 from loops.support.batches import explaining, parts
 from loops.support.errors import LoopError
+from loops.support.text import one_line
 
 
 class Evaluate:
@@ -135,7 +137,27 @@ class Evaluate:
         prediction = self._model(x, training=False)
         prediction = tf.nest.map_structure(lambda one: cast_with_mask(one, tf.float32), prediction)
         for metric in self._metrics:
-            metric.update_state(y, prediction, sample_weight=sample_weight)
+            with self._told(metric, prediction):
+                metric.update_state(y, prediction, sample_weight=sample_weight)
+
+    @contextlib.contextmanager
+    def _told(self, metric: keras.metrics.Metric, prediction: Any) -> Iterator[None]:
+        """Replaces an error of a metric that takes something else by one sentence."""
+        try:
+            yield
+        except (TypeError, ValueError, AttributeError) as error:
+            count = len(tf.nest.flatten(prediction))
+            several = (
+                f"The model has {count} outputs. Give a function that returns one, such as "
+                "`lambda x, training: model(x, training=training)[0]`, and data whose y is its target: an Evaluate for "
+                "each output."
+                if count > 1
+                else "Give a metric of predictions, such as keras.metrics.MeanSquaredError()."
+            )
+            raise scaler.InvalidArgument(
+                f"Evaluate({self.name!r}): the metric {metric.name!r}, a {type(metric).__name__}, does not take "
+                f"(y, prediction, sample_weight=...): {one_line(error)} {several}"
+            ) from error
 
 
 def _check(model: object, dataset: object, metrics: list) -> None:

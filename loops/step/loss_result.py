@@ -26,7 +26,7 @@ def loss_and_extra(result: Any, taken: Container[str]) -> tuple[tf.Tensor, dict[
         raise BadOutputs(
             f"the loss function returned {result!r}: expected a scalar, or a scalar and a dict of scalars by name."
         )
-    if not isinstance(loss, (int, float)) and tuple(getattr(loss, "shape", ())) == (0,):
+    if tf.TensorShape(getattr(loss, "shape", ())) == tf.TensorShape([0]):
         raise BadBatch(
             "the batch has no rows: Keras's losses give no scalar for it, but an empty tensor. Leave such batches out "
             "of what gives them. As a batch of a tf.data.Dataset with an open number of rows, such as (None, 6), it "

@@ -57,8 +57,8 @@ class _Sum:
         predictions, targets = self._by_loss("prediction", prediction), self._by_loss("y", y)
         weights = None
         if sample_weight is not None:
-            shared = tf.is_tensor(sample_weight)
-            weights = dict.fromkeys(self._losses, sample_weight) if shared else self._by_loss("weights", sample_weight)
+            several = isinstance(sample_weight, (Mapping, list, tuple))
+            weights = self._by_loss("weights", sample_weight) if several else dict.fromkeys(self._losses, sample_weight)
         found, total = {}, tf.constant(0.0)
         for key, loss in self._losses.items():
             arguments = (targets[key], predictions[key], *(() if weights is None else (weights[key],)))

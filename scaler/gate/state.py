@@ -119,7 +119,8 @@ class StoredState:
 
     def _make_awaited(self) -> None:
         """Makes `tensors` for the values that a checkpoint has of them: saved before a step they would be lost."""
-        if self.tensors or (owner := self._owner()) is None:
+        owner = self._owner()
+        if self.tensors or owner is None:
             return
         shape = awaited_shape(owner, TENSORS, tensor_norms.FIELDS[1])
         if shape is not None:

@@ -11,6 +11,7 @@ import scaler
 ROOT = pathlib.Path(scaler.__file__).parent
 OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields"}
 OF_OURS = {
+    "_halfstep_given",
     "_halfstep_owner",
     "_halfstep_scale",
     "_MOVED",

@@ -108,8 +108,9 @@ def rows():
         yield lambda v=value: LossScaler().update(scaler.Event(v)), str(value.shape), "scalar bool"
     for value in (tf.constant(1), tf.constant(True), 3):
         yield lambda v=value: LossScaler().scale(v), tf.convert_to_tensor(value).dtype.name, "floating-point scalar"
-    for shape in ([1], [2, 3], [0]):
+    for shape in ([1], [2, 3]):
         yield lambda s=shape: LossScaler().scale(tf.ones(s)), str(tuple(shape)), "expected a scalar"
+    yield lambda: LossScaler().scale(tf.ones([0])), "(0,)", "was the batch empty?"
 
     yield lambda: apply(grads=[]), "empty", "one gradient for each variable"
     yield lambda: apply(variables=[]), "1 gradients for 0 variables", "one for each"

@@ -63,3 +63,12 @@ def test_it_trains_as_compile_does(losses, weights, named, outputs):
 def test_mistakes_are_named(call, sentence):
     with pytest.raises(scaler.InvalidArgument, match=sentence):
         call()
+
+
+@pytest.mark.parametrize("kind", [np.asarray, tf.constant], ids=["NumPy", "tensor"])
+def test_one_array_of_weights_is_that_of_all_losses(kind):
+    weights, ones = np.linspace(0.0, 2.0, 8, dtype=np.float32), np.ones(8, np.float32)
+    losses, y = {"a": MSE, "b": MSE}, {"a": A, "b": B}
+    found = made(losses)((X, y, kind(weights)))
+    each = made(losses)((X, y, {"a": weights, "b": weights}))
+    assert float(found["loss"]) == float(each["loss"]) != float(made(losses)((X, y, ones))["loss"])
