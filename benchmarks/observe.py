@@ -7,7 +7,8 @@ zeros cost another look, for subnormals among them. A third kind holds one infin
 
 The steps are those of the transformer with four layers and of the digits CNN, in float32, in a `Loop` with twenty of
 them a call. A contender takes twenty at a time, so that what is done at every tenth counts as often as it is done. A
-`Trace` has the runs of one file, whose last histograms are written once, at the end.
+`Trace` has the runs of one file, whose last histograms are written once, at the end. "Read once" is a bound: the same
+probes, which find the largest magnitude of each tensor and count nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pathlib
 import tempfile
 import warnings
 from collections.abc import Callable
+from unittest import mock
 
 import keras
 import models
@@ -28,6 +30,7 @@ import tensorflow as tf
 import loops
 import scaler
 from scaler import observe
+from scaler.observe import rows
 
 VALUES = 1_000_000
 PER_MILLION = 1.2
@@ -43,6 +46,7 @@ WATCHES = {
     "ready probes, every 10th step": (1.05, {"every": 10, "kinds": ["attention", "update_rms"]}, False),
 }
 """Targets, what is watched, and whether a `Trace` writes it."""
+READ_ONCE = {"all, read once": {}, "all, every 10th step, read once": {"every": 10}}
 PLAIN, OFF = "no probes", "probes turned off"
 COUNT = {"exponents": None, "exponents, jit": True}
 AMAX = {"amax": None, "amax, jit": True}
@@ -106,6 +110,19 @@ def steps_of(make: Callable[[str], models.Problem], arguments: dict | None, trac
     return call
 
 
+def reading_once(make: Callable[[str], models.Problem], arguments: dict) -> Callable:
+    """Twenty steps whose probes read each value of a tensor once, for its largest magnitude, and count nothing."""
+
+    def least(tensors: list[list]) -> tuple[tf.Tensor, tf.Tensor]:
+        largest = [tf.reduce_max([scaler.gradients.amax([one]) for one in row]) for row in tensors]
+        return tf.zeros([len(tensors), observe.BINS], tf.int64), tf.stack(largest)
+
+    steps = steps_of(make, arguments, None)
+    with mock.patch.object(rows, "counts_and_largest", least):
+        steps()  # Which traces.
+    return steps
+
+
 def operations(step: loops.TrainStep, batch: tuple) -> int:
     return len(tf.function(step).get_concrete_function(batch).graph.get_operations())
 
@@ -118,10 +135,12 @@ def probes(quick: bool) -> tuple[list[paired.Figure], dict]:
             for name, (_, arguments, traced) in WATCHES.items():
                 path = pathlib.Path(folder) / f"{name}.arrow" if traced else None
                 contenders[name] = steps_of(make, arguments, path)
+            contenders |= {name: reading_once(make, arguments) for name, arguments in READ_ONCE.items()}
             taken = paired.take_turns(contenders, 10 * SECONDS, quick)
         cases[f"twenty steps, {title}, float32"] = paired.case(taken, PLAIN)
         for name, (target, *_) in WATCHES.items():
             figures.append(paired.figure(f"{title}, {name}: to {PLAIN}", taken, name, PLAIN, target))
+        figures += [paired.figure(f"{title}, {name}: to {PLAIN}", taken, name, PLAIN) for name in READ_ONCE]
         keras.backend.clear_session()
     make = next(iter(QUICK_MODELS.values()))
     off, batch = step_of(make, {})
