@@ -25,6 +25,7 @@ from loops.study.effects.graph_claims import (
     KL,
     LENGTHS,
     SETTLED,
+    SLOPES,
     claims_of,
     each_of,
     times,
@@ -72,7 +73,8 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
         "the trainer's probability over the sampler's, against their length, up to about 26,000 tokens: a KL "
         "divergence "
         f"of {KL['bfloat16']} in bfloat16 and of {KL['float16']} in float16, "
-        f"{KL['bfloat16'] / KL['float16']:.0f} times less, and slopes of -1.01 and -0.07 per 1000 tokens.",
+        f"{KL['bfloat16'] / KL['float16']:.0f} times less, and slopes of {SLOPES['bfloat16']} and "
+        f"{SLOPES['float16']} per 1000 tokens.",
         design=f"A transformer on text (two blocks of width {_WIDTH}, sequences of {CONTEXT} characters) trains in "
         f"float32 with Adam at {_RATE}. The same weights then run under `mixed_bfloat16`, `mixed_float16` and float32, "
         f"on {_SEQUENCES} held-out sequences: whole with a causal mask, the same compiled by XLA, and one character at "
@@ -84,7 +86,7 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
         steps=steps,
         beside=(
             (
-                "distance of a character from float32: bfloat16's, times float16's",
+                "distance of a character from float32: bfloat16's over float16's",
                 f"no number; {BITS:.0f} by the bits",
                 each_of({graph: away[graph, "bfloat16"] / away[graph, "float16"] for graph in all_graphs}),
             ),
@@ -94,18 +96,10 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
                 each_of(factor),
             ),
             (
-                "log ratio of a sequence, likewise",
-                f"KL divergence, of long sampled answers: {KL['bfloat16'] / KL['float16']:.0f}",
-                f"deviation, of {CONTEXT} given characters: {each_of(wider)}; a KL divergence grows as its square",
-            ),
-            *(
-                (
-                    f"the same in {name}",
-                    f"KL divergence {kl}",
-                    "deviation "
-                    + ", ".join(f"{graph} {spread(deviation[graph, name][:, -1], '.2g')}" for graph in GRAPHS),
-                )
-                for name, kl in KL.items()
+                "KL divergence of an answer (here the mean square of the log ratio of "
+                f"{CONTEXT} given characters), likewise",
+                f"{KL['bfloat16'] / KL['float16']:.0f}",
+                each_of({graph: each**2 for graph, each in wider.items()}, ".0f"),
             ),
         ),
         columns=(
@@ -131,30 +125,30 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
             for case in cases
         ),
         claims=claims_of(token, away, deviation, beyond, same),
-        remarks="Both formats sum in float32, and a graph differs from another where it rounds at other places, or "
-        "after another order of a sum. From float32, which rounds 2^13 times finer than float16, the whole sequence is "
+        remarks="A graph differs from another where it rounds at other places, or sums in another order. From float32, "
+        "which rounds 2^13 times finer than float16, the whole sequence is "
         f"{times(away[FIRST, 'bfloat16'] / away[FIRST, 'float16'])} times as far in bfloat16 as in float16. "
         "From each other two graphs are as far as their roundings differ, and that need not be alike in both formats. "
-        "XLA merges operations and may leave out roundings between them. Of the characters "
-        f"{percent(same['XLA', 'bfloat16'])} keep their bits in bfloat16 and {percent(same['XLA', 'float16'])} in "
-        f"float16, and from float32 XLA is {spread(nearer['bfloat16'], '.2f')} and "
-        f"{spread(nearer['float16'], '.2f')} times as far as the graph without it. One character at a time has the "
-        "same operations on other shapes, which this CPU mostly sums alike: "
-        f"{percent(same['one at a time', 'bfloat16'])} and {percent(same['one at a time', 'float16'])} keep their "
-        "bits. It is the nearer of the two to sampling, and a character differs more in bfloat16 in "
-        f"{(factor['one at a time'] > 1).sum()} of its {seeds} seeds. An engine with kernels of its own is not so "
-        "near. Differences of single characters are small. The ratio of a sequence multiplies them, so that its spread "
-        "grows with the length, and answers of a language model are far longer than these. Answers that are sampled "
-        "from the policy also have a mean log ratio, minus the KL divergence, which grows with the length itself. The "
-        "published slopes are of such answers, and text that was given has no such part. The KL divergence of an "
-        f"answer adds up over its tokens, and is small for each of them: {KL['bfloat16']} over thousands of tokens. It "
-        f"grows as the square of typical differences, {BITS**2:.0f} times where these are {BITS:.0f} times as large; "
-        "outliers among tokens may break that. A policy in float16 "
-        "usually needs a loss scale to be trained, which is what this library is for; [unit scaling](unit-scaling.md) "
-        "has a small model that does without.",
+        "XLA merges operations and may leave out roundings between them. From float32 it is "
+        f"{spread(nearer['bfloat16'], '.2f')} times as far as the graph without it in bfloat16, and "
+        f"{spread(nearer['float16'], '.2f')} times in float16: it treats the formats differently, and its factors are "
+        "in part due to that. One character at a time, as a policy samples, has the same operations on other shapes, "
+        "which this CPU mostly sums alike: "
+        f"{percent(same['one at a time', 'bfloat16'])} of the characters keep their bits in bfloat16 and "
+        f"{percent(same['one at a time', 'float16'])} in float16. An engine with kernels of its own need not sum "
+        "alike.\n\nDifferences of single characters are small. The ratio of a sequence multiplies them, so that its "
+        "spread grows with the length, and answers of a language model are far longer than these. Answers that are "
+        "sampled from the policy also have a mean log ratio, minus the KL divergence, which grows with the length "
+        "itself. Text that was given has no such part; it may have a mean of its own, of either sign, which is not "
+        f"measured here. The KL divergence of an answer adds up over its tokens: {KL['bfloat16']} over thousands of "
+        f"them. It grows as the square of differences, {BITS**2:.0f} times where all of these are {BITS:.0f} times as "
+        f"large. The published factor of {KL['bfloat16'] / KL['float16']:.0f} is below that, and so is that of the "
+        f"slopes, {SLOPES['bfloat16'] / SLOPES['float16']:.0f}. A policy in float16 usually needs a loss scale to be "
+        "trained, which is what this library is for; [unit scaling](unit-scaling.md) has a small model that does "
+        "without.",
         panels=(
             Panel(
-                "bfloat16's difference, times float16's",
+                "bfloat16's difference over float16's",
                 "",
                 "factor",
                 (

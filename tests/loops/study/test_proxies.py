@@ -155,17 +155,35 @@ def test_the_verdicts_about_spikes_are_of_the_numbers():
     falling = np.repeat(1 / (1 + np.array(spikes.EPSILONS) / 1e-4)[None, :, None], 100, axis=0)
     level = adam_copies.Curves(falling, falling, falling, np.full_like(falling, 1e-4), falling)
     effect = spikes.effect_of(changed(1.0, (0, 1, 2)), level, 40, 2, 100)
-    assert [number for number, claim in enumerate(effect.claims) if not claim.holds] == [8, 9]
-    assert [number for number, claim in enumerate(effect.claims) if not claim.published] == [0, 8, 9]
+    # All ways end alike.
+    assert [number for number, claim in enumerate(effect.claims) if claim.holds is not True] == [9, 10, 11]
+    assert [number for number, claim in enumerate(effect.claims) if not claim.published] == [0, 6, 7, 8, 10, 11]
     narrow = spikes.effect_of(changed(1.0, (0, 1)), level, 40, 2, 100)
-    assert [number for number, claim in enumerate(narrow.claims) if not claim.holds] == [9]
+    assert [number for number, claim in enumerate(narrow.claims) if not claim.holds] == [9, 11]
     late = changed(1.0, (0, 1))
     late.loss[90, 3 :: len(spikes.WAYS)] = 1.5
     effect = spikes.effect_of(late, level, 40, 2, 100)
-    assert [number for number, claim in enumerate(effect.claims) if not claim.holds] == [5, 7]
+    assert [number for number, claim in enumerate(effect.claims) if not claim.holds] == [6, 8, 9]
+    assert "in 2 of 2 seeds, with AdamW in 0," in effect.claims[6].text
     flat = level._replace(update=np.ones_like(falling))
     effect = spikes.effect_of(changed(1.0, (3,)), flat, 40, 2, 100)
-    assert [number for number, claim in enumerate(effect.claims) if claim.holds] == [0, 8, 9]
+    assert [number for number, claim in enumerate(effect.claims) if claim.holds] == [0, 6, 10, 11]
+    assert effect.claims[3].holds is None  # No spike has no lag.
+
+
+def test_each_beta2_has_a_verdict_on_its_lags_and_an_end_needs_all_seeds():
+    level = adam_copies.Curves(*np.ones([5, 100, len(spikes.EPSILONS), 2]))
+    count = len(spikes.WAYS)
+    curves = changed(1.0, (0, 1))
+    curves.loss[43:46, count] = 0.5
+    curves.loss[52, count, 0] = 1.0
+    curves.loss[-1, 2 * count + 3, 0] = 0.4
+    claims = spikes.effect_of(curves, level, 40, 2, 100).claims
+    assert [claim.holds for claim in claims[2:4]] == [True, False]
+    assert "12 (1 of 2 seeds); in 0 of 1" in claims[3].text
+    assert claims[9].holds is None
+    curves.loss[-1, 2 * count + 3] = 0.4
+    assert spikes.effect_of(curves, level, 40, 2, 100).claims[9].holds is True
 
 
 def test_a_spike_is_found_where_it_is():

@@ -81,10 +81,20 @@ def test_one_graph_can_fail_alone():
     token["XLA", "bfloat16"] = np.full(2, 2e-3)
     token["one at a time", "bfloat16"] = np.array([2e-3, 5e-4])
     deviation = {case: np.ones((2, len(graph_claims.LENGTHS))) for case in token}
+    same = {case: np.full(2, 0.5) for case in token}
     away = {case: np.ones(2) for case in itertools.product(("whole", *graph_claims.GRAPHS), graph_claims.FORMATS)}
-    claims = graph_claims.claims_of(token, away, deviation, deviation, away)
+    claims = graph_claims.claims_of(token, away, deviation, deviation, same)
     assert [claim.holds for claim in claims[4:6]] == [True, False]
     assert "more in 1 of 2 seeds" in claims[5].text
+    # A graph that changes few characters is nearly the first one. In one of the formats that is enough.
+    same["one at a time", "float16"] = np.full(2, 0.8)
+    claims = graph_claims.claims_of(token, away, deviation, deviation, same)
+    assert [claim.holds for claim in claims[4:8]] == [True, None, False, None]
+    assert "only 50 % of the characters change in bfloat16 and 20 % in float16" in claims[5].text
+
+
+def test_only_a_direction_and_a_divergence_are_published():
+    assert [number for number, claim in enumerate(made_up()) if claim.published] == [3, 4, 5, 6, 7]
 
 
 def test_factors_have_a_geometric_mean():
