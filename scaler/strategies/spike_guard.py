@@ -83,8 +83,9 @@ class SpikeGuard:
     comes after.
 
     A `LossScaler` makes these windows for the variables of its first step. A later step may have some of them, and a
-    gradient that a step does not have leaves its window alone. Other variables are refused. In the long form give
-    `Event.norms` in the same order, ask `is_spike`, and multiply by `factors`.
+    gradient that a step does not have leaves its window alone. Other variables are refused. Variables are known by
+    name and shape, and of several that share both by their order: name them where the order may change. In the long
+    form give `Event.norms` in the same order, ask `is_spike`, and multiply by `factors`.
 
     The state is the strategy's, with these fields. The first three are also there as `losses`, `loss_usual` and
     `loss_limit`, if the loss is watched.
