@@ -179,7 +179,8 @@ def _skips(run: Recorded, found: Digest) -> str:
             return "the only attempt skipped"
         attempts = "of them" if found.attempts == found.steps else amount(found.attempts, "attempt")
         return f"all {attempts} skipped"
-    skipped = f"{found.skips:,} skipped ({share(found.skip_rate)})"
+    of = "" if found.attempts == found.steps else f" of {amount(found.attempts, 'attempt')}"
+    skipped = f"{found.skips:,}{of} skipped ({share(found.skip_rate)})"
     if found.skips == found.health.at_start and set(found.by_cause) <= _OF_SCALE:
         return f"{skipped} while the scale found its level"
     if not found.health.healthy:

@@ -173,6 +173,10 @@ def test_a_digest_counts_and_its_sentence_says_so(folder):
         ),
         ({"loss": [1.0, np.nan], "applied": [1, 0]}, "began at 1 and was not finite at the end"),
         ({"loss": [1.0], "applied": [0]}, "1 step, the only attempt skipped; the loss"),
+        (
+            {"loss": [1.0] * 4, "attempted": [0, 1, 0, 1], "applied": [0, 1, 0, 0]},
+            "4 steps, 1 of 2 attempts skipped (50%)",
+        ),
         ({"loss": [1.0]}, "1 step, and the log does not say"),
         ({"loss": [1.0] * 2, "applied": [1, 1], "loss_scale": [1.0, 1.0]}, "none skipped; the loss went from 1 to 1."),
     ],
