@@ -26,6 +26,10 @@ def test_a_step_with_probes_of_all_kinds():
 @pytest.mark.exhaustive_with(
     "accumulate",
     "an optimizer that is looked at",
+    "composed, in turn, probes",
+    "composed, in turn, retry",
+    "composed, together, probes",
+    "composed, together, retry",
     "fit",
     "fit, protect",
     "fit, protect, accumulate",

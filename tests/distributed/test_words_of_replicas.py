@@ -109,6 +109,7 @@ def two_optimizers(rig, x):
     return applied
 
 
+@pytest.mark.exhaustive_with("eager-4")
 @pytest.mark.slow_with("eager-2", "eager-4", "graph-4")
 @pytest.mark.parametrize("replicas", COUNTS)
 @pytest.mark.parametrize("run", [tf.function, lambda step: step], ids=["graph", "eager"])

@@ -24,7 +24,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.slow_with("by hand-xla", "by hand-eager")
-@pytest.mark.exhaustive_with("by hand-graph", "composed-loop")
+@pytest.mark.exhaustive_with("by hand-xla", "by hand-graph", "composed-loop")
 def test_a_loss_that_is_not_finite_is_skipped(rig):
     rig.reset(low=2.0**10, high=2.0**10).run(batches(1, 2))
     before = rig.bits()

@@ -239,6 +239,14 @@ def test_names_of_masters_are_those_of_their_variables():
     assert masters.weights[0].name == "model/first/kernel:0"
 
 
+@pytest.mark.exhaustive_with(
+    "names3-float16",
+    "names3-mixed_float16",
+    "names2-float16",
+    "names2-mixed_float16",
+    "names1-float16",
+    "names1-mixed_float16",
+)
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16"])
 @pytest.mark.parametrize("names", [["first"], ["second/kernel"], ["kernel"], ["^first", "bias"]])
 def test_a_pattern_is_sought_in_the_path_wherever_a_step_is_compiled(policy, names):

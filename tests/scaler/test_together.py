@@ -266,6 +266,7 @@ def three(spoilt, mode, select):
     return taken, weights, optimizers, loss_scaler
 
 
+@pytest.mark.exhaustive_with("xla-None-2", "xla-None-0")
 @pytest.mark.parametrize("spoilt", [0, 1, 2])
 @pytest.mark.parametrize(("mode", "select"), [("eager", None), ("graph", None), ("graph", True), ("xla", None)])
 def test_whichever_of_three_cannot_move_none_has(spoilt, mode, select):

@@ -84,6 +84,7 @@ def reference(inside):
     return found
 
 
+@pytest.mark.exhaustive_with("by_hand")
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [by_step, by_hand])
 def test_the_layer_whose_weights_are_flushed_is_left_out(build, tmp_path):
@@ -158,7 +159,7 @@ def by_penalty(run):
     return loops.Loop(step, data(), actions=actions)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_a_penalty_unscales_is_no_gradient_of_the_weights(tmp_path):
     found = find_format_cure(of(by_penalty, tmp_path), 4, FP8)
     batches = reference([])

@@ -60,6 +60,7 @@ def of(build, run, steps=7):
     return build(run)
 
 
+@pytest.mark.exhaustive_with("4-at step 3 it had it")
 @pytest.mark.parametrize(("step", "when"), [(2, "at step 3 it has it first"), (4, "at step 3 it had it")])
 def test_a_part_without_its_turn_is_neither_in_nor_out(step, when, tmp_path):
     found = find_format_cure(of(in_turns, tmp_path), step, FP8)
@@ -140,6 +141,7 @@ def together(run):
     return loops.Loop(step, tf.data.Dataset.from_tensor_slices(batches()), actions=actions(run))
 
 
+@pytest.mark.exhaustive
 def test_one_decision_about_several_parts_is_said(tmp_path):
     found = find_format_cure(of(together, tmp_path), 3, FP8)
     assert (found.joint, found.parts) == (["critic", "generator"], {})
@@ -185,6 +187,7 @@ def test_a_step_without_any_layer_is_told_how_to_name_its_model(tmp_path):
         find_format_cure(of(build, tmp_path), 3, FP8)
 
 
+@pytest.mark.exhaustive
 def test_gradients_that_are_not_finite_are_not_compared(tmp_path):
     def build(run):
         return in_turns(run, weight=float("inf"))

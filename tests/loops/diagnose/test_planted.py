@@ -258,7 +258,7 @@ def test_a_remedy_that_leaves_no_gradient_is_none(runs):
     assert "What helped" not in found.sentence
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_remedy_whose_loss_is_far_from_the_usual_is_none(explained):
     """Float32 holds a variance of 1e6 and trains nothing with it; the usual loss is that of another remedy."""
     found = explained("unbounded_variance")

@@ -136,7 +136,7 @@ def test_gradients_that_a_step_takes_again_are_seen(moves):
     assert all(tf.is_tensor(value) for value in outcome)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_forward_pass_of_a_later_part_is_not_called_its_backward_pass(tmp_path):
     """It lies behind the gradients of the first."""
 
