@@ -147,7 +147,7 @@ def test_what_a_block_makes_of_its_largest_gradient(name, factor, expected):
     assert claims.kept(name, factor, 512) == pytest.approx(expected * (94 / 95) / (95 / 96), rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_runs_of_one_seed_are_paired():
     """The same weights and batches, whatever ran before: state, slots and scales of tensors begin anew."""
     digits = tasks.load("digits")

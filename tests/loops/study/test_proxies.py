@@ -203,7 +203,7 @@ def test_a_spike_is_found_where_it_is():
     assert np.isinf(spikes.spike_of(adam_copies.Curves(loss, rms, rms, rms, rms), 0, 20).times[0])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_is_the_same_from_the_same_seed_and_probes_both_blocks():
     made = small.SmallTransformer(True, 10)
     one, other, again = (made.run(1e-2, seed) for seed in (0, 1, 0))
