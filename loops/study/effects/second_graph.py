@@ -26,6 +26,7 @@ from loops.study.effects.graph_claims import (
     LENGTHS,
     SETTLED,
     SLOPES,
+    changed_factor,
     claims_of,
     each_of,
     times,
@@ -58,6 +59,7 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
     widest = {case: np.exp(np.abs(each[:, :, -1])).max(axis=1) for case, each in ratios.items()}
     away = {case: np.abs(each - seen[FIRST, "float32"]).mean(axis=(1, 2)) for case, each in seen.items()}
     factor = {graph: token[graph, "bfloat16"] / token[graph, "float16"] for graph in GRAPHS}
+    changed = changed_factor(token, same)
     wider = {graph: deviation[graph, "bfloat16"][:, -1] / deviation[graph, "float16"][:, -1] for graph in GRAPHS}
     nearer = {name: away["XLA", name] / away[FIRST, name] for name in ("bfloat16", "float16")}
     return Effect(
@@ -80,8 +82,9 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
         f"on {_SEQUENCES} held-out sequences: whole with a causal mask, the same compiled by XLA, and one character at "
         "a time with what came before kept. The log-probabilities of the text's own characters are compared with those "
         "of the first graph, all in float32 from the logits on. The ratio of a sequence is exp of the summed "
-        "differences of its first characters. Nothing is trained by reinforcement, and the text is not sampled from "
-        "the policy: these ratios are computed as importance ratios are, but are none. Factors are geometric means.",
+        "differences of its first characters. Nothing is trained by reinforcement, and the text is not from a "
+        "sampler: these ratios are computed as importance ratios are, but are none. Float32 is at its floor: between 2 "
+        f"and 4 nats its numbers are {np.spacing(np.float32(2)):.1e} apart. Factors are geometric means.",
         seeds=seeds,
         steps=steps,
         beside=(
@@ -92,12 +95,17 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
             ),
             (
                 "difference of a character from the first graph, likewise",
-                f"no number; {BITS:.0f} by the bits",
+                "no number",
                 each_of(factor),
             ),
             (
-                "KL divergence of an answer (here the mean square of the log ratio of "
-                f"{CONTEXT} given characters), likewise",
+                "the same of characters that change",
+                f"no number; {BITS:.0f} by the bits",
+                each_of(changed),
+            ),
+            (
+                "KL divergence of an answer, likewise (half the mean square of log ratios, where these are small; "
+                f"here of {CONTEXT} given characters)",
                 f"{KL['bfloat16'] / KL['float16']:.0f}",
                 each_of({graph: each**2 for graph, each in wider.items()}, ".0f"),
             ),
@@ -132,13 +140,13 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
         "XLA merges operations and may leave out roundings between them. From float32 it is "
         f"{spread(nearer['bfloat16'], '.2f')} times as far as the graph without it in bfloat16, and "
         f"{spread(nearer['float16'], '.2f')} times in float16: it treats the formats differently, and its factors are "
-        "in part due to that. One character at a time, as a policy samples, has the same operations on other shapes, "
+        "in part due to that. One character at a time, as a sampler works, has the same operations on other shapes, "
         "which this CPU mostly sums alike: "
         f"{percent(same['one at a time', 'bfloat16'])} of the characters keep their bits in bfloat16 and "
         f"{percent(same['one at a time', 'float16'])} in float16. An engine with kernels of its own need not sum "
         "alike.\n\nDifferences of single characters are small. The ratio of a sequence multiplies them, so that its "
-        "spread grows with the length, and answers of a language model are far longer than these. Answers that are "
-        "sampled from the policy also have a mean log ratio, minus the KL divergence, which grows with the length "
+        "spread grows with the length, and answers of a language model are far longer than these. Answers from the "
+        "sampler also have a mean log ratio, minus the KL divergence, which grows with the length "
         "itself. Text that was given has no such part; it may have a mean of its own, of either sign, which is not "
         f"measured here. The KL divergence of an answer adds up over its tokens: {KL['bfloat16']} over thousands of "
         f"them. It grows as the square of differences, {BITS**2:.0f} times where all of these are {BITS:.0f} times as "
@@ -157,7 +165,7 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
                         range(len(all_graphs)),
                         [away[g, "bfloat16"] / away[g, "float16"] for g in all_graphs],
                     ),
-                    _factors("character", [1, 2], [factor[graph] for graph in GRAPHS]),
+                    _factors("changed character", [1, 2], [changed[graph] for graph in GRAPHS]),
                     _factors("sequence", [1, 2], [wider[graph] for graph in GRAPHS]),
                 ),
                 log_y=10,

@@ -13,7 +13,7 @@ from loops.study.effects.loss_spike import AFTER, JUMP, SOON, SPIKE, Spike
 BETAS = (0.9, 0.99, 0.999)
 EPSILONS = tuple(10.0**power for power in range(-8, 0))
 NEAR = 0.01
-"""A limit on gradients near their norm before the change."""
+"""A limit on gradients that is a few times their norm before the change."""
 WIDE, NARROW = (f"clipped to {limit:g}" for limit in (CLIP_NORM, NEAR))
 SETTLED = 1.2
 """The largest mean RMS before the change."""
@@ -34,6 +34,7 @@ def claims_of(spikes: Mapping[tuple[float, str], Spike], shares: np.ndarray, set
     stable, wide, narrow = (spikes[worst, way] for way in (STABLE, WIDE, NARROW))
     lag, seeds = plain[worst].lag, len(plain[worst].lag)
     followed = plain[middle].lag[np.isfinite(plain[middle].lag)]
+    low, high = plain[middle].times, plain[worst].times
     lower = stable.end < wide.end
     return (
         Claim(
@@ -44,12 +45,12 @@ def claims_of(spikes: Mapping[tuple[float, str], Spike], shares: np.ndarray, set
             published=False,
         ),
         Claim(
-            f"with beta2 {worst} AdamW's loss spikes in each seed ({spread(plain[worst].times, '.1f')} times).",
-            bool((plain[worst].times >= SPIKE).all()),
+            f"with beta2 {worst} AdamW's loss spikes in each seed ({spread(high, '.2f')} times).",
+            bool((high >= SPIKE).all()),
         ),
         Claim(
-            f"with beta2 {worst} the loss is halfway up to its spike {PUBLISHED[0]} to {PUBLISHED[1]} steps "
-            f"after the RMS, in each seed ({lag_of(lag)}).",
+            f"with beta2 {worst} the loss is halfway up to its spike at most {PUBLISHED[1]} steps after the RMS, in "
+            f"each seed ({lag_of(lag)}).",
             bool(_in_time(lag).all()),
         ),
         Claim(
@@ -58,23 +59,18 @@ def claims_of(spikes: Mapping[tuple[float, str], Spike], shares: np.ndarray, set
             bool(_in_time(followed).all()) if len(followed) else None,
         ),
         Claim(
-            "a smaller beta2 makes the spike smaller, on average: "
-            + ", ".join(f"{spread(plain[beta].times, '.1f')} times at {beta}" for beta in BETAS)
-            + ".",
-            bool(np.all(np.diff([plain[beta].times.mean() for beta in BETAS]) > 0)),
+            f"a smaller beta2 makes the spike smaller, in each seed: {spread(low, '.2f')} times at {middle}, "
+            f"{spread(high, '.2f')} at {worst} ({BETAS[0]} does not count: at a beta2 of beta1 no weight's update is "
+            "larger than the learning rate).",
+            bool((low < high).all()),
         ),
         Claim(
-            f"StableAdamW avoids the spike that follows the change: there is none in the next {SOON} steps, in "
-            "each seed and for each beta2.",
-            all((spikes[beta, STABLE].times < SPIKE).all() for beta in BETAS),
-        ),
-        Claim(
-            f"nor is there one later: with beta2 {worst} StableAdamW's loss stays below {SPIKE} times in the next "
-            f"{AFTER - SOON} steps, in each seed ({spread(stable.later, '.1f')} times; {SPIKE} or more in "
-            f"{_risen(stable)} of {seeds} seeds, with AdamW in {_risen(plain[worst])}, with a limit of {NEAR:g} in "
-            f"{_risen(narrow)}, with AdamW and beta2 {BETAS[0]} in {_risen(plain[BETAS[0]])}).",
-            bool((stable.later < SPIKE).all()),
-            published=False,
+            f"StableAdamW avoids a spike: with beta2 {worst} its loss stays below {SPIKE} times in the {AFTER} steps "
+            f"after the change, in each seed (in the first {SOON} steps {spread(stable.times, '.2f')} times, {SPIKE} "
+            f"or more in {_risen(stable.times)} of {seeds} seeds, with AdamW in {_risen(high)}; in the next "
+            f"{AFTER - SOON} {spread(stable.later, '.2f')} times, {SPIKE} or more in {_risen(stable.later)}, with "
+            f"AdamW in {_risen(plain[worst].later)}).",
+            bool((stable.whole < SPIKE).all()),
         ),
         Claim(
             f"with beta2 {worst} StableAdamW's loss rises less than with gradients clipped to {CLIP_NORM:g} in the "
@@ -95,14 +91,8 @@ def claims_of(spikes: Mapping[tuple[float, str], Spike], shares: np.ndarray, set
             bool(lower.all()) if lower.all() or not lower.any() else None,
         ),
         Claim(
-            f"a limit on gradients near their norm avoids that spike, too: with beta2 {worst} and a limit "
-            f"of {NEAR:g} there is none in the {SOON} steps, in each seed ({spread(narrow.times, '.1f')} times).",
-            bool((narrow.times < SPIKE).all()),
-            published=False,
-        ),
-        Claim(
-            f"that limit is better than StableAdamW in all {AFTER} steps: with it the largest loss is lower, "
-            f"in each seed ({spread(narrow.whole, '.1f')} and {spread(stable.whole, '.1f')} times).",
+            f"with beta2 {worst} and gradients clipped to {NEAR:g} the loss rises less than with StableAdamW over "
+            f"the {AFTER} steps, in each seed ({spread(narrow.whole, '.2f')} and {spread(stable.whole, '.2f')} times).",
             bool((narrow.whole < stable.whole).all()),
             published=False,
         ),
@@ -122,11 +112,11 @@ def lag_of(steps: np.ndarray) -> str:
     return spread(known, ".0f") + ("" if len(known) == len(steps) else f" ({len(known)} of {len(steps)} seeds)")
 
 
-def _risen(seen: Spike) -> int:
-    """The number of seeds in which the loss is that of a spike later."""
-    return int((seen.later >= SPIKE).sum())
+def _risen(times: np.ndarray) -> int:
+    """The number of seeds in which the loss is that of a spike."""
+    return int((times >= SPIKE).sum())
 
 
 def _in_time(lag: np.ndarray) -> np.ndarray:
-    """Whether each lag is as long as is published. That of no spike is not."""
-    return (PUBLISHED[0] <= lag) & (lag <= PUBLISHED[1])
+    """Whether each lag is at most as long as is published: none is shorter than 1. That of no spike is not."""
+    return lag <= PUBLISHED[1]

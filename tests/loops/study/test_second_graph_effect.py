@@ -91,6 +91,26 @@ def test_one_graph_can_fail_alone():
     claims = graph_claims.claims_of(token, away, deviation, deviation, same)
     assert [claim.holds for claim in claims[4:8]] == [True, None, False, None]
     assert "only 50 % of the characters change in bfloat16 and 20 % in float16" in claims[5].text
+    assert [claim.holds for claim in claims[12:]] == [True, None]
+    assert "too few" in claims[13].text
+    assert "too few" not in claims[12].text
+
+
+def test_a_size_is_that_of_characters_that_change():
+    """However many there are: unchanged ones say nothing of the size of roundings."""
+    token, same = {}, {}
+    for graph, name in itertools.product(graph_claims.GRAPHS, graph_claims.FORMATS):
+        share = {"float32": 0.5, "float16": 0.1, "bfloat16": 0.01}[name]
+        token[graph, name] = np.full(2, share * {"float32": 5e-6, "float16": 1e-3, "bfloat16": 8e-3}[name])
+        same[graph, name] = np.full(2, 1 - share)
+    assert graph_claims.changed_factor(token, same)["XLA"] == pytest.approx([8, 8])
+    deviation = {case: np.ones((2, len(graph_claims.LENGTHS))) for case in token}
+    away = {case: np.ones(2) for case in itertools.product(("whole", *graph_claims.GRAPHS), graph_claims.FORMATS)}
+    claims = graph_claims.claims_of(token, away, deviation, deviation, same)
+    assert [claims[number].holds for number in (1, 2, 8, 9)] == [True] * 4
+    assert "a factor of 2 (8.0; of all characters 0.8, as bfloat16 changes 1 % of them and float16 10 %" in (
+        claims[1].text
+    )
 
 
 def test_only_a_direction_and_a_divergence_are_published():
