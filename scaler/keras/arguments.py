@@ -25,6 +25,7 @@ _IN_OLD_CONFIGS = {
     "gradient_accumulation_steps": None,
 }
 """What `get_config` of Keras's class holds before 3.12. Keras's class ignores these values."""
+_NOTHING = object()
 
 
 def check_inner(inner: object) -> None:
@@ -72,6 +73,25 @@ def check_keras_arguments(given: dict) -> None:
                 f"LossScaleOptimizer({name}={value!r}): the wrapper has no `{name}`. Set it on the `inner_optimizer`, "
                 "where it works on unscaled gradients."
             )
+
+
+def check_attribute(optimizer: Any, name: str, value: Any) -> None:
+    """Refuses to set on the wrapper what only the optimizer inside has: it would have no effect.
+
+    Raises:
+        InvalidArgument: With what to set.
+    """
+    own = (
+        name.startswith("_")
+        or (name in vars(optimizer) and name not in _IN_OLD_CONFIGS)
+        or hasattr(type(optimizer), name)
+    )
+    inside = name in _IN_OLD_CONFIGS or hasattr(optimizer.inner_optimizer, name)
+    if not own and inside and value != _IN_OLD_CONFIGS.get(name, _NOTHING):
+        raise InvalidArgument(
+            f"{name}={value!r} on a LossScaleOptimizer: it would have no effect there. Set it on the optimizer that "
+            f"moves the variables, `inner_optimizer.{name}`."
+        )
 
 
 def only_inner(inner: object, by_keras_name: object) -> Any:

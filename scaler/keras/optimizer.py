@@ -121,6 +121,8 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
                 f"loss_scale_factor={value!r} on a scaler.LossScaleOptimizer, or another loss scaler around it: it "
                 "scales losses by itself. Expected one loss scaler; pass scaler.Static(...) for a constant scale."
             )
+        if "loss_scaler" in vars(self):
+            arguments.check_attribute(self, name, value)
         super().__setattr__(name, value)
 
     def build(self, variables: Sequence) -> None:

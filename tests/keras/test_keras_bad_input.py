@@ -132,3 +132,33 @@ def test_stateless_apply_and_integers():
         optimizer.stateless_apply([], [], [])
     with pytest.raises(scaler.InvalidArgument, match="int32"):
         optimizer.scale_loss(tf.constant(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("weight_decay", 0.9),
+        ("clipnorm", 1.0),
+        ("clipvalue", 1.0),
+        ("global_clipnorm", 1.0),
+        ("use_ema", True),
+        ("ema_momentum", 0.9),
+        ("gradient_accumulation_steps", 3),
+        ("momentum", 0.9),
+    ],
+)
+def test_what_only_the_optimizer_inside_has_is_set_there(name, value):
+    optimizer = ours()
+    with pytest.raises(scaler.InvalidArgument, match=f"{name}={value}.*Set it on .*inner_optimizer.{name}"):
+        setattr(optimizer, name, value)
+    setattr(optimizer.inner_optimizer, name, value)
+    assert getattr(optimizer.inner_optimizer, name) == value
+
+
+def test_what_both_have_and_what_neither_has_can_be_set():
+    optimizer = ours()
+    optimizer.learning_rate = 0.5
+    optimizer.weight_decay = None
+    optimizer.note = "of a user's own"
+    assert float(optimizer.inner_optimizer.learning_rate) == 0.5
+    assert optimizer.note == "of a user's own"
