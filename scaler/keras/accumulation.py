@@ -22,7 +22,8 @@ class Window(tf.Module):
     The sum carries the scale of the last micro-batch. If the scale moves inside a window, the sum is rescaled.
 
     A non-finite micro-batch spoils its window. The sums never hold a non-finite value, and the window ends where it
-    would have ended. Its gradients then hold a NaN, which makes the gate skip the step.
+    would have ended. The gradients that were not finite are then NaN, which makes the gate skip the step and name them.
+    A process that goes on in the middle of a spoiled window names the first variable: no checkpoint holds which it was.
 
     Of a variable that takes its gradient as its value it holds the largest so far in place of a sum.
 
@@ -46,6 +47,7 @@ class Window(tf.Module):
             self._scale = replicas.local_variable(0.0, "sum_scale")
             self._spoiled = _summed(0.0, "spoiled")
             self._rejected = _summed(0.0, "rejected")
+            self._guilty = _NotSaved(replicas.local_variable(tf.zeros([len(targets)], tf.bool), "guilty"))
             self._sums = [_summed(tf.zeros(target.shape, _sum_dtype(target)), "sum") for target in targets]
 
     @property
@@ -79,7 +81,10 @@ class Window(tf.Module):
             _largest(total, grad, first) if kept else _plus(total, grad)
             for total, grad, kept in zip(followed, grads, self._overwrites, strict=True)
         ]
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in added])
+        sound = tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in added])
+        finite = tf.reduce_all(sound)
+        guilty = tf.logical_or(tf.logical_not(sound), tf.logical_and(self._guilty.variable, tf.logical_not(first)))
+        self._guilty.variable.assign(guilty)
         spoiled = tf.logical_or(tf.logical_not(finite), tf.logical_and(self._spoiled > 0.0, tf.logical_not(first)))
         self._scale.assign(loss_scale)
         self._spoiled.assign(tf.cast(spoiled, tf.float32))
@@ -88,15 +93,19 @@ class Window(tf.Module):
             total.assign(tf.where(finite, value, before))
         count = (tf.identity(self._count) + 1) % self._size
         self._count.assign(count)
+        named = tf.unstack(self._named(grads, guilty, spoiled))
         means = [
-            None if grad is None else tf.identity(total) / (1.0 if kept else float(self._size))
-            for grad, total, kept in zip(grads, self._sums, self._overwrites, strict=True)
+            None if grad is None else _nan_if(bad, total) / (1.0 if kept else float(self._size))
+            for grad, total, kept, bad in zip(grads, self._sums, self._overwrites, named, strict=True)
         ]
-        position = next((index for index, value in enumerate(means) if value is not None), None)
-        if position is not None:
-            mean = tf.convert_to_tensor(means[position])
-            means[position] = tf.where(spoiled, tf.constant(float("nan"), mean.dtype), mean)
         return means, tf.equal(count, 0)
+
+    def _named(self, grads: Sequence[Gradient], guilty: tf.Tensor, spoiled: tf.Tensor) -> tf.Tensor:
+        """Those that spoiled the window, bool [targets]: the first where that is not known."""
+        with_gradient = [position for position, grad in enumerate(grads) if grad is not None]
+        first = tf.constant([[position] == with_gradient[:1] for position in range(len(grads))])
+        unknown = tf.logical_and(spoiled, tf.logical_not(tf.reduce_any(guilty)))
+        return tf.logical_or(guilty, tf.logical_and(unknown, first))
 
     def _check_same_targets(self, grads: Sequence[Gradient]) -> None:
         # Which variables an update moves is fixed in a trace, and a trace knows no other micro-batch of its window.
@@ -162,6 +171,17 @@ def _largest(known: tf.Tensor, grad: Gradient, first: tf.Tensor) -> tf.Tensor:
         return known
     new = tf.convert_to_tensor(tf.cast(grad, known.dtype))
     return tf.where(first, new, largest(tf.stack([known, new])))
+
+
+def _nan_if(bad: tf.Tensor, total: tf.Variable) -> tf.Tensor:
+    return tf.where(bad, tf.constant(float("nan"), total.dtype), tf.identity(total))
+
+
+class _NotSaved:
+    """A variable that neither checkpoints nor files of the optimizer hold."""
+
+    def __init__(self, variable: tf.Variable) -> None:
+        self.variable = variable
 
 
 def _summed(value: Any, name: str) -> tf.Variable:

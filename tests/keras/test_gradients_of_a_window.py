@@ -68,3 +68,33 @@ def test_a_part_of_the_variables_may_be_applied_and_not_another_part_in_its_wind
         optimizer.apply([grad], [variables["b"]])
     optimizer.apply([grad], [variables["a"]])
     assert values(variables) == [[-1.0, -1.0], [0.0, 0.0]]
+
+
+ALL = ["first", "middle", "last"]
+
+
+@pytest.mark.parametrize("bad_at", [0, 1])
+@pytest.mark.parametrize("guilty", [["last"], ["middle"], ["middle", "last"], ALL], ids="-".join)
+def test_a_spoiled_window_names_what_was_not_finite(execute, guilty, bad_at):
+    variables = [tf.Variable(1.0, name=name) for name in ALL]
+    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    optimizer = scaler.LossScaleOptimizer(inner, scaler.Dynamic(8.0))
+    optimizer.build(variables)
+
+    def micro_batch(factors):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.scale_loss(tf.reduce_sum(tf.stack(variables) * factors))
+        outcome = optimizer.apply(tape.gradient(scaled, variables), variables)
+        return outcome.finite, outcome.variable
+
+    run = execute(micro_batch)
+    bad = np.float32([np.inf if name in guilty else 1.0 for name in ALL])
+    outcomes = [run(bad if number == bad_at else np.ones(3, np.float32)) for number in range(2)]
+    assert not outcomes[-1][0]
+    said = optimizer.loss_scaler.explain()
+    assert f"the gradient of '{guilty[0]}" in said
+    assert ("and the only one" in said) == (len(guilty) == 1)
+    assert (f"the first of {len(guilty)} that are non-finite" in said) == (len(guilty) > 1)
+    assert all(run(np.ones(3, np.float32)) is not None for _ in range(2))
+    assert all(np.isfinite(variable.numpy()) for variable in [*variables, *inner.variables])
+    assert variables[0].numpy() < 1.0
