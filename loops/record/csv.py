@@ -37,6 +37,8 @@ class Csv(StepLines):
         return rows if self._has(header) else [header, *rows]
 
     def _has(self, header: str) -> bool:
+        if not self.path.is_file():
+            return False  # A device may be read without end.
         with self.path.open(encoding="utf-8", newline="") as file:
             found = file.readline().rstrip("\n")
         if found and found != header:

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import pathlib
 
 import keras
 import numpy as np
@@ -214,3 +215,11 @@ def test_a_kill_loses_no_line_that_a_visit_had_written(tmp_path):
 
 def _json_step(line):
     return json.loads(line)["step"]
+
+
+@pytest.mark.parametrize("writer", [loops.Csv, loops.JsonLines])
+def test_a_device_that_takes_nothing_is_told_and_not_read_to_its_end(writer):
+    if not pathlib.Path("/dev/full").exists():
+        pytest.skip("this system has no device that is always full")
+    with pytest.raises(loops.NotWritable, match="No space left on device.*Step 1 is missing there"):
+        looping(writer("/dev/full")).run(1)
