@@ -221,5 +221,5 @@ def _json_step(line):
 def test_a_device_that_takes_nothing_is_told_and_not_read_to_its_end(writer):
     if not pathlib.Path("/dev/full").exists():
         pytest.skip("this system has no device that is always full")
-    with pytest.raises(loops.NotWritable, match="No space left on device.*Step 1 is missing there"):
+    with pytest.raises(loops.NotWritable, match=r"No space left on device.*Step 1 is missing there"):
         looping(writer("/dev/full")).run(1)
