@@ -115,7 +115,7 @@ def _check_decay(optimizer: Any, copies: Sequence) -> None:
     if not getattr(optimizer, "weight_decay", None):
         return
     decays = getattr(optimizer, "_use_weight_decay", None)
-    if decays is None or any(decays(master) is not decays(replicas.native(master.copy_of)) for master in copies):
+    if decays is None or any(decays(master) is not decays(master.copy_of) for master in copies):
         raise unsupported(
             "apply",
             f"does not tell which variables {type(optimizer).__name__} leaves out of weight decay, or does not for "

@@ -100,7 +100,7 @@ def _direction(graph: str, what: str, factors: np.ndarray, same: Seen) -> Claim:
     changed = {name: _changed(same[graph, name]) for name in KL}
     told = _told(graph, same)
     about = (
-        "that roundings are what separates two real engines is not tested"
+        "XLA leaves out roundings of bfloat16 alone, which is a part of it; two real engines are not tested"
         if told
         else f"only {changed['bfloat16']} of the characters change in bfloat16 and {changed['float16']} in float16"
     )

@@ -10,7 +10,7 @@ from loops.study.effects import networks
 from loops.study.effects.adam_copies import CLIP_NORM, CLIPPED, DECAY, PLAIN, STABLE, Curves, Setup, train
 from loops.study.effects.effect import Effect, Line, Panel, Preset, curve, spread
 from loops.study.effects.loss_spike import AFTER, JUMP, SOON, SPIKE, Spike, last_of, spike_of
-from loops.study.effects.spike_claims import BETAS, EPSILONS, NARROW, NEAR, PUBLISHED, WIDE, claims_of, lag_of
+from loops.study.effects.spike_claims import BETAS, EPSILONS, NARROW, NEAR, PUBLISHED, WIDE, claims_of, lag_of, risen
 
 NAME = "spikes"
 _SETTINGS = {PLAIN: (PLAIN, CLIP_NORM), WIDE: (CLIPPED, CLIP_NORM), NARROW: (CLIPPED, NEAR), STABLE: (STABLE, 1.0)}
@@ -207,7 +207,8 @@ def _remarks(norm: np.ndarray, spikes: Mapping[tuple[float, str], Spike], worst:
         f"limit of {CLIP_NORM:g} comes late: the first of AdamW's gradients after the change has a norm of "
         f"{spread(norm[0], '.2f')} with beta2 {worst} and no limit, and the largest "
         f"{spread(norm.max(axis=0), '.1f')}, once the loss has risen. A limit of {NEAR:g} holds the loss at "
-        f"{spread(near.whole, '.2f')} times over the {AFTER} steps, where StableAdamW comes to "
+        f"{spread(near.whole, '.2f')} times over the {AFTER} steps, {SPIKE} or more in {risen(near.whole)} of "
+        f"{len(near.whole)} seeds, where StableAdamW comes to "
         f"{spread(stable.whole, '.2f')}. The change multiplies all gradients by one factor, which a global limit near "
         f"the old norm undoes, and somebody has to know that limit. In the end its loss is {spread(near.end, '.3f')}, "
         f"that of StableAdamW {spread(stable.end, '.3f')}; higher in {(near.end > stable.end).sum()} of "
