@@ -14,7 +14,8 @@ from loops.diagnose.explain.attempts import Attempt, Attempts
 from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
 from loops.diagnose.explain.examples import example_of, example_to_blame, is_empty, lost_columns, several_examples
 from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.labels import Label, example_with, label_behind, label_refused
+from loops.diagnose.explain.label_explained import of_refused_label, with_label
+from loops.diagnose.explain.labels import label_behind, label_refused
 from loops.diagnose.explain.literals import literals_of
 from loops.diagnose.explain.lower_scales import fitting_scale, fitting_scales, flushes
 from loops.diagnose.explain.proposals import proposals, update_proposals
@@ -65,28 +66,7 @@ def explain_step(
         label = label_refused(error)
         if label is None:
             raise
-        return _of_refused_label(moment, label)
-
-
-def _of_refused_label(moment: Any, label: Label) -> Explanation:
-    """The explanation of a step whose label this device refuses: XLA made a NaN of it in the run.
-
-    Nothing else is known of the replay, nor needed: the label is in the batch, whatever the weights are.
-    """
-    logged = moment.logged or {}
-    known = Explanation(
-        step=moment.step,
-        reproduced=True,
-        differs=None,
-        verdict="loss",
-        where="data",
-        kind="nan",
-        loss_scale=logged.get("loss_scale"),
-        attempted=bool(logged.get("attempted", True)),
-        label=label,
-        example=example_with(label.value, moment.batch),
-    )
-    return dataclasses.replace(known, sentence=describe(known))
+        return of_refused_label(moment, label)
 
 
 def _explained(moment: Any, attempts: Attempts, remedies: bool) -> Explanation:
@@ -245,7 +225,7 @@ def _with_origin(
         return _with_variable(known, attempts, layers, attempt)
     label = label_behind(seen, first)
     if label is not None:
-        return _with_label(known, attempts.moment, seen, first, label)
+        return with_label(known, attempts.moment, seen, first, label)
     if first.blind:
         return _with_lost_trail(known, attempts, layers, seen, first, more)
     over = octaves_over(first, amax_in_float32(seen, first))
@@ -286,21 +266,6 @@ def _with_origin(
         return known
     literals = literals_of(attempts, layers, known.layer) if known.layer and known.fits_at is None else ()
     return dataclasses.replace(known, example=_example(known, attempts), literals=literals)
-
-
-def _with_label(known: Explanation, moment: Any, seen: Scan, first: Frame, label: Label) -> Explanation:
-    """The explanation if the loss is NaN for a label outside of the model's classes."""
-    found = in_whole_batch(example_with(label.value, moment.batch), moment.batch, known.replicas, moment.replicas)
-    return dataclasses.replace(
-        known,
-        where="data",
-        tensor=first.name,
-        operation=first.kind,
-        line=seen.line(first.name),
-        kind=first.problem,
-        label=label,
-        example=found,
-    )
 
 
 def _with_lost_trail(
