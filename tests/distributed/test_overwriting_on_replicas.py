@@ -67,7 +67,7 @@ def on_one_device(trains, outlier_at):
     return new_values(trains(tf.distribute.get_strategy(), outlier_at))
 
 
-@pytest.mark.exhaustive_with("1-by_fit", "6-by_train_step")
+@pytest.mark.exhaustive_with("1-by_fit", "1-by_train_step", "6-by_train_step")
 @pytest.mark.slow
 @pytest.mark.parametrize("trains", [by_train_step, by_fit])
 @pytest.mark.parametrize("outlier_at", [1, 6])
