@@ -15,7 +15,7 @@ import scaler
 from loops.backend.masks import cast_with_mask
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
-from loops.support.batches import explaining, parts
+from loops.support.batches import explaining, parts, why_not
 from loops.support.errors import LoopError
 from loops.support.text import one_line
 
@@ -137,15 +137,17 @@ class Evaluate:
         prediction = self._model(x, training=False)
         prediction = tf.nest.map_structure(lambda one: cast_with_mask(one, tf.float32), prediction)
         for metric in self._metrics:
-            with self._told(metric, prediction):
+            with self._told(metric, x, y, prediction):
                 metric.update_state(y, prediction, sample_weight=sample_weight)
 
     @contextlib.contextmanager
-    def _told(self, metric: keras.metrics.Metric, prediction: Any) -> Iterator[None]:
-        """Replaces an error of a metric that takes something else by one sentence."""
+    def _told(self, metric: keras.metrics.Metric, x: Any, y: Any, prediction: Any) -> Iterator[None]:
+        """Replaces an error of a metric that takes something else by one sentence, unless the batch is at fault."""
         try:
             yield
         except (TypeError, ValueError, AttributeError) as error:
+            if why_not(self._model, x, y):
+                raise
             count = len(tf.nest.flatten(prediction))
             several = (
                 f"The model has {count} outputs. Give a function that returns one, such as "

@@ -65,7 +65,7 @@ def check_keras_arguments(given: dict) -> None:
         if name == "loss_scale_factor" and value is not None:
             raise InvalidArgument(
                 f"LossScaleOptimizer(loss_scale_factor={value!r}): the wrapper scales losses by itself, and sets the "
-                "factor of the inner optimizer to None. For a constant scale leave it out and pass the strategy "
+                "factor on the `inner_optimizer` to None. For a constant scale leave it out and pass the strategy "
                 f"scaler.Static({value!r})."
             )
         if value != _IN_OLD_CONFIGS[name]:
