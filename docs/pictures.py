@@ -1,6 +1,6 @@
-"""Draws the pictures of the first pages anew: `make pictures` writes them where the pages show them.
+"""Makes the pictures of README and the docs again, and puts them where the pages show them. `make pictures` runs it.
 
-Nothing of them is drawn here: they are what `make study` and the programs and commands on the pages leave behind.
+It draws nothing itself: the pictures are what `make study` and the programs and commands on the pages write.
 """
 
 import os

@@ -37,12 +37,12 @@ def tell_unseen(error: Exception, before: int, after: int) -> None:
     if after <= before:
         return
     if after == before + 1:
-        steps, are, them = f"step {after}", "is", "it"
+        steps, were, them = f"step {after}", "was", "it"
     else:
-        steps, are, them = f"steps {before + 1} to {after}", "are", "them"
+        steps, were, them = f"steps {before + 1} to {after}", "were", "them"
     said = (
-        f"{steps[0].upper()}{steps[1:]} of the same call {are} taken and counted, but no action has seen {them}: a log "
-        f"or a trace of this run lacks {them}. A new process with Checkpoint(resume=True) takes {them} again; with "
+        f"{steps[0].upper()}{steps[1:]} of the same call {were} taken and counted, but no action has seen {them}: a "
+        f"log or a trace of this run lacks {them}. A new process with Checkpoint(resume=True) takes {them} again; with "
         "steps_per_call=1 none is lost."
     )
     if isinstance(error, scaler.ScalerError):

@@ -118,11 +118,10 @@ def label_in(error: tf.errors.OpError) -> tuple[int, int] | None:
 
 def about_label(value: int, classes: int) -> str:
     """A sentence on a label outside of a model's classes."""
-    return (
-        f"a label is {value}, but the model has {classes} classes, 0 to {classes - 1}. Correct the labels, or "
-        "give the last layer one unit for each class."
-    )
+    return f"a label is {value}, but the model has {classes} classes, 0 to {classes - 1}. {MEND_LABELS}"
 
+
+MEND_LABELS = "Correct the labels, or give the last layer one unit for each class."
 
 _TEXT = "the batch holds text, which a model cannot compute with: turn it into numbers in the dataset's map."
 

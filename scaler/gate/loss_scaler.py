@@ -225,9 +225,11 @@ class LossScaler(tf.Module):
             values = list(map(gradients.overwrites, targets))
         divide = gradients.unscale if self.sum_duplicates else gradients.divide
         divided = divide(grads, self._calls.unscales(grads))
-        wide = gradients.widened(grads)
-        result = [own if keeps else one for one, own, keeps in zip(divided, wide, values, strict=True)]
-        result = marked_unscaled(result, grads, values)
+        # In eager mode a cast is a pass over the gradient, and few steps have a new value among them.
+        if any(values):
+            wide = gradients.widened(grads)
+            divided = [own if keeps else one for one, own, keeps in zip(divided, wide, values, strict=True)]
+        result = marked_unscaled(divided, grads, values)
         self._calls.unscaled(grads, result)
         return result
 

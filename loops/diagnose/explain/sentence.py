@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.remedies import Kind
+from loops.support.batches import MEND_LABELS
 
 _KINDS = {"inf": "an infinity", "nan": "a NaN"}
 _SOME = 3
@@ -133,7 +134,7 @@ def began(found: Explanation) -> str:
         return f"the batch is empty, and what is computed over no example became {kind}, {place}"
     if found.label:
         value, classes = found.label
-        where = "" if found.example is None else f" in example {found.example}, counted from 0,"
+        where = "," if found.example is None else f" in example {found.example}, counted from 0,"
         return f"a label is {value}{where} but the model has {classes} classes, 0 to {classes - 1}"
     if found.where == "data":
         where = "" if found.example is None else f", first in example {found.example}"
@@ -225,8 +226,7 @@ def _batches(found: Explanation) -> str:
     """What the trial of the next batch, or of the one before, says of this one."""
     if found.label:
         return (
-            "Correct the labels, or give the last layer one unit for each class. On a GPU and under XLA TensorFlow "
-            "makes a NaN of such a label; on a CPU it raises an error."
+            f"{MEND_LABELS} On a GPU and under XLA TensorFlow makes a NaN of such a label; on a CPU it raises an error."
         )
     if found.empty:
         return (

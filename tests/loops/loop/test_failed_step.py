@@ -91,7 +91,7 @@ def lost(caught):
 
 @pytest.mark.parametrize("where", ["dataset", "step", "source"])
 @pytest.mark.parametrize(
-    ("steps_per_call", "which"), [(1, None), (2, None), (3, "step 4 of the same call is"), (8, "steps 1 to 4 of")]
+    ("steps_per_call", "which"), [(1, None), (2, None), (3, "step 4 of the same call was"), (8, "steps 1 to 4 of")]
 )
 def test_steps_that_no_action_saw_are_named(tmp_path, where, steps_per_call, which):
     step = fails_at_five if where != "dataset" else tf.identity
@@ -127,7 +127,7 @@ def test_one_of_our_own_errors_says_it_in_its_sentence():
     labels = np.where(np.arange(64) < 40, 0, 7).astype(np.int32)
     step = loops.TrainStep(model, loss_fn, keras.optimizers.SGD(0.1))
     data = tf.data.Dataset.from_tensor_slices((X, labels)).batch(8, drop_remainder=True)
-    with pytest.raises(loops.BadBatch, match=r"a label is 7.* Steps 4 to 5 of the same call are taken") as caught:
+    with pytest.raises(loops.BadBatch, match=r"a label is 7.* Steps 4 to 5 of the same call were taken") as caught:
         loops.Loop(step, data, steps_per_call=3).run(8)
     assert "steps_per_call=1" in str(caught.value)
 
