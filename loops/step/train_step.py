@@ -76,7 +76,7 @@ class TrainStep(tf.Module):
         loss_weights: A factor for each loss of a dict or list, in the same structure. Default: 1.
         loss_scaler: Scales the loss. Without one it is `scaler.LossScaler(scaler.Dynamic())` for a model with a layer
             that computes in float16, and `scaler.LossScaler(scaler.NoScaling())` for any other, and with `layerwise`.
-        accumulate: Micro-batches per step.
+        accumulate: Micro-batches per step. With more than one the cause of a skip is never BACKWARD, see `jit_compile`.
         clip_norm: Largest global norm of the unscaled gradients, or None.
         clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` instead of `clip_norm`, or None.
         jit_compile: Whether XLA compiles the forward and backward pass, and nothing else, so that it also works on

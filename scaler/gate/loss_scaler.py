@@ -504,7 +504,8 @@ class LossScaler(tf.Module):
         if outcome is None and int(known.cause) == Cause.NONE:
             counts = self._stored.read()
             return none_skipped(counts.attempted, counts.skipped)
-        return self._names.explain(known, self._pinned(float(known.loss_scale)))
+        clips = self._spikes.by_tensor == "clip"
+        return self._names.explain(known, self._pinned(float(known.loss_scale)), clips)
 
     def _pinned(self, loss_scale: float) -> str:
         return pinned(loss_scale, *host_bounds_of(self.strategy), type(self.strategy).__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
@@ -113,7 +114,7 @@ class Transaction:
         del update
 
     def undo(self) -> Skip:
-        """Puts everything back, and returns the reason.
+        """Puts everything back, and returns the reason. An `index` of -1 stands for the learning rate.
 
         Raises:
             InvalidArgument: If the update made variables, which had no values before it.
@@ -122,7 +123,7 @@ class Transaction:
         bad = tf.cast(tf.stack(list(map(_spoiled, now, old))), tf.float32)
         nan = tf.stack([tf.reduce_any(tf.math.is_nan(variable)) for variable in now])
         worst = tf.argmax(bad)
-        reason = _because(has_nan=tf.gather(nan, worst), index=tf.gather(tf.constant(self._indices, tf.int64), worst))
+        has_nan, index = tf.gather(nan, worst), tf.gather(tf.constant(self._indices, tf.int64), worst)
         # Reads of a variable that is assigned later come first: TensorFlow keeps their order.
         for variable, value in zip(self._kept, self._before, strict=True):
             replicas.assign_each(self._strategy, variable, lambda own, value: value, value)
@@ -132,7 +133,9 @@ class Transaction:
                 "finite with them, which cannot be put back: the weights were. Make the optimizer anew, and have it "
                 "make its variables before the first step."
             )
-        return reason
+        # A schedule counts steps, so that it is asked once the count is what it was.
+        rate = replicas.of_each(self._strategy, replicas.each(self._strategy, lambda: _sound_rate(self._optimizer)))[0]
+        return _because(has_nan=tf.logical_and(has_nan, rate), index=tf.where(rate, index, -1))
 
     def _made_meanwhile(self) -> list:
         if not tf.executing_eagerly():
@@ -144,6 +147,14 @@ class Transaction:
 
 def _because(*, has_nan: tf.Tensor, index: tf.Tensor) -> Skip:
     return not_skipped()._replace(cause=whole(Cause.UPDATE), has_nan=has_nan, index=index)
+
+
+def _sound_rate(optimizer: Optimizer) -> tf.Tensor:
+    """Whether the learning rate is finite: scalar bool, true for what has none."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        return tf.constant(True)
+    rates = [each.learning_rate for each in getattr(optimizer, "optimizers", (optimizer,))]
+    return tf.reduce_all([tf.math.is_finite(tf.cast(rate, tf.float32)) for rate in rates])
 
 
 def _values(*variables: Any) -> list[tf.Tensor]:

@@ -20,7 +20,13 @@ class Run(Protocol):
         """Why a step was skipped last; None if that is unknown."""
 
 
-def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer: str = "the optimizer") -> str:
+def explain(
+    outcome: Outcome,
+    names: Sequence[str],
+    pinned: str = "",
+    optimizer: str = "the optimizer",
+    guard_clips: bool = False,
+) -> str:
     """Explains in one sentence what happened and what would help. It reads the outcome, so call it on the host.
 
     Args:
@@ -28,6 +34,7 @@ def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer:
         names: The names of the variables in the order of the gradients, then those of the optimizer's own variables.
         pinned: Why the scale cannot go lower, and what to change. Empty if it can.
         optimizer: The name of the optimizer.
+        guard_clips: Whether a `SpikeGuard` clips gradients to limits of their own before it judges the global norm.
     """
     scale = f"{float(outcome.loss_scale):g}"
     why = Cause(int(outcome.cause))
@@ -39,7 +46,7 @@ def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer:
     if why is Cause.UPDATE:
         return _of_update(outcome, names, optimizer)
     if why is Cause.SPIKE:
-        return _of_spike(outcome, names)
+        return _of_spike(outcome, names, guard_clips)
     where, weight = _where(outcome, names) + _whose(outcome), int(outcome.weight)
     named = "a weight" if int(outcome.names_from) < 0 else f"the weight {_name(names, weight)!r}"
     if weight >= 0 and bool(outcome.lower_helps):
@@ -138,14 +145,14 @@ class Names:
         self._forget()
         return place
 
-    def explain(self, outcome: Outcome, pinned: str) -> str:
+    def explain(self, outcome: Outcome, pinned: str, guard_clips: bool = False) -> str:
         """As the function, with the names of the list that the outcome is about."""
         beginning = int(outcome.names_from)
         names, optimizer = self.of(beginning)
         if int(outcome.weight) < 0 and int(outcome.cause) in (Cause.LOSS, Cause.OVERFLOW):
             # A weight moves in no skipped step, so that it is now as it was.
             outcome = outcome._replace(weight=tf.constant(self._spoiled(beginning)))
-        return explain(outcome, names, pinned, optimizer)
+        return explain(outcome, names, pinned, optimizer, guard_clips)
 
     def _spoiled(self, beginning: int) -> int:
         """The position of the first weight that is not finite now, -1 if there is none or the step looked itself."""
@@ -205,7 +212,7 @@ def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
     )
 
 
-def _of_spike(outcome: Outcome, names: Sequence[str]) -> str:
+def _of_spike(outcome: Outcome, names: Sequence[str], guard_clips: bool) -> str:
     place, beyond, unknown = int(outcome.index), int(outcome.count), int(outcome.names_from) < 0
     name = _name(names, place)
     what, besides = "its loss", ""
@@ -216,7 +223,7 @@ def _of_spike(outcome: Outcome, names: Sequence[str]) -> str:
         )
         besides = (others if beyond > 1 else "") + (f"; {_UNKNOWN}" if unknown else "")
     elif place >= 0:
-        what = "the global norm of its gradients"
+        what = "the global norm of its gradients" + (", each clipped to its own limit," if guard_clips else "")
         besides = f"; {_UNKNOWN}" if unknown else f"; the gradient of {name!r} is the largest"
     return (
         f"The step was skipped because {what} is {float(outcome.value):g}, above the limit of "

@@ -78,9 +78,10 @@ class SpikeGuard:
 
     With `by_tensor` each gradient also has a window of its own norms. With "clip" the global norm is judged after that,
     and enters its window so: a spike of one gradient costs no step, and one of all gradients still does where the
-    clipped ones are too large together. A gradient's own norm enters as it was before, so that another level is learnt
-    once it fills half of the window. `Outcome.clipped_tensors` counts the clipped ones. What `apply` is asked to clip
-    comes after.
+    clipped ones are too large together. Gradients that all grow by one factor are clipped to norms that make the global
+    limit, but for rounding: up to 1 + 2^-10 of it is no spike. A gradient's own norm enters as it was before, so that
+    another level is learnt once it fills half of the window. `Outcome.clipped_tensors` counts the clipped ones. What
+    `apply` is asked to clip comes after.
 
     A `LossScaler` makes these windows for the variables of its first step. A later step may have some of them, and a
     gradient that a step does not have leaves its window alone. Other variables are refused. Variables are known by
@@ -220,7 +221,8 @@ class SpikeGuard:
             value = flushed(given[name])
             usual, limit = (known[field] for field in _FIELDS[name][1:])
             of_norm = (tf.ones_like if name == "norm" else tf.zeros_like)(value, tf.bool)
-            found.append(Verdict(value > limit, of_norm, value, usual, limit))
+            most = limit * _BY_ROUNDING if name == "norm" and self.by_tensor == "clip" else limit
+            found.append(Verdict(value > most, of_norm, value, usual, limit))
         if self.by_tensor == "skip" and norms is not None:
             found = [_of_tensors(_tensors(known), norms), *(_of_no_tensor(one) for one in found)]
         first, *rest = found or [_never(state)]
@@ -304,6 +306,8 @@ def unguarded(strategy: Any) -> Any:
     return strategy.strategy if isinstance(strategy, SpikeGuard) else strategy
 
 
+_BY_ROUNDING = 1.0 + 2.0**-10
+"""What clipped gradients may be of a limit that they meet exactly: far more than their rounding, and no spike."""
 _FIELDS = {"norm": ("norms", "norm_usual", "norm_limit"), "loss": ("losses", "loss_usual", "loss_limit")}
 
 

@@ -64,6 +64,43 @@ def test_where_every_gradient_jumps_the_guard_clips_each_and_the_global_norm_is_
     np.testing.assert_allclose(outcome.clipped_norm, 3 * np.hypot(np.sqrt(2.0) * 0.5, 80.0), rtol=1e-6)
 
 
+@pytest.mark.parametrize("sizes", [[3], [3, 4, 5, 6, 7]], ids=["one", "five"])
+def test_gradients_that_jump_alike_are_clipped_whatever_their_last_bits(sizes):
+    weights = [tf.Variable(tf.ones([size]), name=f"w{size}") for size in sizes]
+    loss_scaler = scaler.LossScaler(SpikeGuard(Dynamic(2.0**10), window=10, loss=False, by_tensor="clip"))
+    optimizer = keras.optimizers.SGD(0.0)
+
+    @tf.function
+    def step(slope):
+        with tf.GradientTape() as tape:
+            lines = [tf.reduce_sum(weight) * (place + 1.0) for place, weight in enumerate(weights)]
+            scaled = loss_scaler.scale(tf.add_n(lines) * slope)
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, weights), weights)
+
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        step(tf.constant(1.0 + 0.01 * rng.normal(), tf.float32))
+    known = [np.asarray(variable) for variable in loss_scaler.variables]
+    for jump in range(500, 512):
+        for variable, value in zip(loss_scaler.variables, known, strict=True):
+            variable.assign(value)
+        outcome = step(tf.constant(jump, tf.float32))
+        assert (bool(outcome.finite), int(outcome.clipped_tensors)) == (True, len(sizes))
+
+
+def test_limits_that_are_too_large_together_make_a_spike_whose_sentence_says_what_was_judged():
+    """Each step has two of three gradients, so that the limits of all three are more than that of the global norm."""
+    loss_scaler = scaler.LossScaler(SpikeGuard(Dynamic(2.0**10), window=3, loss=False, by_tensor="clip"))
+    weights = [tf.Variable([1.0], name=name) for name in "abc"]
+    step = tf.function(lambda grads: loss_scaler.apply(scaler.move_nothing, tf.unstack(grads), weights, unscaled=True))
+    for left_out in range(3):
+        assert bool(step(tf.constant([[10.0 * (place != left_out)] for place in range(3)])).finite)
+    outcome = step(tf.fill([3, 1], 1000.0))
+    assert Cause(int(outcome.cause)) is Cause.SPIKE
+    np.testing.assert_allclose([outcome.value, outcome.limit], np.sqrt([3 * 30.0**2, 9 * 200.0]), rtol=1e-6)
+    assert "the global norm of its gradients, each clipped to its own limit, is 51.9615" in loss_scaler.explain()
+
+
 def test_several_beyond_their_limits_are_counted():
     lines = shared("skip")
     lines.step((40.0, 8000.0))

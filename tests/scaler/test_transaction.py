@@ -178,6 +178,26 @@ def test_a_centered_root_mean_square_never_makes_a_nan():
         loss_scaler.check()
 
 
+@pytest.mark.slow_with("eager", "xla")
+@modes("eager", "graph", "xla")
+def test_a_learning_rate_that_is_not_finite_is_named_and_not_the_optimizer(execute):
+    class OnceBad(OPT.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return tf.where(tf.equal(step, 1), float("nan"), 0.1)
+
+    weight, optimizer = tf.Variable([1.0, 2.0]), OPT.Adagrad(OnceBad())
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    optimizer.build([weight])
+    step = execute(lambda: loss_scaler.apply(optimizer, [tf.ones(2)], [weight]))
+    assert bool(step().finite)
+    before = raw([weight, *optimizer.variables])
+    outcome = step()
+    assert not bool(outcome.finite)
+    assert "the learning rate of Adagrad is NaN" in loss_scaler.explain(outcome)
+    assert loss_scaler.explain() == loss_scaler.explain(outcome)
+    assert raw([weight, *optimizer.variables]) == before
+
+
 def test_an_optimizer_with_variables_in_a_method_is_put_back():
     class Legacy:
         def __init__(self):

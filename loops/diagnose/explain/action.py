@@ -13,7 +13,7 @@ from loops.actions.progress import Progress
 from loops.diagnose.explain.at_hand import Recent, as_row, scalers_in
 from loops.diagnose.explain.explain_recent import explain_recent
 from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.skipped_steps import TO_EXPLAIN, SkippedStep, skipped_steps
+from loops.diagnose.explain.skipped_steps import SkippedStep, skipped_steps
 from loops.loop.held_batches import HeldBatches
 from loops.loop.visit import Visit
 from loops.record.explanations import Explanations
@@ -31,10 +31,11 @@ class Explain:
         loop = loops.Loop(train_step, dataset, actions=[loops.Progress(), loops.Explain()])
 
     It acts where no loss scale helps: a step was skipped because its loss, its backward pass or its update was not
-    finite. The step is repeated in this process, on the batch that the loop still holds. The sentence is shown above
-    the bar of `Progress`, or else on standard error; it is written into `explanations.json` next to the log of a
-    `JsonLines` or `Csv`. A `scaler.StuckError` carries it, too, whatever the cause of the last skip. Then everything is
-    put back, and the run goes on, or stops, as it would without this action, bit for bit.
+    finite, or overflowed at a loss scale of 1 or less. The step is repeated in this process, on the batch that the loop
+    still holds. The sentence is shown above the bar of `Progress`, or else on standard error; it is written into
+    `explanations.json` next to the log of a `JsonLines` or `Csv`. A `scaler.StuckError` carries it, too, whatever the
+    cause of the last skip. Then everything is put back, and the run goes on, or stops, as it would without this action,
+    bit for bit.
 
     Until a step is skipped it costs nothing in the step: the loop holds the last batches of a call by reference, those
     of at most 128 MiB. In calls of many steps that takes about ten microseconds a step. An explanation takes the time
@@ -106,7 +107,7 @@ class Explain:
         skipped, self._skipped = visit.counters.skipped - self._skipped, visit.counters.skipped
         if not skipped or len(self._tries) >= self._most:
             return
-        found = [one for one in skipped_steps(visit, scalers_in(self._loop)) if one.cause in TO_EXPLAIN]
+        found = [one for one in skipped_steps(visit, scalers_in(self._loop)) if one.is_to_be_explained]
         held = [one for one in found if self._held.holds(one.step)]
         for one in held:
             if one.kind not in self._seen and len(self._tries) < self._most:

@@ -10,7 +10,7 @@ import numpy as np
 import scaler
 from loops.loop.visit import Visit
 
-TO_EXPLAIN = (scaler.Cause.LOSS, scaler.Cause.BACKWARD, scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
+_NOT_OF_THE_SCALE = (scaler.Cause.LOSS, scaler.Cause.BACKWARD, scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
 """The causes that no loss scale cures. An OVERFLOW is how a scale finds its level."""
 
 
@@ -41,6 +41,17 @@ class SkippedStep(NamedTuple):
         would seem to be another one.
         """
         return (self.cause, self.variable) if self.is_told else None
+
+    @property
+    def is_to_be_explained(self) -> bool:
+        """Whether no loss scale cures its cause.
+
+        Steps that accumulate, that XLA compiles or that select new values only presume an OVERFLOW. At a scale of 1 or
+        less it cannot be the scale's.
+        """
+        scales = [loss_scale for _, loss_scale in self.scales]
+        at_most_one = bool(scales) and max(scales) <= 1.0
+        return self.cause in _NOT_OF_THE_SCALE or (self.cause is scaler.Cause.OVERFLOW and at_most_one)
 
 
 def skipped_steps(visit: Visit, scalers: Sequence[scaler.LossScaler]) -> list[SkippedStep]:

@@ -79,6 +79,22 @@ def test_a_batch_with_a_nan_is_explained_and_the_run_keeps_its_bits(tmp_path):
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 6
 
 
+@pytest.mark.slow
+def test_what_a_window_calls_an_overflow_is_explained_once_its_scale_is_1():
+    """A window takes no second look at its backward pass, which no scale helps here."""
+    root = keras.layers.Lambda(lambda x: tf.sqrt(tf.nn.relu(x)), name="root")
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3, kernel_initializer="zeros"), root])
+    loss_scaler, found = scaler.LossScaler(scaler.Dynamic(4.0, backoff_factor=0.5)), loops.Explain(seconds=0)
+    step = loops.TrainStep(model, squared_error, keras.optimizers.SGD(0.1), loss_scaler=loss_scaler, accumulate=2)
+    data = tf.data.Dataset.from_tensors((tf.ones([6, 5]), tf.ones([6, 3]))).repeat()
+    run = loops.Loop(step, data, steps_per_call=2, actions=[found])
+    run.run(4)
+    assert found.explanations == []
+    run.run(6)
+    (one,) = found.explanations
+    assert (one.step, one.loss_scale, one.verdict, one.layer) == (6, 1.0, "backward", "root")
+
+
 def test_a_scale_that_the_step_does_not_return_is_not_guessed():
     run = Run(batches(1), model=plain_model)
     found = loops.Explain(seconds=0)
