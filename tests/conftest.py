@@ -59,6 +59,7 @@ tf.config.experimental.enable_tensor_float_32_execution(False)
 
 MODES = ("eager", "graph", "loop", "xla")
 TIERS = ("exhaustive", "slow")
+LONGEST = ("test_docs.py", "test_audit.py", "test_promise_machine.py")
 
 
 def pytest_addoption(parser):
@@ -86,6 +87,8 @@ def pytest_collection_modifyitems(config, items):
             named = [name for mark in item.iter_markers(f"{tier}_with") for name in mark.args]
             if named and item.nodeid.partition("[")[2][:-1] in named:
                 item.add_marker(tier)
+    # A process takes whole files: the longest must not begin when all others end.
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def _is_eager(item):

@@ -24,6 +24,19 @@ def test_a_step_with_probes_of_all_kinds():
 
 @pytest.mark.slow
 @pytest.mark.exhaustive_with(
+    "emulated nvfp4",
+    "composed, together",
+    "composed, in turn",
+    "emulated mxfp4",
+    "emulated, float16 sums",
+    "emulated float8",
+    "retry",
+    "per loss, embedding",
+    "convolution, bfloat16 sums",
+    "accumulate, clip_norm",
+    "16-bit updates",
+    "clip_norm",
+    "accumulate, new values",
     "accumulate",
     "an optimizer that is looked at",
     "composed, in turn, probes",

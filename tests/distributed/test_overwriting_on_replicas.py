@@ -94,6 +94,7 @@ def test_the_largest_value_counts_element_by_element(mode, count):
     np.testing.assert_array_equal(kept, values.max(axis=0))
 
 
+@pytest.mark.exhaustive_with("nan-0-graph", "-inf-1-graph", "inf-0-graph", "inf-1-graph", "-inf-1-eager")
 @pytest.mark.slow_with(*(f"{fault}-{at}-eager" for fault in ("nan", "inf", "-inf") for at in (0, 1)))
 @pytest.mark.slow_with("nan-0-graph", "inf-0-graph", "inf-1-graph", "-inf-1-graph")
 @pytest.mark.parametrize("mode", ["eager", "graph"])

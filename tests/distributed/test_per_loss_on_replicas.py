@@ -65,7 +65,7 @@ def test_one_replicas_overflow_in_one_loss():
         assert cases.finite([weights, *losses.variables])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sixteen_bit_weights_round_alike_on_every_replica():
     run, losses, weights, _, rounding = written(
         cases.mirrored(2),

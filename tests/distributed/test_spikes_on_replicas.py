@@ -80,7 +80,7 @@ def test_all_replicas_skip_if_one_share_is_a_spike(select, accumulate):
 
 
 @pytest.mark.slow_with("None-skip", "None-clip", "True-skip")
-@pytest.mark.exhaustive_with("None-skip", "True-clip")
+@pytest.mark.exhaustive_with("None-clip", "None-skip", "True-clip")
 @pytest.mark.parametrize("by_tensor", ["skip", "clip"])
 @pytest.mark.parametrize("select", [None, True])
 def test_all_replicas_take_the_norms_of_the_whole_batch(select, by_tensor):

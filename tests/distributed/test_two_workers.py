@@ -49,7 +49,7 @@ def reports(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("written in tf.range")
+@pytest.mark.exhaustive_with("written", "written in tf.range")
 @pytest.mark.parametrize("name", ["written", "written in tf.range"])
 def test_hand_written_steps_skip_on_both(reports, name):
     first, second = reports(name)

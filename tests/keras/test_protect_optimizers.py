@@ -67,7 +67,12 @@ def factors(first, second):
     return np.concatenate([ONES * first, ONES * second], 1)
 
 
-@pytest.mark.exhaustive_with("compiled-{'run_eagerly': True}", "list-{'jit_compile': False}")
+@pytest.mark.exhaustive_with(
+    "layer-{'jit_compile': False}",
+    "list-{'jit_compile': True}",
+    "compiled-{'run_eagerly': True}",
+    "list-{'jit_compile': False}",
+)
 @pytest.mark.slow_with(
     "compiled-{'jit_compile': False}",
     "dict-{'jit_compile': False}",
@@ -105,6 +110,7 @@ def test_an_optimizer_of_keras_beside_it_keeps_what_it_applied_too(where):
     assert learnt(model) == learnt(alone)
 
 
+@pytest.mark.exhaustive_with("layer")
 @pytest.mark.slow_with("layer", "list")
 @pytest.mark.parametrize("where", ["compiled", "list", "layer"])
 def test_a_skip_of_the_second_puts_the_state_back(where):

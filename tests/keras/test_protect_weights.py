@@ -70,6 +70,7 @@ def weights_of(model):
     return [np.asarray(own) for part in parts for own in getattr(part, "values", [part])]
 
 
+@pytest.mark.exhaustive_with("xla", "float16")
 @pytest.mark.slow_with("float16", "eager", "xla", "function")
 @pytest.mark.parametrize(
     ("kind", "policy", "arguments"),

@@ -58,6 +58,7 @@ def test_masters_know_which_values_are_new(execute):
     np.testing.assert_array_equal(variables[1], VALUES)
 
 
+@pytest.mark.exhaustive_with("xla-2", "xla-None")
 @pytest.mark.slow_with("xla-None", "xla-2", "loop-None", "loop-2")
 @pytest.mark.parametrize("steps", [None, 2])
 def test_the_calls_of_tf_keras_two(execute, steps):

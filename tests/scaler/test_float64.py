@@ -54,6 +54,7 @@ def plain_steps(execute, own, optimizer):
         step()
 
 
+@pytest.mark.exhaustive_with("xla-inner4")
 @pytest.mark.slow_with("xla-inner4", "graph-inner2")
 @modes_with(("inner",), eager=[(None,), (tf.float64,)], graph=[(tf.float64,), (tf.float32,)], xla=[(tf.float64,)])
 def test_training_is_that_without_scaling_bit_for_bit(execute, inner):

@@ -51,7 +51,7 @@ def train(optimizer, dtype="float32", shapes=SHAPES, **clipping):
 
 
 @pytest.mark.slow_with("amsgrad", "nesterov", "EMA", "Lion")
-@pytest.mark.exhaustive_with("Adam", "Adamax", "Nadam", "SGD")
+@pytest.mark.exhaustive_with("EMA", "amsgrad", "Adam", "Adamax", "Nadam", "SGD")
 @pytest.mark.parametrize("name", parameters(OPTIMIZERS))
 def test_joined_variables_get_the_bits_of_the_optimizers_own_update(name, chunks, monkeypatch):
     ours = train(OPTIMIZERS[name](), "float16", clip_norm=0.5)

@@ -137,6 +137,27 @@ RIGHT = {
 FAST = {"itself", "a weighted sum", "chosen where finite", "the largest", "without its sign", "a root of a product"}
 
 
+@pytest.mark.exhaustive_with(
+    "a norm",
+    "without its sign",
+    "checked",
+    "a branch where finite",
+    "no less than an epsilon",
+    "a function of two",
+    "the largest",
+    "scaled in a function",
+    "a product of a matrix",
+    "a mean",
+    "gathered",
+    "a weighted sum",
+    "a mask",
+    "weights by share",
+    "a softmax of weights",
+    "a slice of a list",
+    "itself",
+    "no less than zero",
+    "a weight of the model",
+)
 @pytest.mark.slow_with("the largest", "itself", "a weighted sum", "without its sign")
 @pytest.mark.slow_with(*sorted(set(RIGHT) - FAST))
 @pytest.mark.parametrize("name", RIGHT)

@@ -76,6 +76,8 @@ CASES = [
     "adam-float16-{'masters': 'kahan', 'clip_norm': 1.0}",
 )
 @pytest.mark.exhaustive_with(
+    "adam-float16-{'masters': 'kahan', 'clip_norm': 1.0}",
+    "adam-float16-{'accumulate': 3, 'clip_norm': 0.5}",
     "adam-float16-{'masters': 'masters', 'clip_norm': 1.0}",
     "adamax-mixed_float16-{}",
     "lion-mixed_float16-{}",

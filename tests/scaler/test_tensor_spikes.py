@@ -19,6 +19,7 @@ def in_way(by_tensor, way):
     return warmed(by_tensor, execute, select=select) if way in ("eager", "xla") else shared(by_tensor, select)
 
 
+@pytest.mark.exhaustive_with("xla")
 @pytest.mark.slow_with("xla", "eager")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_gradient_beyond_its_own_limit_skips_the_step_and_is_named(way):
@@ -39,6 +40,7 @@ def test_a_gradient_beyond_its_own_limit_skips_the_step_and_is_named(way):
     assert lines.moved() != before
 
 
+@pytest.mark.exhaustive_with("xla")
 @pytest.mark.slow_with("xla", "eager")
 @pytest.mark.parametrize("way", WAYS)
 def test_or_it_alone_is_clipped_and_the_step_counts(way):

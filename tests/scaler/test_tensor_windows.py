@@ -16,6 +16,7 @@ import scaler
 from scaler import Cause
 
 
+@pytest.mark.exhaustive_with("later-skip", "before the first step-clip")
 @pytest.mark.slow_with("later-skip", "later-clip", "before the first step-clip")
 @pytest.mark.parametrize("by_tensor", ["skip", "clip"])
 @pytest.mark.parametrize("when", ["before the first step", "later"])

@@ -69,6 +69,7 @@ class Two:
         return [int(count) for count in self.loss_scaler.counters]
 
 
+@pytest.mark.exhaustive_with("2-graph-None", "1-xla-None")
 @pytest.mark.slow_with("2-eager-None", "1-xla-None", "1-graph-True", "1-xla-True", "2-graph-None")
 @pytest.mark.parametrize(
     ("replicas", "mode", "select"),

@@ -61,7 +61,7 @@ WAYS = KNOWN | IN_LOOPS
 
 
 @pytest.mark.slow_with("bits", "fft")
-@pytest.mark.exhaustive_with("TensorArray", "integers", "map_fn", "stop_gradient", "string")
+@pytest.mark.exhaustive_with("bits", "TensorArray", "integers", "map_fn", "stop_gradient", "string")
 @pytest.mark.parametrize("way", WAYS)
 def test_two_steps_of_another_model_come_between(way):
     loss_scaler, weight, other = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4)), tf.Variable([0.0])

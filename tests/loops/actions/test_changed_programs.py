@@ -386,7 +386,7 @@ def of_losses(place, strategies):
     return one_by_one(step, data, loops.Checkpoint(place, every=2, resume=True))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_losses_in_another_order_and_other_strategies_are_named(tmp_path):
     def dynamic(scale):
         return scaler.Dynamic(scale, growth_interval=100)

@@ -74,6 +74,7 @@ def clean(tmp_path_factory):
     return Run(tmp_path_factory.mktemp("clean"), without(25, 36), rewind=False).run().bits()
 
 
+@pytest.mark.exhaustive_with("True")
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
 def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean, monkeypatch, background):

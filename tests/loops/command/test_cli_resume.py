@@ -74,7 +74,10 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.exhaustive_with(
-    "arguments0-1-resume=True (on the command line --resume)", "arguments1-1-run.seed was 0 and is 1"
+    "arguments4-2-has already taken 6 steps",
+    "arguments2-1-run.policy was 'mixed_float16'",
+    "arguments0-1-resume=True (on the command line --resume)",
+    "arguments1-1-run.seed was 0 and is 1",
 )
 @pytest.mark.parametrize(
     ("arguments", "status", "named"),

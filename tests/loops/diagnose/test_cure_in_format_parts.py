@@ -60,7 +60,7 @@ def of(build, run, steps=7):
     return build(run)
 
 
-@pytest.mark.exhaustive_with("4-at step 3 it had it")
+@pytest.mark.exhaustive_with("2-at step 3 it has it first", "4-at step 3 it had it")
 @pytest.mark.parametrize(("step", "when"), [(2, "at step 3 it has it first"), (4, "at step 3 it had it")])
 def test_a_part_without_its_turn_is_neither_in_nor_out(step, when, tmp_path):
     found = find_format_cure(of(in_turns, tmp_path), step, FP8)
@@ -174,6 +174,7 @@ def hidden(run, seen=True):
     return loops.Loop(step, tf.data.Dataset.from_tensor_slices(batches()), actions=actions(run))
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_the_step_does_not_name_is_found_by_its_calls(tmp_path):
     found = find_format_cure(of(hidden, tmp_path), 3, FP8)
     assert sorted(found.inside + found.left_out) == ["c_in", "c_out"]

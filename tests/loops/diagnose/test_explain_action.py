@@ -147,7 +147,7 @@ def test_a_fault_is_explained_once_where_the_step_does_not_say_its_kind():
     assert shown.getvalue().count("was skipped at loss scale") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_faults_are_told_apart_where_the_step_does_not_say_their_kinds():
     def with_one_infinity(number, part):
         return tf.where((number == 4) & (tf.range(SIZE)[:, None] == 1), np.inf, part[0]), part[1]

@@ -20,6 +20,7 @@ def test_the_step_is_that_of_the_last_skip_in_the_trace(tmp_path):
     assert "The log" not in found.sentence
 
 
+@pytest.mark.exhaustive
 def test_a_trace_that_began_when_the_run_resumed_has_the_last_skip(tmp_path):
     """Also where the log has more steps: every second of 60, and the trace 20."""
     loop(tmp_path, traced=False, every=2).run(40)

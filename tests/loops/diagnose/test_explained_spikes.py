@@ -49,7 +49,7 @@ def test_a_spike_is_told_with_its_limit(tmp_path, accumulate):
     assert "the norm, the loss or the norm of one gradient was far beyond that of the steps before" in page
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_spike_of_one_gradient_is_told_without_a_number(tmp_path):
     """The log has no limit of each gradient."""
     by_tensor = {"norm": False, "loss": False, "by_tensor": "skip"}

@@ -179,7 +179,20 @@ def test_what_needs_inputs_that_the_model_was_not_seen_to_give_is_a_note(of_the_
     assert found.instead.startswith("Nothing, as long as its inputs stay in this range. Otherwise ")
 
 
-@pytest.mark.exhaustive_with("layer_norm")
+@pytest.mark.exhaustive_with(
+    "group_norm",
+    "head",
+    "each_inside",
+    "spectral_inside",
+    "conv",
+    "each",
+    "lstm",
+    "pooling",
+    "rms_norm",
+    "product",
+    "limits",
+    "layer_norm",
+)
 @pytest.mark.parametrize("layer", [*FINE, *FINE_SERIES, "spectral_inside", "each_inside", "head"])
 def test_what_was_measured_to_be_fine_is_left_alone(of_the_fine, layer):
     assert named(of_the_fine, layer) == []

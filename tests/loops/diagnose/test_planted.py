@@ -80,6 +80,7 @@ def rows(run):
 # Keras asks for the shapes of a layer's outputs, and NumPy warns of the mask.
 @pytest.mark.slow_with("annealed", "beyond_float16")
 @pytest.mark.exhaustive_with(
+    "annealed",
     "attention_mask",
     "before_a_loop",
     "clamp",
@@ -459,7 +460,7 @@ def test_everything_is_put_back(runs):
     assert tf.reduce_all(tf.math.is_finite(step.model.trainable_variables[0]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_magnitudes_follow_the_model(explained):
     """One row a layer, in the order of the forward pass."""
     found = explained("high_floor", 2)

@@ -70,6 +70,7 @@ def explained(place, make, first=1.0, second=512.0):
     return loops.observe.explain(loop(), step=SPIKE)
 
 
+@pytest.mark.exhaustive_with("two_optimizers")
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [per_loss, two_optimizers])
 def test_it_is_about_the_scaler_whose_gradients_overflowed(tmp_path, make):

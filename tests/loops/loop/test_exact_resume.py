@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.slow_with("hand-written", "skip just before")
-@pytest.mark.exhaustive_with("graph on 2", "python on 2")
+@pytest.mark.exhaustive_with("hand-written", "graph on 2", "python on 2")
 @pytest.mark.parametrize("case", CASES)
 def test_five_steps_and_five_in_a_new_process_are_ten(runs, case):
     whole, resumed, _ = runs

@@ -114,7 +114,7 @@ def test_a_skipped_step_may_have_an_infinite_loss():
 
 
 @pytest.mark.slow_with("1", "3")
-@pytest.mark.exhaustive_with("4")
+@pytest.mark.exhaustive_with("3", "4")
 @pytest.mark.parametrize("steps_per_call", [1, 3, 4])
 def test_the_losses_of_a_window_that_is_applied(steps_per_call):
     (message,) = said(train_step(scaler.Static(64.0), accumulate=3), [5], steps_per_call)

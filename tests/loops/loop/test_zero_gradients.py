@@ -130,6 +130,7 @@ def test_a_report_says_it(tmp_path):
     assert "halfstep explain" in page
 
 
+@pytest.mark.exhaustive_with("flushed-True")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
 @pytest.mark.parametrize(("name", "helps"), [("flushed", True), ("clipped_loss", False)])

@@ -88,6 +88,7 @@ def test_what_parts_with_turns_and_scalers_of_their_own_leave(tmp_path):
     assert "actor/dense_1" in text
 
 
+@pytest.mark.exhaustive_with("watched0")
 @pytest.mark.parametrize("watched", [("critic", "actor"), ("critic",)])
 def test_of_one_scaler_the_critical_scale_is_that_of_the_step(tmp_path, watched):
     players, seen = Players("one scaler", "float16"), []

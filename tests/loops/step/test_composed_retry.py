@@ -91,7 +91,9 @@ NAMES = ["-".join(map(str, kind)) for kind in KINDS]
 
 
 @pytest.mark.slow_with("turns-2-1-graph", "shared-2-2-eager", "one scaler-1-2-eager", "turns-1-1-eager")
-@pytest.mark.exhaustive_with(*(f"{name}-graph" for name in NAMES if name != "turns-2-1"))
+@pytest.mark.exhaustive_with(
+    "turns-2-1-graph", "turns-1-1-eager", *(f"{name}-graph" for name in NAMES if name != "turns-2-1")
+)
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 def test_a_run_from_too_high_a_scale_is_the_run_from_a_sound_one(kind, mode):
@@ -131,7 +133,7 @@ def test_replicas_retry_together_whoever_overflowed(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("one scaler", "shared")
+@pytest.mark.exhaustive_with("turns", "one scaler", "shared")
 @pytest.mark.parametrize(
     ("shape", "every"), [("turns", 2), ("shared", 1), ("one scaler", 1)], ids=["turns", "shared", "one scaler"]
 )

@@ -90,7 +90,7 @@ def test_an_overflow_skips_the_optimizer_it_is_in_and_no_other(kind, step, bad, 
     assert compiled(reals)[bad]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bad_data_skips_the_critic_alone_and_its_next_step_is_applied(brief_wgan):
     wgan = brief_wgan
     reals = wgan["images"][: 2 * wgan["BATCH"]].copy()

@@ -90,6 +90,7 @@ def of_two_losses(model):
     assert all(bool(step()) for _ in range(3))
 
 
+@pytest.mark.exhaustive_with("accumulates_in_parts", "accumulates_in_fit")
 @pytest.mark.slow_with("accumulates_in_fit", "accumulates_in_parts", "of_two_losses")
 @pytest.mark.parametrize("trains", [accumulates, accumulates_in_parts, accumulates_in_fit, of_two_losses])
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")

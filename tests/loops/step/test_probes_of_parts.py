@@ -60,7 +60,9 @@ def alone(shared, kind, kinds, every, accumulate):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("True-float32-2-2-True", "True-float16-1-1-False")
+@pytest.mark.exhaustive_with(
+    "True-float32-1-2-False", "False-float16-2-1-False", "True-float32-2-2-True", "True-float16-1-1-False"
+)
 @pytest.mark.parametrize(
     ("shared", "kind", "every", "accumulate", "jit"),
     [
@@ -139,7 +141,7 @@ def test_a_part_has_the_gradients_of_its_own_loss_in_its_own_pass(shape):
 
 
 @pytest.mark.slow_with("turns-graph")
-@pytest.mark.exhaustive_with("turns-jit", "shared-jit", "shared-graph")
+@pytest.mark.exhaustive_with("turns-graph", "turns-jit", "shared-jit", "shared-graph")
 @pytest.mark.parametrize("mode", ["graph", "jit"])
 @pytest.mark.parametrize("shape", ["turns", "shared"])
 def test_where_it_is_not_its_turn_a_part_has_nothing(shape, mode):

@@ -28,7 +28,7 @@ def run(rig, call, batches=BATCHES):
     return [{name: np.asarray(value) for name, value in one.items()} for one in outputs]
 
 
-@pytest.mark.exhaustive_with("3-xla", "1-xla")
+@pytest.mark.exhaustive_with("1-eager", "3-graph", "3-xla", "1-xla")
 @pytest.mark.slow_with("1-eager")
 @pytest.mark.parametrize("mode", ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("accumulate", [1, pytest.param(3, marks=pytest.mark.slow)])

@@ -236,7 +236,7 @@ def test_a_keras_file_holds_the_windows(tmp_path, by_tensor):
 
 
 @pytest.mark.slow_with("skip")
-@pytest.mark.exhaustive_with("clip")
+@pytest.mark.exhaustive_with("skip", "clip")
 @pytest.mark.parametrize("by_tensor", ["skip", "clip"])
 def test_a_loop_goes_on_bit_for_bit(tmp_path, by_tensor):
     def run(folder, steps):

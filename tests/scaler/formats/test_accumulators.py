@@ -128,7 +128,9 @@ EQUATIONS = {
 }
 
 
-@pytest.mark.exhaustive_with(*(f"{kind}-graph" for kind in EQUATIONS))
+@pytest.mark.exhaustive_with(
+    "dense-xla", "scores-xla", "broadcast-xla", "two axes-xla", *(f"{kind}-graph" for kind in EQUATIONS)
+)
 @pytest.mark.slow_with(*(f"{kind}-xla" for kind in EQUATIONS))
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", EQUATIONS)

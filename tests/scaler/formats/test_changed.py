@@ -59,6 +59,7 @@ def run(change, folder, steps):
     loops.Loop(step, data, actions=[loops.Checkpoint(folder, every=1, resume=True)]).run(steps)
 
 
+@pytest.mark.exhaustive_with("mxfp4 to mxfp4 at random", "delayed to delayed with a margin")
 @pytest.mark.slow_with("none to unit", "mxfp4 to mxfp4 at random", "delayed to delayed with a margin")
 @pytest.mark.parametrize(
     "names", ["mxfp4 to none", "none to unit", "mxfp4 to mxfp4 at random", "delayed to delayed with a margin"]
