@@ -241,12 +241,10 @@ def as_row(step: int, outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scale_of(one: scaler.LossScaler) -> list[tf.Variable]:
     """The variables that hold a scaler's loss scale, on each replica."""
-    parts = [part for variable in one.variables for part in components(variable)]
-    return [
-        part
-        for part in parts
-        if scaler.LossScaler.owner_of(part) is one and part.name.partition(":")[0].rpartition("/")[2] == "loss_scale"
-    ]
+    # The name of a replica's own variable ends with the replica.
+    named = [own for own in one.variables if own.name.partition(":")[0].rpartition("/")[2] == "loss_scale"]
+    parts = [part for own in named for part in components(own)]
+    return [part for part in parts if scaler.LossScaler.owner_of(part) is one]
 
 
 def _first_share(batch: Any, replicas: int) -> Any:

@@ -5,7 +5,7 @@ An example is tried alone by filling the whole batch with it, which keeps the sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,18 +27,19 @@ def example_of(batch: Any) -> int | None:
     return None
 
 
-def lost_columns(*batches: Any) -> tuple[tuple[int, int | None], ...]:
+def lost_columns(*batches: Any) -> tuple[tuple[int | str, int | None], ...]:
     """The columns that are not finite in any example of these batches.
 
     Args:
         *batches: Batches of the same structure.
 
     Returns:
-        For each the place of its part in the batch, and its position along the part's last axis; None for a part of one
-        value per example. Sparse and ragged parts have none.
+        For each the key of its part in a batch of dicts, such as "image" or "left/image", else its place in the batch;
+        and its position along the part's last axis, None for a part of one value per example. Sparse and ragged parts
+        have none.
     """
     found = []
-    for place, parts in enumerate(zip(*map(tf.nest.flatten, batches), strict=True)):
+    for place, parts in zip(_places(batches[0]), zip(*map(tf.nest.flatten, batches), strict=True), strict=True):
         dense = all(isinstance(one, tf.Tensor) and one.shape.rank and is_measured(one.dtype) for one in parts)
         if not dense or 0 in parts[0].shape:
             continue
@@ -47,6 +48,28 @@ def lost_columns(*batches: Any) -> tuple[tuple[int, int | None], ...]:
             columns = np.flatnonzero(np.concatenate(lost).all(axis=0)).tolist()
             found += [(place, column if parts[0].shape.rank > 1 else None) for column in columns]
     return tuple(found)
+
+
+def _places(batch: Any) -> list[int | str]:
+    """What the parts of a batch are known by, in their order: by the keys that lead to them, or by number."""
+    paths = list(_paths(batch, ()))
+    keys = ["/".join(key for key in path if isinstance(key, str)) for path in paths]
+    if len(set(keys)) < len(keys):
+        keys = ["/".join(map(str, path)) if key else "" for key, path in zip(keys, paths, strict=True)]
+    return [key or number for number, key in enumerate(keys)]
+
+
+def _paths(batch: Any, path: tuple[int | str, ...]) -> Iterator[tuple[int | str, ...]]:
+    """The keys and positions that lead to each part, in the order in which TensorFlow flattens a batch."""
+    if isinstance(batch, Mapping):
+        for key in sorted(batch):
+            yield from _paths(batch[key], (*path, str(key)))
+    elif isinstance(batch, (tuple, list)):
+        names = getattr(batch, "_fields", range(len(batch)))
+        for name, part in zip(names, batch, strict=True):
+            yield from _paths(part, (*path, name))
+    else:
+        yield path
 
 
 def _wide(values: tf.Tensor) -> np.ndarray:

@@ -303,7 +303,7 @@ def _example(known: Explanation, attempts: Attempts) -> int | None:
     return in_whole_batch(found, moment.batch, known.replicas, moment.replicas)
 
 
-def _columns(known: Explanation, moment: Any) -> tuple[tuple[int, int | None], ...]:
+def _columns(known: Explanation, moment: Any) -> tuple[tuple[int | str, int | None], ...]:
     """The columns of the data that no example fills; with a single example they are only those of that example."""
     if known.where != "data":
         return ()

@@ -88,8 +88,8 @@ class Explanation:
             "dataset" if both do; "weights" if they had diverged before; or None.
         empty: Whether the batch holds no example, and the step failed for that: a mean over nothing is NaN.
         columns: The columns that are not finite in any example of the batch, nor, if the dataset is to blame, of the
-            next: for each the place of its part in the batch and its position along the part's last axis, which is
-            None for a part of one value per example.
+            next: for each the key of its part in a batch of dicts, else its place in the batch, and its position along
+            the part's last axis, which is None for a part of one value per example.
         grown_through: What made the weights diverge: "weight decay" or "learning rate", if the steps since the
             checkpoint pass without it; else None.
         learning_rates: The learning rate before the replayed steps, and that of this step, if the second is not finite
@@ -136,7 +136,7 @@ class Explanation:
     other_batch: str = "next"
     blame: str | None = None
     empty: bool = False
-    columns: tuple[tuple[int, int | None], ...] = ()
+    columns: tuple[tuple[int | str, int | None], ...] = ()
     grown_through: str | None = None
     learning_rates: tuple[float, float] | None = None
     sentence: str = ""

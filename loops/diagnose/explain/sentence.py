@@ -249,7 +249,9 @@ def _batches(found: Explanation) -> str:
 def _columns(found: Explanation) -> str:
     if not found.columns:
         return ""
-    named = [f"part {part}" if column is None else f"column {column} of part {part}" for part, column in found.columns]
+    named = [
+        f"part {part!r}" if column is None else f"column {column} of part {part!r}" for part, column in found.columns
+    ]
     more = f" and {len(named) - _SOME} more" if len(named) > _SOME else ""
     names = f"{', '.join(named[:_SOME])}{more}"
     verb = "is" if len(named) == 1 else "are"

@@ -303,6 +303,21 @@ def test_the_share_of_a_replica_is_found(tmp_path):
 
 
 @pytest.mark.slow
+def test_every_replica_repeats_the_step_at_its_scale(tmp_path):
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = plain_model("mixed_float16")
+        optimizer = keras.optimizers.SGD(0.01)
+        step = loops.TrainStep(model, squared_error, optimizer, loss_scaler=scaler.LossScaler(scaler.Dynamic(2.0**10)))
+    _, progress = quiet()
+    here = loops.Explain(seconds=0)
+    actions = [loops.JsonLines(tmp_path / "steps.jsonl"), progress, here]
+    loops.Loop(step, batches(2), strategy=strategy, steps_per_call=1, actions=actions).run(2)
+    (one,) = here.explanations
+    assert (one.step, one.loss_scale, one.differs, one.reproduced) == (2, 2.0**10, None, True)
+
+
+@pytest.mark.slow
 def test_the_first_replica_is_looked_at_alone(tmp_path, monkeypatch):
     """As on several workers, whose others do not take part."""
     strategy = mirrored(2)
