@@ -19,7 +19,7 @@ SMALL = {
     "sixteen-bit-weights": (60, [0, 1, 2, 3]),
     "stochastic-rounding": (60, [0, 3, 4]),
     "chunked-sums": (20, [0, 1, 5]),
-    "second-graph": (10, [0, 4, 6, 8, 9]),
+    "second-graph": (10, [0, 8]),
     "skip-rate": (150, [0]),
     "look-ahead": (60, [1, 2, 3]),
     "updated-scale": (60, [0, 1, 2, 3]),
