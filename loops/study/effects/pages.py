@@ -114,8 +114,8 @@ def page(effect: Effect) -> str:
         "## What agrees, and what does not",
         "\n".join(f"- {_emphasized(claim)}: {claim.text}" for claim in effect.claims),
         effect.remarks,
-        f"Only the direction and the order of magnitude are claimed. Made by `{command(effect)}`, which also writes "
-        f"[the numbers of each seed]({effect.name}.json).",
+        f"{'' if effect.sizes else 'Only the direction and the order of magnitude are claimed. '}"
+        f"Made by `{command(effect)}`, which also writes [the numbers of each seed]({effect.name}.json).",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -113,6 +113,14 @@ def test_what_nobody_published_agrees_with_nothing_and_what_cannot_be_told_is_no
     assert pages.from_values(json.loads(pages.as_json(effect))).claims == effect.claims
 
 
+def test_a_page_whose_verdicts_are_about_sizes_does_not_say_that_only_directions_are_claimed():
+    said = "Only the direction and the order of magnitude are claimed. Made by"
+    assert said in pages.page(SMALL)
+    page = pages.page(dataclasses.replace(SMALL, sizes=True))
+    assert said not in page
+    assert "\n\nMade by `halfstep" in page
+
+
 @pytest.mark.slow
 def test_a_picture_is_the_same_for_the_same_numbers():
     assert svg_of(effect_figure(SMALL)) == svg_of(effect_figure(SMALL))

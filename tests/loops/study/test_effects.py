@@ -25,7 +25,7 @@ SMALL = {
     "updated-scale": (60, [0, 1, 2, 3]),
     "layerwise": (10, [2, 4]),
     "float8": (60, [0, 2, 3, 4]),
-    "narrow-parity": (20, [17]),
+    "narrow-parity": (20, [18]),
     "scale-collapse": (200, [2, 7, 8, 9, 11]),
     "attention-logits": (20, [0, 4, 7, 8]),
     "output-logits": (1000, [0, 4]),
