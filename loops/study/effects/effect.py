@@ -103,6 +103,7 @@ class Effect:
         panels: The panels of the figure.
         measured: The numbers behind the table: a list over the seeds for each.
         seconds: How long the measurement took; `measure` sets it.
+        sizes: Whether its verdicts are about published sizes, not only about direction and order of magnitude.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Effect:
     panels: tuple[Panel, ...]
     measured: Mapping[str, Sequence[float]]
     seconds: float = 0.0
+    sizes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,8 +49,10 @@ _PUBLISHED = {
 _OTHERWISE = {
     "FP8": ", above 16 bits",
     "MXFP4": ", scales rounded up, weights scaled in two dimensions, gradients at random, Hadamard transforms, some "
-    "layers in bfloat16",
-    RANDOM: ", weights scaled in two dimensions, Hadamard transforms, some layers in bfloat16",
+    "layers in bfloat16; too unlike ours for a verdict",
+    RANDOM: ", weights scaled in two dimensions, Hadamard transforms, some layers in bfloat16; their FP8 is E4M3, in "
+    "all linear layers but those of the first block and the last two, with scales of blocks of 128 x 128 weights and "
+    "of 1 x 128 other values",
 }
 """What else is published with a number."""
 _ABOVE = {
@@ -143,7 +145,8 @@ def effect_of(losses: Losses, seeds: int, steps: int) -> Effect:
         "Gradients are rounded at random, which is essential for a model of 12B parameters, there are Hadamard "
         "transforms, weights are scaled in two dimensions, some layers are in bfloat16, and scales of MXFP4 are "
         "typically rounded up (appendix B.4). With every linear layer in FP4 training diverges (section 4.1), and with "
-        "all layers in NVFP4 to nearest and nothing else it does early (appendix E.1).",
+        'all linear layers in NVFP4 to nearest and nothing else it does early (appendix E.1); but "smaller models '
+        'trained on shorter token horizons may not require all of these techniques" (section 4).',
         design=f"A transformer on text (1 block of width {small_transformer.WIDTH}, batches of {_BATCH} x "
         f"{small_transformer.CONTEXT} characters) and a CNN on the digits (batches of {_IMAGES}) train with Adam at "
         f"{_RATE:g} in `scaler.formats.emulated`: operands of products are rounded, sums and masters are in float32. "
@@ -153,9 +156,8 @@ def effect_of(losses: Losses, seeds: int, steps: int) -> Effect:
         "a 95 % interval (Student's t), and half of its width is the least difference that could have been shown. "
         "A verdict needs the whole interval: below what is allowed, above it, or on one side of zero where one loss is "
         "said to be higher than another. Else the seeds cannot tell. Some formats also train with 3/4 and 2/3 of the "
-        "loss, which float32 with Adam hardly notices; they are compared with float32 at the whole loss. Losses "
-        "here are held-out ones. Where published losses are rounded, a verdict must be the same for all that "
-        "they may have been.",
+        "loss; they are compared with float32 at the whole loss. Losses here are held-out ones. Where published losses "
+        "are rounded, a verdict must be the same for all that they may have been.",
         seeds=seeds,
         steps=steps,
         beside=tuple(
@@ -213,6 +215,7 @@ def effect_of(losses: Losses, seeds: int, steps: int) -> Effect:
             ),
         ),
         measured={f"loss {network}, {name}": losses[network, name].tolist() for network, name in keys},
+        sizes=True,
     )
 
 
@@ -274,9 +277,9 @@ _REMARKS = (
     "an octave: at its upper end. The scale of an MX block is a power of two, rounded down, so all these gradients "
     "are changed by the same factor: the upper end saturates, from 7/8 of it on in MXFP8 and MXFP6 and from 3/4 on "
     "in MXFP4. That is no noise, which would average out: the gradients of the logits no longer sum to zero. A "
-    "factor of the loss, or another batch size, moves that place, and float32 does not notice. Mishra et al. find "
-    "the same rule at fault in large models and round scales up, and so does NVIDIA for MXFP4. In NVFP4 the largest "
-    "value of a block becomes about the largest of the format.\n\n"
+    "factor of the loss that is no power of two moves that place. Mishra et al. find the same rule at fault in large "
+    "models and round scales up, and so does NVIDIA for MXFP4. In NVFP4 the largest value of a block becomes about the "
+    "largest of the format.\n\n"
     "MXFP4 to nearest has a second fault: it flushes what is less than 1/32 to 1/16 of a block's largest value, as "
     "most gradients of the other characters' logits are. Nothing then stands against the right character's, and its "
     "logit is pushed up too far; where the first fault cuts it, the second does less harm.\n\n"
@@ -284,12 +287,11 @@ _REMARKS = (
     "the right characters' logits are 2^-9 times 1 minus the expected share: above half of it, as long as less than "
     "1/2 is expected, so they round up to 2^-9. These logits grow, and nothing holds them back. With gradients in "
     "E5M2 and no scale such a network trains ([unit-scaling](unit-scaling.md)). So few steps at one high learning rate "
-    "need not cost what long training does, and a network of this size has no outliers; published losses are of large "
-    "models, after long runs with falling rates. NVIDIA's figures of MXFP4 and NVFP4 are with gradients rounded at "
-    "random, Hadamard transforms and weights scaled in two dimensions, those of MXFP4 with scales typically rounded "
-    "up, and embeddings, parts of attention, the output projection and some linear layers are not in the format "
-    "there; our MXFP4 rounds to nearest and its scales down, there are no transforms, weights are scaled in one "
-    "dimension, and all products are in the format."
+    "need not cost what long training does; published losses are of large models, after long runs with falling rates. "
+    "NVIDIA's figures of MXFP4 and NVFP4 are with gradients rounded at random, Hadamard transforms and weights scaled "
+    "in two dimensions, those of MXFP4 with scales typically rounded up, and embeddings, parts of attention, the "
+    "output projection and some linear layers are not in the format there; our MXFP4 rounds to nearest and its scales "
+    "down, there are no transforms, weights are scaled in one dimension, and all products are in the format."
 )
 
 PRESET = Preset(NAME, "FP8, MXFP8, MXFP6, MXFP4 and NVFP4 against float32", 100, run, seeds=5)

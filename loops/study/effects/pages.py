@@ -114,8 +114,8 @@ def page(effect: Effect) -> str:
         "## What agrees, and what does not",
         "\n".join(f"- {_emphasized(claim)}: {claim.text}" for claim in effect.claims),
         effect.remarks,
-        f"Only the direction and the order of magnitude are claimed. Made by `{command(effect)}`, which also writes "
-        f"[the numbers of each seed]({effect.name}.json).",
+        f"{'' if effect.sizes else 'Only the direction and the order of magnitude are claimed. '}"
+        f"Made by `{command(effect)}`, which also writes [the numbers of each seed]({effect.name}.json).",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -159,5 +159,6 @@ def index(effects: Sequence[Effect]) -> str:
 def _agree(effect: Effect) -> str:
     published = [claim.holds for claim in effect.claims if claim.published]
     told = [holds for holds in published if holds is not None]
-    untold = f", {len(published) - len(told)} cannot be told" if len(published) > len(told) else ""
-    return f"{sum(told)} of {len(told)}{untold}" if published else "nothing published to compare with"
+    agree = [f"{sum(told)} of {len(told)}"] if told else []
+    untold = [f"{len(published) - len(told)} cannot be told"] if len(published) > len(told) else []
+    return ", ".join(agree + untold) or "nothing published to compare with"

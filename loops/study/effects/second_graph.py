@@ -24,6 +24,7 @@ from loops.study.effects.graph_claims import (
     GRAPHS,
     KL,
     LENGTHS,
+    RULE,
     SETTLED,
     SLOPES,
     changed_factor,
@@ -81,10 +82,10 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
         f"float32 with Adam at {_RATE}. The same weights then run under `mixed_bfloat16`, `mixed_float16` and float32, "
         f"on {_SEQUENCES} held-out sequences: whole with a causal mask, the same compiled by XLA, and one character at "
         "a time with what came before kept. The log-probabilities of the text's own characters are compared with those "
-        "of the first graph, all in float32 from the logits on. The ratio of a sequence is exp of the summed "
-        "differences of its first characters. Nothing is trained by reinforcement, and the text is not from a "
-        "sampler: these ratios are computed as importance ratios are, but are none. Float32 is at its floor: between 2 "
-        f"and 4 nats its numbers are {np.spacing(np.float32(2)):.1e} apart. Factors are geometric means.",
+        "of the first graph, in float32 from the logits on; these are in the format. The ratio of a sequence is exp of "
+        "the summed differences of its first characters. Nothing is trained by reinforcement, and the text is not from "
+        "a sampler: these ratios are computed as importance ratios are, but are none. Float32 is at its floor: between "
+        f"2 and 4 nats its numbers are {np.spacing(np.float32(2)):.1e} apart. Factors are geometric means. {RULE}",
         seeds=seeds,
         steps=steps,
         beside=(
@@ -134,15 +135,15 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
         ),
         claims=claims_of(token, away, deviation, beyond, same),
         remarks="A graph differs from another where it rounds at other places, or sums in another order. From float32, "
-        "which rounds 2^13 times finer than float16, the whole sequence is "
+        "which rounds 2^13 times finer than float16, a character of the graph called whole is "
         f"{times(away[FIRST, 'bfloat16'] / away[FIRST, 'float16'])} times as far in bfloat16 as in float16. "
         "From each other two graphs are as far as their roundings differ, and that need not be alike in both formats. "
-        "XLA merges operations and may leave out roundings between them. From float32 it is "
+        "XLA seems to leave out roundings in bfloat16: from float32 it is "
         f"{spread(nearer['bfloat16'], '.2f')} times as far as the graph without it in bfloat16, and "
-        f"{spread(nearer['float16'], '.2f')} times in float16: it treats the formats differently, and its factors are "
-        "in part due to that. One character at a time, as a sampler works, has the same operations on other shapes, "
-        f"and so other sums in float32: {percent(same['one at a time', 'float32'])} of the characters keep their bits "
-        f"in float32, {percent(same['one at a time', 'float16'])} in float16 and "
+        f"{spread(nearer['float16'], '.2f')} times in float16. It treats the formats differently, and its factors "
+        "cannot tell what the formats do by themselves. One character at a time, as a sampler works, has the same "
+        f"operations on other shapes, and so other sums in float32: {percent(same['one at a time', 'float32'])} of the "
+        f"characters keep their bits in float32, {percent(same['one at a time', 'float16'])} in float16 and "
         f"{percent(same['one at a time', 'bfloat16'])} in bfloat16. A coarser rounding hides more of such "
         "differences, and those that are left are larger.\n\nDifferences of single characters are small. The ratio "
         "of a sequence multiplies them, so that its "
@@ -151,11 +152,8 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
         "itself. Text that was given has no such part; it may have a mean of its own, of either sign, which is not "
         f"measured here. The KL divergence of an answer adds up over its tokens: {KL['bfloat16']} over thousands of "
         f"them. It grows as the square of differences, {BITS**2:.0f} times where all of these are {BITS:.0f} times as "
-        f"large, and {BITS:.0f} times where they are also {BITS:.0f} times as rare. The published factor of "
-        f"{KL['bfloat16'] / KL['float16']:.0f} lies between, and so does that of the slopes, "
-        f"{SLOPES['bfloat16'] / SLOPES['float16']:.0f}. A policy in float16 usually needs a loss scale to be "
-        "trained, which is what this library is for; [unit scaling](unit-scaling.md) has a small model that does "
-        "without.",
+        "large. A policy in float16 usually needs a loss scale to be trained, which is what this library is for; "
+        "[unit scaling](unit-scaling.md) has a small model that does without.",
         panels=(
             Panel(
                 "bfloat16's difference over float16's",
@@ -167,6 +165,7 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
                         range(len(all_graphs)),
                         [away[g, "bfloat16"] / away[g, "float16"] for g in all_graphs],
                     ),
+                    _factors("character", [1, 2], [factor[graph] for graph in GRAPHS]),
                     _factors("changed character", [1, 2], [changed[graph] for graph in GRAPHS]),
                     _factors("sequence", [1, 2], [wider[graph] for graph in GRAPHS]),
                 ),

@@ -101,15 +101,18 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
             *(
                 (
                     f"largest loss in {many} steps, times that before, with beta2 {worst}",
-                    "no number; StableAdamW avoids a spike",
+                    published,
                     ", ".join(f"{way} {spread(getattr(spikes[worst, way], what), '.2f')}" for way in WAYS),
                 )
-                for many, what in ((SOON, "times"), (AFTER, "whole"))
+                for many, what, published in (
+                    (SOON, "times", "no number; StableAdamW avoids a spike"),
+                    (AFTER, "whole", "no number"),
+                )
             ),
             (
                 f"held-out loss in the end, with beta2 {worst}",
                 "no number; StableAdamW outperforms clipping",
-                ", ".join(f"{way} {spread(spikes[worst, way].end, '.2f')}" for way in WAYS),
+                ", ".join(f"{way} {spread(spikes[worst, way].end, '.3f')}" for way in WAYS),
             ),
             (
                 "update where epsilon is the gradient's root mean square or more, over that with epsilon 1e-8",
@@ -136,7 +139,7 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
                 spread(seen.times, ".2f"),
                 spread(seen.later, ".2f"),
                 lag_of(seen.lag),
-                spread(seen.end, ".2f"),
+                spread(seen.end, ".3f"),
             )
             for (beta, way), seen in spikes.items()
         ),
@@ -201,8 +204,8 @@ def _remarks(norm: np.ndarray, spikes: Mapping[tuple[float, str], Spike], worst:
         "beyond the first's: the gradient is a hundred times larger, and its mean square remembers. A large beta2 "
         "forgets slowly, takes too long steps for as long as that lasts, and the loss spikes. The RMS rises with the "
         "change, by construction, so that it predicts nothing here. In a real run layers begin to learn, and data "
-        "changes. What comes close to the change in practice is a loss scale that is not divided out, or a loss of "
-        "which a part is switched on late.\n\n"
+        "changes. What comes close to the change in practice is a loss scale that changes and is not divided "
+        "out, or a loss of which a part is switched on late.\n\n"
         "A limit on gradients asks how large they are, and the one on updates how large they are for their moment. A "
         f"limit of {CLIP_NORM:g} comes late: the first of AdamW's gradients after the change has a norm of "
         f"{spread(norm[0], '.2f')} with beta2 {worst} and no limit, and the largest "
@@ -212,10 +215,9 @@ def _remarks(norm: np.ndarray, spikes: Mapping[tuple[float, str], Spike], worst:
         f"{spread(stable.whole, '.2f')}. The change multiplies all gradients by one factor, which a global limit near "
         f"the old norm undoes, and somebody has to know that limit. In the end its loss is {spread(near.end, '.3f')}, "
         f"that of StableAdamW {spread(stable.end, '.3f')}; higher in {(near.end > stable.end).sum()} of "
-        f"{len(near.end)} seeds. What rises later under StableAdamW is not explained here: with beta2 {BETAS[0]} "
-        f"AdamW's loss, which has no early spike, rises later, too ({spread(spikes[BETAS[0], PLAIN].later, '.2f')} "
-        "times). The RMS is known at each step. `scaler.observe.watch(kinds=['update_rms'])` measures the updates "
-        "themselves, and `scaler.SpikeGuard` skips or clips gradients by their own last norms.\n\n"
+        f"{len(near.end)} seeds. What rises later under StableAdamW is not explained here. The RMS is known at "
+        "each step. `scaler.observe.watch(kinds=['update_rms'])` measures the updates themselves, and "
+        "`scaler.SpikeGuard` skips or clips gradients by their own last norms.\n\n"
         f"Before the change AdamW's mean RMS is {before}, by beta2; in one step it is up to {single:.1f}. The last "
         "panel has no transition at one epsilon. A single gradient g is shortened to 1 / (1 + epsilon / g), which "
         "falls from 0.9 to 0.1 over two decades, and a tensor's gradients differ by orders of magnitude."

@@ -109,7 +109,16 @@ def test_what_nobody_published_agrees_with_nothing_and_what_cannot_be_told_is_no
     assert "- Agrees: one\n- Cannot tell: two\n- **Ours, it does not hold**: three\n" in page
     assert "- **Does not agree**: four\n- Ours, it holds: five\n" in page
     assert "| 1 of 2, 1 cannot be told |" in pages.index([effect])
+    assert "| 1 cannot be told |" in pages.index([dataclasses.replace(SMALL, claims=claims[1:3])])
     assert pages.from_values(json.loads(pages.as_json(effect))).claims == effect.claims
+
+
+def test_a_page_whose_verdicts_are_about_sizes_does_not_say_that_only_directions_are_claimed():
+    said = "Only the direction and the order of magnitude are claimed. Made by"
+    assert said in pages.page(SMALL)
+    page = pages.page(dataclasses.replace(SMALL, sizes=True))
+    assert said not in page
+    assert "\n\nMade by `halfstep" in page
 
 
 @pytest.mark.slow

@@ -52,8 +52,8 @@ def verdicts(changes, noise=NOISE / 100):
     return [claim.holds for claim in effect.claims]
 
 
-def test_all_holds_where_the_seeds_show_small_differences():
-    assert verdicts({}) == [True] * 21
+def test_all_holds_where_the_seeds_show_small_differences_but_that_mxfp8_diverges():
+    assert verdicts({}) == [True] * 3 + [None] + [True] * 18
 
 
 @pytest.mark.parametrize(
@@ -62,22 +62,21 @@ def test_all_holds_where_the_seeds_show_small_differences():
         ({(WHOLE, "bfloat16"): 3.05}, [0, 2]),
         ({(WHOLE, "FP8"): 3.05}, [1]),
         ({(WHOLE, "MXFP8"): 2.995}, [2]),
-        ({(WHOLE, "MXFP6"): 3.06}, [4, 7]),
-        ({(FITTING, "MXFP8"): 3.05}, [3, 15]),
-        ({(FITTING, "MXFP6"): 3.05}, [5, 16]),
-        ({(WHOLE, claims.WEIGHTS): 3.08}, [6]),
-        ({(WHOLE, claims.WEIGHTS): 3.012}, [7]),
-        ({(WHOLE, claims.RANDOM): 3.07}, [8]),
-        ({(WHOLE, claims.RANDOM): 5.11}, [8, 9]),
-        ({(WHOLE, "NVFP4"): 4.5}, [10]),
-        ({(WHOLE, "MXFP4"): 5.1}, [11]),
-        ({(FITTING, "MXFP4"): 5.1}, [12, 17]),
-        ({(HIGH, "MXFP4"): 5.1}, [13, 18]),
-        ({(WHOLE, claims.UNSCALED): 2.9}, [14]),
-        ({(WHOLE, "MXFP4"): 5.55}, [17]),
-        ({(HIGH, "MXFP4"): 5.45}, [18]),
-        ({(FITTING, "NVFP4"): 5.05}, [19, 20]),
-        ({(HIGH, "NVFP4"): 5.15}, [20]),
+        ({(WHOLE, "MXFP6"): 3.06}, [5, 8]),
+        ({(FITTING, "MXFP8"): 3.05}, [4, 16]),
+        ({(FITTING, "MXFP6"): 3.05}, [6, 17]),
+        ({(WHOLE, claims.WEIGHTS): 3.08}, [7]),
+        ({(WHOLE, claims.WEIGHTS): 3.012}, [8]),
+        ({(WHOLE, claims.RANDOM): 3.07}, [9]),
+        ({(WHOLE, claims.RANDOM): 5.11}, [9, 10]),
+        ({(WHOLE, "MXFP4"): 5.1}, [12]),
+        ({(FITTING, "MXFP4"): 5.0}, [13, 18]),
+        ({(HIGH, "MXFP4"): 5.0}, [14, 19]),
+        ({(WHOLE, claims.UNSCALED): 2.9}, [15]),
+        ({(WHOLE, "MXFP4"): 5.55}, [18]),
+        ({(HIGH, "MXFP4"): 5.45}, [19]),
+        ({(FITTING, "NVFP4"): 5.05}, [20, 21]),
+        ({(HIGH, "NVFP4"): 5.15}, [21]),
     ],
 )
 def test_a_verdict_changes_with_its_numbers(changes, expected):
@@ -87,19 +86,19 @@ def test_a_verdict_changes_with_its_numbers(changes, expected):
 def test_seeds_that_could_not_show_what_is_published_cannot_tell():
     """Among them FP8's 0.2 %, and losses of MXFP8 and MXFP6, which are as small as the noise."""
     found = verdicts({}, NOISE)
-    assert [number for number, holds in enumerate(found) if holds is None] == [1, 2, 5, 6, 15, 16]
+    assert [number for number, holds in enumerate(found) if holds is None] == [1, 2, 3, 6, 7, 16, 17]
     assert False not in found
     # Two losses that are alike disagree only where a published difference would have been seen.
-    assert verdicts({(WHOLE, claims.WEIGHTS): 3.02}, 2 * NOISE)[7] is None
-    assert verdicts({(WHOLE, claims.WEIGHTS): 3.005}, 2 * NOISE)[7] is None
-    assert verdicts({(WHOLE, "MXFP4"): 5.1}, 2 * NOISE)[11] is None
-    assert verdicts({(WHOLE, "MXFP4"): 5.1}, NOISE)[11] is False
+    assert verdicts({(WHOLE, claims.WEIGHTS): 3.02}, 2 * NOISE)[8] is None
+    assert verdicts({(WHOLE, claims.WEIGHTS): 3.005}, 2 * NOISE)[8] is None
+    assert verdicts({(WHOLE, "MXFP4"): 5.1}, 2 * NOISE)[12] is None
+    assert verdicts({(WHOLE, "MXFP4"): 5.1}, NOISE)[12] is False
 
 
 @pytest.mark.parametrize(("loss", "expected"), [(3.014, True), (3.016, None), (3.03, None), (3.031, False)])
 def test_a_published_loss_that_is_rounded_may_be_another(loss, expected):
     """A loss of 3 is 0.0151 to 0.0302 lower than 4.01 / 3.98 times as much may be."""
-    assert verdicts({(WHOLE, "MXFP6"): loss})[4] is expected
+    assert verdicts({(WHOLE, "MXFP6"): loss})[5] is expected
 
 
 def test_shares_say_what_they_may_be_before_rounding():
@@ -109,12 +108,20 @@ def test_shares_say_what_they_may_be_before_rounding():
     assert (str(claims.FP8_SHARE), str(claims.NVFP4_SHARE)) == ("0.2 %", "1.5 %")
 
 
-def test_training_diverges_where_each_seed_does():
+@pytest.mark.parametrize(("name", "number"), [("MXFP8", 3), ("NVFP4", 11)])
+def test_training_diverges_where_each_seed_does_and_a_small_model_that_does_not_cannot_tell(name, number):
     some = losses(GOOD)
-    some[WHOLE, "NVFP4"] = np.array([4.0, 4.0, 5.0, 5.0, 5.0])
-    claim = narrow_parity.effect_of(some, 5, 100).claims[10]
-    assert claim.holds is None
-    assert "in 3 of 5 seeds" in claim.text
+    for found, times, holds in [([4.0] * 5, 0, None), ([4.0, 4.0, 5.0, 5.0, 5.0], 3, None), ([5.0] * 5, 5, True)]:
+        some[WHOLE, name] = np.array(found)
+        claim = narrow_parity.effect_of(some, 5, 100).claims[number]
+        assert claim.holds is holds
+        assert f"in {times} of 5 seeds" in claim.text
+
+
+def test_nobody_published_a_factor_of_the_loss_for_mxfp4():
+    claims = narrow_parity.effect_of(losses(GOOD), 5, 100).claims
+    assert [number for number in range(12, 15) if claims[number].published] == [12]
+    assert all("published" not in claims[number].text for number in (13, 14))
 
 
 def test_the_least_difference_is_half_of_students_interval():
