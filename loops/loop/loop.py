@@ -410,13 +410,17 @@ class Loop:
             one, outputs = by_part.get(part, only), of_part(visit.outputs, part)
             known = one if isinstance(one, scaler.LossScaler) else None
             self._look(dataclasses.replace(visit, outputs=outputs), part, known)
+        checked = None
         try:
-            for loss_scaler, reading in call.readings:
-                loss_scaler.check(reading)
+            for checked, reading in call.readings:
+                checked.check(reading)
             if self._loss_scaler is not None and self._loss_scaler not in scalers:
-                self._loss_scaler.check()
+                checked = self._loss_scaler
+                checked.check()
         except scaler.StuckError as error:
-            raise scaler.StuckError(" ".join(filter(None, [str(error), self.why_skipped()]))) from None
+            own_parts = [name for name, one in by_part.items() if one is checked] if len(by_part) > 1 else []
+            of = f"Part {own_parts[0]!r}:" if len(own_parts) == 1 else None
+            raise scaler.StuckError(" ".join(filter(None, [of, str(error), self.why_skipped()]))) from None
 
     def _look(self, visit: Visit, part: str, loss_scaler: scaler.LossScaler | None) -> None:
         """Warns of applied steps without a gradient, and of a loss that cannot be seen: of a part, or of the step."""

@@ -66,6 +66,7 @@ class PerLoss(tf.Module):
                 '{"task": scaler.Dynamic(), "penalty": scaler.Dynamic()}.'
             )
         self._gate = _StepScaler(NoScaling(), stuck=stuck, name="step")
+        self._gate._called = f"PerLoss, which decides about its losses {', '.join(map(repr, strategies))} together,"
         self._scalers: dict[str, LossScaler] = {}
         for loss, strategy in strategies.items():
             # Names of variables tell a resumed run which loss they are of.
@@ -206,6 +207,9 @@ class _StepScaler(LossScaler):
     def _pinned(self, loss_scale: float) -> str:
         del loss_scale
         return ""
+
+    def _who(self) -> str:
+        return self._called
 
 
 def _blamed(step: Outcome, outcomes: Sequence[Outcome]) -> Outcome:

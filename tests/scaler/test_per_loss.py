@@ -242,7 +242,8 @@ def test_a_stuck_loss_is_named():
     losses.check()
     step({"large": NAN, "small": CLEAN})
     with pytest.raises(
-        scaler.StuckError, match=r"^The loss scaler 'step' with NoScaling\(\) is stuck: 4 steps in a row.* loss itself"
+        scaler.StuckError,
+        match=r"^PerLoss, which decides about its losses .*'large'.* together, is stuck: 4 steps.* loss itself",
     ):
         losses.check()
     for _ in range(3):

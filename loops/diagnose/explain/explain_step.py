@@ -24,6 +24,7 @@ from loops.diagnose.explain.scan_results import amax_in_float32, magnitudes, sam
 from loops.diagnose.explain.sentence import describe
 from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
 from loops.diagnose.explain.since_checkpoint import risen_rate
+from loops.diagnose.explain.update import said_of_update
 from loops.diagnose.explain.zero_gradients import with_zero_gradients
 from loops.diagnose.graph.frames import Frame
 from loops.diagnose.graph.models import models_in_step, paths_of
@@ -112,6 +113,8 @@ def _explained(moment: Any, attempts: Attempts, remedies: bool) -> Explanation:
         attempts.moves = cause in (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
         attempts.lower_from = attempts.loss_scale if cause is scaler.Cause.LOSS else None
         known = dataclasses.replace(known, learning_rates=risen_rate(moment))
+        if cause is scaler.Cause.UPDATE:
+            known = dataclasses.replace(known, update=said_of_update(attempts))
         known = _with_scale(known, attempts, cause, layers)
         known, seen = _without_overflow(known, attempts, layers, seen)
         known = _with_origin(known, attempts, layers, seen, attempt, remedies or not known.scale_was_too_high)

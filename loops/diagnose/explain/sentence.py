@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.remedies import Kind
 from loops.support.batches import MEND_LABELS
@@ -63,7 +65,7 @@ def _what(found: Explanation) -> str:
     if found.verdict == "too_large":
         return f"{skipped}: its gradients are finite, but unscaled they or their squared norm exceed float32."
     if found.verdict == "update":
-        return f"{skipped}: the optimizer turned finite gradients into non-finite values."
+        return f"{skipped}: {found.update or 'the optimizer turned finite gradients into non-finite values.'}"
     if found.verdict == "spike":
         return f"{skipped} as a spike: {_spike(found)}. The batch, or the weights before it, are to be looked at."
     line = f", at {found.line}" if found.line else ""
@@ -144,6 +146,8 @@ def began(found: Explanation) -> str:
         return f"a weight held {kind} before the step, {place}"
     if found.where == "weights":
         return f"a weight held a value that became {kind} when it was cast to 16 bits, {place}"
+    if found.operation == "Const" and found.kind == "nan":
+        return f"a constant is NaN, {place}"
     if found.operation == "Const":
         return f"a constant that its format cannot hold became {kind}, {place}"
     return f"the {found.where} pass produced {kind} first {place}"
@@ -193,7 +197,7 @@ def _rate(found: Explanation) -> str:
     if found.learning_rates is None:
         return ""
     before, now = found.learning_rates
-    since = f", and was {before:g} before the replayed steps" if before != now else ""
+    since = f", and was {before:g} before the replayed steps" if math.isfinite(before) and before != now else ""
     return f"The learning rate of this step is {now:g}{since}: check its schedule."
 
 

@@ -303,6 +303,33 @@ def test_the_share_of_a_replica_is_found(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_an_optimizer_did_is_told_in_the_words_of_the_parts_scaler():
+    x, y = tf.ones([6, 3]), tf.ones([6, 1])
+    models = {name: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]) for name in "ab"}
+
+    def part(name, rate):
+        model = models[name]
+        rule = scaler.LossScaler(scaler.Dynamic(8.0), stuck=scaler.StuckPolicy(consecutive_skips=3))
+        return loops.Part(
+            name,
+            model,
+            lambda pair: squared_error(pair[1], model(pair[0])),
+            keras.optimizers.SGD(rate),
+            loss_scaler=rule,
+        )
+
+    step = loops.ComposedStep([part("a", 0.1), part("b", float("nan"))])
+    found = loops.Explain(seconds=0)
+    data = tf.data.Dataset.from_tensors((x, y)).repeat()
+    with pytest.raises(scaler.StuckError, match=r"^Part 'b': The loss scaler with .* is stuck.*rate of SGD"):
+        loops.Loop(step, data, steps_per_call=1, actions=[found]).run(5)
+    (one,) = found.explanations
+    assert one.verdict == "update"
+    assert one.update.startswith("in part 'b', the learning rate of SGD is NaN")
+    assert f"Step 1 was skipped at loss scale 8: {one.update}" in one.sentence
+
+
+@pytest.mark.slow
 def test_every_replica_repeats_the_step_at_its_scale(tmp_path):
     strategy = mirrored(2)
     with strategy.scope():

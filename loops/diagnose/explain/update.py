@@ -1,0 +1,32 @@
+"""What an optimizer did to a step whose gradients are finite, in the words of the loss scaler that skipped it."""
+
+from __future__ import annotations
+
+import scaler
+from loops.diagnose.explain.attempts import Attempts
+
+_BEGINNING = "The step was skipped because "
+
+
+def said_of_update(attempts: Attempts) -> str | None:
+    """Repeats the step with its update, and returns what its scaler says of it as a clause.
+
+    Returns:
+        Such as "in part 'critic', the learning rate of SGD is NaN ..."; None if no scaler tells.
+    """
+    if attempts.moment.alone:
+        return None  # Other workers would have to take part.
+    with attempts.as_it_was():
+        attempts.moment.loop.calls.one(attempts.moment.batch)
+        for one in attempts.scalers:
+            skipped = int(one.counters.consecutive_skips) and int(one.last_skip.cause) == scaler.Cause.UPDATE
+            if skipped and one.explain().startswith(_BEGINNING):
+                return _part(attempts, one) + one.explain().removeprefix(_BEGINNING)
+    return None
+
+
+def _part(attempts: Attempts, one: scaler.LossScaler) -> str:
+    """Which part of the step the scaler is of, if it is of one alone."""
+    scalers = getattr(attempts.moment.train_step, "scalers", {})
+    own = [name for name, each in scalers.items() if each is one] if len(scalers) > 1 else []
+    return f"in part {own[0]!r}, " if len(own) == 1 else ""
