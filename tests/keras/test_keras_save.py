@@ -44,9 +44,15 @@ def trained(policy, arguments, strategy=None):
     return model
 
 
-def go_on(model):
+def go_on(model, kind="ema"):
     """What it comes to after one more epoch. There is no dropout: Keras does not save seed generators."""
-    return fit(model), everything(model)
+    logs = fit(model)
+    if kind == "window":
+        # No file holds why a window is spoiled that it was saved in: its skip names the first variable then.
+        for variable in model.optimizer.loss_scaler.variables:
+            if variable.name.partition(":")[0].rpartition("/")[2] in ("cause", "has_nan", "index"):
+                variable.assign(tf.zeros_like(variable))
+    return logs, everything(model)
 
 
 @pytest.mark.exhaustive_with("float16-window")
@@ -57,22 +63,22 @@ def test_training_goes_on_bit_for_bit(policy, kind, tmp_path):
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
     saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(tmp_path / "checkpoint"))
-    wanted = go_on(model)
+    wanted = go_on(model, kind)
 
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert type(loaded.optimizer) is scaler.LossScaleOptimizer
-    assert go_on(scaler.protect(loaded)) == wanted
+    assert go_on(scaler.protect(loaded), kind) == wanted
 
     if kind != "window":  # Which has all that there is to save.
         return
     weights = compiled(policy, inner(**arguments), dropout=0.0)
     weights.optimizer.build(weights.trainable_variables)
     weights.load_weights(tmp_path / "model.weights.h5")
-    assert go_on(weights) == wanted
+    assert go_on(weights, kind) == wanted
 
     restored = compiled(policy, inner(**arguments), dropout=0.0)
     status = tf.train.Checkpoint(model=restored, optimizer=restored.optimizer).read(saved)
-    ours = go_on(restored)
+    ours = go_on(restored, kind)
     status.assert_existing_objects_matched()
     assert ours == wanted
 
