@@ -144,7 +144,8 @@ def index(effects: Sequence[Effect]) -> str:
             "",
             "Each page compares a published figure with one measured here, with its spread over seeds, and says what "
             "agrees, what does not, and why. The networks are small enough for two cores of a CPU. So direction and "
-            "order of magnitude are claimed, and no more where a page does not say so. `make effects` makes all pages again; `halfstep study "
+            "order of magnitude are claimed, and no more where a page does not say so. `make effects` makes all pages "
+            "again; `halfstep study "
             "--preset NAME` makes one. All numbers and verdicts on a page are computed by that command. Counted are "
             "claims that somebody published and about which the numbers can tell; a page also has findings of its own.",
             "",
