@@ -18,13 +18,13 @@ from loops.diagnose.explain.label_explained import of_refused_label, with_label
 from loops.diagnose.explain.labels import label_behind, label_refused
 from loops.diagnose.explain.literals import literals_of
 from loops.diagnose.explain.lower_scales import fitting_scale, fitting_scales, flushes
+from loops.diagnose.explain.own_words import said_by_scaler
 from loops.diagnose.explain.proposals import proposals, update_proposals
 from loops.diagnose.explain.remedies import Kind
 from loops.diagnose.explain.scan_results import amax_in_float32, magnitudes, same_as_unobserved, scan_step
 from loops.diagnose.explain.sentence import describe
 from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
 from loops.diagnose.explain.since_checkpoint import risen_rate
-from loops.diagnose.explain.update import said_of_update
 from loops.diagnose.explain.zero_gradients import with_zero_gradients
 from loops.diagnose.graph.frames import Frame
 from loops.diagnose.graph.models import models_in_step, paths_of
@@ -97,8 +97,12 @@ def _explained(moment: Any, attempts: Attempts, remedies: bool) -> Explanation:
     )
     if cause is scaler.Cause.SPIKE or cause_name((moment.logged or {}).get("cause")) == scaler.Cause.SPIKE.name:
         # A replayed micro-batch is a step by itself, which need not be a spike.
-        found = _spike(moment.logged or {}) or _spike(attempt.outputs)
-        known = dataclasses.replace(known, verdict="spike", applied=False, spike=found)
+        known = dataclasses.replace(known, verdict="spike", applied=False)
+        if any(getattr(one.strategy, "by_tensor", None) for one in attempts.scalers):
+            # No log has the limits of each gradient, nor the norm of those that were clipped to theirs.
+            known = dataclasses.replace(known, said=said_by_scaler(attempts, scaler.Cause.SPIKE))
+        else:
+            known = dataclasses.replace(known, spike=_spike(moment.logged or {}) or _spike(attempt.outputs))
         return dataclasses.replace(known, sentence=describe(known))
     if attempt.applied and was_skipped(moment):
         again = "finite" if attempt.finite else "applied"
@@ -114,7 +118,7 @@ def _explained(moment: Any, attempts: Attempts, remedies: bool) -> Explanation:
         attempts.lower_from = attempts.loss_scale if cause is scaler.Cause.LOSS else None
         known = dataclasses.replace(known, learning_rates=risen_rate(moment))
         if cause is scaler.Cause.UPDATE:
-            known = dataclasses.replace(known, update=said_of_update(attempts))
+            known = dataclasses.replace(known, said=said_by_scaler(attempts, cause))
         known = _with_scale(known, attempts, cause, layers)
         known, seen = _without_overflow(known, attempts, layers, seen)
         known = _with_origin(known, attempts, layers, seen, attempt, remedies or not known.scale_was_too_high)

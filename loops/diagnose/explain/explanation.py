@@ -94,7 +94,7 @@ class Explanation:
             checkpoint pass without it; else None.
         learning_rates: The learning rate before the replayed steps, and that of this step, if the second is not finite
             or at least ten times the first; else None.
-        update: With the verdict "update", what the optimizer did, as a clause; None if that is unknown.
+        said: What the step's loss scaler says of an update, or of the spike of one gradient, as a clause; else None.
         sentence: The explanation as text.
         magnitudes: The magnitudes of each layer, in the order of the forward pass.
         masked: The names of tensors that were not finite although the step was applied.
@@ -140,7 +140,7 @@ class Explanation:
     columns: tuple[tuple[int | str, int | None], ...] = ()
     grown_through: str | None = None
     learning_rates: tuple[float, float] | None = None
-    update: str | None = None
+    said: str | None = None
     sentence: str = ""
     magnitudes: tuple[Magnitude, ...] = ()
     masked: tuple[str, ...] = ()

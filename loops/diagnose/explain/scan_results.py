@@ -67,4 +67,5 @@ def same_as_unobserved(attempt: Attempt, seen: Scan) -> bool:
     loss = all(seen.frames[name].finite for name in seen.losses if name in seen.frames)
     if "loss" in attempt.outputs and seen.losses and loss != math.isfinite(attempt.loss):
         return False
-    return observed == attempt.finite or attempt.cause in (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
+    of_finite = (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE, scaler.Cause.SPIKE)
+    return observed == attempt.finite or attempt.cause in of_finite

@@ -65,7 +65,9 @@ def _what(found: Explanation) -> str:
     if found.verdict == "too_large":
         return f"{skipped}: its gradients are finite, but unscaled they or their squared norm exceed float32."
     if found.verdict == "update":
-        return f"{skipped}: {found.update or 'the optimizer turned finite gradients into non-finite values.'}"
+        return f"{skipped}: {found.said or 'the optimizer turned finite gradients into non-finite values.'}"
+    if found.verdict == "spike" and found.said:
+        return f"{skipped} as a spike: {found.said}"
     if found.verdict == "spike":
         return f"{skipped} as a spike: {_spike(found)}. The batch, or the weights before it, are to be looked at."
     line = f", at {found.line}" if found.line else ""

@@ -325,8 +325,8 @@ def test_what_an_optimizer_did_is_told_in_the_words_of_the_parts_scaler():
         loops.Loop(step, data, steps_per_call=1, actions=[found]).run(5)
     (one,) = found.explanations
     assert one.verdict == "update"
-    assert one.update.startswith("in part 'b', the learning rate of SGD is NaN")
-    assert f"Step 1 was skipped at loss scale 8: {one.update}" in one.sentence
+    assert one.said.startswith("in part 'b', the learning rate of SGD is NaN")
+    assert f"Step 1 was skipped at loss scale 8: {one.said}" in one.sentence
 
 
 @pytest.mark.slow

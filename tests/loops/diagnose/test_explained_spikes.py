@@ -49,11 +49,17 @@ def test_a_spike_is_told_with_its_limit(tmp_path, accumulate):
     assert "the norm, the loss or the norm of one gradient was far beyond that of the steps before" in page
 
 
-@pytest.mark.exhaustive
-def test_a_spike_of_one_gradient_is_told_without_a_number(tmp_path):
-    """The log has no limit of each gradient."""
-    by_tensor = {"norm": False, "loss": False, "by_tensor": "skip"}
-    program(tmp_path, **by_tensor).run(40)
-    found = explain(program(tmp_path, **by_tensor))
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("clip")
+@pytest.mark.parametrize("by_tensor", ["skip", "clip"])
+def test_a_spike_with_a_guard_of_each_gradient_is_told_in_the_words_of_the_scaler(tmp_path, by_tensor):
+    """The log has no limit of each gradient, and its norm is that before they are clipped."""
+    guarding = {"loss": by_tensor == "clip", "by_tensor": by_tensor}
+    run = program(tmp_path, **guarding)
+    run.run(31)
+    words = run.train_step.loss_scaler.explain().removeprefix("The step was skipped because ")
+    found = explain(program(tmp_path, **guarding))
     assert (found.step, found.verdict, found.applied, found.spike) == (31, "spike", False, None)
-    assert "or the norm of one gradient was above a limit of the SpikeGuard" in found.sentence
+    assert found.said == words
+    assert f"Step 31 was skipped at loss scale 1 as a spike: {words}" in found.sentence
+    assert "Reading every tensor" not in found.sentence

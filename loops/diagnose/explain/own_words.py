@@ -1,4 +1,4 @@
-"""What an optimizer did to a step whose gradients are finite, in the words of the loss scaler that skipped it."""
+"""Why a step whose gradients are finite was skipped, in the words of the loss scaler that skipped it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from loops.diagnose.explain.attempts import Attempts
 _BEGINNING = "The step was skipped because "
 
 
-def said_of_update(attempts: Attempts) -> str | None:
+def said_by_scaler(attempts: Attempts, cause: scaler.Cause) -> str | None:
     """Repeats the step with its update, and returns what its scaler says of it as a clause.
+
+    Args:
+        attempts: At the step.
+        cause: Why it was skipped.
 
     Returns:
         Such as "in part 'critic', the learning rate of SGD is NaN ..."; None if no scaler tells.
@@ -19,7 +23,7 @@ def said_of_update(attempts: Attempts) -> str | None:
     with attempts.as_it_was():
         attempts.moment.loop.calls.one(attempts.moment.batch)
         for one in attempts.scalers:
-            skipped = int(one.counters.consecutive_skips) and int(one.last_skip.cause) == scaler.Cause.UPDATE
+            skipped = int(one.counters.consecutive_skips) and int(one.last_skip.cause) == cause
             if skipped and one.explain().startswith(_BEGINNING):
                 return _part(attempts, one) + one.explain().removeprefix(_BEGINNING)
     return None
