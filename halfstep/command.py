@@ -64,14 +64,19 @@ def _run(options: argparse.Namespace) -> int:
     try:
         return importlib.import_module(f"halfstep.{options.command}").run(options) or statuses.EXIT_DONE
     except Exception as error:
-        answer = _message_and_status(error)
+        answer = _message_and_status(error, hasattr(options, "out"))
         if answer is None:
             raise
         return _fail(*answer)
 
 
-def _message_and_status(error: Exception) -> tuple[str, int] | None:
-    """The message and exit status for an error; None for a closed pipe or a bug."""
+def _message_and_status(error: Exception, has_out: bool) -> tuple[str, int] | None:
+    """The message and exit status for an error; None for a closed pipe or a bug.
+
+    Args:
+        error: What ended the command.
+        has_out: Whether the command has the option `--out`.
+    """
     if isinstance(error, BrokenPipeError) and streams.reader_is_gone():
         return None
     # Both import TensorFlow.
@@ -85,8 +90,11 @@ def _message_and_status(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, scaler.ScalerError):
         return str(error), statuses.EXIT_ERROR
     if isinstance(error, OSError):
-        place, reason = error.filename or "the output folder", error.strerror or error
-        return f"{place}: {reason}. Choose a folder that can be written with --out.", statuses.EXIT_ERROR
+        reason = error.strerror or error
+        if error.filename is None:
+            return f"standard output, or a file that was being written: {reason}.", statuses.EXIT_ERROR
+        advice = " Choose a folder that can be written with --out." if has_out else ""
+        return f"{error.filename}: {reason}.{advice}", statuses.EXIT_ERROR
     return None
 
 

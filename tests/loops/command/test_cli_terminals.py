@@ -286,6 +286,18 @@ def test_a_full_disk_is_told_of_standard_output(ready, capsys):
     assert capsys.readouterr().err == "halfstep: standard output: No space left on device.\n"
 
 
+def test_a_full_disk_in_the_middle_of_the_output_asks_for_no_other_folder(ready, monkeypatch, capsys):
+    arguments, _ = ready("tune")
+
+    def fails(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys.modules["halfstep.tune"], "run", fails)
+    assert cli.main(arguments) == statuses.EXIT_ERROR
+    said = "halfstep: standard output, or a file that was being written: No space left on device.\n"
+    assert capsys.readouterr().err == said
+
+
 @pytest.mark.parametrize("asked", [["--help"], ["study", "--help"], ["--version"], ["completion", "bash"]])
 def test_a_process_whose_pipe_is_closed_says_nothing(asked):
     reads, writes = os.pipe()
