@@ -138,6 +138,7 @@ def as_dict(step: int, cure: Cure) -> dict[str, Any]:
         "at_scale": cure.at_scale,
         "untried": list(cure.untried),
         "why": cure.why,
+        "no_help": cure.no_help,
     }
 
 
@@ -154,6 +155,11 @@ def text(step: int, cure: Cure) -> str:
         return f"Step {step} passes as it is{at}."
     lines = [f"Step {step} passes with {amount(len(cure.layers), 'layer')} in float32{at}:", ""]
     lines += [f'  {layer}: dtype="float32"' for layer in cure.layers]
+    if cure.no_help:
+        lines += [
+            "",
+            f"That is no help: {cure.no_help}. `halfstep explain` says more.",
+        ]
     if cure.untried:
         lines += ["", f"Not tried, since they cannot run in float32: {', '.join(cure.untried)}."]
     return "\n".join(lines)

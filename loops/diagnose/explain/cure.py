@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from loops.diagnose.explain.found_models import called_in, models_of
 from loops.diagnose.explain.lower_scales import passes_at_none
 from loops.diagnose.explain.minimal import minimal
 from loops.diagnose.explain.shares import at_share_to_blame
+from loops.diagnose.explain.worth import absurd_loss
 from loops.diagnose.graph.changes import in_policy
 from loops.diagnose.graph.models import units
 from loops.loop.loop import Loop
@@ -39,6 +41,7 @@ class Cure:
         why: Why there is no such set, or why it could not be determined; None if there is one.
         at_scale: The lower loss scale that the step needs as well, or None.
         untried: The paths of layers that cannot run in float32, and were left as they are.
+        no_help: Why the step passes and does not train usefully, as a clause; None if nothing is known against it.
     """
 
     layers: list[str] | None
@@ -46,6 +49,7 @@ class Cure:
     why: str | None = None
     at_scale: float | None = None
     untried: tuple[str, ...] = ()
+    no_help: str | None = None
 
 
 def cure(
@@ -117,7 +121,13 @@ def find_cure(
         path: [one for one in scaler.observe.layers_of(layer) if one.compute_dtype in ("float16", "bfloat16")]
         for path, layer in units(models).items()
     }
-    return _found(_Trials(attempts, {path: inside for path, inside in narrow.items() if inside}))
+    trials = _Trials(attempts, {path: inside for path, inside in narrow.items() if inside})
+    found = _found(trials)
+    if not found.layers:
+        return found
+    before = [row for row in moment.rows if row["step"] < moment.step and row.get("applied")]
+    losses = [row["loss"] for row in before if row.get("loss") is not None]
+    return dataclasses.replace(found, no_help=absurd_loss(trials.loss(found.layers), losses))
 
 
 class _Trials:
@@ -133,6 +143,7 @@ class _Trials:
         self._attempts, self._narrow = attempts, narrow
         self._errors: dict[frozenset[str], str] = {}
         self._scales: dict[frozenset[str], float | None] = {}
+        self._losses: dict[frozenset[str], float] = {}
 
     def passes(self, paths: Sequence[str]) -> bool:
         """Whether the step passes with these layers in float32. A set that does not run does not pass."""
@@ -143,12 +154,16 @@ class _Trials:
             # A layer that adds two inputs fails if their dtypes differ.
             self._errors[key] = one_line(error)
             return False
-        self._scales[key] = attempt.at_scale
+        self._scales[key], self._losses[key] = attempt.at_scale, attempt.loss
         return attempt.finite
 
     def error(self, paths: Sequence[str]) -> str | None:
         """The error of a set that could not be run, or None."""
         return self._errors.get(frozenset(paths))
+
+    def loss(self, paths: Sequence[str]) -> float:
+        """The loss with a set that passed; NaN if the step returns none."""
+        return self._losses.get(frozenset(paths), math.nan)
 
     def at_scale(self, paths: Sequence[str]) -> float | None:
         """The lower loss scale at which a set passed, or None."""

@@ -58,6 +58,22 @@ def _usual(remedies: Sequence[Remedy], losses: Sequence[float]) -> tuple[float, 
     return min(tried, default=math.nan), "that another remedy gives"
 
 
+def absurd_loss(loss: float, losses: Sequence[float]) -> str | None:
+    """Why a step with this loss does not train usefully, as a clause; None if nothing is known against it.
+
+    Args:
+        loss: Of the step.
+        losses: Of the earlier applied steps.
+    """
+    return _absurd(loss, *_usual([], losses))
+
+
+def _absurd(loss: float, usual: float, whose: str) -> str | None:
+    if not usual > 0 or not math.isfinite(loss) or abs(loss) <= _ABSURD * max(usual, 1.0):
+        return None
+    return f"its loss of {loss:.3g} is {abs(loss) / usual:.2g} times the loss {whose}"
+
+
 def _weighed(remedy: Remedy, counts: np.ndarray | None, due: np.ndarray | None, usual: float, whose: str) -> Remedy:
     if not remedy.finite:
         return remedy
@@ -68,6 +84,6 @@ def _weighed(remedy: Remedy, counts: np.ndarray | None, due: np.ndarray | None, 
     why = remedy.why_not
     if left is not None and left < _LEAST:
         why = f"it leaves {left:.1%} of the gradients" if left else "it leaves nothing of the gradients"
-    elif ratio is not None and abs(remedy.loss) > _ABSURD * max(usual, 1.0):
-        why = f"its loss of {remedy.loss:.3g} is {ratio:.2g} times the loss {whose}"
+    else:
+        why = _absurd(remedy.loss, usual, whose) or why
     return dataclasses.replace(remedy, gradients_left=left, loss_ratio=ratio, helps=why is None, why_not=why)

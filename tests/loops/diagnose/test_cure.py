@@ -135,3 +135,28 @@ def test_what_is_needed_together_is_found(needed):
 def test_nothing_is_needed():
     """A step that passes as it is needs no layer."""
     assert minimal(["a", "b"], lambda chosen: True) == []
+
+
+@pytest.mark.slow
+def test_layers_whose_loss_is_absurd_are_said_to_be_no_help(tmp_path):
+    """A learning rate of 1e5 makes weights of which float16 overflows, and float32 gives a loss of millions."""
+
+    def program(resume):
+        keras.utils.set_random_seed(0)
+        narrow = keras.layers.Dense(16, activation="relu", name="narrow", dtype="mixed_float16")
+        model = keras.Sequential([keras.Input((8,)), narrow, keras.layers.Dense(2, dtype="float32")])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        x = tf.random.stateless_normal([64, 8], seed=[0, 1])
+        data = tf.data.Dataset.from_tensor_slices((x, tf.cast(x[:, 0] > 0, tf.int32))).batch(32).repeat()
+        step = loops.TrainStep(model, loss, keras.optimizers.SGD(1e5), loss_scaler=scaler.LossScaler())
+        actions = [
+            loops.JsonLines(tmp_path / "steps.jsonl"),
+            loops.Checkpoint(tmp_path / "ckpt", every=5, resume=resume),
+        ]
+        return loops.Loop(step, data, actions=actions)
+
+    program(False).run(3)
+    found = find_cure(program(True), 2)
+    assert found.layers == ["narrow"]
+    assert "times the loss of the steps before" in found.no_help
+    assert f"That is no help: {found.no_help}." in text(2, found)
