@@ -19,6 +19,7 @@ from loops.loop.unseen import of_applied
 from loops.loop.zero_gradients import MANY, in_a_row
 from loops.record.columns import cause_name
 from loops.record.thinned import Counted, Thinned, said_of, thinned
+from loops.support.part_names import part_names
 from loops.support.text import agreeing
 
 _SPIKE = "SPIKE"
@@ -99,7 +100,8 @@ def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None, *,
         traced: Whether rows of a trace are among them.
     """
     moved, unseen = _of_applied([row for row in rows if "applied" in row])
-    attempts = [row for row in rows if row.get("attempted", True) and "applied" in row]
+    decided = [row for row in rows if row.get("attempted", True) and "applied" in row]
+    attempts = _of_skipped_parts(decided)
     streaks = _streaks(attempts)
     at_start = len(streaks[0]) if streaks and attempts[0] is streaks[0][0] else 0
     bad = [streak for streak in streaks if _is_bad(streak, attempts)]
@@ -121,7 +123,7 @@ def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None, *,
     later = _later(bad[-1], step) if bad else ()
     if unseen and not bad:
         step = unseen[-1]
-    zeros, since = _zeros(attempts)
+    zeros, since = _zeros(decided)
     if zeros and not unseen and (not bad or bad[-1][-1]["step"] < since):
         step, later = since, ()
     healthy = not bad and not unseen and not zeros
@@ -145,6 +147,23 @@ def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None, *,
         spikes=sum(_is_spike(row) for streak in streaks for row in streak),
         thinned=thinned(known, skipped, counted, traced=traced, silent=len(known) < len(rows)),
     )
+
+
+def _of_skipped_parts(rows: Sequence[Mapping]) -> Sequence[Mapping]:
+    """The rows in which it is the turn of a part that is ever skipped; all rows of a step without parts.
+
+    Where it is not its turn, a part with `every=2` is neither skipped nor applied, and its streak goes on.
+    """
+    parts = part_names(dict.fromkeys(name for row in (*rows[:1], *rows[-1:]) for name in row))
+    due = {part: [bool(row.get(f"{part}/attempted", True)) for row in rows] for part in parts}
+    skipped = [
+        part
+        for part in parts
+        if any(own and row.get(f"{part}/applied") is False for own, row in zip(due[part], rows, strict=True))
+    ]
+    if not skipped:
+        return rows
+    return [row for place, row in enumerate(rows) if any(due[part][place] for part in skipped)]
 
 
 def _of_applied(rows: Sequence[Mapping]) -> tuple[int, list[int]]:

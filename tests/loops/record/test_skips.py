@@ -211,3 +211,26 @@ def test_a_bad_loss_of_several_is_bad_at_any_scale():
     for row in rows:
         row["loss_scale"] = 1024.0 if row["applied"] else 64.0
     assert (health(rows).healthy, health(rows).untold) == (False, 0)
+
+
+def _turns(*skipped, last=12):
+    """The rows of a step whose part "b" has its turn at every second step, and is skipped at some of them."""
+    rows = []
+    for step in range(1, last + 1):
+        due = step % 2 == 0
+        applied = due and step not in skipped
+        b = {"b/loss": 1.0 if due else None, "b/attempted": due, "b/applied": applied}
+        a = {"a/loss": 1.0, "a/attempted": True, "a/applied": True}
+        whole = {"attempted": True, "applied": not due or applied, "loss": 1.0, "loss_scale": 8.0}
+        cause = "UPDATE" if due and not applied else None
+        rows.append({"step": step, **whole, "cause": cause, **a, **b})
+    return rows
+
+
+def test_the_streak_of_a_part_goes_on_where_it_is_not_its_turn():
+    found = health(_turns(6, 8, 10, 12))
+    assert (found.healthy, found.step, found.skips, found.moved) == (False, 6, 4, 8)
+
+
+def test_a_part_that_is_applied_in_between_begins_a_new_streak():
+    assert health(_turns(2, 4, 8, 10, 12)).step == 8
