@@ -62,7 +62,7 @@ def test_a_loop_with_a_note_is_fine(capsys):
     status, printed, errors = run(capsys, "lint", "--build", "program_of_lint:make_loop", "--json")
     (found,) = json.loads(printed)
     assert (status, errors) == (0, "")
-    assert list(found) == ["layer", "finding", "measured", "instead"]
+    assert list(found) == ["layer", "finding", "measured", "instead", "kind", "severity"]
     assert found["layer"] == "odd"
     assert found["finding"].startswith("note: tensor cores")
 

@@ -54,8 +54,8 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(capsys, tmp_path, un
         assert errors.endswith("ed; what was written so far is kept.")
     if at > 30:
         pytest.skip("the machine was too slow to stop it within its first 30 steps")
-    found, printed, _ = run(capsys, *RUN, "--resume", "--out", out)
-    assert found == 0
+    found, printed, errors = run(capsys, *RUN, "--resume", "--out", out)
+    assert found == 0, errors
     assert json.loads(printed) == json.loads((uninterrupted / "summary.json").read_text())
     assert (out / "steps.jsonl").read_text() == (uninterrupted / "steps.jsonl").read_text()
 
