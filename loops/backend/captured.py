@@ -53,8 +53,19 @@ def variables_by_handle(concrete: tf.types.experimental.ConcreteFunction, known:
 def owners(handles: list[tf.Tensor]) -> dict[int, Any]:
     """The variable, table, iterator or dataset of each handle, by the handle's id, without those not found."""
     wanted = {id(handle) for handle in handles}
+    found = _among(gc.get_objects(), wanted) if wanted else {}
+    if len(found) < len(wanted) and gc.get_freeze_count():
+        # `gc.freeze` hides objects from this list, and takes every object there is.
+        gc.unfreeze()
+        objects = gc.get_objects()
+        gc.freeze()
+        found = _among(objects, wanted)
+    return found
+
+
+def _among(objects: list, wanted: set[int]) -> dict[int, Any]:
     found: dict[int, Any] = {}
-    for one in gc.get_objects() if wanted else ():
+    for one in objects:
         # Not isinstance, which reads `__class__` and may run code of foreign objects.
         if issubclass(type(one), _KEEPERS):
             for handle in _handles(one):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ from loops.loop.state.variables import components
 from loops.loop.visit import Action, Visit
 from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, write_json
 from loops.record.jsonl import JsonLines
+from loops.record.log import read_log
 from loops.record.trace import Trace
 from loops.run.digest import weights_digest
 from loops.run.strategy_text import parse_strategy
@@ -149,7 +151,7 @@ def train(
         "task": task.name,
         **options.facts(),
         **task.scores(model),
-        "final_loss": losses.mean() / options.loss_factor,
+        "final_loss": losses.mean(out / STEPS) / options.loss_factor,
         "attempted": counters.attempted,
         "applied": counters.applied,
         "skipped": counters.skipped,
@@ -239,7 +241,8 @@ class _LastLosses:
     """The losses of the last tenth of a run. When the run begins, removes the summary of an older run."""
 
     def __init__(self, steps: int, summary_path: pathlib.Path):
-        self._from = steps - max(1, steps // 10)
+        self._count = max(1, steps // 10)
+        self._from = steps - self._count
         self._summary_path = summary_path
         self._losses: list[tuple[int, float]] = []
 
@@ -259,5 +262,14 @@ class _LastLosses:
     def load_state(self, value: list) -> None:
         self._losses = [(step, loss) for step, loss in value if step > self._from]
 
-    def mean(self) -> float:
-        return float(np.mean([loss for _, loss in self._losses]))
+    def mean(self, log: pathlib.Path) -> float:
+        """Their mean; NaN if they are not known.
+
+        Args:
+            log: Has those that a run with more steps took and did not keep, if this run goes on from its checkpoint.
+        """
+        losses = [loss for _, loss in self._losses]
+        if len(losses) < self._count and log.is_file():
+            rows = [row for row in read_log(log) if row["step"] > self._from]
+            losses = [math.nan if row["loss"] is None else float(np.float32(row["loss"])) for row in rows]
+        return float(np.mean(losses)) if losses else math.nan

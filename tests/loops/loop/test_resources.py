@@ -421,3 +421,16 @@ def test_without_the_registry_of_operations_a_run_is_told(monkeypatch):
     (caveat,) = looping(drawing)[0].caveats()
     assert "does not say which operations of the train step have a state" in caveat
     assert steps.stateful({"Assert", "AddV2"}) == {"Assert"}
+
+
+def test_what_was_frozen_is_found():
+    """A server that forks its workers freezes what it has made before."""
+    table, variable = mutable_table(), tf.Variable(1.0)
+    gc.collect()
+    gc.freeze()
+    try:
+        found = captured.owners([table.resource_handle, variable.handle])
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+    assert set(map(id, found.values())) == {id(table), id(variable)}

@@ -11,7 +11,7 @@ import tensorflow as tf
 import scaler
 from loops.record.files import write_json
 from loops.run.digest import weights_digest
-from loops.run.train import RunOptions, train
+from loops.run.train import RunOptions, _LastLosses, train
 
 
 @pytest.mark.slow
@@ -186,3 +186,17 @@ def test_json_is_whole_and_has_no_nan(tmp_path):
     with pytest.raises(TypeError):
         write_json(path, {"a": object()})
     assert json.loads(path.read_text())["b"] == [1.5, None]
+
+
+def test_the_losses_that_a_longer_run_did_not_keep_are_in_its_log(tmp_path):
+    """A run with more steps kept none of its first ones, and goes on with no step left."""
+    log = tmp_path / "steps.jsonl"
+    rows = [{"step": step, "loss": loss} for step, loss in enumerate([9.0, 0.1, 0.2], 28)]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    last = _LastLosses(20, tmp_path / "summary.json")
+    assert math.isnan(last.mean(tmp_path / "none"))
+    last = _LastLosses(30, tmp_path / "summary.json")
+    last.load_state([])
+    assert last.mean(log) == np.mean([9.0, float(np.float32(0.1)), float(np.float32(0.2))])
+    log.write_text(json.dumps({"step": 30, "loss": None}) + "\n")
+    assert math.isnan(last.mean(log))
