@@ -171,7 +171,7 @@ gpu: .venv/ready $(if $(wildcard /dev/nvidia0),.venv/cuda-ready)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[gpu]"
 	touch .venv/cuda-ready
 
-# The pages in docs/effects, all of them anew: ten minutes.
+# The pages in docs/effects, all of them anew: twenty minutes.
 effects: .venv/ready
 	$(BIN)/halfstep study --preset all --out docs/effects
 
