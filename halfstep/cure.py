@@ -156,10 +156,7 @@ def text(step: int, cure: Cure) -> str:
     lines = [f"Step {step} passes with {amount(len(cure.layers), 'layer')} in float32{at}:", ""]
     lines += [f'  {layer}: dtype="float32"' for layer in cure.layers]
     if cure.no_help:
-        lines += [
-            "",
-            f"That is no help: {cure.no_help}. `halfstep explain` says more.",
-        ]
+        lines += ["", f"That is no help: {cure.no_help}. `halfstep explain` says more."]
     if cure.untried:
         lines += ["", f"Not tried, since they cannot run in float32: {', '.join(cure.untried)}."]
     return "\n".join(lines)

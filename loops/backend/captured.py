@@ -55,7 +55,7 @@ def owners(handles: list[tf.Tensor]) -> dict[int, Any]:
     wanted = {id(handle) for handle in handles}
     found = _among(gc.get_objects(), wanted) if wanted else {}
     if len(found) < len(wanted) and gc.get_freeze_count():
-        # `gc.freeze` hides objects from this list, and takes every object there is.
+        # `gc.freeze` hid objects from the list. Hiding them again hides every other object, too.
         gc.unfreeze()
         objects = gc.get_objects()
         gc.freeze()

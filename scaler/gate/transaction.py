@@ -134,8 +134,8 @@ class Transaction:
                 "make its variables before the first step."
             )
         # A schedule counts steps, so that it is asked once the count is what it was.
-        rate = replicas.of_each(self._strategy, replicas.each(self._strategy, lambda: _sound_rate(self._optimizer)))[0]
-        return _because(has_nan=tf.logical_and(has_nan, rate), index=tf.where(rate, index, -1))
+        sound = replicas.of_each(self._strategy, replicas.each(self._strategy, lambda: _sound_rate(self._optimizer)))[0]
+        return _because(has_nan=tf.logical_and(has_nan, sound), index=tf.where(sound, index, -1))
 
     def _made_meanwhile(self) -> list:
         if not tf.executing_eagerly():

@@ -36,7 +36,7 @@ def in_order(known: Explanation, attempts: Attempts, proposed: list[Proposal]) -
             counts |= {} if left is None else {lower.name: left}
             # A scale below 1 makes gradients smaller than they are, which does not cure anything.
             found = [lower, *found] if scale >= 1.0 else [*found, lower]
-    applied = [row["loss"] for row in _before(moment) if row.get("applied")]
+    applied = losses_of_applied(moment)
 
     def weigh(remedies: list[Remedy]) -> list[Remedy]:
         return weighed(remedies, counts, lambda: attempts.take_at(attempts.scanned_at or 1.0).nonzero, applied)
@@ -87,6 +87,11 @@ def _may_have_diverged(known: Explanation, moment: Any, found: list[Remedy]) -> 
 def _before(moment: Any) -> list[dict]:
     """The log's rows of earlier steps that have a loss."""
     return [row for row in moment.rows if row["step"] < moment.step and row.get("loss") is not None]
+
+
+def losses_of_applied(moment: Any) -> list[float]:
+    """The losses of the earlier applied steps, as the log has them."""
+    return [row["loss"] for row in _before(moment) if row.get("applied")]
 
 
 def _losses_before(moment: Any) -> list[float]:

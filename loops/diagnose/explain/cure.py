@@ -14,6 +14,7 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.explain.blame import losses_of_applied
 from loops.diagnose.explain.cure_in_format import find_format_cure
 from loops.diagnose.explain.explain import Progress, attempt_progress, replay_progress
 from loops.diagnose.explain.explain_step import failing, was_skipped
@@ -125,9 +126,7 @@ def find_cure(
     found = _found(trials)
     if not found.layers:
         return found
-    before = [row for row in moment.rows if row["step"] < moment.step and row.get("applied")]
-    losses = [row["loss"] for row in before if row.get("loss") is not None]
-    return dataclasses.replace(found, no_help=absurd_loss(trials.loss(found.layers), losses))
+    return dataclasses.replace(found, no_help=absurd_loss(trials.loss(found.layers), losses_of_applied(moment)))
 
 
 class _Trials:

@@ -24,8 +24,9 @@ def said_by_scaler(attempts: Attempts, cause: scaler.Cause) -> str | None:
         attempts.moment.loop.calls.one(attempts.moment.batch)
         for one in attempts.scalers:
             skipped = int(one.counters.consecutive_skips) and int(one.last_skip.cause) == cause
-            if skipped and one.explain().startswith(_BEGINNING):
-                return _part(attempts, one) + one.explain().removeprefix(_BEGINNING)
+            said = one.explain() if skipped else ""
+            if said.startswith(_BEGINNING):
+                return _part(attempts, one) + said.removeprefix(_BEGINNING)
     return None
 
 

@@ -281,7 +281,7 @@ def _between(nats: tuple[float, float]) -> str:
 def _diverges(what: str, losses: np.ndarray) -> Claim:
     """That a loss ends above that of guessing, where each character is expected alike.
 
-    Nobody published that so small a model diverges, so that one which does not cannot tell.
+    No paper says that so small a model diverges: if it does not, that tells nothing.
     """
     start = math.log(len(ALPHABET))
     above = losses > start
