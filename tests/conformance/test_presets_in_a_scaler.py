@@ -132,7 +132,7 @@ def test_a_growth_factor_below_1_shrinks_the_scale_as_in_mindspore():
     np.testing.assert_array_equal(drive(LossScaler(presets.mindspore(**arguments)), word), want)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_dalle_divides_again_after_125_steps_and_not_before():
     word = [step % 7 != 0 for step in range(300)] + [False] * 300
     np.testing.assert_array_equal(drive(LossScaler(presets.dalle()), word), originals.trace("dalle", {}, word))

@@ -32,7 +32,7 @@ def measured(strategy, accumulate, batches, every):
     return seen[-1].vectors
 
 
-@pytest.mark.exhaustive_with("1-2")
+@pytest.mark.exhaustive_with("2-1", "1-2")
 @pytest.mark.slow
 @pytest.mark.parametrize(("window", "every"), [(1, 2), (2, 1)])
 def test_noise_and_updates_of_replicas_are_those_of_micro_batches(window, every):

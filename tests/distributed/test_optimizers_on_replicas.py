@@ -136,7 +136,7 @@ def test_no_gradient_on_any_replica_for_one_variable():
     assert cases.agree(variables)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_batchnorm_that_synchronises_its_statistics():
     """Its forward and backward passes meet in a reduction of their own."""
 

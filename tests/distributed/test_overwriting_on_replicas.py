@@ -67,7 +67,7 @@ def on_one_device(trains, outlier_at):
     return new_values(trains(tf.distribute.get_strategy(), outlier_at))
 
 
-@pytest.mark.exhaustive_with("1-by_fit", "1-by_train_step", "6-by_train_step")
+@pytest.mark.exhaustive_with("6-by_fit", "1-by_fit", "1-by_train_step", "6-by_train_step")
 @pytest.mark.slow
 @pytest.mark.parametrize("trains", [by_train_step, by_fit])
 @pytest.mark.parametrize("outlier_at", [1, 6])
@@ -94,7 +94,9 @@ def test_the_largest_value_counts_element_by_element(mode, count):
     np.testing.assert_array_equal(kept, values.max(axis=0))
 
 
-@pytest.mark.exhaustive_with("nan-0-graph", "-inf-1-graph", "inf-0-graph", "inf-1-graph", "-inf-1-eager")
+@pytest.mark.exhaustive_with(
+    "nan-1-eager", "inf-1-eager", "nan-0-graph", "-inf-1-graph", "inf-0-graph", "inf-1-graph", "-inf-1-eager"
+)
 @pytest.mark.slow_with(*(f"{fault}-{at}-eager" for fault in ("nan", "inf", "-inf") for at in (0, 1)))
 @pytest.mark.slow_with("nan-0-graph", "inf-0-graph", "inf-1-graph", "-inf-1-graph")
 @pytest.mark.parametrize("mode", ["eager", "graph"])

@@ -37,6 +37,7 @@ def written(strategy, make_weights=lambda: tf.Variable([1.0, 2.0]), wrap=lambda 
 CLEAN = [0.125, 2.0**-20, 0.5]
 
 
+@pytest.mark.exhaustive
 def test_one_replicas_overflow_in_one_loss():
     run, losses, weights, optimizer, _ = written(cases.mirrored(2))
     with cases.mirrored(2).scope():

@@ -26,7 +26,7 @@ def test_an_update_on_replicas_takes_events_with_and_without_statistics():
     assert following.loss_scale.numpy() == 2.0**12
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_on_replicas_shows_the_amax_of_the_sum_and_the_counts_of_all():
     strategy = cases.mirrored(2)
     with strategy.scope():

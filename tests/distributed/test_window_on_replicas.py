@@ -27,7 +27,7 @@ def half():
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("0")
+@pytest.mark.exhaustive_with("1", "0")
 @pytest.mark.parametrize("replica", [0, 1])
 def test_a_window_that_was_spoiled_on_one_replica_names_its_gradient(half, replica):
     half.reset()
@@ -65,7 +65,7 @@ def test_the_micro_batch_may_spoil_on_both_replicas_at_different_times(half):
     assert cases.raw(half.moved()) == before
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_window_on_two_replicas_is_the_large_batch_on_one_device():
     """Four shares of two micro-batches, clipped once, after all of them are summed."""
     split = rig_of("float32", accumulate=2, clip_norm=0.5)

@@ -20,7 +20,7 @@ def whole(tmp_path_factory):
     return ends(place)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_workers_share_weights_and_nothing_else(whole):
     """What follows would not notice a worker that goes on from the other's checkpoint if they were the same."""
     first, second = whole

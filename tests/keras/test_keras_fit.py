@@ -111,7 +111,7 @@ def test_early_stopping_restores_weights_that_stay(policy):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("set_weights")
+@pytest.mark.exhaustive_with("load_weights", "set_weights")
 @pytest.mark.parametrize("how", ["set_weights", "load_weights"])
 def test_masters_follow_weights_that_were_assigned(how, tmp_path):
     model, other = compiled("float16", stateful=False), compiled("float16", stateful=False)

@@ -38,7 +38,7 @@ def test_a_run_without_progress_is_stopped(mode):
     assert model.optimizer.loss_scaler.counters.skipped == (5 if mode else 4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_policy_warns():
     model = compiled()
     policy = scaler.StuckPolicy("warn", consecutive_skips=1)

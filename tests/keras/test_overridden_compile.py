@@ -74,7 +74,7 @@ def test_the_logger_says_so_too(loaded):
         loaded.fit(*data(8), verbose=0, callbacks=[scaler.LossScaleLogger()])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_way_out_brings_everything_back(saved):
     task, folder, values, loss_scale = saved
     both = [compiled(Task()) for _ in range(2)]

@@ -216,13 +216,15 @@ def test_in_other_modes(mode):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("<class 'test_protect_models.Contrastive'>-{}")
+@pytest.mark.exhaustive_with(
+    "<class 'test_protect_models.VAE'>-{'run_eagerly': True}", "<class 'test_protect_models.Contrastive'>-{}"
+)
 @pytest.mark.parametrize(("kind", "mode"), [(VAE, {"run_eagerly": True}), (Contrastive, {})], ids=str)
 def test_what_the_first_step_makes_is_put_back_too(kind, mode):
     check(kind, "float16", True, [0, 2], **mode)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_teacher_is_put_back_where_the_optimizer_was_built_for_it_too():
     keras.utils.set_random_seed(5)
     model = Diffusion("float16", False)
@@ -238,7 +240,7 @@ def test_a_teacher_is_put_back_where_the_optimizer_was_built_for_it_too():
     assert raw(model.ema_network.trainable_variables) != followed
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_optimizer_that_applies_keeps_what_it_did_where_another_skips():
     """The generator's loss alone is broken: the discriminator has moved, with its slots."""
     x = batches()
@@ -259,7 +261,7 @@ def test_one_optimizer_that_applies_keeps_what_it_did_where_another_skips():
     assert moved == trained
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_optimizer_of_a_model_is_logged_under_its_name():
     model = GAN("mixed_float16", False)
     model.compile(run_eagerly=True)

@@ -68,6 +68,7 @@ def factors(first, second):
 
 
 @pytest.mark.exhaustive_with(
+    "compiled-{'jit_compile': False}",
     "layer-{'jit_compile': False}",
     "list-{'jit_compile': True}",
     "compiled-{'run_eagerly': True}",
@@ -166,7 +167,7 @@ def test_a_teacher_that_was_trained_before_is_put_back(kind):
     assert raw(teacher.variables) != before
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_is_logged_under_what_holds_it():
     model = two("compiled")
     model.several = [scaler.LossScaleOptimizer(keras.optimizers.SGD(), scaler.Static(2.0))]

@@ -46,7 +46,7 @@ class Batches(keras.callbacks.Callback):
 
 
 @pytest.mark.slow_with("{'run_eagerly': True}")
-@pytest.mark.exhaustive_with("{'jit_compile': True}", "{'steps_per_execution': 2}")
+@pytest.mark.exhaustive_with("{'run_eagerly': True}", "{'jit_compile': True}", "{'steps_per_execution': 2}")
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_loss_that_no_tracker_saw_is_what_is_shown(mode):
     model, batches = own_model(**mode), Batches()
@@ -211,7 +211,7 @@ def test_an_epoch_of_skipped_steps_is_the_worst_there_is(mode):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("accuracy-auto-1", "accuracy-max-2", "loss-min-1")
+@pytest.mark.exhaustive_with("loss-auto-2", "accuracy-auto-1", "accuracy-max-2", "loss-min-1")
 @pytest.mark.parametrize(
     ("monitor", "mode", "first_bad"),
     [("loss", "min", 1), ("accuracy", "max", 2), ("loss", "auto", 2), ("accuracy", "auto", 1)],
@@ -229,7 +229,7 @@ def test_keras_keeps_a_later_epoch_as_the_best(monitor, mode, first_bad, tmp_pat
     assert stop.best_epoch >= first_bad
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_skip_of_an_overflow_alone_does_not_end_a_run_that_stops_at_nan():
     """Only the scaled gradients overflow: the loss of this batch is a number, and shown."""
     model = compiled(strategy=scaler.Dynamic(2.0**40, growth_interval=10**6))

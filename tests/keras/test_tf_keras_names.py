@@ -94,7 +94,7 @@ def test_in_a_graph_each_gradient_tells_whether_it_was_unscaled_by_hand(then):
     assert [float(weight) for weight in weights] == [-3.0, -5.0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_compiled_train_step_of_keras_2_goes_on_in_fit():
     optimizer, model = optimizer_and_model()
     model.compile(optimizer, loss="mse", jit_compile=False)
@@ -129,7 +129,7 @@ def test_losses_of_examples_are_scaled_too():
     np.testing.assert_array_equal(scaled, [64.0, 128.0])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_learning_rate_and_iterations_are_the_inner_ones():
     model = compiled()
     model.optimizer.learning_rate = 0.25

@@ -70,6 +70,7 @@ def test_a_skip_that_update_counted_is_not_explained_by_an_older_one(execute):
         two.loss_scaler.check()
 
 
+@pytest.mark.exhaustive_with("xla")
 @pytest.mark.slow_with("xla")
 @modes("eager", "graph", "xla")
 def test_a_skip_that_an_apply_judged_and_update_counted_is_explained(execute):
@@ -129,6 +130,7 @@ def test_the_reason_of_a_part_that_skipped_alone_stays():
         assert "'a:0'" in two.loss_scaler.explain()
 
 
+@pytest.mark.exhaustive_with("judged")
 @pytest.mark.slow_with("judged")
 @pytest.mark.parametrize("form", ["long_form", "judged"])
 def test_replicas_keep_the_reason_together(form):

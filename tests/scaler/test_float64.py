@@ -139,6 +139,7 @@ def test_clipping_is_in_float64(clip, wanted):
     assert float(outcome.clipped_norm) == pytest.approx(np.sqrt(sum(np.sum(one**2) for one in given)), rel=1e-6)
 
 
+@pytest.mark.exhaustive_with("xla")
 @pytest.mark.slow_with("xla")
 @modes("eager", "graph", "xla")
 def test_a_guard_clips_each_to_its_limit_in_float64(execute):
@@ -204,7 +205,7 @@ def model(dtype="float64"):
 
 
 @pytest.mark.slow_with("1")
-@pytest.mark.exhaustive_with("2")
+@pytest.mark.exhaustive_with("1", "2")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_train_step_and_fit_take_them(accumulate):
     """A float64 layer before a float32 one; steps and fit give what Keras gives."""

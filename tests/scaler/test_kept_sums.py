@@ -219,6 +219,7 @@ WINDOWS = [
 
 @pytest.mark.slow_with("xla-masked", "xla-where")
 @pytest.mark.exhaustive_with(
+    "xla-where",
     "xla-assign_add",
     "xla-assign_add_in_a_branch",
     "xla-clipped",

@@ -34,6 +34,7 @@ class Parts:
         return first, second
 
 
+@pytest.mark.exhaustive_with("xla")
 @pytest.mark.slow_with("xla")
 @modes("eager", "graph", "xla")
 def test_the_variable_of_the_skip_is_named(execute):
@@ -125,7 +126,7 @@ def saved_skip(tmp_path):
     return tf.train.Checkpoint(loss_scaler=before.loss_scaler).save(str(tmp_path / "ckpt")), said
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_saved_skip_is_named_only_by_a_process_that_knows_its_step(tmp_path):
     path, said = saved_skip(tmp_path)
     for order in (["first", "second"], ["second", "first"]):
@@ -138,7 +139,7 @@ def test_a_saved_skip_is_named_only_by_a_process_that_knows_its_step(tmp_path):
             assert after.loss_scaler.explain() == said if known else UNKNOWN in after.loss_scaler.explain()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_saved_skip_of_other_variables_is_not_named(tmp_path):
     path, _ = saved_skip(tmp_path)
     after = Apart(["gamma", "delta", "epsilon", "zeta"]).restored(path)

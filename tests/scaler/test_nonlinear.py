@@ -138,6 +138,10 @@ FAST = {"itself", "a weighted sum", "chosen where finite", "the largest", "witho
 
 
 @pytest.mark.exhaustive_with(
+    "a function",
+    "a branch by the data",
+    "chosen below float16's largest",
+    "unstacked",
     "a norm",
     "without its sign",
     "checked",

@@ -95,7 +95,7 @@ def trains_otherwise(function):
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=settings.default.max_examples // 2)
 @given(FUNCTIONS)
 def test_a_function_is_refused_if_and_only_if_it_trains_otherwise(function):

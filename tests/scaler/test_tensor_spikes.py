@@ -111,6 +111,7 @@ def test_several_beyond_their_limits_are_counted():
     assert "in the last steps, and 1 other is beyond its" in lines.loss_scaler.explain()
 
 
+@pytest.mark.exhaustive_with("ClipByNorm", "clip_norm")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("clipping", "expected"),

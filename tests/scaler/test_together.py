@@ -307,7 +307,7 @@ def test_two_masters_of_one_weight_are_refused():
         scaler.apply_together(scaler.LossScaler(scaler.Static(1.0)), shares)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_skip_of_several_optimizers_is_explained(tmp_path):
     """`explain` repeats the step with an `apply` that decides nothing."""
 

@@ -108,7 +108,7 @@ def test_steps_of_their_own_are_right(way):
     assert weight.numpy().tolist() == [2.0] * 4
 
 
-@pytest.mark.exhaustive_with("True-graph", "True-xla")
+@pytest.mark.exhaustive_with("False-xla", "True-graph", "True-xla")
 @pytest.mark.slow_with("False-xla")
 @modes("graph", "xla")
 @pytest.mark.parametrize("other_scaler", [False, True])

@@ -69,7 +69,7 @@ def test_each_weight_has_its_own_average_whatever_the_order_that_the_optimizer_w
         assert second.bias.numpy().tolist() == [1.0] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_evaluating_it_is_evaluating_a_model_of_these_weights():
     step = make()
     averaged = loops.Averaged(step.model, step.optimizer)

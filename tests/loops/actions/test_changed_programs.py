@@ -44,6 +44,7 @@ def two_steps(tmp_path_factory):
     return place
 
 
+@pytest.mark.exhaustive_with("names1")
 @pytest.mark.slow_with("names0", "names1")
 @pytest.mark.parametrize("names", [["first", "second"], ["block_1", "block_2"]])
 def test_layers_that_changed_places_are_named(tmp_path, names):
@@ -56,7 +57,7 @@ def test_layers_that_changed_places_are_named(tmp_path, names):
         of_own_step(tmp_path, layers(*reversed(names))).run(4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_layers_that_keras_numbers_anew_are_the_same(tmp_path):
     """The names of three layers move by one: each but the last is that of another one in the checkpoint."""
     of_own_step(tmp_path, layers("dense", "dense_1", "dense_2")).run(2)
@@ -253,6 +254,7 @@ def of_data(place, change=lambda data: data, **options):
     return one_by_one(step, data, loops.Checkpoint(place, every=2, resume=True))
 
 
+@pytest.mark.exhaustive_with("skip", "shard")
 @pytest.mark.slow_with("skip", "shard", "shuffle")
 @pytest.mark.parametrize(
     ("first", "second", "named"),
@@ -317,7 +319,7 @@ def test_the_places_of_rescales_are_a_setting(then, now):
     assert state_differences(of(then), of(then)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_whether_xla_compiles_is_a_setting(tmp_path):
     def run(in_loop, in_step, goal):
         keras.utils.set_random_seed(0)

@@ -74,7 +74,7 @@ def clean(tmp_path_factory):
     return Run(tmp_path_factory.mktemp("clean"), without(25, 36), rewind=False).run().bits()
 
 
-@pytest.mark.exhaustive_with("True")
+@pytest.mark.exhaustive_with("False", "True")
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
 def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean, monkeypatch, background):
@@ -136,7 +136,7 @@ def test_the_next_batches_to_leave_out():
     assert next_of(entries, 12) is None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_after_what_was_left_out_is_not_replayed_wrongly(tmp_path):
     """Its checkpoint is from before, and a replay would take other batches."""
     Run(tmp_path, batches()).run(STEPS)
@@ -153,7 +153,7 @@ def test_one_spike_is_left_to_the_guard(tmp_path):
     assert not (tmp_path / "ckpt" / NAME).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_rewind_to_before_the_first_checkpoint_is_refused_and_nothing_is_lost(tmp_path):
     run = Run(tmp_path, batches(), to=25, skip=40)
     with pytest.raises(

@@ -52,6 +52,7 @@ def called(capsys, *arguments):
     return command_cases.run(capsys, "replay", *arguments)
 
 
+@pytest.mark.exhaustive
 def test_it_prints_and_writes_what_it_says(run, capsys, tmp_path):
     scales, figure = tmp_path / "scales.csv", tmp_path / "scales.svg"
     chosen = ["--strategy", HIGH, "--strategy", "headroom", "--strategy", "histogram"]
@@ -162,6 +163,7 @@ def test_a_figure_of_many_steps_and_strategies():
     assert all(len(line.get_xdata()) <= 2000 for line in axes.lines)
 
 
+@pytest.mark.exhaustive
 def test_tuning_finds_what_loses_least():
     """Gradients of 2^-40 are zero below the scale 2^15, and those of 1 overflow from 2^16 on."""
     counts = {step: {150 - 20: 1} for step in range(1, 31)}

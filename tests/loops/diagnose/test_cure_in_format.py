@@ -84,7 +84,7 @@ def reference(inside):
     return found
 
 
-@pytest.mark.exhaustive_with("by_hand")
+@pytest.mark.exhaustive_with("by_step", "by_hand")
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [by_step, by_hand])
 def test_the_layer_whose_weights_are_flushed_is_left_out(build, tmp_path):
@@ -107,7 +107,7 @@ def test_the_layer_whose_weights_are_flushed_is_left_out(build, tmp_path):
         assert len(before) == len(model.variables)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_says_it_as_text_and_as_json(tmp_path, capsys):
     of(by_step, tmp_path)
     command = ["cure", str(tmp_path), "--build", f"{__name__}:by_step", "--step", "4", "--format", FP8]
@@ -128,7 +128,7 @@ def test_the_text_for_all_and_for_none():
     assert text_of_format(3, found).startswith("Step 3: no layer may be in mxfp4. Alone each moves")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_cannot_be_compared_is_refused(tmp_path):
     with pytest.raises(scaler.InvalidArgument, match="expected one of float32"):
         cure(by_step(tmp_path), 1, format="float9")

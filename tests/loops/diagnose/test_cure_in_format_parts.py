@@ -97,6 +97,7 @@ def reference(generator, critic, weight, inside):
     return found
 
 
+@pytest.mark.exhaustive
 def test_the_layers_of_each_part_are_judged_by_the_gradients_of_that_part(tmp_path):
     """The loss of the critic is large: in one norm of both nothing that the generator does would be seen."""
 

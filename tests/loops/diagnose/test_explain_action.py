@@ -138,7 +138,7 @@ def own_step(run):
     return step
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_fault_is_explained_once_where_the_step_does_not_say_its_kind():
     """The scaler knows the variable of a call's last skip, and of no other: the fourth step, but not the fifth."""
     run, (shown, progress), found = Run(batches(4), model=plain_model), quiet(), loops.Explain(seconds=0)
@@ -344,7 +344,7 @@ def test_every_replica_repeats_the_step_at_its_scale(tmp_path):
     assert (one.step, one.loss_scale, one.differs, one.reproduced) == (2, 2.0**10, None, True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_first_replica_is_looked_at_alone(tmp_path, monkeypatch):
     """As on several workers, whose others do not take part."""
     strategy = mirrored(2)

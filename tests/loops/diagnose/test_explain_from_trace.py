@@ -13,6 +13,7 @@ def loop(folder, traced=True, every=10):
     return thinned_loop(folder, (13, 43), every=every, actions=trace)
 
 
+@pytest.mark.exhaustive
 def test_the_step_is_that_of_the_last_skip_in_the_trace(tmp_path):
     loop(tmp_path).run(STEPS)
     found = loops.observe.explain(loop(tmp_path))
@@ -32,6 +33,7 @@ def test_a_trace_that_began_when_the_run_resumed_has_the_last_skip(tmp_path):
     assert "add a loops.Trace" not in found.sentence
 
 
+@pytest.mark.exhaustive
 def test_a_trace_that_cannot_be_read_leaves_the_log(tmp_path):
     loop(tmp_path).run(STEPS)
     (tmp_path / "trace.arrow").write_bytes(b"no trace")

@@ -28,6 +28,7 @@ def loop(folder):
     return loops.Loop(step, data, actions=actions)
 
 
+@pytest.mark.exhaustive
 def test_a_retried_step_is_explained_with_both_of_its_scales(tmp_path):
     loop(tmp_path).run(10)
     scale = float(loop_scale(tmp_path))

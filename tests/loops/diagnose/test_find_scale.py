@@ -60,6 +60,7 @@ def test_the_scale_is_the_largest_that_does_not_overflow(data, kind):
         assert not applied(model, data, found.critical * 2)
 
 
+@pytest.mark.exhaustive
 def test_a_static_scale_comes_from_whole_runs_alone(data):
     """The run's gradients grow to many times those of the measured batches."""
     run = tables([1.0, 2.0, 40.0, 40.0])
@@ -104,6 +105,7 @@ def test_what_cannot_be_found(data, arguments, error, said):
         loops.observe.find_scale(**given)
 
 
+@pytest.mark.exhaustive
 def test_one_batch_is_said_as_one(data):
     found = loops.observe.find_scale(model_of("float32"), data.take(1), squared_error)
     assert "(1 batch)" in str(found)
@@ -128,6 +130,7 @@ def test_a_batch_that_is_not_finite_is_left_out_and_named(data, as_arrays):
         loops.observe.find_scale(model_of("mixed_float16"), batches[1:2], squared_error)
 
 
+@pytest.mark.exhaustive_with("1e-12")
 @pytest.mark.parametrize("weight", [1e-12, pytest.param(1e-30, marks=pytest.mark.exhaustive)])
 def test_small_gradients_are_measured_where_float16_does_not_hide_them(data, weight):
     """Measured at one scale, all but the last layer's are zero."""

@@ -21,7 +21,7 @@ def run(tmp_path_factory):
     return made
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_share_is_found(run):
     """The scale is too high for the other share as well, which is not why."""
     found = explain(planted.on_replicas(run))

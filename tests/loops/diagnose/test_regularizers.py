@@ -9,7 +9,7 @@ from loops.diagnose.graph.whereabouts import recording_layers
 from loops.observe import explain
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
 def test_a_penalty_in_float16_is_named_and_float32_helps_it(tmp_path):
     """Its layer's variables are float16: in float32 they are float32, and so is the penalty."""

@@ -80,7 +80,7 @@ def test_it_is_about_the_scaler_whose_gradients_overflowed(tmp_path, make):
         assert "use scaler.Static(64), or scaler.Dynamic(), in the loss scaler that is at 1024" in found.sentence
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_floor_and_the_cause_of_another_scaler_are_not_those_of_the_step(tmp_path):
     """The first scaler cannot go below its scale; it was applied, and the step logs its cause."""
     strategies = scaler.Static(2.0**10), scaler.Dynamic(2.0**10)
@@ -89,7 +89,7 @@ def test_the_floor_and_the_cause_of_another_scaler_are_not_those_of_the_step(tmp
     assert "floor" not in found.sentence
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_several_scalers_that_overflowed_each_have_a_scale_that_fits(tmp_path):
     strategies = scaler.Dynamic(2.0**15), scaler.Dynamic(2.0**10)
     found = explained(tmp_path, lambda: two_optimizers(strategies), first=8.0, second=4096.0)
@@ -99,7 +99,7 @@ def test_several_scalers_that_overflowed_each_have_a_scale_that_fits(tmp_path):
     assert "loss scales: 32768 lowered to 4096, 1024 lowered to 8" in [one.name for one in found.remedies if one.helps]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:a train step returned an 'applied'")
 def test_a_step_that_its_program_alone_did_not_apply_is_said_to_be_that(tmp_path):
     def make():

@@ -109,7 +109,7 @@ def explained(tmp_path_factory):
     return of
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_column_that_is_nan_in_every_example_is_a_fault_of_the_dataset(explained):
     found = explained("nan_column")
     assert (found.step, found.blame, found.columns) == (1, "dataset", ((0, 3),))

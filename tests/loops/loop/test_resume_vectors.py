@@ -24,6 +24,7 @@ def run(folder, steps):
     return [value.numpy() for value in (*loss_scaler.state, *model.trainable_variables)]
 
 
+@pytest.mark.exhaustive
 def test_a_history_is_saved_shown_and_goes_on(tmp_path, capsys):
     whole = run(None, 8)
     half = run(tmp_path / "run", 4)

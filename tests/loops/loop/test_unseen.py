@@ -150,7 +150,7 @@ def test_a_step_by_hand_that_returns_its_loss(returns):
     assert said(ByHand(returns, 2.0**12), [6]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_of_a_loss_that_is_not_returned_the_scaler_knows_that_of_the_last_step():
     (message,) = said(ByHand(("norm",)), EVERY)
     assert message.startswith("The last of 4 attempted steps was applied")

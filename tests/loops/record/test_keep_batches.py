@@ -149,7 +149,7 @@ def test_a_dataset_that_goes_back_is_asked_itself(tmp_path):
     assert rewind(build(tmp_path, dataset=data, steps_per_call=2), 6).reproduced
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_is_the_same_bit_for_bit(tmp_path):
     """With and without: what is written, and the position that is saved."""
     for keep in (False, True):

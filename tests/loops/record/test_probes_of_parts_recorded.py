@@ -38,6 +38,7 @@ def curves(folder):
     return found, said
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:TensorBoard is not installed")
 def test_what_parts_with_turns_and_scalers_of_their_own_leave(tmp_path):
     """Of the second step the critic's loss is infinite; the actor's turn is every other step."""

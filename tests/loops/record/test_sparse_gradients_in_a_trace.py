@@ -61,6 +61,7 @@ def test_what_the_largest_gradient_is_not_in():
     assert lacks_of(step(model, {"layers": [model.layers[0].name]}), 1) == ["weights"]
 
 
+@pytest.mark.exhaustive
 def test_a_trace_of_micro_batches_says_so_and_is_replayed_by_windows(tmp_path):
     model = plain_model("float16")
     step = loops.TrainStep(

@@ -101,7 +101,7 @@ def test_without_a_checkpoint_nothing_is_said_of_the_other_steps(run, tmp_path):
     assert table["skips"] == table["skip rate"] == "–"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_explain_is_not_content_with_the_steps_that_are_logged(run):
     found = loops.observe.explain(thinned_loop(run, [13, 43, 44]))
     assert (found.step, found.verdict) == (60, "unlogged")
@@ -111,7 +111,7 @@ def test_explain_is_not_content_with_the_steps_that_are_logged(run):
     assert "the run skipped 3 of 60, none of them logged." in found.sentence
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_counted_no_skip_is_healthy(tmp_path):
     thinned_loop(tmp_path, []).run(STEPS)
     found = loops.observe.explain(thinned_loop(tmp_path, []))

@@ -355,6 +355,7 @@ def test_a_real_run_and_its_critical_scale(tmp_path):
     assert set(found.histograms["tensor"].to_pylist()) == set(names)
 
 
+@pytest.mark.exhaustive
 def test_a_real_run_that_is_resumed_has_the_trace_of_a_whole_one(tmp_path):
     real_run(tmp_path / "whole", 16)
     real_run(tmp_path / "stopped", 6)

@@ -81,7 +81,7 @@ def test_cut_anywhere_exactly_the_whole_batches_are_there(parts):
         assert found.whole == (cut in [0, *ends])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_flipped_byte_is_found(parts):
     """Batches before it are read; nothing of its own and none after it."""
     data, ends = b"".join(parts), list(itertools.accumulate(map(len, parts)))

@@ -144,7 +144,7 @@ def without_time(folder):
     return {tag: str(points) for tag, points in events(folder).items() if not tag.startswith("time")}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_files_of_a_run_that_goes_on_are_those_of_the_whole_one(tensorboard, tmp_path):
     """The first run went on after its checkpoint, and was then killed in the middle of a record and of a line."""
     real_run(tmp_path / "whole").run(6)

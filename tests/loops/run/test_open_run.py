@@ -29,7 +29,7 @@ def trained(trained_once, tmp_path, small_digits):
     return shutil.copytree(trained_once, tmp_path / "trained")
 
 
-@pytest.mark.exhaustive_with("checkpoints")
+@pytest.mark.exhaustive_with("summary.json", "checkpoints")
 @pytest.mark.parametrize("left", ["checkpoints", "summary.json"])
 def test_a_run_of_train_is_had_again(trained, left):
     for path in [trained / name for name in ("checkpoints", "summary.json") if name != left]:

@@ -173,6 +173,7 @@ def test_nothing_in_the_folder_changes(counted):
     assert listing(counted) == before
 
 
+@pytest.mark.exhaustive
 def test_the_kinds_of_loop_agree(tmp_path):
     """Mid-window, taken in calls of three and again one by one, and the other way round."""
     for there, here in ((3, 1), (1, 3)):
@@ -191,6 +192,7 @@ def test_a_window_is_had_in_its_middle(tmp_path):
 # ---------------------------------------------------------------------------------------------- from earlier on
 
 
+@pytest.mark.exhaustive
 def test_the_steps_since_the_checkpoint_again_and_otherwise(from_a_checkpoint):
     """Two steps before the last one the rate and the clipping change: until then they are the run's."""
     moment = from_a_checkpoint

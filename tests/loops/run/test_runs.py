@@ -76,7 +76,7 @@ def test_the_same_options_end_in_the_same_bits(run, digits, tmp_path):
     assert (tmp_path / "steps.jsonl").read_bytes() == (run()[1] / "steps.jsonl").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_seed_ends_elsewhere(run):
     assert run(seed=1)[0]["weights_digest"] != run()[0]["weights_digest"]
 

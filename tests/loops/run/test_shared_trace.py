@@ -24,7 +24,7 @@ def unnumbered(text):
     return re.sub(r"_\d+/", "/", text)
 
 
-@pytest.mark.exhaustive_with("grows")
+@pytest.mark.exhaustive_with("skips at first", "grows")
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_a_later_run_is_the_run_that_it_is_alone(small, tmp_path, strategy):
     trace = SharedTrace()
@@ -62,6 +62,7 @@ def test_a_later_run_is_stuck_at_the_same_step_as_alone(small, tmp_path):
     assert told(built_by=trace.build) == told()
 
 
+@pytest.mark.exhaustive
 def test_a_step_is_traced_once_for_all_seeds(small, tmp_path):
     trace, loops = SharedTrace(), []
 

@@ -92,7 +92,10 @@ NAMES = ["-".join(map(str, kind)) for kind in KINDS]
 
 @pytest.mark.slow_with("turns-2-1-graph", "shared-2-2-eager", "one scaler-1-2-eager", "turns-1-1-eager")
 @pytest.mark.exhaustive_with(
-    "turns-2-1-graph", "turns-1-1-eager", *(f"{name}-graph" for name in NAMES if name != "turns-2-1")
+    "one scaler-1-2-eager",
+    "turns-2-1-graph",
+    "turns-1-1-eager",
+    *(f"{name}-graph" for name in NAMES if name != "turns-2-1"),
 )
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
@@ -203,7 +206,7 @@ def test_with_one_scaler_all_take_theirs_again(mode):
     assert [float(one[0]) for one in pair.weights] == [-(2.0**-20), -(2.0**-10)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_dropout_that_two_losses_share_drops_the_same_again():
     """Each loss function moves its seed, so that the second one's mask depends on the first one's call."""
     ends = []

@@ -79,7 +79,7 @@ def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_turn(tmp_path):
     assert id(whole.players.step.weights[rows[5]["variable"]]) in map(id, whole.players.actor.trainable_variables)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_explain_names_the_layer_of_the_part_whose_turn_it_was():
     """The second part overflows float16 in its forward pass, at every second call; the first one always moves."""
 

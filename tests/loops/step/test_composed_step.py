@@ -108,7 +108,7 @@ def broken(x):
     return x, lambda upstream: upstream * np.inf
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_turns_of_a_table_and_of_a_variable_whose_backward_pass_is_at_fault():
     """A branch around sparse gradients, and a second look at those of a pass that lies inside of a branch."""
     table, number = keras.layers.Embedding(4, 2), tf.Variable(1.0, name="number")

@@ -144,6 +144,7 @@ def test_a_composed_step_refuses_settings_compiled_or_not(traced, what):
     call(tensors())
 
 
+@pytest.mark.exhaustive_with("other", "teacher")
 @pytest.mark.slow_with("teacher", "plain", "other")
 @pytest.mark.parametrize(("what", "change"), LAYERS.values(), ids=LAYERS)
 def test_a_composed_step_refuses_layers_that_came_or_went(what, change):

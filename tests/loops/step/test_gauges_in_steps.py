@@ -87,6 +87,7 @@ def test_one_batch_on_one_replica_has_no_noise_scale():
 ALL = ["updates", "weights", "weight_gradients", "activations", "update_rms"]
 
 
+@pytest.mark.exhaustive_with("jit_compile")
 @pytest.mark.slow_with("jit_compile")
 @pytest.mark.parametrize("mode", ["graph", "jit_compile"])
 def test_a_step_in_between_has_nothing_and_one_that_is_due_what_every_step_has(mode):

@@ -25,7 +25,7 @@ def made(losses, weights=None, named=True):
 
 
 @pytest.mark.slow_with("names for a list of outputs", "a dict")
-@pytest.mark.exhaustive_with("a list")
+@pytest.mark.exhaustive_with("a dict", "a list")
 @pytest.mark.parametrize(
     ("losses", "weights", "named", "outputs"),
     [

@@ -163,6 +163,7 @@ def test_the_average_of_a_float8_model_has_the_scales_that_it_trains_with():
     assert raw(model.variables) == own
 
 
+@pytest.mark.exhaustive_with("2")
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_teacher_has_the_scales_of_its_student(replicas):
     strategy = mirrored(replicas)
@@ -188,6 +189,7 @@ KINDS = ["weight_gradients", "weights", "updates", "slots", "update_rms", "noise
 NEW_VALUES = ("scale", "history")
 
 
+@pytest.mark.exhaustive_with("parts")
 @pytest.mark.parametrize("makes", ["a step", pytest.param("parts", marks=pytest.mark.slow)])
 def test_probes_leave_new_values_out(makes):
     """The micro-batches are alike, so that their gradients have no noise."""

@@ -119,7 +119,7 @@ def by_hand(players, given, part):
 
 
 @pytest.mark.slow_with("turns")
-@pytest.mark.exhaustive_with("one scaler")
+@pytest.mark.exhaustive_with("turns", "one scaler")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_part_has_the_gradients_of_its_own_loss_in_its_own_pass(shape):
     players, (given,) = Players(shape, dropout=0.0), batches(1)
@@ -165,7 +165,7 @@ def test_where_it_is_not_its_turn_a_part_has_nothing(shape, mode):
 
 
 @pytest.mark.slow_with("turns")
-@pytest.mark.exhaustive_with("one scaler", "shared")
+@pytest.mark.exhaustive_with("turns", "one scaler", "shared")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_skip_shows_where_it_is_and_has_no_updates(shape):
     players = Players(shape)
@@ -226,7 +226,7 @@ def test_two_replicas_count_together_and_have_the_largest_of_either(shape):
             np.testing.assert_allclose(seen[0].vectors[f"{part}/update_rms"][number], rms, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_of_a_fault_on_one_replica_all_have_an_infinity():
     strategy = mirrored(2)
     with strategy.scope():
@@ -244,7 +244,7 @@ def test_of_a_fault_on_one_replica_all_have_an_infinity():
     assert np.isfinite(seen[0].vectors["critic/update_rms"]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_largest_of_two_replicas_is_that_of_the_whole_batch():
     """Each has other rows; on one device all of them are one batch."""
     kinds, strategy, whole, found = ["activations", "weights"], mirrored(2), batch(), []

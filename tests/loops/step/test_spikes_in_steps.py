@@ -124,6 +124,7 @@ def test_retry_repeats_the_overflow_and_not_the_spike():
     assert (Cause(spike["cause"]), raw(here.moved()) == before) == (Cause.SPIKE, True)
 
 
+@pytest.mark.exhaustive_with("1")
 @pytest.mark.slow_with("1")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_scale_is_as_before_the_retries_of_a_spiked_window(accumulate):
@@ -182,7 +183,7 @@ def trained(strategy, bad, tmp_path, steps=240, **arguments):
     return loss, rows
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_with_bad_batches_ends_where_one_without_them_ends(tmp_path):
     """Within 1 %; without the guard the same batches cost far more."""
     clean, _ = trained(scaler.NoScaling(), (), tmp_path)
@@ -214,7 +215,7 @@ def test_fit_rolls_a_spike_back():
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("skip")
+@pytest.mark.exhaustive_with("clip", "skip")
 @pytest.mark.parametrize("by_tensor", ["skip", "clip"])
 def test_a_keras_file_holds_the_windows(tmp_path, by_tensor):
     """They are made when the optimizer is built, and are among its variables from then on."""

@@ -69,7 +69,7 @@ def test_an_effect_shows_its_direction(name):
     assert pages.from_values(pages.to_values(effect)) == effect
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_flushed_part_is_what_float16_misses():
     """By far more than two networks differ by chance. A claim about one point of accuracy needs more of them."""
     accuracy = {

@@ -322,7 +322,7 @@ def test_settings_that_the_runs_say_are_compared(tmp_path, three):
     assert "in 3 of 4 values, which says nothing about their arithmetic." in found.sentence
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_settings_are_read_from_the_checkpoints_of_a_run(tmp_path):
     runs = []
     for rate in (0.1, 0.2):

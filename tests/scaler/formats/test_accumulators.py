@@ -190,7 +190,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.exhaustive_with(*(f"{kind}-graph" for kind in CONVOLUTIONS))
+@pytest.mark.exhaustive_with("valid-xla", "volume-xla", *(f"{kind}-graph" for kind in CONVOLUTIONS))
 @pytest.mark.slow_with(*(f"{kind}-xla" for kind in CONVOLUTIONS))
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", CONVOLUTIONS)

@@ -41,7 +41,7 @@ def accuracies(task, format):
     return np.array(found)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_accuracy_is_that_of_float32_within_its_noise():
     task = loops.tasks.load("digits")
     exact, narrow = accuracies(task, None), accuracies(task, emulated("float8_e4m3fn"))

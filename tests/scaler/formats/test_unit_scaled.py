@@ -308,7 +308,7 @@ def test_a_batch_of_any_size_has_its_own_constant():
     close(step(tf.constant(x)).numpy(), wanted)
 
 
-@pytest.mark.exhaustive_with("dynamic")
+@pytest.mark.exhaustive_with("none", "dynamic")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [scaler.NoScaling(), scaler.Dynamic(2.0**4)], ids=["none", "dynamic"])
 def test_it_trains_in_float16_without_a_loss_scale_and_with_one(strategy):
