@@ -7,8 +7,9 @@ zeros cost another look, for subnormals among them. A third kind holds one infin
 
 The steps are those of the transformer with four layers and of the digits CNN, in float32, in a `Loop` with twenty of
 them a call. A contender takes twenty at a time, so that what is done at every tenth counts as often as it is done. A
-`Trace` has the runs of one file, whose last histograms are written once, at the end. "Read once" is a bound: the same
-probes, which find the largest magnitude of each tensor and count nothing.
+`Trace` has the runs of one file, whose last histograms are written once, at the end. Two bounds are of the same probes:
+"read once" finds the largest magnitude of each tensor and counts nothing; "counted once" counts the eight bits of the
+exponent with TensorFlow's kernel, looks at nothing twice, and finds no largest magnitude.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ WATCHES = {
     "ready probes, every 10th step": (1.05, {"every": 10, "kinds": ["attention", "update_rms"]}, False),
 }
 """Targets, what is watched, and whether a `Trace` writes it."""
-READ_ONCE = {"all, read once": {}, "all, every 10th step, read once": {"every": 10}}
+BOUNDS = {"": {}, ", every 10th step": {"every": 10}}
 PLAIN, OFF = "no probes", "probes turned off"
 COUNT = {"exponents": None, "exponents, jit": True}
 AMAX = {"amax": None, "amax, jit": True}
@@ -110,15 +111,27 @@ def steps_of(make: Callable[[str], models.Problem], arguments: dict | None, trac
     return call
 
 
-def reading_once(make: Callable[[str], models.Problem], arguments: dict) -> Callable:
-    """Twenty steps whose probes read each value of a tensor once, for its largest magnitude, and count nothing."""
+def read_once(tensors: list[list]) -> tuple[tf.Tensor, tf.Tensor]:
+    """In the place of `counts_and_largest`: each value is read once, for the largest magnitude."""
+    largest = [tf.reduce_max([scaler.gradients.amax([one]) for one in row]) for row in tensors]
+    return tf.zeros([len(tensors), observe.BINS], tf.int64), tf.stack(largest)
 
-    def least(tensors: list[list]) -> tuple[tf.Tensor, tf.Tensor]:
-        largest = [tf.reduce_max([scaler.gradients.amax([one]) for one in row]) for row in tensors]
-        return tf.zeros([len(tensors), observe.BINS], tf.int64), tf.stack(largest)
 
+def counted_once(tensors: list[list]) -> tuple[tf.Tensor, tf.Tensor]:
+    """In the place of `counts_and_largest`: TensorFlow's own kernel counts the exponents of all values, no more."""
+
+    def count(values: tf.Tensor) -> tf.Tensor:
+        field = tf.bitwise.right_shift(tf.bitcast(tf.reshape(values, [-1]), tf.uint32), tf.constant(23, tf.uint32))
+        return tf.raw_ops.DenseBincount(input=tf.bitcast(field, tf.int32), size=512, weights=tf.constant([], tf.int64))
+
+    counts = tf.stack([tf.add_n([count(one) for one in row]) for row in tensors])
+    return counts[:, : observe.BINS], tf.zeros([len(tensors)])
+
+
+def bound(make: Callable[[str], models.Problem], arguments: dict, measure: Callable) -> Callable:
+    """Twenty steps whose probes measure as `measure` does."""
     steps = steps_of(make, arguments, None)
-    with mock.patch.object(rows, "counts_and_largest", least):
+    with mock.patch.object(rows, "counts_and_largest", measure):
         steps()  # Which traces.
     return steps
 
@@ -135,12 +148,17 @@ def probes(quick: bool) -> tuple[list[paired.Figure], dict]:
             for name, (_, arguments, traced) in WATCHES.items():
                 path = pathlib.Path(folder) / f"{name}.arrow" if traced else None
                 contenders[name] = steps_of(make, arguments, path)
-            contenders |= {name: reading_once(make, arguments) for name, arguments in READ_ONCE.items()}
+            bounds = {
+                f"all{when}, {measure.__name__.replace('_', ' ')}": bound(make, arguments, measure)
+                for when, arguments in BOUNDS.items()
+                for measure in (read_once, counted_once)
+            }
+            contenders |= bounds
             taken = paired.take_turns(contenders, 10 * SECONDS, quick)
         cases[f"twenty steps, {title}, float32"] = paired.case(taken, PLAIN)
         for name, (target, *_) in WATCHES.items():
             figures.append(paired.figure(f"{title}, {name}: to {PLAIN}", taken, name, PLAIN, target))
-        figures += [paired.figure(f"{title}, {name}: to {PLAIN}", taken, name, PLAIN) for name in READ_ONCE]
+        figures += [paired.figure(f"{title}, {name}: to {PLAIN}", taken, name, PLAIN) for name in bounds]
         keras.backend.clear_session()
     make = next(iter(QUICK_MODELS.values()))
     off, batch = step_of(make, {})
