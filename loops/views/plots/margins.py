@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from loops.record import as_recorded
-from loops.support.drawing import drawing
 from loops.support.errors import LoopError
-from loops.support.palette import BLUE, ORANGE, RED
-from loops.views.plots.frame import curve, legend
+from loops.views.charts.headroom import headroom_chart
+from loops.views.plots.draw import draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,20 +24,7 @@ def headroom(run: Any) -> Figure:
         LoopError: Without matplotlib, or if the headroom is unknown: it needs a trace with probes.
     """
     found = as_recorded(run)
-    lines = {
-        "activations, weights": (found.column("headroom"), ORANGE, "--"),
-        "gradients, at the loss scale": (found.margin, BLUE, "-"),
-    }
-    if not any(np.isfinite(values).any() for values, *_ in lines.values()):
+    chart = headroom_chart(found)
+    if chart is None:
         raise LoopError(f"{found.name}: its headroom is not known. {' '.join(found.notes)}".rstrip())
-    with drawing() as figure:
-        axes = figure.subplots()
-        axes.axhline(0, color=RED, linewidth=1.0)
-        for label, (values, colour, dashes) in lines.items():
-            finite = np.where(np.isfinite(values), values, np.nan)
-            if not np.isnan(finite).all():
-                curve(axes, found, finite, color=colour, linestyle=dashes, linewidth=1.3, label=label)
-        axes.set_xlabel("step")
-        axes.set_ylabel("octaves")
-        legend(axes)
-        return figure
+    return draw(chart)

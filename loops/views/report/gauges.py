@@ -10,13 +10,12 @@ from loops.record.thin import sampled
 from loops.record.trace.gauges import noise_pairs
 from loops.support.pages import Table
 from loops.support.text import amount
-from loops.views.report.axes import linear_axis, loss_axis, steps_axis
-from loops.views.report.chart import Curve, chart
+from loops.views.charts.axis import linear_axis, loss_axis
+from loops.views.charts.chart import RUNS, Chart, Curve
+from loops.views.report.drawn import drawn
 from loops.views.report.figures import Figure
 from loops.views.report.tables import cell
 
-_LINES = 6
-"""The most layers in one figure: no more colours are distinct."""
 _ROWS = 24
 """The most rows of a table."""
 _FIGURES = {
@@ -48,7 +47,7 @@ _LOWEST_FIRST = ("attention_entropy",)
 """Outputs of which small values are those to look at."""
 
 
-def gauge_charts(run: Recorded, columns: int) -> list[Figure]:
+def gauge_figures(run: Recorded, columns: int) -> list[Figure]:
     """The figures of what a run's ready probes measured; none without any."""
     if run.gauges is None:
         return []
@@ -70,24 +69,23 @@ def _figure(output: str, heading: str, said: str, gauges: Gauges, columns: int) 
     step, values = gauges.step[known], np.where(np.isfinite(gauges.values), gauges.values, np.nan)[known]
     with np.errstate(all="ignore"):
         means = np.array([np.nanmean(column) if np.isfinite(column).any() else np.nan for column in values.T])
-    order = np.argsort(means if output in _LOWEST_FIRST else -means, kind="stable")[: min(_LINES, len(means))]
-    if len(means) > _LINES:
+    order = np.argsort(means if output in _LOWEST_FIRST else -means, kind="stable")[: min(RUNS, len(means))]
+    if len(means) > RUNS:
         which = "lowest" if output in _LOWEST_FIRST else "highest"
-        said += f" The {_LINES} of {amount(len(means), 'layer')} with the {which} mean."
+        said += f" The {RUNS} of {amount(len(means), 'layer')} with the {which} mean."
     places = sorted(place for place in order.tolist() if np.isfinite(means[place]))
     shown, names = values[:, places], [gauges.names[place] for place in places]
-    x = steps_axis(int(gauges.step[0]), int(gauges.step[-1]))
     y = loss_axis(shown) if (shown[np.isfinite(shown)] > 0).all() else linear_axis(shown)
-    lines = [
-        Curve(name, x.of(step), y.of(column), f"run{place}")
+    curves = [
+        Curve(name, step, column, f"run{place}")
         for place, (name, column) in enumerate(zip(names, shown.T, strict=True))
     ]
     finite = shown[np.isfinite(shown)]
     alt = f"{heading} over {amount(len(step), 'measured step')}, from {finite.min():.3g} to {finite.max():.3g}."
     if y.log:
         said += " The axis is logarithmic."
-    drawn = chart(alt, y, x, lines, columns=columns)
-    return Figure(heading, drawn, said, [("", _table(step, names, shown))])
+    chart = Chart(alt, heading, int(gauges.step[0]), int(gauges.step[-1]), y, curves)
+    return Figure(heading, drawn(chart, columns), said, [("", _table(step, names, shown))])
 
 
 def _table(step: np.ndarray, names: list[str], values: np.ndarray) -> Table:

@@ -14,10 +14,9 @@ from loops.support.errors import LoopError
 from loops.support.pages import render
 from loops.support.written.place import as_path, writing
 from loops.views.report.explanations import autopsy_of, section
-from loops.views.report.figures import headroom_chart, loss_charts, scale_chart, side_by_side
-from loops.views.report.gauges import gauge_charts
+from loops.views.report.figures import headroom_figure, loss_figures, part_scale_figures, scale_figure, side_by_side
+from loops.views.report.gauges import gauge_figures
 from loops.views.report.heat import heat_map
-from loops.views.report.part_scales import part_scale_charts
 from loops.views.report.provenance import made
 from loops.views.report.strategies import replayed_table, strategies_table
 
@@ -126,10 +125,10 @@ def _page(
                 "name": run.name,
                 "notes": run.notes,
                 "charts": [
-                    *loss_charts(run, columns),
-                    *part_scale_charts(run, columns),
-                    *(figure for draw in (scale_chart, headroom_chart) if (figure := draw(run, columns))),
-                    *gauge_charts(run, columns),
+                    *loss_figures(run, columns),
+                    *part_scale_figures(run, columns),
+                    *(figure for draw in (scale_figure, headroom_figure) if (figure := draw(run, columns))),
+                    *gauge_figures(run, columns),
                 ],
                 "heat": heat_map(run, cells, int(_HISTOGRAMS * share)),
                 "autopsy": section(run, found, autopsy),

@@ -11,7 +11,7 @@ from loops.record.skips import health
 from loops.record.summary import digest, sentence
 from loops.record.thinned import Counted, said_of, thinned
 from loops.views.report.explanations import section
-from loops.views.report.figures import scale_chart
+from loops.views.report.figures import scale_figure
 from loops.views.report.strategies import strategies_table
 from loops.views.watch.progress import LiveRun
 from loops.views.watch.screen import line
@@ -83,7 +83,7 @@ def test_readers_name_the_skips_that_are_not_logged(run):
     )
     table = {row[0]: row[1] for row in strategies_table([recorded], [found]).rows}
     assert (table["steps"], table["skips"], table["skip rate"]) == ("60", "3", "5%")
-    assert "no logged step was skipped" in str(scale_chart(recorded, 600))
+    assert "no logged step was skipped" in str(scale_figure(recorded, 600))
     course = LiveRun(run)
     course.look()
     assert "skipped 0 of 6 logged steps" in line(course)

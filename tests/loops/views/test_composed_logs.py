@@ -19,8 +19,7 @@ from loops.record.summary import digest, sentence
 from loops.record.tensorboard.curves import curves_of, metadata
 from loops.support.part_names import columns_of
 from loops.views import plots
-from loops.views.report.figures import loss_charts, scale_chart
-from loops.views.report.part_scales import part_scale_charts
+from loops.views.report.figures import loss_figures, part_scale_figures, scale_figure
 from loops.views.report.strategies import strategies_table
 from loops.views.report.write import write_report
 from loops.views.watch.progress import LiveRun
@@ -132,7 +131,7 @@ def test_the_parts_stand_in_the_order_of_the_log(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_counted_at_the_turns_of_its_part(tmp_path):
-    critic, actor = loss_charts(read_run(log(tmp_path / "p", far=None)), 100)
+    critic, actor = loss_figures(read_run(log(tmp_path / "p", far=None)), 100)
     assert "not finite" not in str(critic.drawn)
     # Turns 12, 15, ..., 30.
     assert "not finite at 7 steps" in str(actor.drawn)
@@ -140,7 +139,7 @@ def test_a_loss_that_is_not_finite_is_counted_at_the_turns_of_its_part(tmp_path)
 
 
 def test_the_scale_of_each_part_is_drawn_with_its_skips(tmp_path):
-    critic, actor = part_scale_charts(read_run(log(tmp_path / "p", scale=32.0, applied=False)), 100)
+    critic, actor = part_scale_figures(read_run(log(tmp_path / "p", scale=32.0, applied=False)), 100)
     assert critic.drawn is None
     assert critic.said == "The loss scale of critic was 64 at each step. No step was skipped."
     assert actor.drawn.alt == "Loss scale of actor over 30 steps, from 64 to 32; skipped at 7 steps."
@@ -149,11 +148,11 @@ def test_the_scale_of_each_part_is_drawn_with_its_skips(tmp_path):
 
 
 def test_a_scale_that_stays_is_said_and_not_drawn(tmp_path):
-    still = scale_chart(read_run(plain(tmp_path / "still", [64.0] * 6)), 100)
+    still = scale_figure(read_run(plain(tmp_path / "still", [64.0] * 6)), 100)
     assert (still.drawn, still.said) == (None, "The loss scale was 64 at each step. No step was skipped.")
-    moved = scale_chart(read_run(plain(tmp_path / "moved", [64.0] * 5 + [32.0])), 100)
+    moved = scale_figure(read_run(plain(tmp_path / "moved", [64.0] * 5 + [32.0])), 100)
     assert moved.drawn.alt == "Loss scale over 6 steps, from 64 to 32; no step was skipped."
-    skipped = scale_chart(read_run(plain(tmp_path / "skipped", [64.0] * 6, applied=False)), 100)
+    skipped = scale_figure(read_run(plain(tmp_path / "skipped", [64.0] * 6, applied=False)), 100)
     assert skipped.drawn.alt.endswith("; 6 steps were skipped: 6 by unknown.")
     page = tmp_path / "report.html"
     write_report([tmp_path / "still"], page)
@@ -193,8 +192,10 @@ def legend_of(figure):
 
 def test_the_losses_and_scales_of_parts_are_plotted(tmp_path):
     folder = log(tmp_path / "p", scale=32.0, applied=False, far=None)
-    assert legend_of(plots.loss(folder)) == ["critic", "actor", "not finite: 7 steps"]
-    assert legend_of(plots.loss_scale(folder)) == ["critic", "actor", "actor skipped (7)"]
+    losses, scales = plots.loss(folder), plots.loss_scale(folder)
+    assert legend_of(losses) == legend_of(scales) == ["critic", "actor"]
+    assert [axes.get_title(loc="left") for axes in losses.axes[1:]] == ["actor not finite: 7 steps"]
+    assert [axes.get_title(loc="left") for axes in scales.axes[1:]] == ["actor: 7 skips"]
     with pytest.raises(scaler.InvalidArgument, match="loss: 8 losses of 4 runs: expected 1 to 6"):
         plots.loss(*[folder] * 4)
 

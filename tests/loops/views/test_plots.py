@@ -24,9 +24,15 @@ def labels(axes):
     return [text.get_text() for legend in axes.figure.legends for text in legend.get_texts()]
 
 
+def marks(strip):
+    """The steps that a strip marks."""
+    return [segment[0][0] for segment in strip.collections[0].get_segments()]
+
+
 def test_each_is_a_figure_of_a_folder(folder, tmp_path):
     for plot in (plots.loss, plots.loss_scale, plots.headroom, plots.exponents):
-        assert drawn(plot(folder), tmp_path).get_xlabel() == "step"
+        drawn(figure := plot(folder), tmp_path)
+        assert [axes.get_xlabel() for axes in figure.axes].count("step") == 1
     axes = drawn(plots.histogram(folder, "activations/dense", 41), tmp_path)
     assert axes.get_title(loc="left") == "activations/dense, step 40"
     assert sum(bar.get_height() for bar in axes.patches if bar.get_height() < 1) == pytest.approx(0.9)
@@ -34,16 +40,18 @@ def test_each_is_a_figure_of_a_folder(folder, tmp_path):
 
 def test_skips_are_marked_by_cause():
     run = {"loss_scale": [8.0, 8.0, 4.0], "applied": [1, 0, 0], "cause": [None, "OVERFLOW", "LOSS"]}
-    axes = plots.loss_scale(run).axes[0]
-    assert labels(axes) == ["loss scale", "skipped: LOSS (1)", "skipped: OVERFLOW (1)"]
-    assert [line.get_xdata().tolist() for line in axes.lines[1:]] == [[3], [2]]
+    axes, *strips = plots.loss_scale(run).axes
+    assert axes.lines[0].get_ydata().tolist() == [8, 8, 4]
+    assert [strip.get_title(loc="left") for strip in strips] == ["LOSS: 1 skip", "OVERFLOW: 1 skip"]
+    assert list(map(marks, strips)) == [[3], [2]]
 
 
 def test_losses_of_several_runs(folder):
     axes = plots.loss(folder, {"loss": np.arange(1.0, 9.0)}).axes[0]
     assert labels(axes) == ["mine", "arrays"]
-    (line,) = plots.loss({"loss": [1.0, np.nan, 3.0]}).axes[0].lines[2:]
-    assert line.get_xdata().tolist() == [2]
+    _, strip = plots.loss({"loss": [1.0, np.nan, 3.0]}).axes
+    assert marks(strip) == [2]
+    assert strip.get_title(loc="left") == "not finite: 1 step"
 
 
 def test_a_trace_has_headroom_and_a_map(folder):
@@ -59,6 +67,27 @@ def test_a_long_run_keeps_its_extremes():
     line = plots.loss({"loss": loss}).axes[0].lines[0]
     assert len(line.get_ydata()) < 10_000
     assert max(line.get_ydata()) == 50.0
+
+
+def test_no_mark_of_a_long_run_is_lost():
+    applied = np.ones(50_000)
+    applied[[0, 25_000, 25_001, 49_999]] = 0
+    _, strip = plots.loss_scale({"loss_scale": np.full(50_000, 8.0), "applied": applied}).axes
+    assert marks(strip) == [1, 25_001, 50_000]
+
+
+def test_a_gap_stays_a_gap():
+    loss = np.ones(10_000)
+    loss[2_000:3_000] = np.nan
+    axes = plots.loss({"loss": loss}).axes[0]
+    x, y = axes.lines[0].get_data()
+    assert np.isnan(y[(x > 1_900) & (x < 3_100)]).any()
+    assert not np.isnan(y[(x < 1_900) | (x > 3_100)]).any()
+
+
+@pytest.mark.parametrize("loss", [[5.0], [-2.0, 3.0], [1e200] * 90, [1e-300, 1e200] * 20])
+def test_any_loss_is_drawn(tmp_path, loss):
+    drawn(plots.loss({"loss": loss}), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import numpy as np
 from markupsafe import Markup
 
 _MINUS = "\u2212"
+_LARGEST = math.log(1.7e308)
+"""The natural logarithm of an end of an axis, which must be a number."""
 _MOST = 8e307
 """The end of an axis of values whose distance, or whose margin, is beyond float64."""
 
@@ -36,6 +38,14 @@ class Axis:
             with np.errstate(divide="ignore", invalid="ignore"):
                 values = np.log(np.where(values > 0, values, np.nan)) / math.log(self.log)
         return (np.clip(values, self.low, self.high) - self.low) / (self.high - self.low)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The values at both ends."""
+        if not self.log:
+            return self.low, self.high
+        low, high = (math.exp(min(end * math.log(self.log), _LARGEST)) for end in (self.low, self.high))
+        return low, high
 
 
 def steps_axis(first: int, last: int) -> Axis:

@@ -1,0 +1,111 @@
+"""A chart as a figure of matplotlib."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loops.record.run import Recorded
+from loops.record.thin import envelope
+from loops.support.drawing import drawing
+from loops.support.errors import LoopError
+from loops.support.palette import BLACK, BLUE, BY_NAME, FAINT, ORANGE, RED, SERIES
+from loops.views.charts.axis import steps_axis
+from loops.views.charts.chart import Chart, Curve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLUMNS = 2000
+"""The most points of a curve; a longer one keeps the extremes of each column."""
+_MARKS = 600
+"""The most marks of a lane; those of steps in the same column are one."""
+_HEIGHT, _LANE = 3.0, 0.34
+"""Of a chart without lanes, and of each of them, in inches."""
+_DASHES: Any = ("-", "--", ":", "-.", (0, (4, 4)), (0, (9, 3)))
+_STYLES = ("default", "steps-post")
+_LOOKS: dict[str, tuple[str, Any, float]] = {
+    "faint": (FAINT, "-", 0.8),
+    "blue": (BLUE, "-", 1.4),
+    "orange dashed": (ORANGE, "--", 1.4),
+    **{
+        f"run{place}": (colour, dashes, 1.4)
+        for place, (colour, dashes) in enumerate(zip((*SERIES[:5], BLACK), _DASHES, strict=True))
+    },
+}
+"""The colour, dashes and width of a curve."""
+
+
+def draw(chart: Chart) -> Figure:
+    """Draws a chart: its curves over the steps, and below them a strip for each lane.
+
+    Raises:
+        LoopError: Without matplotlib.
+    """
+    with drawing(_HEIGHT + _LANE * len(chart.lanes)) as figure:
+        heights = [_HEIGHT, *[_LANE] * len(chart.lanes)]
+        axes, *strips = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        if chart.y.log:
+            axes.set_yscale("log", base=chart.y.log)
+        axes.set_ylim(chart.y.limits, auto=False)
+        if chart.level is not None:
+            axes.axhline(chart.level, color=RED, linewidth=1.0)
+        for curve in chart.curves:
+            colour, dashes, width = _LOOKS[curve.look]
+            style = {"color": colour, "linestyle": dashes, "linewidth": width, "label": curve.label}
+            marker = "." if len(curve.step) == 1 else ""  # A single point would be invisible.
+            axes.plot(*_points(curve, chart), marker=marker, drawstyle=_STYLES[curve.stairs], **style)
+        axes.set_ylabel(chart.quantity, parse_math=False)
+        for strip, lane in zip(strips, chart.lanes, strict=True):
+            colour = _LOOKS[lane.look][0] if lane.look in _LOOKS else BY_NAME[lane.look]
+            strip.vlines(_apart(lane.step, chart), 0, 1, color=colour, linewidth=1.4)
+            strip.set(ylim=(0, 1), yticks=[])
+            strip.grid(False)
+            strip.set_title(lane.label, loc="left", parse_math=False, pad=2)
+        figure.axes[-1].set_xlabel("step")
+        _legend(figure, axes)
+        return figure
+
+
+def needs(run: Recorded, *names: str) -> None:
+    """Refuses a run without the columns that a plot shows.
+
+    Raises:
+        LoopError: If all of these columns are missing or not finite.
+    """
+    if not any(np.isfinite(run.column(name)).any() for name in names):
+        notes = " ".join(run.notes)
+        raise LoopError(
+            f"{run.name}: nothing to draw: it has no {' and no '.join(names)} that is finite. {notes}".rstrip()
+        )
+
+
+def _points(curve: Curve, chart: Chart) -> tuple[np.ndarray, np.ndarray]:
+    """The steps and values to draw."""
+    values = np.where(np.isfinite(curve.values), curve.values, np.nan)
+    if len(values) <= _COLUMNS:
+        return curve.step, values
+    if curve.stairs:
+        changed = np.flatnonzero(np.diff(np.nan_to_num(values, nan=-1.0), prepend=np.nan))
+        if len(changed) <= _COLUMNS:
+            kept = np.append(changed, len(values) - 1)
+            return curve.step[kept], values[kept]
+    x = steps_axis(chart.first, chart.last)
+    found = envelope(x.of(curve.step), values, _COLUMNS)
+    ends = np.stack([np.where(found.broken, np.nan, found.low), found.low, found.high], axis=1)
+    return np.repeat(x.low + found.x * (x.high - x.low), 3), ends.ravel()
+
+
+def _apart(step: np.ndarray, chart: Chart) -> np.ndarray:
+    """The first step of each column that has one, so that no mark is lost between the others."""
+    columns = (steps_axis(chart.first, chart.last).of(step) * _MARKS).astype(np.int64)
+    return step[np.unique(columns, return_index=True)[1]]
+
+
+def _legend(figure: Figure, axes: Any) -> None:
+    """Above the axes, if several curves are named. Names are shown literally, not as math text."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        for text in figure.legend(handles, labels, loc="outside upper left", ncols=3).get_texts():
+            text.set_parse_math(False)
