@@ -10,12 +10,14 @@ import scaler
 from loops.record import as_recorded
 from loops.support.drawing import drawing
 from loops.support.errors import LoopError
-from loops.support.palette import HUGE, MIDDLE, TINY
+from loops.support.palette import BLACK, HUGE, MIDDLE, PINK, TINY, YELLOW
+from loops.views.charts.cells import ALL_ZERO, FIRST, INFINITE, LOWEST, NOT_A_NUMBER, heat_cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = 400
+_SPECIAL = ((ALL_ZERO, YELLOW, "all zero"), (NOT_A_NUMBER, PINK, "NaN"), (INFINITE, BLACK, "infinite"))
 _LOW, _HIGH = -24, 16
 """float16's range in powers of two; the colours show how near its ends a value is."""
 
@@ -23,7 +25,7 @@ _LOW, _HIGH = -24, 16
 def exponents(run: Any, kind: str = "activation_gradients") -> Figure:
     """The largest magnitude of each tensor over the steps, as a power of two within float16's range.
 
-    Blue is near the smallest number of float16, orange near its largest; black is infinite or NaN, white all zero.
+    Blue is near the smallest number of float16, orange near its largest. Yellow is all zero, pink NaN, black infinite.
 
     Args:
         run: A run, in any form that `loops.views.plots` takes.
@@ -41,26 +43,23 @@ def exponents(run: Any, kind: str = "activation_gradients") -> Figure:
     if not chosen:
         kinds = sorted({name.partition("/")[0] for name in measured.names})
         raise scaler.InvalidArgument(f"exponents(kind={kind!r}): expected one of {', '.join(kinds)}.")
-    edges = np.unique(np.linspace(0, len(measured.step), min(_COLUMNS, len(measured.step)) + 1).astype(int))
-    amax = measured.amax[:, chosen]
-    # A NaN is larger than anything here, as an infinity is.
-    largest = np.maximum.reduceat(np.where(np.isnan(amax), np.inf, amax), edges[:-1], axis=0).T
-    with np.errstate(divide="ignore"):
-        octaves = np.floor(np.log2(largest))
+    starts, cells = heat_cells(measured, np.array(chosen), _COLUMNS)
     with drawing(1.4 + 0.2 * len(chosen)) as figure:
-        from matplotlib.colors import LinearSegmentedColormap
+        from matplotlib.colors import LinearSegmentedColormap, ListedColormap
+        from matplotlib.patches import Patch
 
         axes = figure.subplots()
         axes.grid(False)
+        steps, rows = np.append(starts, measured.step[-1] + 1), np.arange(len(chosen) + 1)
         colours = LinearSegmentedColormap.from_list("exponents", [TINY, MIDDLE, HUGE], _HIGH - _LOW)
-        steps = np.append(measured.step[edges[:-1]], measured.step[-1] + 1)
-        shown = np.ma.masked_invalid(octaves)
-        mesh = axes.pcolormesh(
-            steps, np.arange(len(chosen) + 1), shown, cmap=colours, vmin=_LOW, vmax=_HIGH, rasterized=True
-        )
-        broken = np.ma.masked_where(~np.isposinf(octaves), np.zeros_like(octaves))
-        dark = LinearSegmentedColormap.from_list("broken", ["black", "black"])
-        axes.pcolormesh(steps, np.arange(len(chosen) + 1), broken, cmap=dark, rasterized=True)
+        exponent = np.ma.masked_where(cells < FIRST, cells.astype(np.int64) - FIRST + LOWEST)
+        mesh = axes.pcolormesh(steps, rows, exponent, cmap=colours, vmin=_LOW, vmax=_HIGH, rasterized=True)
+        special = np.ma.masked_where(cells >= FIRST, cells)
+        tints = ListedColormap([colour for _, colour, _ in _SPECIAL])
+        axes.pcolormesh(steps, rows, special, cmap=tints, vmin=_SPECIAL[0][0], vmax=_SPECIAL[-1][0], rasterized=True)
+        named = [Patch(color=colour, label=label) for code, colour, label in _SPECIAL if (cells == code).any()]
+        if named:
+            figure.legend(handles=named, loc="outside upper right", ncols=len(named))
         names = [measured.names[place].partition("/")[2] for place in chosen]
         axes.set_yticks(np.arange(len(chosen)) + 0.5, names, parse_math=False)
         axes.invert_yaxis()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +14,8 @@ from loops.record.run import Measured, Recorded
 from loops.record.summary import number
 from loops.support.pages import Table
 from loops.support.text import amount
-from loops.views.report.cells import FIRST, LOWEST, OCTAVES, as_text, cells_of, histograms_of
+from loops.views.charts.cells import FIRST, LOWEST, heat_cells
+from loops.views.report.bars import OCTAVES, as_text, histograms_of
 from loops.views.report.tables import cell
 
 _TENSORS, _TABLE = 1500, 300
@@ -54,12 +54,11 @@ def heat_map(run: Recorded, columns: int, budget: int) -> HeatMap | None:
     if measured is None or not len(measured.step):
         return None
     kept = _kept(measured)
-    edges = np.unique(np.linspace(0, len(measured.step), min(columns, len(measured.step)) + 1).astype(np.int64))
-    cells = np.stack([cells_of(measured.amax[start:end, kept]) for start, end in itertools.pairwise(edges)], 1)
+    starts, cells = heat_cells(measured, kept, columns)
     payload = {
         "tensors": [_described(measured, place) for place in kept.tolist()],
         "formats": {name: _limits(name) for name in sorted({measured.formats[place] for place in kept.tolist()})},
-        "starts": measured.step[edges[:-1]].tolist(),
+        "starts": starts.tolist(),
         "last": int(measured.step[-1]),
         "cells": as_text(cells),
         "first": FIRST,

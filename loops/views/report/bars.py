@@ -1,4 +1,4 @@
-"""The bytes of a heat map: cells that hold exponents, and histograms. `page.js` reads them."""
+"""The histograms behind a heat map, as bytes that `page.js` reads."""
 
 from __future__ import annotations
 
@@ -11,31 +11,8 @@ from loops.record.run import Measured, Recorded
 from loops.record.thin import sampled
 from scaler import observe
 
-ALL_ZERO, NOT_A_NUMBER, INFINITE = 1, 2, 3
-FIRST = 4
-"""The byte of the lowest exponent of a cell."""
-LOWEST, HIGHEST = -123, 128
-"""The range of exponents in a cell; others are clipped to it."""
 OCTAVES = 16
 """A byte of a histogram holds shares down to 2^-16; smaller ones are raised to that."""
-
-
-def cells_of(amax: np.ndarray) -> np.ndarray:
-    """A byte for each tensor: its largest magnitude over some steps.
-
-    Args:
-        amax: Float32 [steps, tensors].
-
-    Returns:
-        Uint8 [tensors]: the exponent, offset by `FIRST`; or `ALL_ZERO`, `NOT_A_NUMBER` or `INFINITE`.
-    """
-    broken, infinite = np.isnan(amax).any(axis=0), np.isinf(amax).any(axis=0)
-    largest = np.where(np.isfinite(amax), amax, 0.0).max(axis=0)
-    _, exponent = np.frexp(largest)
-    found = np.clip(exponent - 1, LOWEST, HIGHEST) - LOWEST + FIRST
-    found = np.where(largest == 0, ALL_ZERO, found)
-    found = np.where(infinite, INFINITE, found)
-    return np.where(broken, NOT_A_NUMBER, found).astype(np.uint8)
 
 
 def histograms_of(measured: Measured, kept: np.ndarray, budget: int, run: Recorded) -> dict[str, Any]:
