@@ -25,7 +25,7 @@ from loops.views.report import write_report
 from loops.views.watch.progress import LiveRun
 
 INPUTS = [300, pytest.param(100_000, marks=pytest.mark.exhaustive)]
-"""How many of each kind; `make fuzz` runs the many."""
+"""How many of each kind; `make test-all` runs the many."""
 NASTY = (
     None,
     True,

@@ -42,7 +42,8 @@ def near(run: Recorded) -> np.ndarray:
     """The critical scales that lie near the loss scale, and so on its axis; none where none is known."""
     scale, fits = run.column("loss_scale"), run.critical
     usual = scale[np.isfinite(scale) & (scale > 0)]
-    return fits[fits < _NEAR * usual.max(initial=1.0)]
+    # A float of Python becomes infinite without a warning.
+    return fits[fits < _NEAR * float(usual.max(initial=1.0))]
 
 
 def part_chart(run: Recorded, part: str, name: str) -> Chart:
