@@ -22,7 +22,7 @@ from scaler.backend.graphs import (
 
 # Neither a value nor its derivative passes through these.
 _STOP = "StopGradient"
-_OPAQUE = ("OnesLike", "ZerosLike", "Fill", _STOP, "Shape", "Sign")
+_OPAQUE = ("OnesLike", "ZerosLike", _STOP, "Shape", "Sign")
 # Integers and bits of a gradient pass through these. All other integers are indices, counts and shapes.
 _PASS_BITS = (
     *("Cast", "Bitcast", "Identity", "Placeholder", "SerializeTensor", "ParseTensor", "DecodeRaw"),

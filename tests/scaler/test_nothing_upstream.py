@@ -215,7 +215,7 @@ X = tf.random.stateless_normal([24, 3], [1, 2])
 
 
 def by_hand_steps(loss_scaler, weight):
-    """Correct steps that other people wrote, whose scale comes by ways that no mark follows to its end."""
+    """Correct steps that other people wrote, whose scale comes by unusual ways."""
     kept, flat = tf.Variable([2.0**15]), tf.Variable(tf.zeros([1, 3]))
 
     def loss():
@@ -238,7 +238,7 @@ def by_hand_steps(loss_scaler, weight):
 
     def quantised():
         grad = gradient(lambda: loss_scaler.scale(loss()))
-        return tf.cast(tf.cast(tf.round(grad), tf.int32), tf.float32) + 0.0 * weight
+        return tf.cast(tf.cast(tf.round(grad), tf.int32), tf.float32)
 
     return {
         "stop_gradient": lambda: gradient(lambda: loss() * tf.stop_gradient(loss_scaler.loss_scale)),
@@ -253,9 +253,9 @@ def by_hand_steps(loss_scaler, weight):
 
 
 @pytest.mark.slow_with("a flat sum")
-@pytest.mark.exhaustive_with("a vector", "an odd constant", "fill", "output gradients", "quantised", "stop_gradient")
+@pytest.mark.exhaustive_with("a vector", "an odd constant", "quantised", "stop_gradient")
 @pytest.mark.parametrize("how", by_hand_steps(scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])))
-def test_ways_that_no_mark_follows_are_not_suspected(how):
+def test_a_scale_that_comes_by_an_unusual_way_is_not_suspected(how):
     loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
     assert loss_scaler.loss_scale == 2.0**15
     grad = by_hand_steps(loss_scaler, weight)[how]
