@@ -12,8 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.diagnose.explain.updates import held, size_of_update
 from loops.diagnose.graph.changes import windows_of, without_windows
-from loops.diagnose.graph.models import owned_by_parts
+from loops.diagnose.graph.models import owned_by_parts, weights_in_step
 from loops.diagnose.graph.scaler_calls import ScalerCalls, recording_scaler_calls
 from loops.loop.signature import taking_batches
 from loops.loop.state.variables import variable_groups
@@ -33,6 +34,7 @@ class Attempt:
         outputs: The outputs of the step, as NumPy values.
         at_scale: The lower loss scale at which the step was finite, if it was not at its own; else None.
         nonzero: The number of values of each gradient that were not zero; infinities and NaN count. None if unknown.
+        moved: The norm of the update over that of the weights before it. None without an update, or if unknown.
     """
 
     finite: bool
@@ -41,6 +43,7 @@ class Attempt:
     outputs: dict[str, Any]
     at_scale: float | None = None
     nonzero: np.ndarray | None = None
+    moved: float | None = None
 
     @property
     def reports_cause(self) -> bool:
@@ -79,6 +82,7 @@ class Attempts:
         literal: Whether TensorFlow must not regroup the step's arithmetic: in one graph and not in another, it moves a
             small factor past a product that overflows.
         windowed: Whether the step is a micro-batch of a window.
+        part: The part of a `ComposedStep` that failed, whose loss is that of an attempt; None without parts.
         own_variables: Floating-point variables of the step that belong to no model, optimizer or scaler.
     """
 
@@ -93,6 +97,7 @@ class Attempts:
         self.lower_from: float | None = None
         self.scanned_at: float | None = None
         self.literal = False
+        self.part: str | None = None
         self.progress = progress
         self.step = as_python(moment)
         self.windowed = bool(windows_of(moment.train_step))
@@ -195,7 +200,7 @@ class Attempts:
             with self.as_it_was():
                 outputs = self.moment.loop.calls.one(batch)
             if "applied" in outputs and "loss" in outputs:
-                return _attempt(outputs, [])
+                return self._attempt(outputs, [])
         with self.as_it_was(), recording_scaler_calls(self.scalers, moves=not self.moment.alone) as calls:
             return self._taken(self._traced(calls, batch), batch)
 
@@ -222,7 +227,10 @@ class Attempts:
             self._factor.assign(factor)
             again = change is None and not self.moves
             step = self._traced_once(calls, batch) if again else self._traced(calls, batch)
+            before = held(weights_in_step(self.moment.train_step, self.part)) if self.moves else None
             attempt = self._taken(step, batch)
+            if before is not None:
+                attempt = dataclasses.replace(attempt, moved=size_of_update(before))
             # A custom step may return no loss.
             lost = "loss" in attempt.outputs and not math.isfinite(attempt.loss)
             if attempt.finite or self.lower_from is None or lost:
@@ -255,7 +263,13 @@ class Attempts:
         known = [bool(one) for one in finite] or [then < now for then, now in zip(before, after, strict=True)]
         outputs = {name: value.numpy() for name, value in returned.items()}
         nonzero = np.concatenate([one.numpy() for one in self._nonzero]) if self._nonzero else None
-        return dataclasses.replace(_attempt(outputs, known, losses), nonzero=nonzero)
+        return dataclasses.replace(self._attempt(outputs, known, losses), nonzero=nonzero)
+
+    def _attempt(self, outputs: dict, known: Sequence[bool], losses: Sequence[tf.Tensor] = ()) -> Attempt:
+        applied = bool(outputs["applied"]) if "applied" in outputs else all(known)
+        # `losses` covers a step that returns no loss, or returns it under another name.
+        seen = all(map(bool, losses)) and bool(np.isfinite(outputs.get("loss", 0.0)))
+        return Attempt(applied and seen, applied, float(outputs.get(loss_name(self.part), math.nan)), outputs)
 
     def _traced_once(self, calls: ScalerCalls, batch: Any) -> Callable:
         """The unchanged step up to its gradients, traced once for all batches of these shapes."""
@@ -288,11 +302,9 @@ class Attempts:
             self.moment.reset()
 
 
-def _attempt(outputs: dict, known: Sequence[bool], losses: Sequence[tf.Tensor] = ()) -> Attempt:
-    applied = bool(outputs["applied"]) if "applied" in outputs else all(known)
-    # `losses` covers a step that returns no loss, or returns it under another name.
-    seen = all(map(bool, losses)) and bool(np.isfinite(outputs.get("loss", 0.0)))
-    return Attempt(applied and seen, applied, float(outputs.get("loss", math.nan)), outputs)
+def loss_name(part: str | None) -> str:
+    """Under which name a step returns its loss, or that of one of its parts."""
+    return f"{part}/loss" if part else "loss"
 
 
 def as_python(moment: Any) -> Callable:

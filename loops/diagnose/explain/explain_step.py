@@ -14,6 +14,7 @@ from loops.diagnose.explain.attempts import Attempt, Attempts
 from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
 from loops.diagnose.explain.examples import example_of, example_to_blame, is_empty, lost_columns, several_examples
 from loops.diagnose.explain.explanation import Explanation
+from loops.diagnose.explain.growth import growth_of, rate_alone
 from loops.diagnose.explain.label_explained import of_refused_label, with_label
 from loops.diagnose.explain.labels import label_behind, label_refused
 from loops.diagnose.explain.literals import literals_of
@@ -27,7 +28,7 @@ from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
 from loops.diagnose.explain.since_checkpoint import risen_rate
 from loops.diagnose.explain.zero_gradients import with_zero_gradients
 from loops.diagnose.graph.frames import Frame
-from loops.diagnose.graph.models import models_in_step, paths_of
+from loops.diagnose.graph.models import failed_part, models_in_step, paths_of
 from loops.diagnose.graph.origin import differentiated, nearest_layer, origins, pass_of
 from loops.diagnose.graph.overflow import octaves_over
 from loops.diagnose.graph.scan import Scan
@@ -73,6 +74,7 @@ def explain_step(
 def _explained(moment: Any, attempts: Attempts, remedies: bool) -> Explanation:
     layers = paths_of(models_in_step(moment.train_step))
     step, attempt = failing(moment, attempts)
+    attempts.part = failed_part(moment.train_step, attempt.outputs)
     replicas = None
     if moment.replicas > 1 and not attempt.finite:
         replicas, attempt = at_share_to_blame(moment, attempts, attempt)
@@ -116,12 +118,13 @@ def _explained(moment: Any, attempts: Attempts, remedies: bool) -> Explanation:
     else:
         attempts.moves = cause in (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
         attempts.lower_from = attempts.loss_scale if cause is scaler.Cause.LOSS else None
-        known = dataclasses.replace(known, learning_rates=risen_rate(moment))
+        known = dataclasses.replace(known, learning_rates=risen_rate(moment, attempts.part))
         if cause is scaler.Cause.UPDATE:
             known = dataclasses.replace(known, said=said_by_scaler(attempts, cause))
         known = _with_scale(known, attempts, cause, layers)
         known, seen = _without_overflow(known, attempts, layers, seen)
         known = _with_origin(known, attempts, layers, seen, attempt, remedies or not known.scale_was_too_high)
+        known = _with_growth(known, attempts)
     return dataclasses.replace(known, sentence=describe(known))
 
 
@@ -296,6 +299,14 @@ def _with_lost_trail(
         remedies=tuple(remedies),
     )
     return dataclasses.replace(known, example=_example(known, attempts) if more else None)
+
+
+def _with_growth(known: Explanation, attempts: Attempts) -> Explanation:
+    """With what speaks for an update that was too large, if nothing helps and the data are not at fault."""
+    if any(one.helps for one in known.remedies) or known.where == "data" or known.empty or known.label:
+        return known
+    found = rate_alone(attempts) if known.verdict == "update" else growth_of(attempts)
+    return dataclasses.replace(known, growth=found)
 
 
 def _example(known: Explanation, attempts: Attempts) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from loops.diagnose.explain.growth import Growth
 from loops.diagnose.explain.labels import Label
 from loops.diagnose.explain.remedies import Remedy
 from loops.diagnose.graph.literals import Literal
@@ -94,6 +95,8 @@ class Explanation:
             checkpoint pass without it; else None.
         learning_rates: The learning rate before the replayed steps, and that of this step, if the second is not finite
             or at least ten times the first; else None.
+        growth: Where nothing helps, what speaks for an update that was too large: the last one before the step, beside
+            the weights, and the learning rate; else None.
         said: What the step's loss scaler says of an update, or of the spike of one gradient, as a clause; else None.
         sentence: The explanation as text.
         magnitudes: The magnitudes of each layer, in the order of the forward pass.
@@ -140,6 +143,7 @@ class Explanation:
     columns: tuple[tuple[int | str, int | None], ...] = ()
     grown_through: str | None = None
     learning_rates: tuple[float, float] | None = None
+    growth: Growth | None = None
     said: str | None = None
     sentence: str = ""
     magnitudes: tuple[Magnitude, ...] = ()
