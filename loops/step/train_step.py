@@ -185,8 +185,9 @@ class TrainStep(tf.Module):
 
         Raises:
             BadBatch: If the model or the loss cannot take the batch.
-            scaler.InvalidArgument: For a batch of other parts; for a loss that depends on no weight; after layers were frozen, unfrozen, added or removed;
-                and, in a compiled function, after an attribute was set that its trace has fixed.
+            scaler.InvalidArgument: For a batch of other parts; for a loss that depends on no weight; after layers were
+                frozen, unfrozen, added or removed; and, in a compiled function, after an attribute was set that its
+                trace has fixed.
             BadOutputs: If the loss function did not return a scalar, or a scalar and a dict.
         """
         x, y, sample_weight = parts(batch)

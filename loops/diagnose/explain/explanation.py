@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from loops.diagnose.explain.growth import Growth
 from loops.diagnose.explain.labels import Label
 from loops.diagnose.explain.remedies import Remedy
 from loops.diagnose.graph.literals import Literal
@@ -26,6 +25,24 @@ class Magnitude:
     forward: float | None
     backward: float | None
     dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """The size of the last update before a step, or of the weights where that is unknown.
+
+    Attributes:
+        step: The step of the last update before; None where no step before was repeated.
+        moved: The norm of that update over the norm of the weights before it; None where it is unknown.
+        learning_rate: That of the update; where no step before was repeated, of the failed step. None without a Keras
+            optimizer.
+        largest: The largest magnitude among the weights before the failed step; None without weights.
+    """
+
+    step: int | None
+    moved: float | None
+    learning_rate: float | None
+    largest: float | None
 
 
 @dataclasses.dataclass(frozen=True)

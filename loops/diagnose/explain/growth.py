@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.explain.explanation import Explanation, Growth
 from loops.diagnose.explain.learning_rates import rate_of
 from loops.diagnose.explain.updates import Held, held, largest, size_of_update
 from loops.diagnose.graph.models import optimizers_of, weights_in_step
@@ -17,33 +18,21 @@ _LARGE = 100.0
 """Weights of networks seldom have such magnitudes."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Growth:
-    """The size of the last update before a step, or of the weights where that is unknown.
-
-    Attributes:
-        step: The step of the last update before; None where no step before was repeated.
-        moved: The norm of that update over the norm of the weights before it; None where it is unknown.
-        learning_rate: That of the update; where no step before was repeated, of the failed step. None without a Keras
-            optimizer.
-        largest: The largest magnitude among the weights before the failed step; None without weights.
-    """
-
-    step: int | None
-    moved: float | None
-    learning_rate: float | None
-    largest: float | None
-
-
-def growth_of(attempts: Attempts) -> Growth | None:
-    """Measures the last update before a step.
+def with_growth(known: Explanation, attempts: Attempts) -> Explanation:
+    """With what speaks for an update that was too large, if nothing helps and the data are not at fault.
 
     Args:
+        known: What is known about the step, with its remedies.
         attempts: The attempts at the step.
-
-    Returns:
-        None if the update was not larger than the weights; where it is unknown, if the weights are not large.
     """
+    if any(one.helps for one in known.remedies) or known.where == "data" or known.empty or known.label:
+        return known
+    found = _rate_alone(attempts) if known.verdict == "update" else _growth_of(attempts)
+    return dataclasses.replace(known, growth=found)
+
+
+def _growth_of(attempts: Attempts) -> Growth | None:
+    """The last update, if it was larger than the weights; where it is unknown the weights, if they are large."""
     moment = attempts.moment
     found = _last_update(attempts)
     if found is not None:
@@ -53,7 +42,7 @@ def growth_of(attempts: Attempts) -> Growth | None:
     return None if size <= _LARGE else Growth(None, None, _rate(attempts), size)
 
 
-def rate_alone(attempts: Attempts) -> Growth | None:
+def _rate_alone(attempts: Attempts) -> Growth | None:
     """The learning rate of a step whose update was not finite; None without a Keras optimizer."""
     rate = _rate(attempts)
     return None if rate is None else Growth(None, None, rate, None)

@@ -14,8 +14,7 @@ import loops
 import scaler
 from loops.diagnose.explain import learning_rates
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.growth import Growth
+from loops.diagnose.explain.explanation import Explanation, Growth
 from loops.diagnose.explain.learning_rates import lower_rates
 from loops.diagnose.explain.remedies import Kind
 from loops.diagnose.explain.sentence import describe
