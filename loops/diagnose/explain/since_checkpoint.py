@@ -16,7 +16,7 @@ from loops.diagnose.explain.attempts import Attempts, loss_name
 from loops.diagnose.explain.learning_rates import lower_rates, of_part, rate_of
 from loops.diagnose.explain.remedies import Kind, Remedy
 from loops.diagnose.explain.worth import absurd_loss
-from loops.diagnose.graph.changes import scheduled, slower
+from loops.diagnose.graph.changes import scheduled, slower, with_value
 from loops.diagnose.graph.models import optimizers_of
 from loops.step.train_step import TrainStep
 from loops.support.text import amount
@@ -62,7 +62,13 @@ def try_since_checkpoint(attempts: Attempts, losses: Sequence[float] = ()) -> li
     back = moment.step - 1 - moment.began_at
     if not back:
         return []
-    since = f"for the last {amount(back, 'step')}"
+    # A `tf.function` of the user would go on with its first trace, and nothing would be changed.
+    with with_value(moment, "take", attempts.take_inlined):
+        return _tried(attempts, f"for the last {amount(back, 'step')}", losses)
+
+
+def _tried(attempts: Attempts, since: str, losses: Sequence[float]) -> list[Remedy]:
+    moment = attempts.moment
     remedies = []
     optimizers = optimizers_of(moment.train_step, attempts.part)
     whose, optimizer = next(((of_part(name), one) for name, one in optimizers.items()), ("", None))

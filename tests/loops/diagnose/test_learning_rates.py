@@ -187,6 +187,35 @@ def test_an_update_that_leaves_nothing_of_the_weights_does_not_help(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_schedule_of_a_compiled_step_of_ones_own_is_changed(tmp_path):
+    """Its first trace has the schedule as it was."""
+
+    def made():
+        keras.utils.set_random_seed(1)
+        model = planted.dense(planted.plain(8, "first", activation="relu"), keras.layers.Dense(1, name="out"))
+        loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10))
+        optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(1e6, 10, 0.9))
+
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = squared_error(y, model(x, training=True))
+                scaled = loss_scaler.scale(loss)
+            grads = tape.gradient(scaled, model.trainable_variables)
+            return {"loss": loss, "applied": loss_scaler.apply(optimizer, grads, model.trainable_variables).finite}
+
+        return planted.loop_of(step, planted.inputs(16, 8), planted.inputs(16, 1), tmp_path)
+
+    made().run(4)
+    found = explain(made(), 2)
+    (helps,) = (one for one in rates_of(found) if one.helps)
+    assert (helps.name, helps.advice) == (
+        "1e-06 of the learning rate for the last 1 step",
+        "Lower the learning rate to 1e-06 of its value.",
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2])
 def test_the_rate_of_the_part_that_failed_is_tried(tmp_path, every):
     """Also of one that does not take its turn in each of the steps that are repeated."""
