@@ -89,6 +89,7 @@ class StepCalls:
         shapes = [getattr(spec, "shape", tf.TensorShape(None)) for spec in tf.nest.flatten(element_spec)]
         self._shapes_known = all(shape.is_fully_defined() for shape in shapes)
         self._worked = False
+        self._given: Any = None
         self._spectator: Spectator | None = None
         self._held: HeldBatches | None = None
         self._own = getattr(written or train_step, "loss_scaler", None)
@@ -158,10 +159,12 @@ class StepCalls:
             yield
         except Exception as error:
             if self.taken or isinstance(error, BadBatch) or not isinstance(error, scaler.ScalerError):
-                failed_step.note(error, self._name, self.taken + 1, self._spec)
+                failed_step.note(error, self._name, self.taken + 1, self._spec, self._given)
             if not self._worked:
                 self._compile()
             raise
+        finally:
+            self._given = None
 
     def _compile(self) -> None:
         self._step = tf.function(self.train_step, jit_compile=self.jit_compile or None)
@@ -181,6 +184,7 @@ class StepCalls:
         Args:
             batches: One or more of one shape, as arrays on the host.
         """
+        self._given = batches[0]
         stacked = stack(batches)
         spec = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), stacked)
         function = self._stack
@@ -195,6 +199,7 @@ class StepCalls:
 
     def of_one(self, batch: Any) -> CallResult:
         """Takes one step."""
+        self._given = batch
         outputs, found = self._one(batch)
         rows = {name: value.numpy()[np.newaxis] for name, value in outputs.items()}
         result = call_result(found.numpy(), rows, self._counters, self.scalers)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import scaler
 
 
-def note(error: Exception, name: str, step: int, element_spec: Any) -> None:
+def note(error: Exception, name: str, step: int, element_spec: Any, given: Any = None) -> None:
     """Adds a note to an error (PEP 678), whose own words and type stay. It adds a note once.
 
     Args:
@@ -17,11 +18,13 @@ def note(error: Exception, name: str, step: int, element_spec: Any) -> None:
         name: What the user calls the step.
         step: Its number in the run, from 1.
         element_spec: The shapes and dtypes of its batches, as far as they are known.
+        given: Its batch, or one like it, where the host has it: batches of a source may differ from the first. None
+            where only the device has.
     """
-    where = "the dataset, which gave no batch for it" if _of_the_dataset(error) else name
-    _add(
-        error, f"halfstep: this came at step {step} of the run, in {where}, with batches of {described(element_spec)}."
-    )
+    lost = _of_the_dataset(error)
+    where = "the dataset, which gave no batch for it" if lost else name
+    what = f"batches of {described(element_spec)}" if given is None or lost else f"a batch of {described(given)}"
+    _add(error, f"halfstep: this came at step {step} of the run, in {where}, with {what}.")
 
 
 def tell_unseen(error: Exception, before: int, after: int) -> None:
@@ -63,7 +66,11 @@ def _of_the_dataset(error: Exception) -> bool:
 
 
 def described(element_spec: Any) -> str:
-    """The shapes and dtypes of a batch in short, such as "(float32 [8, 3], int64 [8])"."""
+    """The shapes and dtypes of a batch in short, such as "(float32 [8, 3], int64 [8])".
+
+    Args:
+        element_spec: A batch, or what is known of several.
+    """
     return str(tf.nest.map_structure(_Short, element_spec))
 
 
@@ -73,7 +80,9 @@ class _Short:
     def __init__(self, spec: Any) -> None:
         shape, dtype = getattr(spec, "shape", None), getattr(spec, "dtype", None)
         self._text = type(spec).__name__
-        if isinstance(shape, tf.TensorShape) and isinstance(dtype, tf.DType):
+        if isinstance(spec, np.ndarray):
+            self._text = f"{'string' if spec.dtype.kind == 'O' else spec.dtype.name} {list(spec.shape)}"
+        elif isinstance(shape, tf.TensorShape) and isinstance(dtype, tf.DType):
             self._text = f"{dtype.name} {'of any shape' if shape.rank is None else shape.as_list()}"
 
     def __repr__(self) -> str:

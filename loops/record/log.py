@@ -29,7 +29,8 @@ class Log(NamedTuple):
         columns: Float64 [steps] by name.
         cause: Strings [steps], the name of a `scaler.Cause`, or "".
         unread: The number of lines that were skipped.
-        text: What is wrong with columns that are left out, since they hold text: one sentence each.
+        text: What is wrong with columns that are left out, since they hold text: one clause each.
+        first_unread: The number of the first of the lines that were skipped, from 1; 0 without one.
     """
 
     step: np.ndarray
@@ -37,6 +38,22 @@ class Log(NamedTuple):
     cause: np.ndarray
     unread: int
     text: tuple[str, ...] = ()
+    first_unread: int = 0
+
+    def damage(self, name: str, text_is: str) -> list[str]:
+        """What of the file could not be read, as sentences that name the lines.
+
+        Args:
+            name: Of the file.
+            text_is: What becomes of text where a number has to be, such as "the column is left out".
+        """
+        said = []
+        if self.unread == 1:
+            said = [f"{name}: 1 incomplete or foreign line was skipped, line {self.first_unread}."]
+        elif self.unread:
+            said = [f"{name}: {self.unread} incomplete or foreign lines were skipped, first line {self.first_unread}."]
+        end = f"{text_is}. Write numbers, and null for NaN and infinities."
+        return said + [f"{name}: {clause}: {end}" for clause in self.text]
 
 
 def read_columns(path: pathlib.Path) -> Log:
@@ -58,6 +75,9 @@ def columns_in(lines: Sequence[str], *, comma: bool) -> Log:
     text: dict[str, str] = {}
     parts = [_columns(rows, text) for rows in chunks(lines)]
     log = _joined(parts, len(lines) - (comma and bool(lines)))
+    if log.unread:
+        unread = (number for number, rows in _by_line(lines, chunks) if not rows)
+        log = log._replace(first_unread=next(unread, 0))
     if not text:
         return log
     # A number for the text would be a guess, and a missing one would be told as a loss that is not finite.
@@ -66,18 +86,18 @@ def columns_in(lines: Sequence[str], *, comma: bool) -> Log:
 
 
 def _told(name: str, value: str, lines: Sequence[str], chunks: Callable) -> str:
-    """Which line has text in a column, as a sentence."""
-    header = lines[:1] if chunks is _of_csv else []
-    numbered = enumerate(lines[len(header) :], 1 + len(header))
+    """Which line has text in a column, as a clause."""
     number = next(
-        number
-        for number, line in numbered
-        if any(isinstance(row.get(name), str) for rows in chunks([*header, line]) for row in rows)
+        number for number, rows in _by_line(lines, chunks) if any(isinstance(row.get(name), str) for row in rows)
     )
-    return (
-        f"line {number} has the text {value!r:.60} as its {name}, not a number: the column is left out. Write numbers, "
-        "and null for NaN and infinities."
-    )
+    return f"line {number} has the text {value!r:.60} as its {name}, not a number"
+
+
+def _by_line(lines: Sequence[str], chunks: Callable) -> Iterator[tuple[int, list[dict]]]:
+    """The number of each line of values, from 1, and its row, if it has one."""
+    header = lines[:1] if chunks is _of_csv else []
+    for number, line in enumerate(lines[len(header) :], 1 + len(header)):
+        yield number, [row for rows in chunks([*header, line]) for row in rows]
 
 
 def _lines(path: pathlib.Path) -> list[str]:

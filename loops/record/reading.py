@@ -86,10 +86,8 @@ def read_run(run: str | os.PathLike) -> Recorded:
     trace, log = files_of(place)
     notes: list[str] = []
     found = read_columns(log) if log else None
-    if found and found.unread:
-        notes.append(f"{log.name}: {found.unread} incomplete or foreign lines were skipped." if log else "")
     if found and log:
-        notes += [f"{log.name}: {sentence}" for sentence in found.text]
+        notes += found.damage(log.name, "the column is left out")
     tables = _tables(trace, found is None or not len(found.step), notes) if trace else None
     if trace is None:
         parts = tuple(part_names(found.columns)) if found else ()

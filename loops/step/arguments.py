@@ -183,3 +183,22 @@ def check_parts(model: object, loss_fn: object, loss_scaler: object, accumulate:
             "scaler.LossScaler(scaler.Dynamic())."
         )
     check_count(f"TrainStep(accumulate={accumulate!r})", accumulate)
+
+
+def check_gives_gradients(model: keras.Model, grads: Sequence) -> None:
+    """Refuses a loss that depends on no weight of the model.
+
+    Args:
+        model: The model of a `TrainStep`.
+        grads: The gradients of its trainable variables, of which None stands for no dependence.
+
+    Raises:
+        scaler.InvalidArgument: If all of them are None.
+    """
+    if all(grad is None for grad in grads):
+        raise scaler.InvalidArgument(
+            f"TrainStep: the loss gives no gradient: it depends on none of the trainable variables of model "
+            f"{model.name!r}. Compute it from the prediction, the second argument of the loss function, without "
+            "tf.stop_gradient, NumPy, tf.argmax or a cast to integers in between, also in the model; and do not freeze "
+            "the layers that the prediction comes from."
+        )

@@ -15,6 +15,7 @@ from loops.step.again import taken_again
 from loops.step.arguments import (
     NO_RETRY,
     as_optimizer,
+    check_gives_gradients,
     check_late_layers,
     check_made_masters,
     check_masters,
@@ -184,8 +185,9 @@ class TrainStep(tf.Module):
 
         Raises:
             BadBatch: If the model or the loss cannot take the batch.
-            scaler.InvalidArgument: For a batch of other parts; after layers were frozen, unfrozen, added or removed;
-                and, in a compiled function, after an attribute was set that its trace has fixed.
+            scaler.InvalidArgument: For a batch of other parts; for a loss that depends on no weight; after layers were
+                frozen, unfrozen, added or removed; and, in a compiled function, after an attribute was set that its
+                trace has fixed.
             BadOutputs: If the loss function did not return a scalar, or a scalar and a dict.
         """
         x, y, sample_weight = parts(batch)
@@ -346,8 +348,11 @@ class TrainStep(tf.Module):
             loss = self._whole(loss)
             scaled = self.loss_scaler.scale(self._share(loss))
         if self.layerwise:
-            return loss, extra, self.layerwise.gradient(tape, scaled, weights), None, None
+            found = self.layerwise.gradient(tape, scaled, weights)
+            check_gives_gradients(self.model, found[0])
+            return loss, extra, found, None, None
         grads = tape.gradient(scaled, weights)
+        check_gives_gradients(self.model, grads)
         if not self.window:  # A window checks that each micro-batch has the same gradients.
             self.loss_scaler.check_connected(grads, weights)
         seen = self._probing.measured(probed, due)

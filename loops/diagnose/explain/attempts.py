@@ -12,12 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.diagnose.explain.tracing import as_python, inlined, not_regrouped, retraced
+from loops.diagnose.explain.updates import held, size_of_update
 from loops.diagnose.graph.changes import windows_of, without_windows
-from loops.diagnose.graph.models import owned_by_parts
+from loops.diagnose.graph.models import owned_by_parts, weights_in_step
 from loops.diagnose.graph.scaler_calls import ScalerCalls, recording_scaler_calls
-from loops.loop.signature import taking_batches
 from loops.loop.state.variables import variable_groups
-from loops.step.composed_step import ComposedStep
 from loops.step.scalers_in_graph import find
 from loops.step.train_step import TrainStep
 
@@ -33,6 +33,7 @@ class Attempt:
         outputs: The outputs of the step, as NumPy values.
         at_scale: The lower loss scale at which the step was finite, if it was not at its own; else None.
         nonzero: The number of values of each gradient that were not zero; infinities and NaN count. None if unknown.
+        moved: The norm of the update over that of the weights before it. None without an update, or if unknown.
     """
 
     finite: bool
@@ -41,6 +42,7 @@ class Attempt:
     outputs: dict[str, Any]
     at_scale: float | None = None
     nonzero: np.ndarray | None = None
+    moved: float | None = None
 
     @property
     def reports_cause(self) -> bool:
@@ -79,6 +81,7 @@ class Attempts:
         literal: Whether TensorFlow must not regroup the step's arithmetic: in one graph and not in another, it moves a
             small factor past a product that overflows.
         windowed: Whether the step is a micro-batch of a window.
+        part: The part of a `ComposedStep` that failed, whose loss is that of an attempt; None without parts.
         own_variables: Floating-point variables of the step that belong to no model, optimizer or scaler.
     """
 
@@ -93,6 +96,7 @@ class Attempts:
         self.lower_from: float | None = None
         self.scanned_at: float | None = None
         self.literal = False
+        self.part: str | None = None
         self.progress = progress
         self.step = as_python(moment)
         self.windowed = bool(windows_of(moment.train_step))
@@ -195,7 +199,7 @@ class Attempts:
             with self.as_it_was():
                 outputs = self.moment.loop.calls.one(batch)
             if "applied" in outputs and "loss" in outputs:
-                return _attempt(outputs, [])
+                return self._attempt(outputs, [])
         with self.as_it_was(), recording_scaler_calls(self.scalers, moves=not self.moment.alone) as calls:
             return self._taken(self._traced(calls, batch), batch)
 
@@ -222,7 +226,10 @@ class Attempts:
             self._factor.assign(factor)
             again = change is None and not self.moves
             step = self._traced_once(calls, batch) if again else self._traced(calls, batch)
+            before = held(weights_in_step(self.moment.train_step, self.part)) if self.moves else None
             attempt = self._taken(step, batch)
+            if before is not None:
+                attempt = dataclasses.replace(attempt, moved=size_of_update(before))
             # A custom step may return no loss.
             lost = "loss" in attempt.outputs and not math.isfinite(attempt.loss)
             if attempt.finite or self.lower_from is None or lost:
@@ -255,7 +262,13 @@ class Attempts:
         known = [bool(one) for one in finite] or [then < now for then, now in zip(before, after, strict=True)]
         outputs = {name: value.numpy() for name, value in returned.items()}
         nonzero = np.concatenate([one.numpy() for one in self._nonzero]) if self._nonzero else None
-        return dataclasses.replace(_attempt(outputs, known, losses), nonzero=nonzero)
+        return dataclasses.replace(self._attempt(outputs, known, losses), nonzero=nonzero)
+
+    def _attempt(self, outputs: dict, known: Sequence[bool], losses: Sequence[tf.Tensor] = ()) -> Attempt:
+        applied = bool(outputs["applied"]) if "applied" in outputs else all(known)
+        # `losses` covers a step that returns no loss, or returns it under another name.
+        seen = all(map(bool, losses)) and bool(np.isfinite(outputs.get("loss", 0.0)))
+        return Attempt(applied and seen, applied, float(outputs.get(loss_name(self.part), math.nan)), outputs)
 
     def _traced_once(self, calls: ScalerCalls, batch: Any) -> Callable:
         """The unchanged step up to its gradients, traced once for all batches of these shapes."""
@@ -288,50 +301,6 @@ class Attempts:
             self.moment.reset()
 
 
-def _attempt(outputs: dict, known: Sequence[bool], losses: Sequence[tf.Tensor] = ()) -> Attempt:
-    applied = bool(outputs["applied"]) if "applied" in outputs else all(known)
-    # `losses` covers a step that returns no loss, or returns it under another name.
-    seen = all(map(bool, losses)) and bool(np.isfinite(outputs.get("loss", 0.0)))
-    return Attempt(applied and seen, applied, float(outputs.get("loss", math.nan)), outputs)
-
-
-def as_python(moment: Any) -> Callable:
-    """The step as a Python function of a batch, without `tf.function`."""
-    written = moment.train_step
-    while hasattr(written, "python_function"):
-        written = written.python_function
-    if written is moment.train_step:
-        return moment.take
-    return taking_batches(written, moment.loop.element_spec)
-
-
-@contextlib.contextmanager
-def inlined() -> Iterator[None]:
-    """Traces inner `tf.function`s inline, as a part of their caller's graph."""
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(before)
-
-
-@contextlib.contextmanager
-def not_regrouped() -> Iterator[None]:
-    """Prevents TensorFlow from reordering arithmetic."""
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-    try:
-        yield
-    finally:
-        # None is the default. Another value would make TensorFlow prepare each compiled function again.
-        own = before.get("arithmetic_optimization")
-        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": own})
-
-
-@contextlib.contextmanager
-def retraced(train_step: Any) -> Iterator[None]:
-    """Traces again what a step of this package would keep: what XLA compiled, and whose turn it is."""
-    ours = isinstance(train_step, (TrainStep, ComposedStep))
-    with train_step.retraced() if ours else contextlib.nullcontext():
-        yield
+def loss_name(part: str | None) -> str:
+    """Under which name a step returns its loss, or that of one of its parts."""
+    return f"{part}/loss" if part else "loss"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.explain.attempts import Attempts, loss_name
 from loops.diagnose.explain.examples import example_of
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.remedies import IN_PLACE, Kind, Proposal, Remedy, try_proposals
@@ -36,13 +36,13 @@ def in_order(known: Explanation, attempts: Attempts, proposed: list[Proposal]) -
             counts |= {} if left is None else {lower.name: left}
             # A scale below 1 makes gradients smaller than they are, which does not cure anything.
             found = [lower, *found] if scale >= 1.0 else [*found, lower]
-    applied = losses_of_applied(moment)
+    applied = losses_of_applied(moment, attempts.part)
 
     def weigh(remedies: list[Remedy]) -> list[Remedy]:
         return weighed(remedies, counts, lambda: attempts.take_at(attempts.scanned_at or 1.0).nonzero, applied)
 
-    if proposed and _may_have_diverged(known, moment, weigh(found)):
-        found = [*try_since_checkpoint(attempts), *found]
+    if proposed and _may_have_diverged(known, attempts, weigh(found)):
+        found = [*try_since_checkpoint(attempts, applied), *found]
 
     def place(remedy: Remedy) -> tuple:
         far = remedy.loss_ratio is not None and remedy.loss_ratio > _GROWN
@@ -71,10 +71,11 @@ def _lower_scale(known: Explanation, attempts: Attempts, scale: float) -> tuple[
     return Remedy(Kind.LOSS_SCALE, name, True, passes, attempt.loss, advice, why_not=why), attempt.nonzero
 
 
-def _may_have_diverged(known: Explanation, moment: Any, found: list[Remedy]) -> bool:
+def _may_have_diverged(known: Explanation, attempts: Attempts, found: list[Remedy]) -> bool:
     """Whether the weights may have diverged: no useful scale fits, or the loss has grown and other batches fail."""
-    losses = _losses_before(moment)
-    now = (moment.logged or {}).get("loss")
+    moment, name = attempts.moment, loss_name(attempts.part)
+    losses = [row[name] for row in _before(moment, name)]
+    now = (moment.logged or {}).get(name)
     grown = bool(losses) and (now is None or now > _GROWN * min(losses))
     useless = known.fits_at is not None and known.fits_at < 1.0
     bad_update = known.verdict in ("too_large", "update")
@@ -84,18 +85,20 @@ def _may_have_diverged(known: Explanation, moment: Any, found: list[Remedy]) -> 
     return bad or useless or bad_update or ((grown or unknown) and not helped(found, Kind.ANOTHER_BATCH))
 
 
-def _before(moment: Any) -> list[dict]:
-    """The log's rows of earlier steps that have a loss."""
-    return [row for row in moment.rows if row["step"] < moment.step and row.get("loss") is not None]
+def _before(moment: Any, name: str) -> list[dict]:
+    """The log's rows of earlier steps that have a loss of this name."""
+    return [row for row in moment.rows if row["step"] < moment.step and row.get(name) is not None]
 
 
-def losses_of_applied(moment: Any) -> list[float]:
-    """The losses of the earlier applied steps, as the log has them."""
-    return [row["loss"] for row in _before(moment) if row.get("applied")]
+def losses_of_applied(moment: Any, part: str | None = None) -> list[float]:
+    """The losses of the earlier applied steps, as the log has them.
 
-
-def _losses_before(moment: Any) -> list[float]:
-    return [row["loss"] for row in _before(moment)]
+    Args:
+        moment: The run just before the step.
+        part: Of which part of a `ComposedStep`, or None.
+    """
+    name, applied = loss_name(part), f"{part}/applied" if part else "applied"
+    return [row[name] for row in _before(moment, name) if row.get(applied)]
 
 
 def helped(remedies: list[Remedy], kind: Kind, layer: str | None = None) -> bool:

@@ -17,7 +17,7 @@ from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.blame import losses_of_applied
 from loops.diagnose.explain.cure_in_format import find_format_cure
 from loops.diagnose.explain.explain import Progress, attempt_progress, replay_progress
-from loops.diagnose.explain.explain_step import failing, was_skipped
+from loops.diagnose.explain.failing import failing, was_skipped
 from loops.diagnose.explain.found_models import called_in, models_of
 from loops.diagnose.explain.lower_scales import passes_at_none
 from loops.diagnose.explain.minimal import minimal

@@ -15,7 +15,7 @@ from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.second_fault import second_fault
 from loops.loop.loop import Loop
 from loops.record.files import TRACE
-from loops.record.log import read_log
+from loops.record.log import read_columns, read_log
 from loops.record.reading import read_steps
 from loops.record.run_metadata import counted_in
 from loops.record.skips import SHARE, Health, health, in_words, not_logged, what_is_wrong
@@ -90,7 +90,14 @@ def explain(
     explanation = explain_step(moment, count, remedies=found is None or not found.healthy)
     if found and found.later and explanation.where == "data":
         explanation = second_fault(moment, explanation, found.later, count) or explanation
-    return _with_health(explanation, found) if found else explanation
+    explanation = _with_health(explanation, found) if found else explanation
+    damage = _damage(log_of(loop, None if run is None else pathlib.Path(run)))
+    return dataclasses.replace(explanation, sentence=" ".join([explanation.sentence, *damage]))
+
+
+def _damage(log: pathlib.Path | None) -> list[str]:
+    """What of the log could not be read, as sentences."""
+    return read_columns(log).damage(log.name, "it counts as unknown") if log is not None and log.is_file() else []
 
 
 def _with_health(explanation: Explanation, found: Health) -> Explanation:

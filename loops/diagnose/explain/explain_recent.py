@@ -34,6 +34,8 @@ def explain_recent(loop: Loop, recent: Recent, seconds: float) -> Explanation:
             found = dataclasses.replace(found, loss_scale=None)
             found = dataclasses.replace(found, sentence=describe(found))
         said = [_of_first_share(found, scalers_in(loop)) if point.alone else found.sentence]
+        if found.growth is not None and found.verdict != "update":
+            said.append("Lower learning rates of earlier steps were not tried: `halfstep explain` repeats these steps.")
         if time.monotonic() >= end:
             said.append(f"Not everything was tried: the time of {amount(seconds, 'second', 'g')} was over.")
     return dataclasses.replace(found, sentence=" ".join(said))

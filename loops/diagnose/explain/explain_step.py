@@ -14,6 +14,8 @@ from loops.diagnose.explain.attempts import Attempt, Attempts
 from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
 from loops.diagnose.explain.examples import example_of, example_to_blame, is_empty, lost_columns, several_examples
 from loops.diagnose.explain.explanation import Explanation
+from loops.diagnose.explain.failing import failing, was_skipped
+from loops.diagnose.explain.growth import with_growth
 from loops.diagnose.explain.label_explained import of_refused_label, with_label
 from loops.diagnose.explain.labels import label_behind, label_refused
 from loops.diagnose.explain.literals import literals_of
@@ -25,13 +27,13 @@ from loops.diagnose.explain.scan_results import amax_in_float32, magnitudes, sam
 from loops.diagnose.explain.sentence import describe
 from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
 from loops.diagnose.explain.since_checkpoint import risen_rate
+from loops.diagnose.explain.spikes import as_spike, is_spike
 from loops.diagnose.explain.zero_gradients import with_zero_gradients
 from loops.diagnose.graph.frames import Frame
-from loops.diagnose.graph.models import models_in_step, paths_of
+from loops.diagnose.graph.models import failed_part, models_in_step, paths_of
 from loops.diagnose.graph.origin import differentiated, nearest_layer, origins, pass_of
 from loops.diagnose.graph.overflow import octaves_over
 from loops.diagnose.graph.scan import Scan
-from loops.record.columns import cause_name
 from loops.step.train_step import TrainStep
 
 _VERDICTS = {
@@ -73,6 +75,7 @@ def explain_step(
 def _explained(moment: Any, attempts: Attempts, remedies: bool) -> Explanation:
     layers = paths_of(models_in_step(moment.train_step))
     step, attempt = failing(moment, attempts)
+    attempts.part = failed_part(moment.train_step, attempt.outputs)
     replicas = None
     if moment.replicas > 1 and not attempt.finite:
         replicas, attempt = at_share_to_blame(moment, attempts, attempt)
@@ -95,14 +98,8 @@ def _explained(moment: Any, attempts: Attempts, remedies: bool) -> Explanation:
         observed_alike=same_as_unobserved(attempt, seen),
         replicas=replicas,
     )
-    if cause is scaler.Cause.SPIKE or cause_name((moment.logged or {}).get("cause")) == scaler.Cause.SPIKE.name:
-        # A replayed micro-batch is a step by itself, which need not be a spike.
-        known = dataclasses.replace(known, verdict="spike", applied=False)
-        if any(getattr(one.strategy, "by_tensor", None) for one in attempts.scalers):
-            # No log has the limits of each gradient, nor the norm of those that were clipped to theirs.
-            known = dataclasses.replace(known, said=said_by_scaler(attempts, scaler.Cause.SPIKE))
-        else:
-            known = dataclasses.replace(known, spike=_spike(moment.logged or {}) or _spike(attempt.outputs))
+    if is_spike(cause, logged):
+        known = as_spike(known, attempts, attempt)
         return dataclasses.replace(known, sentence=describe(known))
     if attempt.applied and was_skipped(moment):
         again = "finite" if attempt.finite else "applied"
@@ -116,12 +113,13 @@ def _explained(moment: Any, attempts: Attempts, remedies: bool) -> Explanation:
     else:
         attempts.moves = cause in (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
         attempts.lower_from = attempts.loss_scale if cause is scaler.Cause.LOSS else None
-        known = dataclasses.replace(known, learning_rates=risen_rate(moment))
+        known = dataclasses.replace(known, learning_rates=risen_rate(moment, attempts.part))
         if cause is scaler.Cause.UPDATE:
             known = dataclasses.replace(known, said=said_by_scaler(attempts, cause))
         known = _with_scale(known, attempts, cause, layers)
         known, seen = _without_overflow(known, attempts, layers, seen)
         known = _with_origin(known, attempts, layers, seen, attempt, remedies or not known.scale_was_too_high)
+        known = with_growth(known, attempts)
     return dataclasses.replace(known, sentence=describe(known))
 
 
@@ -138,38 +136,6 @@ def _retried_of(logged: Mapping) -> str | None:
         if isinstance(retries, (int, float)) and isinstance(loss_scale, (int, float)) and retries > 0:
             return name
     return None
-
-
-def _spike(outputs: Mapping) -> tuple[str, float, float] | None:
-    """Which number of a step is above its limit, the number and the limit; None if the outputs do not tell."""
-    for name, output in (("norm", "grad_norm"), ("loss", "loss")):
-        value, limit = outputs.get(output), outputs.get(f"{name}_limit")
-        if value is not None and limit is not None and float(value) > float(limit):
-            return name, float(value), float(limit)
-    return None
-
-
-def failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:
-    """The failed step and its attempt: this step, or an earlier micro-batch that spoiled the window of this one."""
-    attempt = attempts.as_run()
-    if was_skipped(moment) and (attempt.applied or attempts.depends_on_graph(attempt)):
-        # TensorFlow regroups products depending on the whole graph, and the graph of the run was another one.
-        attempts.literal = True
-        attempt = attempts.as_run()
-        attempts.literal = not attempt.applied
-    if attempts.windowed and attempt.applied and was_skipped(moment):
-        for back, batch in enumerate(reversed(moment.before[1 - moment.train_step.accumulate :]), 1):
-            earlier = attempts.as_run(batch)
-            if not earlier.applied:
-                moment.batch = batch
-                return moment.step - back, earlier
-    return moment.step, attempt
-
-
-def was_skipped(moment: Any) -> bool:
-    """Whether the run's log says that the step was skipped."""
-    logged = moment.logged or {}
-    return bool(logged.get("attempted", True)) and logged.get("applied") is False
 
 
 def _with_scale(

@@ -28,6 +28,24 @@ class Magnitude:
 
 
 @dataclasses.dataclass(frozen=True)
+class Growth:
+    """The size of the last update before a step, or of the weights where that is unknown.
+
+    Attributes:
+        step: The step of the last update before; None where no step before was repeated.
+        moved: The norm of that update over the norm of the weights before it; None where it is unknown.
+        learning_rate: That of the update; where no step before was repeated, of the failed step. None without a Keras
+            optimizer.
+        largest: The largest magnitude among the weights before the failed step; None without weights.
+    """
+
+    step: int | None
+    moved: float | None
+    learning_rate: float | None
+    largest: float | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Explanation:
     """Why a step was skipped, and what helps.
 
@@ -94,6 +112,8 @@ class Explanation:
             checkpoint pass without it; else None.
         learning_rates: The learning rate before the replayed steps, and that of this step, if the second is not finite
             or at least ten times the first; else None.
+        growth: Where nothing helps, what speaks for an update that was too large: the last one before the step, beside
+            the weights, and the learning rate; else None.
         said: What the step's loss scaler says of an update, or of the spike of one gradient, as a clause; else None.
         sentence: The explanation as text.
         magnitudes: The magnitudes of each layer, in the order of the forward pass.
@@ -140,6 +160,7 @@ class Explanation:
     columns: tuple[tuple[int | str, int | None], ...] = ()
     grown_through: str | None = None
     learning_rates: tuple[float, float] | None = None
+    growth: Growth | None = None
     said: str | None = None
     sentence: str = ""
     magnitudes: tuple[Magnitude, ...] = ()

@@ -15,6 +15,7 @@ import scaler
 from loops.backend.masks import cast_with_mask
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.divisions import division_proposals
+from loops.diagnose.explain.learning_rates import lower_rates, of_part
 from loops.diagnose.explain.remedies import Kind, Proposal
 from loops.diagnose.graph.changes import (
     APART,
@@ -27,7 +28,7 @@ from loops.diagnose.graph.changes import (
     zeroed,
 )
 from loops.diagnose.graph.frames import Frame
-from loops.diagnose.graph.models import optimizer_of
+from loops.diagnose.graph.models import optimizers_of
 from loops.step.train_step import TrainStep
 from loops.support.batches import parts
 
@@ -284,20 +285,20 @@ def _are_probabilities(attempts: Attempts) -> bool:
 
 
 def update_proposals(attempts: Attempts) -> list[Proposal]:
-    """Proposals for an optimizer that turns finite gradients into non-finite values."""
+    """Proposals for an optimizer that turns finite gradients into non-finite values: that of the part that failed."""
     step = attempts.moment.train_step
-    optimizer = optimizer_of(step)
+    optimizers = optimizers_of(step, attempts.part)
+    whose, optimizer = next(((of_part(name), one) for name, one in optimizers.items()), ("", None))
     found = []
-    for part in (0.1, 0.001) if optimizer is not None else ():
-        advice = f"Lower the learning rate to {part:g} of its value."
-        change = functools.partial(slower, optimizer, part)
-        found.append(Proposal(Kind.LEARNING_RATE, f"{part:g} of the learning rate", advice, change))
+    for rate in lower_rates(optimizer, whose) if optimizer is not None else ():
+        change = functools.partial(slower, optimizer, rate.part)
+        found.append(Proposal(Kind.LEARNING_RATE, rate.name, rate.advice, change))
     epsilon = getattr(optimizer, "epsilon", None)
     if isinstance(epsilon, float):
         found.append(
             Proposal(
                 Kind.EPSILON,
-                f"epsilon={APART:g} in the optimizer",
+                f"epsilon={APART:g} in the optimizer{whose}",
                 f"Create the optimizer with epsilon={APART:g}: {epsilon:g} is too small for it, or for 16 bits.",
                 lambda: with_value(optimizer, "epsilon", APART),
             )

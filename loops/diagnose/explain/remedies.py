@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.explain.updates import FAR
 
 
 class Kind(str, enum.Enum):
@@ -103,13 +104,16 @@ class Proposal:
 
 
 def try_proposals(attempts: Attempts, proposals: list[Proposal]) -> tuple[list[Remedy], dict[str, np.ndarray]]:
-    """Tries each proposal, as long as there is time.
+    """Tries each proposal, as long as there is time; of several learning rates none after the first that helps.
 
     Returns:
         The remedies, and by their names the number of non-zero values of each gradient.
     """
-    remedies, counts = [], {}
+    remedies: list[Remedy] = []
+    counts = {}
     for proposal in proposals:
+        if proposal.kind is Kind.LEARNING_RATE and any(_is_rate_that_helps(one) for one in remedies):
+            continue
         untried = Remedy(proposal.kind, proposal.name, False, False, math.nan, proposal.advice, layer=proposal.layer)
         if not attempts.in_time():
             remedies.append(untried)
@@ -123,7 +127,15 @@ def try_proposals(attempts: Attempts, proposals: list[Proposal]) -> tuple[list[R
             done = Remedy(
                 proposal.kind, proposal.name, True, attempt.finite, attempt.loss, proposal.advice, attempt.at_scale
             )
+            if attempt.finite and attempt.moved is not None and attempt.moved > FAR:
+                done = dataclasses.replace(
+                    done, why_not=f"its update is {attempt.moved:.2g} times as large as the weights"
+                )
             if attempt.nonzero is not None:
                 counts[proposal.name] = attempt.nonzero
         remedies.append(dataclasses.replace(done, layer=proposal.layer))
     return remedies, counts
+
+
+def _is_rate_that_helps(remedy: Remedy) -> bool:
+    return remedy.kind is Kind.LEARNING_RATE and remedy.finite and remedy.why_not is None

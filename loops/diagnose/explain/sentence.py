@@ -24,6 +24,7 @@ def describe(found: Explanation) -> str:
         _rate(found),
         _blame(found),
         _cure(found),
+        _growth(found),
     ]
     return " ".join(part for part in parts if part)
 
@@ -201,6 +202,22 @@ def _rate(found: Explanation) -> str:
     before, now = found.learning_rates
     since = f", and was {before:g} before the replayed steps" if math.isfinite(before) and before != now else ""
     return f"The learning rate of this step is {now:g}{since}: check its schedule."
+
+
+def _growth(found: Explanation) -> str:
+    """The last update, or what is known instead of it."""
+    one = found.growth
+    if one is None:
+        return ""
+    if one.moved is not None:
+        rate = "" if one.learning_rate is None else f", at a learning rate of {one.learning_rate:g}"
+        return (
+            f"The last update before it, in step {one.step}, was {one.moved:.2g} times as large as the weights{rate}."
+        )
+    said = [] if one.largest is None else [f"the largest weight is {one.largest:.2g}"]
+    said += [] if one.learning_rate is None else [f"the learning rate is {one.learning_rate:g}"]
+    text = ", and ".join(said)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _flushed(scale: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -12,30 +12,33 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.steps import schedule as made_with
-from loops.diagnose.explain.attempts import Attempts, retraced
+from loops.diagnose.explain.attempts import Attempts, loss_name
+from loops.diagnose.explain.learning_rates import lower_rates, of_part, rate_of
 from loops.diagnose.explain.remedies import Kind, Remedy
-from loops.diagnose.graph.changes import scheduled, slower
-from loops.diagnose.graph.models import optimizer_of
+from loops.diagnose.explain.worth import absurd_loss
+from loops.diagnose.graph.changes import scheduled, slower, with_value
+from loops.diagnose.graph.models import optimizers_of
 from loops.step.train_step import TrainStep
 from loops.support.text import amount
 
 _RISEN = 10.0
 
 
-def risen_rate(moment: Any) -> tuple[float, float] | None:
+def risen_rate(moment: Any, part: str | None = None) -> tuple[float, float] | None:
     """The learning rate before the replayed steps, and that of the step, if it rose much.
 
     Args:
         moment: The run just before the step.
+        part: The part of a `ComposedStep` that failed, or None.
 
     Returns:
         None if both are finite and the second is less than ten times the first, or if they are unknown.
     """
-    optimizer = optimizer_of(moment.train_step)
+    optimizer = next(iter(optimizers_of(moment.train_step, part).values()), None)
     schedule = None if optimizer is None else made_with(optimizer)
     if optimizer is None or schedule is None:
         return None
-    now = before = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    now = before = rate_of(optimizer)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         count = int(keras.ops.convert_to_numpy(optimizer.iterations))
         earlier = max(count - (moment.step - 1 - moment.began_at), 0)
@@ -44,35 +47,46 @@ def risen_rate(moment: Any) -> tuple[float, float] | None:
     return (before, now) if risen else None
 
 
-_SLOWER = (0.1, 0.01, 0.001)
 _NORM = 1.0
 _EPSILON = 1e-3
 
 
-def try_since_checkpoint(attempts: Attempts) -> list[Remedy]:
-    """Replays the steps since the checkpoint with each remedy; empty if there are none."""
+def try_since_checkpoint(attempts: Attempts, losses: Sequence[float] = ()) -> list[Remedy]:
+    """Replays the steps since the checkpoint with each remedy; empty if there are none.
+
+    Args:
+        attempts: The attempts at the step.
+        losses: The losses of the earlier applied steps. A rate with which the loss is absurd beside them does not help.
+    """
     moment = attempts.moment
     back = moment.step - 1 - moment.began_at
     if not back:
         return []
-    since = f"for the last {amount(back, 'step')}"
+    # A `tf.function` of the user would go on with its first trace, and nothing would be changed.
+    with with_value(moment, "take", attempts.take_inlined):
+        return _tried(attempts, f"for the last {amount(back, 'step')}", losses)
+
+
+def _tried(attempts: Attempts, since: str, losses: Sequence[float]) -> list[Remedy]:
+    moment = attempts.moment
     remedies = []
-    optimizer = optimizer_of(moment.train_step)
-    risen = risen_rate(moment)
+    optimizers = optimizers_of(moment.train_step, attempts.part)
+    whose, optimizer = next(((of_part(name), one) for name, one in optimizers.items()), ("", None))
+    risen = risen_rate(moment, attempts.part)
     if optimizer is not None and risen is not None and math.isfinite(risen[0]):
-        name, advice = f"the learning rate kept at {risen[0]:g} {since}", f"Keep the learning rate near {risen[0]:g}."
+        name = f"the learning rate{whose} kept at {risen[0]:g} {since}"
+        advice = f"Keep the learning rate{whose} near {risen[0]:g}."
         remedies.append(_try(attempts, Kind.LEARNING_RATE, name, advice, _constant(optimizer, risen[0])))
-    for part in _SLOWER if optimizer is not None else ():
-        name, advice = f"{part:g} of the learning rate {since}", f"Lower the learning rate to {part:g} of its value."
-        remedies.append(_try(attempts, Kind.LEARNING_RATE, name, advice, _slower(optimizer, part)))
-        if remedies[-1].finite or not remedies[-1].tried:
+    for name, one in optimizers.items():
+        remedies += _try_rates(attempts, one, of_part(name), since, losses)
+        if _helps(remedies[-1], losses):
             break
     decay = getattr(optimizer, "weight_decay", None)
     if decay:
-        name, advice = f"no weight decay {since}", _decay_advice(float(decay))
+        name, advice = f"no weight decay{whose} {since}", _decay_advice(float(decay))
         remedies.append(_try(attempts, Kind.WEIGHT_DECAY, name, advice, _undecayed(optimizer)))
     if isinstance(getattr(optimizer, "epsilon", None), float):
-        name = f"epsilon={_EPSILON:g} in the optimizer {since}"
+        name = f"epsilon={_EPSILON:g} in the optimizer{whose} {since}"
         advice = f"Create the optimizer with epsilon={_EPSILON:g}; in 16 bits a smaller one may be 0. Or use masters."
         remedies.append(_try(attempts, Kind.EPSILON, name, advice, _steadier(optimizer)))
     if isinstance(moment.train_step, TrainStep) and moment.train_step.clip_norm is None:
@@ -83,15 +97,37 @@ def try_since_checkpoint(attempts: Attempts) -> list[Remedy]:
     return remedies
 
 
+def _try_rates(
+    attempts: Attempts, optimizer: keras.optimizers.Optimizer, whose: str, since: str, losses: Sequence[float]
+) -> list[Remedy]:
+    """Tries lower learning rates, until one helps or cannot be tried; at least one."""
+    remedies: list[Remedy] = []
+    for rate in lower_rates(optimizer, whose):
+        change = _slower(optimizer, rate.part)
+        found = _try(attempts, Kind.LEARNING_RATE, f"{rate.name} {since}", rate.advice, change)
+        remedies.append(found)
+        if not found.tried or _helps(found, losses) or not attempts.in_time():
+            break
+    return remedies
+
+
+def _helps(remedy: Remedy, losses: Sequence[float]) -> bool:
+    return remedy.finite and absurd_loss(remedy.loss, losses) is None
+
+
 def _try(attempts: Attempts, kind: Kind, name: str, advice: str, change: Callable) -> Remedy:
     moment = attempts.moment
+    step = moment.train_step
+    # A `ComposedStep` is traced anew in any case, with the turns of each of these steps and not those of the next.
+    again = step.retraced() if isinstance(step, TrainStep) else contextlib.nullcontext()
     try:
-        with retraced(moment.train_step):
+        with again:
             last = moment.from_checkpoint(change)[-1]
     except (TypeError, ValueError, tf.errors.OpError, scaler.ScalerError):
         return Remedy(kind, name, False, False, math.nan, advice, since_checkpoint=True)
-    loss = float(last.get("loss", math.nan))
-    finite = math.isfinite(loss) or "loss" not in last
+    name_of_loss = loss_name(attempts.part)
+    loss = float(last.get(name_of_loss, math.nan))
+    finite = math.isfinite(loss) or name_of_loss not in last
     applied = finite and bool(last.get("applied", "loss" in last))
     return Remedy(kind, name, True, applied, loss, advice, since_checkpoint=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -44,6 +44,57 @@ def optimizer_of(train_step: Any) -> keras.optimizers.Optimizer | None:
     """The step's Keras optimizer, or None."""
     parts = [getattr(train_step, "optimizer", None), *parts_of(train_step)]
     return next((one for one in parts if isinstance(one, keras.optimizers.Optimizer)), None)
+
+
+def optimizers_of(train_step: Any, first: str | None = None) -> dict[str, keras.optimizers.Optimizer]:
+    """The step's Keras optimizers by the name of their part; "" names that of a step without parts.
+
+    Args:
+        train_step: The step.
+        first: The part whose optimizer comes first, or None.
+    """
+    if not isinstance(train_step, ComposedStep):
+        own = optimizer_of(train_step)
+        return {} if own is None else {"": own}
+    found = sorted(train_step.optimizers.items(), key=lambda item: item[0] != first)
+    return {name: one for name, one in found if isinstance(one, keras.optimizers.Optimizer)}
+
+
+def failed_part(train_step: Any, outputs: Mapping[str, Any]) -> str | None:
+    """Which part of a `ComposedStep` was skipped first: that of the variable that it names, else the first skipped.
+
+    Args:
+        train_step: The step.
+        outputs: The outputs of the step.
+
+    Returns:
+        Its name; None for a step without parts, or if no part was skipped.
+    """
+    if not isinstance(train_step, ComposedStep):
+        return None
+    left = int(outputs.get("variable", -1))
+    for part in train_step.parts if left >= 0 else ():
+        if left < len(part.variables):
+            return part.name
+        left -= len(part.variables)
+
+    def skipped(name: str) -> bool:
+        return bool(outputs.get(f"{name}/attempted", True)) and not bool(outputs.get(f"{name}/applied", True))
+
+    return next((part.name for part in train_step.parts if skipped(part.name)), None)
+
+
+def weights_in_step(train_step: Any, part: str | None = None) -> list[Any]:
+    """The variables that a step trains.
+
+    Args:
+        train_step: The step.
+        part: For a `ComposedStep`, of which part; None for all of them.
+    """
+    if isinstance(train_step, ComposedStep):
+        return [one for own in train_step.parts if part in (None, own.name) for one in own.variables]
+    found = [one for model in models_in_step(train_step) for one in model.trainable_variables]
+    return list({id(one): one for one in found}.values())
 
 
 def owned_by_parts(train_step: Any) -> set[int]:

@@ -329,13 +329,18 @@ def test_what_an_optimizer_did_is_told_in_the_words_of_the_parts_scaler():
     assert f"Step 1 was skipped at loss scale 8: {one.said}" in one.sentence
 
 
-@pytest.mark.slow
-def test_every_replica_repeats_the_step_at_its_scale(tmp_path):
+def on_two_replicas(make_model, make_optimizer):
+    """A strategy of two replicas, and a step in float16 for it."""
     strategy = mirrored(2)
     with strategy.scope():
-        model = plain_model("mixed_float16")
-        optimizer = keras.optimizers.SGD(0.01)
-        step = loops.TrainStep(model, squared_error, optimizer, loss_scaler=scaler.LossScaler(scaler.Dynamic(2.0**10)))
+        loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10))
+        model, optimizer = make_model("mixed_float16"), make_optimizer(0.01)
+        return strategy, loops.TrainStep(model, squared_error, optimizer, loss_scaler=loss_scaler)
+
+
+@pytest.mark.slow
+def test_every_replica_repeats_the_step_at_its_scale(tmp_path):
+    strategy, step = on_two_replicas(plain_model, keras.optimizers.SGD)
     _, progress = quiet()
     here = loops.Explain(seconds=0)
     actions = [loops.JsonLines(tmp_path / "steps.jsonl"), progress, here]
@@ -347,11 +352,7 @@ def test_every_replica_repeats_the_step_at_its_scale(tmp_path):
 @pytest.mark.exhaustive
 def test_the_first_replica_is_looked_at_alone(tmp_path, monkeypatch):
     """As on several workers, whose others do not take part."""
-    strategy = mirrored(2)
-    with strategy.scope():
-        model = stateful_model("mixed_float16")
-        optimizer = keras.optimizers.Adam(0.01)
-        step = loops.TrainStep(model, squared_error, optimizer, loss_scaler=scaler.LossScaler(scaler.Dynamic(2.0**10)))
+    strategy, step = on_two_replicas(stateful_model, keras.optimizers.Adam)
     _, progress = quiet()
     here = loops.Explain(seconds=0, most=1)
     loop = loops.Loop(step, batches(2, 3), strategy=strategy, steps_per_call=1, actions=[progress, here])
@@ -359,8 +360,12 @@ def test_the_first_replica_is_looked_at_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(loop.workers, "count", 2)
     monkeypatch.setattr(loop.workers, "gather", lambda values: [list(values)] * 2)
     states = []
-    loop.actions.insert(0, lambda visit: states.append(raw(model.variables, optimizer.variables)))
-    loop.actions.append(lambda visit: states.append(raw(model.variables, optimizer.variables)))
+
+    def note(visit):
+        states.append(raw(step.model.variables, step.optimizer.variables))
+
+    loop.actions.insert(0, note)
+    loop.actions.append(note)
     loop.run(2)
     assert states[0] == states[1]
     (one,) = here.explanations

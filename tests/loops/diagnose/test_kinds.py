@@ -82,7 +82,7 @@ def test_what_is_blamed_is_what_it_was():
 class Attempts:
     """Of a step that passes whatever is changed."""
 
-    scanned_at, loss_scale, scalers, to_blame = None, 1024.0, (), None
+    scanned_at, loss_scale, scalers, to_blame, part = None, 1024.0, (), None, None
 
     def __init__(self):
         self.moment = types.SimpleNamespace(rows=[], step=5, logged=None)
@@ -91,10 +91,10 @@ class Attempts:
         return True
 
     def take(self, change, batch):
-        return types.SimpleNamespace(finite=True, loss=2.0, at_scale=None, nonzero=np.ones([2], np.float32))
+        return types.SimpleNamespace(finite=True, loss=2.0, at_scale=None, moved=None, nonzero=np.ones([2], np.float32))
 
     def take_at(self, factor):
-        return types.SimpleNamespace(finite=True, loss=2.0, at_scale=None, nonzero=np.ones([2], np.float32))
+        return types.SimpleNamespace(finite=True, loss=2.0, at_scale=None, moved=None, nonzero=np.ones([2], np.float32))
 
 
 def test_the_order_of_what_helps():

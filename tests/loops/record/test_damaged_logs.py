@@ -10,7 +10,7 @@ import tensorflow as tf
 import loops
 from halfstep import main
 from loops.record import read_run
-from loops.record.log import difference, read_log
+from loops.record.log import difference, read_columns, read_log
 from loops.record.run_metadata import metadata_of, replayed_in
 from loops.record.skips import health
 from loops.views.watch.progress import LiveRun
@@ -108,3 +108,15 @@ def test_a_repeated_step_is_compared_with_the_log_part_by_part(name, said):
     assert difference(rows, {3: replayed}) is None
     found = difference(rows, {3: replayed | {name: np.asarray(not rows[0][name])}})
     assert found.sentence.startswith(said)
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "steps.csv"])
+def test_the_first_damaged_line_is_named(name, tmp_path):
+    rows = {"steps.jsonl": ['{"step": 1, "loss": 1.0}', '{"step": 2, "lo'], "steps.csv": ["step,loss", "1,1.0", "2"]}
+    path = tmp_path / name
+    place = len(rows[name])
+    path.write_text("\n".join([*rows[name], rows[name][-2]]))
+    assert read_columns(path).damage(name, "") == [f"{name}: 1 incomplete or foreign line was skipped, line {place}."]
+    path.write_text("\n".join([*rows[name], rows[name][-2], rows[name][-1]]))
+    said = f"{name}: 2 incomplete or foreign lines were skipped, first line {place}."
+    assert read_run(tmp_path).notes[0] == said

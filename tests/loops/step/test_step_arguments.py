@@ -2,6 +2,7 @@
 
 import keras
 import pytest
+import tensorflow as tf
 from models import squared_error
 
 import loops
@@ -63,3 +64,44 @@ def test_attempts_of_its_own_scaler_are_taken():
     loss_scaler = scaler.LossScaler(scaler.Static(2.0))
     optimizer = SGD(loops.ByAttempts(lambda step: 0.1, loss_scaler))
     assert loops.TrainStep(model(), squared_error, optimizer, loss_scaler=loss_scaler).loss_scaler is loss_scaler
+
+
+def of_labels(y, prediction):
+    return tf.reduce_mean(y)
+
+
+def stopped(y, prediction):
+    return tf.reduce_mean(tf.stop_gradient(prediction) - y)
+
+
+def counted(y, prediction):
+    return tf.reduce_mean(tf.cast(tf.argmax(prediction, -1), tf.float32))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("options", [{}, {"retry": True}, {"accumulate": 2}], ids=["plain", "retry", "accumulate"])
+@pytest.mark.parametrize("loss_fn", [of_labels, stopped, counted])
+def test_a_loss_that_depends_on_no_weight_is_told_in_words_of_a_train_step(loss_fn, options, compiled):
+    """Its user has no tape and calls no `scale`."""
+    step = loops.TrainStep(model(), loss_fn, SGD(), loss_scaler=scaler.LossScaler(scaler.Dynamic()), **options)
+    with pytest.raises(scaler.InvalidArgument) as caught:
+        (tf.function(step) if compiled else step)((tf.ones([2, 3]), tf.ones([2, 1])))
+    said = str(caught.value)
+    assert said.startswith("TrainStep: the loss gives no gradient: it depends on none of the trainable variables of")
+    assert "tf.stop_gradient, NumPy, tf.argmax" in said
+    assert "do not freeze the layers" in said
+    assert "tape" not in said
+
+
+def test_a_frozen_way_of_the_loss_and_groups_with_scales_of_their_own_are_told_too():
+    told = "TrainStep: the loss gives no gradient"
+    frozen, other = keras.layers.Dense(1, trainable=False), keras.layers.Dense(1)
+    inputs = keras.Input([3])
+    two = keras.Model(inputs, [frozen(inputs), other(inputs)])
+    step = loops.TrainStep(two, lambda y, prediction: squared_error(y, prediction[0]), SGD())
+    with pytest.raises(scaler.InvalidArgument, match=told):
+        step((tf.ones([2, 3]), tf.ones([2, 1])))
+    grouped, groups = scaler.layerwise.insert_rescales(model(), after=["near"])
+    step = loops.TrainStep(grouped, of_labels, SGD(), layerwise=groups)
+    with pytest.raises(scaler.InvalidArgument, match=told):
+        step((tf.ones([2, 3]), tf.ones([2, 1])))

@@ -1,0 +1,270 @@
+"""Guards that a learning rate wrong by any factor is found, also that of a part, and that only what was tried helps."""
+
+import itertools
+import json
+
+import keras
+import numpy as np
+import planted
+import pytest
+import tensorflow as tf
+from models import squared_error
+
+import loops
+import scaler
+from loops.diagnose.explain import learning_rates
+from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.explain.explanation import Explanation, Growth
+from loops.diagnose.explain.learning_rates import lower_rates
+from loops.diagnose.explain.remedies import Kind
+from loops.diagnose.explain.sentence import describe
+from loops.diagnose.explain.since_checkpoint import try_since_checkpoint
+from loops.diagnose.explain.updates import held, largest, size_of_update
+from loops.diagnose.graph.models import failed_part, weights_in_step
+from loops.observe import explain
+from loops.run.rewind import rewind
+
+
+@pytest.mark.parametrize(
+    ("rate", "parts"),
+    [
+        (0.01, [0.1, 0.01, 0.001]),
+        (60.0, [0.1, 0.01, 0.001, 1e-6]),
+        (1e6, [0.1, 0.01, 0.001, 1e-6, 1e-9]),
+        (float("nan"), [0.1, 0.01, 0.001]),
+        (float("inf"), [0.1, 0.01, 0.001]),
+    ],
+)
+def test_the_rates_end_where_one_is_usual(rate, parts):
+    found = list(lower_rates(keras.optimizers.SGD(rate), ""))
+    assert [one.part for one in found] == pytest.approx(parts)
+
+
+def test_what_a_rate_would_be_is_said_where_it_is_known():
+    advice = "Lower the learning rate of part 'b' to 0.1 of its value"
+    (first, *_) = lower_rates(keras.optimizers.SGD(60.0), " of part 'b'")
+    assert (first.name, first.advice) == ("0.1 of the learning rate of part 'b'", f"{advice}, which is 6.")
+    schedule = keras.optimizers.schedules.ExponentialDecay(60.0, 1, 0.5)
+    (first, *_) = lower_rates(keras.optimizers.SGD(schedule), " of part 'b'")
+    assert first.advice == f"{advice}."
+
+
+def test_the_size_of_an_update_is_a_share_of_the_weights():
+    one, other = tf.Variable([3.0, 0.0]), keras.Variable(np.array([4.0]))
+    before = held([one, other])
+    assert (largest(before), size_of_update(before)) == (4.0, 0.0)
+    one.assign([3.0, 10.0])
+    assert size_of_update(before) == pytest.approx(2.0)
+    one.assign([3.0, np.inf])
+    assert size_of_update(before) == np.inf
+    assert size_of_update(held([tf.Variable([0.0])])) is None
+    assert size_of_update(held([])) is None
+
+
+def composed(rates, every=1):
+    """A step of one part for each rate, in float16 with an output in float32."""
+    parts = []
+    for name, rate in rates.items():
+        model = planted.dense(planted.plain(8, f"{name}_first"), keras.layers.Dense(1, name=f"{name}_out"))
+
+        def loss(pair, model=model):
+            return squared_error(pair[1], model(pair[0], training=True))
+
+        own = scaler.LossScaler(scaler.Dynamic(2.0**10), name=name)
+        turns = every if name == "b" else 1
+        parts.append(loops.Part(name, model, loss, keras.optimizers.SGD(rate), loss_scaler=own, every=turns))
+    return loops.ComposedStep(parts)
+
+
+def test_which_part_failed():
+    step = composed({"a": 0.1, "b": 0.1})
+    applied = {"a/applied": True, "b/applied": False, "variable": -1}
+    assert failed_part(step, applied) == "b"
+    # With one scaler for all parts, each is skipped with that of the variable.
+    every = {"a/applied": False, "b/applied": False}
+    assert [failed_part(step, {**every, "variable": at}) for at in (-1, 3, 4)] == ["a", "a", "b"]
+    assert failed_part(step, {"a/applied": True, "b/applied": False, "b/attempted": False}) is None
+    assert failed_part(lambda batch: {}, every) is None
+    own = [id(one) for one in weights_in_step(step, "b")]
+    assert own == [id(one) for one in step.parts[1].variables]
+    assert len(weights_in_step(step)) == 8
+
+
+def test_what_speaks_for_a_large_update_is_said():
+    def said(growth):
+        known = Explanation(step=5, reproduced=True, differs=None, verdict="update", growth=growth)
+        assert json.loads(json.dumps(known.to_dict(), allow_nan=False))["growth"]["step"] == growth.step
+        return describe(known)
+
+    assert said(Growth(3, 4e5, 1e6, 1.0)).endswith(
+        " The last update before it, in step 3, was 4e+05 times as large as the weights, at a learning rate of 1e+06."
+    )
+    assert said(Growth(3, 4.0, None, 1.0)).endswith(" was 4 times as large as the weights.")
+    assert said(Growth(None, None, 1e6, None)).endswith(" The learning rate is 1e+06.")
+    assert said(Growth(None, None, 1e6, 2e5)).endswith(" The largest weight is 2e+05, and the learning rate is 1e+06.")
+
+
+def far_off(run, *actions):
+    """A rate that is a million times one that trains."""
+    keras.utils.set_random_seed(1)
+    model = planted.dense(planted.plain(8, "first", activation="relu"), keras.layers.Dense(1, name="out"))
+    step = loops.TrainStep(
+        model, squared_error, keras.optimizers.SGD(1e6), loss_scaler=scaler.LossScaler(scaler.Dynamic(2.0**10))
+    )
+    loop = planted.loop_of(step, planted.inputs(16, 8), planted.inputs(16, 1), run)
+    loop.actions.extend(actions)
+    return loop
+
+
+def rates_of(found):
+    return [one for one in found.remedies if one.kind is Kind.LEARNING_RATE]
+
+
+@pytest.mark.slow
+def test_a_rate_that_is_wrong_by_far_is_found(tmp_path):
+    far_off(tmp_path).run(5)
+    found = explain(far_off(tmp_path), 2)
+    (helps,) = (one for one in rates_of(found) if one.helps)
+    assert helps.name == "1e-06 of the learning rate for the last 1 step"
+    assert helps.advice == "Lower the learning rate to 1e-06 of its value, which is 1."
+    assert (
+        "because of large updates: at a lower learning rate they do not diverge. What helped: 1e-06" in found.sentence
+    )
+    assert (found.blame, found.grown_through, found.growth) == ("weights", "learning rate", None)
+    # Each that was tried is told of, and none twice.
+    assert len(rates_of(found)) == 4
+
+
+@pytest.mark.slow
+def test_a_rate_that_was_not_tried_is_not_said_to_help(tmp_path, monkeypatch):
+    """Where no rate helped, what was measured is told."""
+    far_off(tmp_path).run(5)
+    monkeypatch.setattr(learning_rates, "_USUAL", 1e9)
+    for step in (2, 4):
+        found = explain(far_off(tmp_path), step)
+        assert not any(one.helps for one in rates_of(found))
+        assert (found.growth.step, found.growth.learning_rate) == (1, 1e6)
+        assert found.growth.moved > 1e4
+        assert "The last update before it, in step 1, was " in found.sentence
+        assert found.sentence.endswith("times as large as the weights, at a learning rate of 1e+06.")
+
+
+@pytest.mark.slow
+def test_while_a_run_goes_on_the_rates_of_earlier_steps_are_no_remedy(tmp_path):
+    here = loops.Explain()
+    far_off(tmp_path, here).run(5)
+    one = here.explanations[0]
+    assert (one.step, rates_of(one)) == (2, [])
+    assert one.growth.moved is None
+    assert "The largest weight is " in one.sentence
+    assert one.sentence.endswith(
+        "and the learning rate is 1e+06. Lower learning rates of earlier steps were not tried: `halfstep explain` "
+        "repeats these steps."
+    )
+
+
+@pytest.mark.slow
+def test_an_update_that_leaves_nothing_of_the_weights_does_not_help(tmp_path):
+    """Adam at 1e4 is held back at the first step; at 10 the step is finite, and moves the weights far away."""
+
+    def made():
+        keras.utils.set_random_seed(1)
+        model = planted.dense(planted.plain(8, "first", activation="relu"), keras.layers.Dense(1, name="out"))
+        step = loops.TrainStep(
+            model, squared_error, keras.optimizers.Adam(1e4), loss_scaler=scaler.LossScaler(scaler.Dynamic(2.0**10))
+        )
+        return planted.loop_of(step, planted.inputs(16, 8), planted.inputs(16, 1), tmp_path)
+
+    made().run(2)
+    found = explain(made(), 1)
+    assert found.verdict == "update"
+    (*no_help, helps) = rates_of(found)[1:] + rates_of(found)[:1]
+    assert (helps.name, helps.helps) == ("1e-06 of the learning rate", True)
+    assert helps.advice.endswith("1e-06 of its value, which is 0.01.")
+    assert not any(one.helps for one in no_help)
+    assert [one.why_not for one in no_help if one.finite]
+    assert all("times as large as the weights" in one.why_not for one in no_help if one.finite)
+
+
+@pytest.mark.slow
+def test_the_schedule_of_a_compiled_step_of_ones_own_is_changed(tmp_path):
+    """Its first trace has the schedule as it was."""
+
+    def made():
+        keras.utils.set_random_seed(1)
+        model = planted.dense(planted.plain(8, "first", activation="relu"), keras.layers.Dense(1, name="out"))
+        loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10))
+        optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(1e6, 10, 0.9))
+
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = squared_error(y, model(x, training=True))
+                scaled = loss_scaler.scale(loss)
+            grads = tape.gradient(scaled, model.trainable_variables)
+            return {"loss": loss, "applied": loss_scaler.apply(optimizer, grads, model.trainable_variables).finite}
+
+        return planted.loop_of(step, planted.inputs(16, 8), planted.inputs(16, 1), tmp_path)
+
+    made().run(4)
+    found = explain(made(), 2)
+    (helps,) = (one for one in rates_of(found) if one.helps)
+    assert (helps.name, helps.advice) == (
+        "1e-06 of the learning rate for the last 1 step",
+        "Lower the learning rate to 1e-06 of its value.",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_rate_of_the_part_that_failed_is_tried(tmp_path, every):
+    """Also of one that does not take its turn in each of the steps that are repeated."""
+
+    def made():
+        keras.utils.set_random_seed(1)
+        step = composed({"a": 0.001, "b": 1e6}, every)
+        x = (planted.inputs(4, 8), planted.inputs(4, 1))
+        data = tf.data.Dataset.from_tensors(x).repeat()
+        return loops.Loop(
+            step,
+            data,
+            steps_per_call=1,
+            actions=[loops.JsonLines(tmp_path / "steps.jsonl"), loops.Checkpoint(tmp_path / "checkpoints", every=100)],
+        )
+
+    made().run(3 * every)
+    rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    skipped = next(row["step"] for row in rows if not row["applied"])
+    assert skipped == 2 * every
+    found = explain(made())
+    assert found.step == skipped
+    (helps,) = (one for one in rates_of(found) if one.helps)
+    assert "of the learning rate of part 'b' for the last" in helps.name
+    usual = np.median([row["b/loss"] for row in rows[: skipped - 1] if row["b/applied"]])
+    assert helps.loss == pytest.approx(helps.loss_ratio * usual)
+    assert found.grown_through == "learning rate"
+    assert not any("'a'" in one.name for one in rates_of(found))
+    assert all(one.why_not for one in found.remedies if one.kind in (Kind.ALL_IN_FLOAT32, Kind.BFLOAT16) and one.finite)
+
+
+@pytest.mark.slow
+def test_steps_are_repeated_with_their_own_turns(tmp_path):
+    """A part's turn in the step explained is no reason to let it move in those before."""
+    data = tf.data.Dataset.from_tensors((planted.inputs(4, 8), planted.inputs(4, 1))).repeat()
+
+    def made():
+        keras.utils.set_random_seed(1)
+        actions = [loops.JsonLines(tmp_path / "steps.jsonl"), loops.Checkpoint(tmp_path / "checkpoints", every=100)]
+        return loops.Loop(composed({"a": 0.001, "b": 3.0}, 3), data, steps_per_call=1, actions=actions)
+
+    made().run(6)
+    attempts = Attempts(rewind(made(), 6, at_least=10))
+    attempts.part = "b"
+    rates = itertools.takewhile(lambda one: one.kind is Kind.LEARNING_RATE, try_since_checkpoint(attempts))
+    loss = float(next(rates).loss)
+    # The same by hand: the part moves in step 3 alone, at a tenth of its rate.
+    keras.utils.set_random_seed(1)
+    by_hand = composed({"a": 0.001, "b": 0.3}, 3)
+    for batch in data.take(6):
+        outputs = by_hand(batch)
+    assert loss == pytest.approx(float(outputs["b/loss"]), rel=1e-3)
