@@ -22,6 +22,8 @@ from loops.step.train_step import TrainStep
 from loops.support.text import amount
 
 _RISEN = 10.0
+_NORM = 1.0
+_EPSILON = 1e-3
 
 
 def risen_rate(moment: Any, part: str | None = None) -> tuple[float, float] | None:
@@ -45,10 +47,6 @@ def risen_rate(moment: Any, part: str | None = None) -> tuple[float, float] | No
         before = float(schedule(tf.constant(earlier, tf.int64)))
     risen = not math.isfinite(now) or now >= _RISEN * before > 0.0
     return (before, now) if risen else None
-
-
-_NORM = 1.0
-_EPSILON = 1e-3
 
 
 def try_since_checkpoint(attempts: Attempts, losses: Sequence[float] = ()) -> list[Remedy]:
