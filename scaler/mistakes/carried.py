@@ -10,7 +10,7 @@ import tensorflow as tf
 from scaler.backend.assignments import assignments, operations_around, value_assigned
 from scaler.backend.graphs import LOOPS, graphs_around, is_eager, variables_read
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import LOSS_SCALE, READ, RETRIED, Mark, Marks, kind_of, owner_of_scale, scale_of
+from scaler.mistakes.marks import LOSS_SCALE, READ, RETRIED, SCALED, Mark, Marks, kind_of, owner_of_scale, scale_of
 from scaler.mistakes.upstream import Upstream
 
 _LOSS_FINITE = "_halfstep_loss_finite"
@@ -72,7 +72,7 @@ def carried_in_graph(
     Raises:
         InvalidArgument: If they carry several scales, one that nothing remembers, or none of a loss scaled here.
     """
-    sources = _sources(method, upstream.marks, owner)
+    sources = _sources(method, upstream.marks, owner) or _sources(method, _marks_of_scaled(upstream), owner)
     sources = sources or _sources(method, _marks_of_kept(method, upstream, owner, nobody_scaled), owner)
     if not sources:
         return None
@@ -228,6 +228,12 @@ def _of(found: Marks, owner: object, *kinds: str) -> list[Mark]:
         return different
     places = {op: place for place, op in enumerate(operations_around())}
     return sorted(different, key=lambda one: places.get(one.operation, -1))
+
+
+def _marks_of_scaled(upstream: Upstream) -> Marks:
+    """The marks behind scaled losses whose own values are in gradients, as of output_gradients=scale(1.0)."""
+    scaled = [one.tensor for one in upstream.marks.get(SCALED, ())]
+    return upstream.of([one.op.inputs[0] for one in scaled if not is_eager(one)]).marks
 
 
 def _marks_of_kept(method: str, upstream: Upstream, owner: object, nobody_scaled: bool) -> Marks:

@@ -3,6 +3,7 @@
 import warnings
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
@@ -236,6 +237,11 @@ def by_hand_steps(loss_scaler, weight):
             scale = tf.fill(tf.shape(losses), loss_scaler.loss_scale / 24.0)
         return tape.gradient(losses, weight, output_gradients=scale)
 
+    def scaled_one(one):
+        with tf.GradientTape() as tape:
+            value = loss()
+        return tape.gradient(value, weight, output_gradients=loss_scaler.scale(one(value)))
+
     def quantised():
         grad = gradient(lambda: loss_scaler.scale(loss()))
         return tf.cast(tf.cast(tf.round(grad), tf.int32), tf.float32)
@@ -244,6 +250,8 @@ def by_hand_steps(loss_scaler, weight):
         "stop_gradient": lambda: gradient(lambda: loss() * tf.stop_gradient(loss_scaler.loss_scale)),
         "fill": lambda: gradient(lambda: tf.reduce_sum(loss() * tf.fill([1], loss_scaler.loss_scale))),
         "output gradients": per_example,
+        "scale of one": lambda: scaled_one(lambda loss: 1.0),
+        "scale of ones like the loss": lambda: scaled_one(tf.ones_like),
         "a vector": lambda: gradient(lambda: loss() * kept[0]),
         "a flat sum": accumulated,
         "quantised": quantised,
@@ -260,6 +268,18 @@ def test_a_scale_that_comes_by_an_unusual_way_is_not_suspected(how):
     assert loss_scaler.loss_scale == 2.0**15
     grad = by_hand_steps(loss_scaler, weight)[how]
     assert tf.function(lambda: loss_scaler.apply(plain_descent, [grad()], [weight]).finite)()
+
+
+@pytest.mark.parametrize("how", ["fill", "output gradients", "scale of one", "scale of ones like the loss"])
+def test_and_it_is_what_divides_them(how):
+    loss_scaler, weight = scaler.LossScaler(scaler.Dynamic(2.0**10)), tf.Variable([1.0, 2.0, 3.0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(tf.linalg.matvec(X, weight)))
+    alone = tf.Variable(weight)
+    plain_descent([tape.gradient(loss, weight)], [alone])
+    grad = by_hand_steps(loss_scaler, weight)[how]
+    assert tf.function(lambda: loss_scaler.apply(plain_descent, [grad()], [weight]).finite)()
+    np.testing.assert_allclose(weight, alone, rtol=1e-6)
 
 
 def test_flat_gradients_given_as_one_argument_are_not_suspected():
