@@ -196,7 +196,10 @@ def _missing(tensors: Measured | None, parts: Sequence[str]) -> list[str]:
 
 
 def _of_arrays(arrays: Mapping[str, Any]) -> Recorded:
-    known = {name: np.asarray(arrays[name], np.float64) for name in (*NUMBERS, *DECISIONS) if name in arrays}
+    try:
+        known = {name: np.asarray(arrays[name], np.float64) for name in (*NUMBERS, *DECISIONS) if name in arrays}
+    except (TypeError, ValueError) as error:
+        raise scaler.InvalidArgument(f"arrays {sorted(map(str, arrays))}: expected numbers ({error}).") from None
     sizes = {name: values.shape for name, values in known.items()}
     if not known or len(set(sizes.values())) != 1 or len(next(iter(sizes.values()))) != 1:
         raise scaler.InvalidArgument(

@@ -53,7 +53,8 @@ def _usual(remedies: Sequence[Remedy], losses: Sequence[float]) -> tuple[float, 
     """The loss to compare with, and where it comes from."""
     before = [abs(loss) for loss in losses if math.isfinite(loss)]
     if before:
-        return float(np.median(before)), "of the steps before"
+        # Of losses that diverge the median is absurd itself; of others the first is seldom the lower one.
+        return min(float(np.median(before)), before[0]), "of the steps before"
     tried = [abs(one.loss) for one in remedies if one.finite and math.isfinite(one.loss)]
     return min(tried, default=math.nan), "that another remedy gives"
 

@@ -14,7 +14,7 @@ from loops.support.text import agreeing, amount
 from loops.views.charts.axis import octave_axis
 from loops.views.charts.chart import Chart, Curve, Lane, ends, lanes
 
-_NEAR = 2.0**12
+NEAR = 2.0**12
 """The factor above the loss scale up to which the critical scale is drawn: in float32 it lies 100 octaves above."""
 _QUANTITY = "loss scale"
 
@@ -23,9 +23,10 @@ def scale_chart(run: Recorded) -> Chart:
     """The loss scale, the largest one that would have been finite, and each skip by its cause."""
     scale = run.column("loss_scale")
     usual, fits = scale[np.isfinite(scale) & (scale > 0)], near(run)
+    known = fits[~np.isnan(fits)]
     curves = [Curve(_QUANTITY, run.step, scale, "blue", stairs=True)]
-    if len(fits):
-        curves.insert(0, Curve("largest that would be finite", run.step, run.critical, "faint"))
+    if len(known):
+        curves.insert(0, Curve("largest that would be finite", run.step, fits, "faint"))
     marks = [
         Lane(f"{cause}: {amount(len(steps), 'skip')}", steps, CAUSES.get(cause, "text"))
         for cause, steps in run.causes.items()
@@ -35,15 +36,15 @@ def scale_chart(run: Recorded) -> Chart:
     alt = f"Loss scale over {amount(len(run), 'step')}" + (f", {_course(usual)}" if len(usual) else "")
     count = f"{amount(skipped, 'step')} {agreeing(skipped, 'was', 'were')} skipped: {counts}"
     alt += f"; {count if counts else f'no {step_word(run)} was skipped'}."
-    return Chart(alt, _QUANTITY, *ends(run), octave_axis(np.concatenate([usual, fits])), curves, marks)
+    return Chart(alt, _QUANTITY, *ends(run), octave_axis(np.concatenate([usual, known])), curves, marks)
 
 
 def near(run: Recorded) -> np.ndarray:
-    """The critical scales that lie near the loss scale, and so on its axis; none where none is known."""
+    """The critical scales that lie near the loss scale, float64 [steps]; NaN for others and where none is known."""
     scale, fits = run.column("loss_scale"), run.critical
     usual = scale[np.isfinite(scale) & (scale > 0)]
     # A float of Python becomes infinite without a warning.
-    return fits[fits < _NEAR * float(usual.max(initial=1.0))]
+    return np.where(fits < NEAR * float(usual.max(initial=1.0)), fits, np.nan)
 
 
 def part_chart(run: Recorded, part: str, name: str) -> Chart:

@@ -11,6 +11,7 @@ from loops.record.thin import envelope
 from loops.support.drawing import drawing
 from loops.support.errors import LoopError
 from loops.support.palette import BLACK, BLUE, BY_NAME, FAINT, ORANGE, RED, SERIES
+from loops.support.part_names import columns_of
 from loops.views.charts.axis import steps_axis
 from loops.views.charts.chart import Chart, Curve
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = 2000
 """The most points of a curve; a longer one keeps the extremes of each column."""
+_MOST = 1e250
+"""The largest magnitude of an axis: matplotlib's own arithmetic overflows below the largest number."""
 _MARKS = 600
 """The most marks of a lane; those of steps in the same column are one."""
 _HEIGHT, _LANE = 3.0, 0.34
@@ -41,8 +44,14 @@ def draw(chart: Chart) -> Figure:
     """Draws a chart: its curves over the steps, and below them a strip for each lane.
 
     Raises:
-        LoopError: Without matplotlib.
+        LoopError: Without matplotlib, and for values that it cannot draw.
     """
+    low, high = chart.y.limits
+    if max(-low, high) > _MOST:
+        raise LoopError(
+            f"plots: a {chart.quantity} from {low:.3g} to {high:.3g}: matplotlib draws numbers up to {_MOST:g}. "
+            "`halfstep report` draws all of them."
+        )
     with drawing(_HEIGHT + _LANE * len(chart.lanes)) as figure:
         heights = [_HEIGHT, *[_LANE] * len(chart.lanes)]
         axes, *strips = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
@@ -54,8 +63,11 @@ def draw(chart: Chart) -> Figure:
         for curve in chart.curves:
             colour, dashes, width = _LOOKS[curve.look]
             style = {"color": colour, "linestyle": dashes, "linewidth": width, "label": curve.label}
-            marker = "." if len(curve.step) == 1 else ""  # A single point would be invisible.
-            axes.plot(*_points(curve, chart), marker=marker, drawstyle=_STYLES[curve.stairs], **style)
+            x, y = _points(curve, chart)
+            axes.plot(x, y, drawstyle=_STYLES[curve.stairs], **style)
+            alone = _alone(y)
+            if alone.any():  # A line needs two points.
+                axes.plot(x[alone], y[alone], ".", color=colour, markersize=3)
         axes.set_ylabel(chart.quantity, parse_math=False)
         for strip, lane in zip(strips, chart.lanes, strict=True):
             colour = _LOOKS[lane.look][0] if lane.look in _LOOKS else BY_NAME[lane.look]
@@ -68,22 +80,27 @@ def draw(chart: Chart) -> Figure:
         return figure
 
 
-def needs(run: Recorded, *names: str) -> None:
-    """Refuses a run without the columns that a plot shows.
+def needs(name: str, *runs: Recorded) -> None:
+    """Refuses runs that have nothing to draw.
+
+    Args:
+        name: Of the column: "loss", which of a composed step stands for those of its parts.
+        runs: Drawn in one figure.
 
     Raises:
-        LoopError: If all of these columns are missing or not finite.
+        LoopError: If a run has no such column, or if none of their values is finite.
     """
-    if not any(np.isfinite(run.column(name)).any() for name in names):
-        notes = " ".join(run.notes)
-        raise LoopError(
-            f"{run.name}: nothing to draw: it has no {' and no '.join(names)} that is finite. {notes}".rstrip()
-        )
+    found = [[run.column(one) for one in columns_of(run.columns, name).values()] for run in runs]
+    finite = any(np.isfinite(values).any() for columns in found for values in columns)
+    for run, columns in zip(runs, found, strict=True):
+        if not columns or not finite:
+            notes = " ".join(run.notes)
+            raise LoopError(f"{run.name}: nothing to draw: it has no {name} that is finite. {notes}".rstrip())
 
 
 def _points(curve: Curve, chart: Chart) -> tuple[np.ndarray, np.ndarray]:
     """The steps and values to draw."""
-    values = np.where(np.isfinite(curve.values), curve.values, np.nan)
+    values = np.clip(curve.values, *chart.y.limits)
     if len(values) <= _COLUMNS:
         return curve.step, values
     if curve.stairs:
@@ -95,6 +112,12 @@ def _points(curve: Curve, chart: Chart) -> tuple[np.ndarray, np.ndarray]:
     found = envelope(x.of(curve.step), values, _COLUMNS)
     ends = np.stack([np.where(found.broken, np.nan, found.low), found.low, found.high], axis=1)
     return np.repeat(x.low + found.x * (x.high - x.low), 3), ends.ravel()
+
+
+def _alone(values: np.ndarray) -> np.ndarray:
+    """Which values have a gap on both sides, bool."""
+    gap = np.pad(np.isnan(values), 1, constant_values=True)
+    return ~gap[1:-1] & gap[:-2] & gap[2:]
 
 
 def _apart(step: np.ndarray, chart: Chart) -> np.ndarray:

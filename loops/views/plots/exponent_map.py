@@ -59,7 +59,7 @@ def exponents(run: Any, kind: str = "activation_gradients") -> Figure:
         axes.pcolormesh(steps, rows, special, cmap=tints, vmin=_SPECIAL[0][0], vmax=_SPECIAL[-1][0], rasterized=True)
         named = [Patch(color=colour, label=label) for code, colour, label in _SPECIAL if (cells == code).any()]
         if named:
-            figure.legend(handles=named, loc="outside upper right", ncols=len(named))
+            figure.legend(handles=named, loc="outside upper left", ncols=len(named))
         names = [measured.names[place].partition("/")[2] for place in chosen]
         axes.set_yticks(np.arange(len(chosen)) + 0.5, names, parse_math=False)
         axes.invert_yaxis()

@@ -30,8 +30,7 @@ def loss(*runs: Any) -> Figure:
         raise scaler.InvalidArgument(f"loss: {len(runs)} runs: expected 1 to {RUNS}, so that curves stay distinct.")
     found = [as_recorded(run) for run in runs]
     shown = [(run, part, name) for run in found for part, name in columns_of(run.columns, "loss").items()]
-    for run in found:
-        needs(run, *columns_of(run.columns, "loss").values() or ["loss"])
+    needs("loss", *found)
     if len(shown) > RUNS:
         raise scaler.InvalidArgument(
             f"loss: {len(shown)} losses of {len(runs)} runs: expected 1 to {RUNS}, so that curves stay distinct."

@@ -26,8 +26,8 @@ def loss_scale(run: Any) -> Figure:
         LoopError: Without matplotlib, or if the run has no loss scale.
     """
     found = as_recorded(run)
+    needs("loss_scale", found)
     parts = columns_of(found.columns, "loss_scale")
     if parts and "" not in parts:
         return draw(scales_chart([(part, found, part, name) for part, name in parts.items()]))
-    needs(found, "loss_scale")
     return draw(scale_chart(found))

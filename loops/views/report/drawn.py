@@ -97,13 +97,16 @@ def _staircase(x: np.ndarray, y: np.ndarray, changes: np.ndarray) -> str:
 
 def _zigzag(found: Envelope) -> str:
     parts = []
-    for place, (at, low, high, broken) in enumerate(zip(*(column.tolist() for column in found), strict=True)):
+    ends = [*found.broken[1:].tolist(), True]
+    columns = zip(*(column.tolist() for column in found), ends, strict=True)
+    for place, (at, low, high, broken, last) in enumerate(columns):
+        begins = broken or not place
         first, second = (low, high) if place % 2 else (high, low)
-        parts.append(f"{'M' if broken or not place else 'L'}{_along(at)} {_across(first)}")
+        parts.append(f"{'M' if begins else 'L'}{_along(at)} {_across(first)}")
         if high > low:
             parts.append(f"V{_across(second)}")
-    if len(found.x) == 1:  # A single point would be invisible.
-        parts.append(f"h{_SIZE / 100:g}")
+        elif begins and last:  # A single point would be invisible.
+            parts.append(f"h{_SIZE / 100 if len(ends) == 1 else _SIZE / 500:g}")
     return "".join(parts)
 
 

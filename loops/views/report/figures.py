@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,13 +13,22 @@ from loops.record.columns import RETRIES
 from loops.record.run import Recorded
 from loops.record.summary import number
 from loops.support.pages import Table
-from loops.support.part_names import columns_of
+from loops.support.part_names import columns_of, named
 from loops.support.text import agreeing, amount
 from loops.views.charts.axis import Axis
 from loops.views.charts.chart import RUNS
 from loops.views.charts.headroom import headroom_chart, others_of
 from loops.views.charts.losses import loss_chart, losses_chart, smoothed
-from loops.views.charts.scales import is_constant, near, part_chart, scale_chart, scales_chart, skipped_by, step_word
+from loops.views.charts.scales import (
+    NEAR,
+    is_constant,
+    near,
+    part_chart,
+    scale_chart,
+    scales_chart,
+    skipped_by,
+    step_word,
+)
 from loops.views.report.drawn import Drawn, drawn
 from loops.views.report.tables import of_skips, of_steps
 
@@ -70,16 +80,18 @@ def scale_figure(run: Recorded, columns: int) -> Figure | None:
     if "loss_scale" not in run.columns:
         return None
     heading, scale = "Loss scale and skips", run.column("loss_scale")
-    known = bool(len(near(run)))
+    known = ~np.isnan(near(run))
     none = f" No {step_word(run)} was skipped."
     causes = [Markup("<b>{}</b>, {}").format(cause, _SAID.get(cause, "another cause")) for cause in run.causes]
-    if is_constant(scale) and not causes and not known:
+    if is_constant(scale) and not causes and not known.any():
         still = f"The loss scale was {number(float(scale[0]))} at each {step_word(run)}."
         return Figure(heading, None, still + none + _retried(run), [])
     marks = Markup(" Below it a mark for each skipped step: {}.").format(Markup("; ").join(causes))
     said = Markup("The loss scale, as a power of two.") + (marks if causes else none) + _retried(run)
-    if known:
+    if known.any():
         said += " Grey is the largest power of two at which the step would have been finite."
+    if known.any() and not known.all():
+        said += f" Where it is missing it is not known, or beyond 2^{math.log2(NEAR):.0f} times the largest loss scale."
     numbers = [("", table) for table in (of_steps(run, [("loss scale", scale)]), *of_skips(run))]
     return Figure(heading, drawn(scale_chart(run), columns), said, numbers)
 
@@ -120,22 +132,33 @@ def headroom_figure(run: Recorded, columns: int) -> Figure | None:
 
 def side_by_side(runs: Sequence[Recorded], columns: int) -> list[Figure]:
     """Loss and loss scale of several runs, each in one figure."""
-    left_out = f" The first {RUNS} of {len(runs)} runs." if len(runs) > RUNS else ""
     found = []
-    shown = [run for run in runs if "loss" in run.columns][:RUNS]
+    shown, left_out = _shown(runs, "loss")
     if shown:
-        chart = losses_chart([(run.name, run, "", "loss") for run in shown])
+        chart = losses_chart(shown)
         said = f"Moving means of the losses{_logarithmic(chart.y)}.{left_out}"
-        means = [("moving mean of the loss", smoothed(run, run.column("loss"))) for run in shown]
-        numbers = [(run.name, of_steps(run, [mean])) for run, mean in zip(shown, means, strict=True)]
+        numbers = [
+            (label, of_steps(run, [("moving mean of the loss", smoothed(run, run.column(name)))]))
+            for label, run, _, name in shown
+        ]
         found.append(Figure("Loss, side by side", drawn(chart, columns), said, numbers))
-    shown = [run for run in runs if "loss_scale" in run.columns][:RUNS]
+    shown, left_out = _shown(runs, "loss_scale")
     if shown:
-        chart = scales_chart([(run.name, run, "", "loss_scale") for run in shown])
+        chart = scales_chart(shown)
         said = f"Where scales are equal, dashes lie on a line.{left_out}"
-        numbers = [(run.name, of_steps(run, [("loss scale", run.column("loss_scale"))])) for run in shown]
+        numbers = [(label, of_steps(run, [("loss scale", run.column(name))])) for label, run, _, name in shown]
         found.append(Figure("Loss scale, side by side", drawn(chart, columns), said, numbers))
     return found
+
+
+def _shown(runs: Sequence[Recorded], column: str) -> tuple[list[tuple[str, Recorded, str, str]], str]:
+    """What fits one chart, and a sentence about what does not."""
+    every = [
+        (named(run.name, part), run, part, name)
+        for run in runs
+        for part, name in columns_of(run.columns, column).items()
+    ]
+    return every[:RUNS], f" The first {RUNS} of {len(every)} are shown." if len(every) > RUNS else ""
 
 
 def _retried(run: Recorded) -> str:

@@ -200,6 +200,15 @@ def test_the_losses_and_scales_of_parts_are_plotted(tmp_path):
         plots.loss(*[folder] * 4)
 
 
+def test_parts_stand_side_by_side_with_other_runs(tmp_path):
+    single = plain(tmp_path / "single", [64.0] * 6)
+    write_report([single, log(tmp_path / "p"), log(tmp_path / "q"), log(tmp_path / "r")], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text().partition("Loss, side by side")[2].partition("</figure>")[0]
+    names = ["single", "critic p", "actor p", "critic q", "actor q", "critic r"]
+    assert f"Loss of {', '.join(names)} over their steps." in page
+    assert "The first 6 of 7 are shown." in page
+
+
 def test_a_run_that_is_watched_shows_its_parts(tmp_path):
     live = LiveRun(log(tmp_path / "p", scale=32.0))
     live.look()

@@ -76,6 +76,24 @@ def test_no_mark_of_a_long_run_is_lost():
     assert marks(strip) == [1, 25_001, 50_000]
 
 
+def test_a_run_without_a_finite_loss_stands_beside_others(folder):
+    axes, strip = plots.loss(folder, {"loss": [np.nan, np.nan]}).axes
+    assert labels(axes) == ["mine", "arrays"]
+    assert strip.get_title(loc="left") == "arrays not finite: 2 steps"
+
+
+def test_a_value_between_gaps_is_a_point():
+    axes = plots.loss({"loss": [1.0, np.nan, 3.0, np.nan, 2.0, 4.0]}).axes[0]
+    assert [line.get_xdata().tolist() for line in axes.lines if line.get_marker() == "."] == [[1, 3]]
+
+
+def test_what_is_infinite_lies_on_the_edge():
+    """Gradients that overflowed have no octave left: the curve leaves through the lower edge."""
+    run = {"headroom": [3.0, -np.inf, 2.0]}
+    axes = plots.headroom(run).axes[0]
+    assert axes.lines[1].get_ydata()[1] == axes.get_ylim()[0]
+
+
 def test_a_gap_stays_a_gap():
     loss = np.ones(10_000)
     loss[2_000:3_000] = np.nan
@@ -100,6 +118,9 @@ def test_any_loss_is_drawn(tmp_path, loss):
         (lambda run: plots.loss(), scaler.InvalidArgument, "0 runs"),
         (lambda run: plots.loss(*[run] * 7), scaler.InvalidArgument, "7 runs"),
         (lambda run: plots.loss({"loss": [np.nan]}), loops.LoopError, "nothing to draw"),
+        (lambda run: plots.loss(run, {"loss_scale": [1.0]}), loops.LoopError, "nothing to draw"),
+        (lambda run: plots.loss({"loss": [1e300, 1e-300]}), loops.LoopError, "matplotlib draws numbers up to 1e"),
+        (lambda run: plots.loss({"loss": ["low", "lower"]}), scaler.InvalidArgument, "expected numbers"),
     ],
 )
 def test_what_cannot_be_drawn_says_so(draw, error, said):

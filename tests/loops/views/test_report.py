@@ -231,6 +231,21 @@ def test_every_skip_of_a_long_run_is_seen(tmp_path):
     assert size < 100_000
 
 
+def test_a_value_between_gaps_is_seen(tmp_path):
+    loops.observe.report([{"loss": [1.0, np.nan, 3.0, np.nan, 2.0, 4.0]}], tmp_path / "report.html")
+    path = re.search(r'<path class="line blue" d="([^"]*)"/>\n</svg>', (tmp_path / "report.html").read_text()).group(1)
+    assert [part.count("h") for part in path.split("M")[1:]] == [1, 1, 0]
+
+
+def test_critical_scales_beyond_the_axis_are_not_drawn_on_its_edge(tmp_path):
+    run = write_run(tmp_path / "run", skips=(3, 4))
+    loops.observe.report([run], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    grey = re.search(r'aria-label="Loss scale over.*?<path class="line faint" d="([^"]*)"', text, re.DOTALL).group(1)
+    assert grey.count("M") + grey.count("L") == 2
+    assert "Where it is missing it is not known, or beyond 2^12 times the largest loss scale." in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
