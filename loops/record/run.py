@@ -24,6 +24,7 @@ class Measured:
         carries_scale: Bool [tensors]: whether the values were multiplied by the loss scale.
         amax: Float32 [steps, tensors], the largest measured magnitudes; infinity or NaN if there was one, and 0 where
             a part of the step was not measured.
+        missing: Bool [steps, tensors], where that is so.
         counted: Int64 [entries], the step of each entry, in order.
         tensor: Int64 [entries], the index in `names` of each entry.
         bin: Int64 [entries], the bin of each entry, see `scaler.observe`.
@@ -35,6 +36,7 @@ class Measured:
     formats: tuple[str, ...]
     carries_scale: np.ndarray
     amax: np.ndarray
+    missing: np.ndarray
     counted: np.ndarray
     tensor: np.ndarray
     bin: np.ndarray

@@ -49,6 +49,7 @@ def measured_in(tables: TraceTables) -> Measured | None:
         formats=tuple(tables.tensors["format"].to_pylist()),
         carries_scale=np.array(tables.tensors["carries_scale"].to_pylist(), bool),
         amax=amax[known],
+        missing=missing[known],
         counted=entries["step"].to_numpy().astype(np.int64),
         tensor=np.asarray(tensor.indices).astype(np.int64) if len(entries) else np.zeros(0, np.int64),
         bin=entries["bin"].to_numpy().astype(np.int64),

@@ -8,7 +8,7 @@ import numpy as np
 
 from loops.record.run import Measured
 
-ALL_ZERO, NOT_A_NUMBER, INFINITE = 1, 2, 3
+NOT_MEASURED, ALL_ZERO, NOT_A_NUMBER, INFINITE = 0, 1, 2, 3
 FIRST = 4
 """The byte of the lowest exponent of a cell."""
 LOWEST, HIGHEST = -123, 128
@@ -24,11 +24,16 @@ def heat_cells(measured: Measured, kept: np.ndarray, columns: int) -> tuple[np.n
         columns: The most columns; each stands for as many steps.
 
     Returns:
-        Int64 [columns], the first step of each, and uint8 [tensors, columns] as of `cells_of`.
+        Int64 [columns], the first step of each, and uint8 [tensors, columns] as of `cells_of`, or `NOT_MEASURED`.
     """
     count = len(measured.step)
     edges = np.unique(np.linspace(0, count, min(columns, count) + 1).astype(np.int64))
-    cells = [cells_of(measured.amax[start:end, kept]) for start, end in itertools.pairwise(edges)]
+    cells = [
+        np.where(
+            measured.missing[start:end, kept].all(axis=0), NOT_MEASURED, cells_of(measured.amax[start:end, kept])
+        ).astype(np.uint8)
+        for start, end in itertools.pairwise(edges)
+    ]
     return measured.step[edges[:-1]], np.stack(cells, 1)
 
 

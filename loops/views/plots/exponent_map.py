@@ -11,7 +11,7 @@ from loops.record import as_recorded
 from loops.support.drawing import drawing
 from loops.support.errors import LoopError
 from loops.support.palette import BLACK, HUGE, MIDDLE, PINK, TINY, YELLOW
-from loops.views.charts.cells import ALL_ZERO, FIRST, INFINITE, LOWEST, NOT_A_NUMBER, heat_cells
+from loops.views.charts.cells import ALL_ZERO, FIRST, INFINITE, LOWEST, NOT_A_NUMBER, NOT_MEASURED, heat_cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +26,7 @@ def exponents(run: Any, kind: str = "activation_gradients") -> Figure:
     """The largest magnitude of each tensor over the steps, as a power of two within float16's range.
 
     Blue is near the smallest number of float16, orange near its largest. Yellow is all zero, pink NaN, black infinite.
+    Nothing is drawn where nothing was measured, as between the turns of a part.
 
     Args:
         run: A run, in any form that `loops.views.plots` takes.
@@ -54,7 +55,7 @@ def exponents(run: Any, kind: str = "activation_gradients") -> Figure:
         colours = LinearSegmentedColormap.from_list("exponents", [TINY, MIDDLE, HUGE], _HIGH - _LOW)
         exponent = np.ma.masked_where(cells < FIRST, cells.astype(np.int64) - FIRST + LOWEST)
         mesh = axes.pcolormesh(steps, rows, exponent, cmap=colours, vmin=_LOW, vmax=_HIGH, rasterized=True)
-        special = np.ma.masked_where(cells >= FIRST, cells)
+        special = np.ma.masked_where((cells >= FIRST) | (cells == NOT_MEASURED), cells)
         tints = ListedColormap([colour for _, colour, _ in _SPECIAL])
         axes.pcolormesh(steps, rows, special, cmap=tints, vmin=_SPECIAL[0][0], vmax=_SPECIAL[-1][0], rasterized=True)
         named = [Patch(color=colour, label=label) for code, colour, label in _SPECIAL if (cells == code).any()]

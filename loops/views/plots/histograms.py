@@ -23,11 +23,11 @@ def histogram(run: Any, tensor: str, step: int | None = None) -> Figure:
     Args:
         run: A run, in any form that `loops.views.plots` takes.
         tensor: The tensor's name, such as "activation_gradients/dense_1".
-        step: The step; the nearest one with histograms is shown (default: the last).
+        step: The step; the nearest one with a histogram of this tensor is shown (default: the last).
 
     Raises:
         scaler.InvalidArgument: If `run` is not a run, or `tensor` was not measured.
-        LoopError: Without matplotlib, or if the run has no histograms.
+        LoopError: Without matplotlib, or if the run has no histogram of this tensor.
     """
     found = as_recorded(run)
     measured = found.tensors
@@ -35,7 +35,11 @@ def histogram(run: Any, tensor: str, step: int | None = None) -> Figure:
         raise LoopError(f"{found.name}: it has no histograms. {' '.join(found.notes)}".rstrip())
     if tensor not in measured.names:
         raise scaler.InvalidArgument(f"histogram(tensor={tensor!r}): expected one of {', '.join(measured.names)}.")
-    frames, place = measured.frames, measured.names.index(tensor)
+    place = measured.names.index(tensor)
+    # Of a part there are only histograms of its turns.
+    frames = np.unique(measured.counted[measured.tensor == place])
+    if not len(frames):
+        raise LoopError(f"{found.name}: it has no histograms of {tensor}, only of others.")
     at = int(frames[-1] if step is None else frames[np.abs(frames - step).argmin()])
     mine = (measured.counted == at) & (measured.tensor == place)
     counts = np.bincount(measured.bin[mine], measured.count[mine], observe.BINS)
@@ -59,5 +63,6 @@ def histogram(run: Any, tensor: str, step: int | None = None) -> Figure:
         axes.set_title(f"{tensor}, step {at}", loc="left", parse_math=False)
         axes.set_title(shares, loc="right")
         axes.set_xlabel(f"exponent (shaded: the range of {limits.name}; orange: subnormal)")
+        axes.set_ylim(bottom=0)
         axes.set_ylabel("share of the values")
         return figure

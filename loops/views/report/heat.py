@@ -20,9 +20,10 @@ from loops.views.report.tables import cell
 
 _TENSORS, _TABLE = 1500, 300
 _SAID = """The largest magnitude of each tensor, as a power of two, over the steps; where a column stands for several
-steps, the largest of them. Blue is near the smallest, orange near the largest number of float16. Gradients are as they
-were measured, times the loss scale. Point at a cell, or go to the map with Tab and move with the arrow keys: below are
-its values and the histogram of that tensor nearest to that step."""
+steps, the largest of them. Blue is near the smallest, orange near the largest number of float16. Gradients are
+as they were measured, times the loss scale. A cell is empty where nothing was measured, as between the turns of
+a part. Point at a cell, or go to the map with Tab and move with the arrow keys: below are its values and the
+histogram of that tensor nearest to that step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _worst(measured: Measured) -> str:
 def _table(measured: Measured, kept: np.ndarray) -> Table:
     rows = []
     for place in kept[:_TABLE].tolist():
-        values = measured.amax[:, place]
+        values = measured.amax[~measured.missing[:, place], place]
         finite = values[np.isfinite(values)]
         usable = finite[finite > 0]
         with np.errstate(divide="ignore"):

@@ -66,7 +66,7 @@ const heat = root => {
   for (const kind of kinds) made("option", choice, words(kind)).value = kind;
   choice.value = kinds.includes("activation_gradients") ? "activation_gradients" : kinds[0];
 
-  const color = (tint, value) => value === 1 ? tint.zero : value === 2 ? tint.nan :
+  const color = (tint, value) => value === 0 ? [0, 0, 0, 0] : value === 1 ? tint.zero : value === 2 ? tint.nan :
     value === 3 ? tint.inf : shade(tint, value - data.first + data.lowest);
 
   const draw = () => {
@@ -136,7 +136,7 @@ const heat = root => {
     const [kind, layer, format, carries] = data.tensors[place], value = cells[place * columns + column];
     const from = data.starts[column], to = column + 1 < columns ? data.starts[column + 1] - 1 : data.last;
     const when = from >= to ? `step ${from}` : `steps ${from} to ${to}`;
-    const size = value === 1 ? "all zero" : value === 2 ? "a NaN" : value === 3 ?
+    const size = value === 0 ? "not measured" : value === 1 ? "all zero" : value === 2 ? "a NaN" : value === 3 ?
       "an infinity" : `largest in [${power(value - data.first + data.lowest)}, ${power(value - data.first + data.lowest + 1)})`;
     let text = `${words(kind)} of ${layer}, ${when}: ${size}; computed in ${format}, which holds ` +
       `${power(data.formats[format].low)} to ${data.formats[format].largest}` + (carries ? ", times the loss scale." : ".");

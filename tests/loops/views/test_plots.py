@@ -1,12 +1,16 @@
 """Guards the plots of a run: each a Figure, of a folder, a trace or arrays, with what was recorded in it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from recorded_cases import write_run
 
 import loops
 import scaler
+from loops.record import as_recorded
 from loops.views import plots
+from loops.views.charts.cells import NOT_MEASURED, heat_cells
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +89,29 @@ def test_a_run_without_a_finite_loss_stands_beside_others(folder):
 def test_a_value_between_gaps_is_a_point():
     axes = plots.loss({"loss": [1.0, np.nan, 3.0, np.nan, 2.0, 4.0]}).axes[0]
     assert [line.get_xdata().tolist() for line in axes.lines if line.get_marker() == "."] == [[1, 3]]
+
+
+def test_what_was_not_measured_is_not_zero(folder):
+    """As between the turns of a part: its cells are empty, and the histogram is that of its last turn."""
+    run = as_recorded(folder)
+    measured = run.tensors
+    place = measured.names.index("activations/dense")
+    missing = measured.missing.copy()
+    missing[20:, place] = True
+    later = (measured.tensor == place) & (measured.counted > 20)
+    entries = {name: getattr(measured, name)[~later] for name in ("counted", "tensor", "bin", "count")}
+    amax = np.where(missing, np.float32(0), measured.amax)
+    parted = dataclasses.replace(measured, missing=missing, amax=amax, **entries)
+    _, cells = heat_cells(parted, np.array([place]), 6)
+    assert (cells[0] == NOT_MEASURED).tolist() == [False, False, True, True, True, True]
+    run = dataclasses.replace(run, tensors=parted)
+    axes = plots.histogram(run, "activations/dense").axes[0]
+    assert axes.get_title(loc="left") == "activations/dense, step 20"
+    nothing = dataclasses.replace(
+        parted, **{name: values[entries["tensor"] != place] for name, values in entries.items()}
+    )
+    with pytest.raises(loops.LoopError, match="no histograms of activations/dense, only of others"):
+        plots.histogram(dataclasses.replace(run, tensors=nothing), "activations/dense")
 
 
 def test_what_is_infinite_lies_on_the_edge():
