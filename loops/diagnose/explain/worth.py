@@ -53,8 +53,10 @@ def _usual(remedies: Sequence[Remedy], losses: Sequence[float]) -> tuple[float, 
     """The loss to compare with, and where it comes from."""
     before = [abs(loss) for loss in losses if math.isfinite(loss)]
     if before:
-        # Of losses that diverge the median is absurd itself; of others the first is seldom the lower one.
-        return min(float(np.median(before)), before[0]), "of the steps before"
+        median = float(np.median(before))
+        # Of losses that diverge the median is absurd itself.
+        diverged = median > _ABSURD * max(before[0], 1.0)
+        return before[0] if diverged else median, "of the steps before"
     tried = [abs(one.loss) for one in remedies if one.finite and math.isfinite(one.loss)]
     return min(tried, default=math.nan), "that another remedy gives"
 
