@@ -19,7 +19,7 @@ from scaler.mistakes.kept_sums import look_at_end
 from scaler.mistakes.marks import LOSS_SCALE, READ, RETRIED, SCALED, mark, marked_retried, owned
 from scaler.mistakes.mixed_scales import refuse_mixed
 from scaler.mistakes.moving_statistics import Moved
-from scaler.mistakes.nonlinear import refuse_nonlinear
+from scaler.mistakes.nonlinear import refuse_nonlinear, refuse_other_powers
 from scaler.mistakes.open_losses import OpenLosses
 from scaler.mistakes.open_step import OpenStep, unseen_loss
 from scaler.mistakes.order_of_calls import Unscaled, Use, one_scale
@@ -285,7 +285,7 @@ class Calls:
         """
         why = None
         if unscaled is False:
-            self._refuse("apply", upstream, model, may_leave_out=when is not True)
+            self._refuse("apply", upstream, model, may_leave_out=when is not True, is_named=named is not None)
             self.use.check_one_scale("apply", self.step, self._scale_now)
             if not self._is_one:
                 why = not_scaled(upstream, model, self.use.asked)
@@ -300,12 +300,21 @@ class Calls:
             self.use.say_once(still_scaled(upstream, model))
         return why is not None
 
-    def _refuse(self, method: str, upstream: Upstream, model: Sequence = (), may_leave_out: bool = False) -> None:
+    def _refuse(
+        self,
+        method: str,
+        upstream: Upstream,
+        model: Sequence = (),
+        may_leave_out: bool = False,
+        is_named: bool = False,
+    ) -> None:
         # A scale of 1 may divide gradients that another scaler scaled and the user unscaled.
         owner = None if self._is_one else self
         refuse_gradients(method, upstream, owner)
         refuse_mixed(method, upstream, owner, may_leave_out)
         refuse_nonlinear(method, upstream, owner, model)
+        if not is_named:
+            refuse_other_powers(method, upstream, owner, model)
 
     def _moved(self, upstream: Upstream, model: Sequence, when: Any) -> list[Moved]:
         """BatchNorm's statistics that moved in this graph and can be put back. It warns if some cannot be."""

@@ -39,12 +39,38 @@ def refuse_nonlinear(method: str, upstream: Upstream, owner: object, variables: 
         return
     degree = next(filter(depends, degrees_of_derivatives(upstream, owner, variables)), None)
     if degree is not None:
-        raise InvalidArgument(
-            f"{method}(grads): these gradients are not the loss scale times those of a loss: {_how(degree)}. Something "
-            "that is not proportional to the scaled loss was computed from it and differentiated, such as a square, a "
-            "root, a logarithm, a product of two scaled losses or a limit: expected gradients of a scaled loss, or of "
-            "sums and multiples of scaled losses. Compute the function first, and pass its result to scale(loss)."
-        )
+        raise _not_proportional(method, degree)
+
+
+def refuse_other_powers(method: str, upstream: Upstream, owner: object, variables: Sequence = ()) -> None:
+    """Raises `InvalidArgument` if gradients certainly grow with another power of a scale that was read than the first.
+
+    A root of the scale, or its square, has multiplied the loss. Of a scale that `scale` read, `refuse_nonlinear` tells.
+
+    Args:
+        method: Who asks, for the error.
+        upstream: What the gradients come from.
+        owner: The `Calls` of the loss scaler, or None if nothing has to be checked.
+        variables: The trained variables of the model, as far as they are known.
+    """
+    marks = [one.tensor for kind in (LOSS_SCALE, READ) for one in upstream.marks.get(kind, ())]
+    read = [marked for marked in marks if owner_of_scale(marked) is owner and not is_of_a_loss(marked)]
+    if tf.executing_eagerly() or owner is None or not read:
+        return
+    degrees = DegreesUpstream(owner, may_be_scale(upstream, variables))
+    for degree in (degrees.of((value, ())) for value in upstream.values):
+        # One of 0 does not come from the scale, or as a mask.
+        if isinstance(degree, float) and degree not in (0.0, 1.0):
+            raise _not_proportional(method, degree - 1.0)
+
+
+def _not_proportional(method: str, degree: Degree) -> InvalidArgument:
+    return InvalidArgument(
+        f"{method}(grads): these gradients are not the loss scale times those of a loss: {_how(degree)}. Something "
+        "that is not proportional to the scaled loss was computed from it and differentiated, such as a square, a "
+        "root, a logarithm, a product of two scaled losses or a limit: expected gradients of a scaled loss, or of "
+        "sums and multiples of scaled losses. Compute the function first, and pass its result to scale(loss)."
+    )
 
 
 def degrees_of_derivatives(upstream: Upstream, owner: object, variables: Sequence) -> Iterator[Degree]:

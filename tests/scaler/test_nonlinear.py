@@ -176,6 +176,49 @@ READS = {
 }
 
 
+POWERS = {
+    "0.5": lambda loss, scale: loss * tf.sqrt(scale),
+    "2": lambda loss, scale: loss * scale**2,
+    "-1": lambda loss, scale: loss / scale,
+}
+FIRST_POWERS = {
+    "a root twice": lambda loss, scale: loss * tf.sqrt(scale) * tf.sqrt(scale),
+    "a square and back": lambda loss, scale: loss * tf.square(scale) / scale,
+    "by its logarithm": lambda loss, scale: loss * tf.exp(tf.math.log(scale)),
+    "a part": lambda loss, scale: loss * (scale / 8.0),
+}
+
+
+def a_step_by_hand(scaled, **named):
+    """A step whose user reads the scale inside of the tape and multiplies by a function of it."""
+    loss_scaler, model = scaler.LossScaler(), keras.Sequential([keras.Input([3]), keras.layers.Dense(2, "relu")])
+    variables = model.trainable_variables
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = scaled(tf.reduce_mean(tf.square(model(tf.ones([4, 3])) - 1.0)), loss_scaler.loss_scale)
+        own = {name: of(loss_scaler.loss_scale) for name, of in named.items()}
+        return loss_scaler.apply(plain_descent, tape.gradient(loss, variables), variables, **own).finite
+
+    return step
+
+
+@pytest.mark.parametrize("power", POWERS)
+def test_another_power_of_the_scale_is_refused(power):
+    with pytest.raises(scaler.InvalidArgument, match=f"they grow with its power of {power}\\."):
+        a_step_by_hand(POWERS[power])()
+
+
+@pytest.mark.parametrize("how", FIRST_POWERS)
+def test_what_comes_back_to_the_first_power_is_not(how):
+    assert a_step_by_hand(FIRST_POWERS[how])()
+
+
+def test_a_scale_of_ones_own_may_be_any_function_of_it():
+    assert a_step_by_hand(POWERS["0.5"], loss_scale=tf.sqrt)()
+
+
 @pytest.mark.parametrize("read", READS)
 def test_a_loss_that_was_scaled_by_hand(read):
     def scaled(function):
