@@ -157,7 +157,7 @@ class StepCalls:
         """
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # Of any kind, the user's own included: it is raised again as it is.
             if self.taken or isinstance(error, BadBatch) or not isinstance(error, scaler.ScalerError):
                 failed_step.note(error, self._name, self.taken + 1, self._spec, self._given)
             if not self._worked:

@@ -109,6 +109,8 @@ class Calls:
         """
         upstream = Upstream(grads)
         self._refuse("unscale", upstream)
+        if not self._is_one:
+            refuse_other_powers("unscale", upstream, self)
         self.use.say_once(self._recorded.taken("unscale", grads), "not scaled")
         self.use.begins()
         self.use.check_one_scale("unscale", self.step, self._scale_now)
@@ -285,7 +287,9 @@ class Calls:
         """
         why = None
         if unscaled is False:
-            self._refuse("apply", upstream, model, may_leave_out=when is not True, is_named=named is not None)
+            self._refuse("apply", upstream, model, may_leave_out=when is not True)
+            if named is None and not self._is_one:
+                refuse_other_powers("apply", upstream, self, model)
             self.use.check_one_scale("apply", self.step, self._scale_now)
             if not self._is_one:
                 why = not_scaled(upstream, model, self.use.asked)
@@ -300,21 +304,12 @@ class Calls:
             self.use.say_once(still_scaled(upstream, model))
         return why is not None
 
-    def _refuse(
-        self,
-        method: str,
-        upstream: Upstream,
-        model: Sequence = (),
-        may_leave_out: bool = False,
-        is_named: bool = False,
-    ) -> None:
+    def _refuse(self, method: str, upstream: Upstream, model: Sequence = (), may_leave_out: bool = False) -> None:
         # A scale of 1 may divide gradients that another scaler scaled and the user unscaled.
         owner = None if self._is_one else self
         refuse_gradients(method, upstream, owner)
         refuse_mixed(method, upstream, owner, may_leave_out)
         refuse_nonlinear(method, upstream, owner, model)
-        if not is_named:
-            refuse_other_powers(method, upstream, owner, model)
 
     def _moved(self, upstream: Upstream, model: Sequence, when: Any) -> list[Moved]:
         """BatchNorm's statistics that moved in this graph and can be put back. It warns if some cannot be."""

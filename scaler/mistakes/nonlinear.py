@@ -43,23 +43,24 @@ def refuse_nonlinear(method: str, upstream: Upstream, owner: object, variables: 
 
 
 def refuse_other_powers(method: str, upstream: Upstream, owner: object, variables: Sequence = ()) -> None:
-    """Raises `InvalidArgument` if gradients certainly grow with another power of a scale that was read than the first.
+    """Raises `InvalidArgument` if gradients certainly grow with a power of the scale other than the first.
 
-    A root of the scale, or its square, has multiplied the loss. Of a scale that `scale` read, `refuse_nonlinear` tells.
+    A root of the scale, or its square, multiplied the loss by hand. `refuse_nonlinear` sees what is done to the result
+    of `scale`.
 
     Args:
         method: Who asks, for the error.
         upstream: What the gradients come from.
-        owner: The `Calls` of the loss scaler, or None if nothing has to be checked.
+        owner: The `Calls` of the loss scaler.
         variables: The trained variables of the model, as far as they are known.
     """
     marks = [one.tensor for kind in (LOSS_SCALE, READ) for one in upstream.marks.get(kind, ())]
     read = [marked for marked in marks if owner_of_scale(marked) is owner and not is_of_a_loss(marked)]
-    if tf.executing_eagerly() or owner is None or not read:
+    if tf.executing_eagerly() or not read:
         return
     degrees = DegreesUpstream(owner, may_be_scale(upstream, variables))
     for degree in (degrees.of((value, ())) for value in upstream.values):
-        # One of 0 does not come from the scale, or as a mask.
+        # One of degree 0 does not come from the scale: other rules judge it.
         if isinstance(degree, float) and degree not in (0.0, 1.0):
             raise _not_proportional(method, degree - 1.0)
 

@@ -221,7 +221,10 @@ def test_an_overflow_is_retried_and_the_gradient_of_the_rest_is_clipped(execute,
         with tf.GradientTape(persistent=True) as tape:
             line = tf.cast(tf.cast(weight, tf.float16) * tf.cast(slope, tf.float16), tf.float32)
             scaled = loss_scaler.scale(tf.reduce_sum(line))
-        again = lambda small: tape.gradient(scaled, [weight], output_gradients=small)  # noqa: E731
+
+        def again(small):
+            return tape.gradient(scaled, [weight], output_gradients=small)
+
         return loss_scaler.apply(optimizer, None, [weight], again=again)
 
     outcomes = [take(tf.constant(slope)) for slope in (3.0, 3.0, 3.0, 3.0, 3.0, 3000.0)]

@@ -116,7 +116,7 @@ def _helps(remedy: Remedy, losses: Sequence[float]) -> bool:
 def _try(attempts: Attempts, kind: Kind, name: str, advice: str, change: Callable) -> Remedy:
     moment = attempts.moment
     step = moment.train_step
-    # A `ComposedStep` is traced anew in any case, with the turns of each of these steps and not those of the next.
+    # Replaying traces a `ComposedStep` anew in any case, so that each step has its own turns.
     again = step.retraced() if isinstance(step, TrainStep) else contextlib.nullcontext()
     try:
         with again:

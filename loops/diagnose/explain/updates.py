@@ -50,7 +50,7 @@ def size_of_update(before: Held) -> float | None:
 
 def largest(before: Held) -> float:
     """The largest magnitude among the values, NaN if one is; 0 without values."""
-    return max((float(np.max(np.abs(one))) for one in before.values if one.size), default=0.0)
+    return float(np.max([np.max(np.abs(one)) for one in before.values if one.size], initial=0.0))
 
 
 def _value(variable: tf.Variable) -> np.ndarray:

@@ -287,7 +287,10 @@ def test_numbers_of_spikes_that_never_come_together_are_refused(tmp_path):
 
 def test_what_it_needs_is_named(tmp_path):
     data = tf.data.Dataset.from_tensor_slices(batches())
-    step = lambda x, y: {"loss": tf.reduce_mean(x)}  # noqa: E731
+
+    def step(x, y):
+        return {"loss": tf.reduce_mean(x)}
+
     with pytest.raises(scaler.InvalidArgument, match=r"no loops\.Checkpoint"):
         loops.Loop(step, data, actions=[loops.Rewind(to=5, skip=9)]).run(1)
     actions = [loops.Rewind(to=5, skip=9), loops.Checkpoint(tmp_path, every=5)]

@@ -53,10 +53,10 @@ def outputs_of(here, mode, replicas=1):
     step = here.step
     if replicas == 2:
 
-        def both(x, y, push):
+        def step(given):
+            x, y, push = given
             return mirrored(2).run(lambda: here.step((x, y, _of_this_replica(push))))
 
-        step = lambda given: both(*given)  # noqa: E731
     call = step if mode == "eager" else tf.function(step, jit_compile=mode == "xla")
     seen = [call(tuple(map(tf.constant, one))) for one in steep()]
     own = [{name: mirrored(2).experimental_local_results(one) for name, one in each.items()} for each in seen]

@@ -162,7 +162,10 @@ def test_a_composed_step_refuses_layers_that_came_or_went(what, change):
 def test_models_that_are_built_in_the_trace_are_no_change():
     late = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
-    late_loss = lambda given: squared_error(late(given[0]), model(given[0]))  # noqa: E731
+
+    def late_loss(given):
+        return squared_error(late(given[0]), model(given[0]))
+
     call = tf.function(loops.ComposedStep([loops.Part("model", model, late_loss, keras.optimizers.SGD(0.1))]))
     for _ in range(3):
         call(tensors())

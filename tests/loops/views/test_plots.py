@@ -132,7 +132,9 @@ def test_a_gap_stays_a_gap():
 
 @pytest.mark.parametrize("loss", [[5.0], [-2.0, 3.0], [1e200] * 90, [1e-300, 1e200] * 20])
 def test_any_loss_is_drawn(tmp_path, loss):
-    drawn(plots.loss({"loss": loss}), tmp_path)
+    axes = drawn(plots.loss({"loss": loss}), tmp_path)
+    low, high = axes.get_ylim()
+    assert low < min(loss) <= max(loss) < high
 
 
 @pytest.mark.parametrize(
