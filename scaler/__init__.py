@@ -33,7 +33,7 @@ from scaler.gate.loss_scaler import LossScaler as LossScaler
 from scaler.gate.optimizers import move_nothing as move_nothing
 from scaler.gate.rollback import Snapshot as Snapshot
 from scaler.gate.rollback import snapshot as snapshot
-from scaler.gate.rollback import state_of as state_of
+from scaler.backend.layers import state_of as state_of
 from scaler.gate.state import Counters as Counters
 from scaler.gate.together import Share as Share
 from scaler.gate.together import apply_together as apply_together

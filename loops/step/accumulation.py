@@ -24,7 +24,7 @@ class MicroBatches(tf.Module):
     Args:
         size: Micro-batches per window, at least 2.
         weights: The variables that the gradients belong to.
-        state: Non-trainable variables, restored at the end of a skipped window.
+        state: Of layers, known beforehand: restored at the end of a skipped window.
     """
 
     def __init__(self, size: int, weights: list, state: list):
@@ -50,11 +50,26 @@ class MicroBatches(tf.Module):
         """The argument."""
         return list(self._state)
 
-    def open(self) -> scaler.Snapshot:
-        """Starts a window if none is open, and returns the non-trainable state from before its first micro-batch."""
+    def open(self, now: scaler.Snapshot) -> scaler.Snapshot:
+        """Starts a window if none is open, and returns the state of layers from before its first micro-batch.
+
+        Args:
+            now: What the micro-batch has moved, with the values before it.
+        """
+        values = {id(variable): value for variable, value in zip(now.variables, now.values, strict=True)}
+        known = set(map(id, self._state))
+        new = [variable for variable in now.variables if id(variable) not in known]
+        if new:
+            tf.distribute.get_replica_context().merge_call(lambda strategy: self._keep(new))
         for saved, variable in zip(self._before, self._state, strict=True):
-            saved.assign(tf.where(self._opens, variable, saved))
-        return scaler.Snapshot(tuple(self._state), tuple(tf.identity(variable) for variable in self._before))
+            saved.assign(tf.where(self._opens, values.get(id(variable), variable), saved))
+        return scaler.Snapshot(tuple(self._state), tuple(tf.identity(saved) for saved in self._before))
+
+    def _keep(self, state: list) -> None:
+        """Makes room for the values of more variables, once for all replicas."""
+        with scaler.tracing.made_outside():
+            self._before += [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
+        self._state += state
 
     def add(self, grads: list, loss_scale: tf.Tensor, may_branch: bool) -> None:
         """Adds a micro-batch.

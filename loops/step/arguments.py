@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -148,23 +148,6 @@ def check_optimizer(who: str, optimizer: Any, loss_scaler: scaler.LossScaler | N
         raise scaler.InvalidArgument(
             f"{who}: the optimizer's ByAttempts counts the attempts of another loss scaler: expected the one "
             "that is passed as loss_scaler=."
-        )
-
-
-def check_no_new_state(who: str, known: Collection[int], now: Sequence) -> None:
-    """Refuses a model that got variables after a step listed what a skip puts back.
-
-    Args:
-        who: The start of the sentence.
-        known: The ids of the variables that the step listed.
-        now: Those that there are.
-    """
-    new = [getattr(one, "path", one.name) for one in now if id(one) not in known]
-    if new:
-        raise scaler.InvalidArgument(
-            f"{who}: the model got variables after the step was made, which a skip would not put back: "
-            f"{', '.join(map(repr, new[:3]))}{' and others' if len(new) > 3 else ''}. Make the step last, for example "
-            "after scaler.formats.emulated(...)(model)."
         )
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import scaler
 from loops.step.again import Differentiate
-from loops.step.arguments import check_no_new_state, computes_in_float16
+from loops.step.arguments import computes_in_float16
 from loops.step.composed_outputs import outputs_of, scales_of, summed_up
 from loops.step.fixed import ComposedFixed
 from loops.step.frozen_weights import models_of
@@ -95,10 +95,9 @@ class ComposedStep(tf.Module):
         self._trainable = scaler.weights.TrainableSet.of(weight for model in self.models for weight in model.weights)
         groups = [list(parts)] if loss_scaler else [[part] for part in parts]
         self.groups = [
-            PartGroup(each, self.scalers[each[0].name], accumulate, self._state(each), not _states(self.models))
-            for each in groups
+            PartGroup(each, self.scalers[each[0].name], accumulate, *self._state_and_others(each)) for each in groups
         ]
-        self._known = frozenset(map(id, _states(self.models)))
+        self._state = scaler.tracing.LayerState(self.models)
         self._turns = Turns(self.accumulate) if any(part.every > 1 for part in parts) else None
         self._passes = PartPasses(dict(self.scalers), list(self.models), self.accumulate, retry, self._probes)
         self._due_now: dict[str, bool] | None = None
@@ -215,7 +214,6 @@ class ComposedStep(tf.Module):
             "Make a new step and new optimizers after setting `trainable`: the masters belong to the step.",
         )
         self._fixed.keep()
-        check_no_new_state(f"ComposedStep of {names}", self._known, _states(self.models))
         self._probes.build(batch)
         due = [self._due(part) for part in self.parts]
         outputs: dict[str, tf.Tensor] = {}
@@ -245,18 +243,24 @@ class ComposedStep(tf.Module):
         self, forward: Callable[[Any], Any], batch: Any, due: list, outputs: dict, retries: list
     ) -> list[tuple[int, Decided]]:
         """One forward pass, the gradients of all parts, and then the decisions."""
-        before, scales = [group.open() for group in self.groups], scales_of(self.scalers, self.retry)
+        scales = scales_of(self.scalers, self.retry)
         again = [self._passes.again_together(self.parts, group.parts, forward, batch) for group in self.groups]
         looks = [self._probes.look(group, due[self.parts.index(group.parts[0])]) for group in self.groups]
         every = {name: look for one in looks for name, look in one.items()}
-        passes = self._passes.together(self.parts, due, forward, batch, every)
+        with self._state.watched() as moved:
+            passes = self._passes.together(self.parts, due, forward, batch, every)
+        state = moved.snapshot()
+        before = [group.before(state) for group in self.groups]
         taken = [[passes[part.name] for part in group.parts] for group in self.groups]
         turns = [due[self.parts.index(group.parts[0])] for group in self.groups]
         # All of them before any part moves, since a retry repeats the forward pass of all.
         retried = [self._retried(*one, retries) for one in zip(self.groups, taken, again, turns, strict=True)]
         found, start = [], 0
-        for group, own, state, turn, last, look in zip(self.groups, taken, before, turns, retried, looks, strict=True):
-            decided = None if turn is False and not group.window else group.decide(own, state, _when(turn), last)
+        for group, own, kept, turn, last, look in zip(self.groups, taken, before, turns, retried, looks, strict=True):
+            decided = None if turn is False and not group.window else group.decide(own, kept, _when(turn), last)
+            if decided is None:
+                # The pass has moved their state, too.
+                kept.restore_unless(tf.constant(True))
             found += [] if decided is None else [(self._first(start), decided)]
             outputs |= outputs_of(group.parts, own, decided, last, scales, self._passes.extra)
             outputs |= self._probes.outputs(group, own, None if turn is False else decided, look, batch)
@@ -273,8 +277,10 @@ class ComposedStep(tf.Module):
                 outputs |= self._probes.outputs(group, [None], None, {}, batch)
                 continue
             part, look = group.parts[0], self._probes.look(group, turn)
-            before, again = group.open(), self._passes.again_in_turn(part, batch, turn)
-            taken = self._passes.in_turn(part, batch, turn, again, look.get(part.name))
+            again = self._passes.again_in_turn(part, batch, turn)
+            with self._state.watched() as moved:
+                taken = self._passes.in_turn(part, batch, turn, again, look.get(part.name))
+            before = group.before(moved.snapshot())
             retried = self._retried(group, [taken], again, turn, retries)
             decided = group.decide([taken], before, _when(turn), retried)
             found.append((self._first(place), decided))
@@ -296,13 +302,14 @@ class ComposedStep(tf.Module):
         """Where the weights of a part begin among all."""
         return sum(len(part.variables) for part in self.parts[:place])
 
-    def _state(self, group: list[Part]) -> list:
-        """What a skip of these parts puts back."""
-        kept = [variable for part in self.parts if part not in group for variable in _states(part.own_models)]
+    def _state_and_others(self, group: list[Part]) -> tuple[list, list]:
+        """What a skip of these parts puts back, as far as it is known, and what the skips of others do."""
         # Parts that take turns are skipped one by one, each with all that its own pass has moved.
-        others = {id(variable) for variable in kept} if self.forward else set()
+        rest = [part for part in self.parts if part not in group] if self.forward else []
+        others = [variable for part in rest for variable in _states(part.own_models)]
+        kept = set(map(id, others))
         found = {id(variable): variable for variable in _states(self.models)}
-        return [variable for key, variable in found.items() if key not in others]
+        return [variable for key, variable in found.items() if key not in kept], others
 
 
 def _states(models: Sequence[keras.layers.Layer]) -> list:

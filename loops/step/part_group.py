@@ -54,8 +54,8 @@ class PartGroup(tf.Module):
         parts: One, or all of a step.
         loss_scaler: The scaler.
         accumulate: Micro-batches per step.
-        state: Non-trainable variables that are put back if the parts are skipped.
-        looks_for_state: Whether `apply` looks for BatchNorm's statistics, since the step knows of none.
+        state: State of layers that is put back if the parts are skipped, as far as it is known beforehand.
+        others: The state that other groups put back.
 
     Attributes:
         parts: The argument.
@@ -66,12 +66,12 @@ class PartGroup(tf.Module):
     """
 
     def __init__(
-        self, parts: Sequence[Part], loss_scaler: scaler.LossScaler, accumulate: int, state: list, looks_for_state: bool
+        self, parts: Sequence[Part], loss_scaler: scaler.LossScaler, accumulate: int, state: list, others: list
     ):
         super().__init__(name="part_group")
         self.parts, self.loss_scaler = list(parts), loss_scaler
         self.weights = [part.variables for part in parts]
-        self._state, self._looks_for_state = list(state), looks_for_state
+        self._others = set(map(id, others))
         self.masters = [_masters(weights) for weights in self.weights]
         self._teachers = [
             part.teacher and Teacher(part.teacher, part.model, masters, part.momentum)
@@ -85,9 +85,16 @@ class PartGroup(tf.Module):
         """The masters of the teachers."""
         return [teacher.masters for teacher in self._teachers if teacher]
 
-    def open(self) -> scaler.Snapshot:
-        """The state as it was before the step, or before the first micro-batch of its window."""
-        return self.window.open() if self.window else scaler.snapshot(self._state)
+    def before(self, moved: scaler.Snapshot) -> scaler.Snapshot:
+        """What a skip puts back: the state as it was before the step, or before the first micro-batch of its window.
+
+        Args:
+            moved: What the pass has moved, with the values before it.
+        """
+        pairs = zip(moved.variables, moved.values, strict=True)
+        own = [(variable, value) for variable, value in pairs if id(variable) not in self._others]
+        now = scaler.Snapshot(tuple(one for one, _ in own), tuple(value for _, value in own))
+        return self.window.open(now) if self.window else now
 
     def retry(self, taken: Sequence[Taken], again: Differentiate | None, turn: tf.Tensor | bool) -> Retried:
         """Takes the gradients of all parts again where only their scaled backward passes overflowed.
@@ -116,7 +123,7 @@ class PartGroup(tf.Module):
 
         Args:
             taken: The passes of the parts.
-            before: What `open` returned.
+            before: What `before` returned.
             due: Whether it is the parts' turn, scalar bool; None for always.
             retried: What `retry` returned; None if it was not called.
         """
@@ -149,7 +156,7 @@ class PartGroup(tf.Module):
             self.masters[place] or self.weights[place],
             clip_norm=part.clip_norm,
             clip=part.clip,
-            rollback=self._rollback(before),
+            rollback=before,
             when=when,
             **options,
         )
@@ -166,7 +173,7 @@ class PartGroup(tf.Module):
         judged, outcomes = scaler.apply_together(
             self.loss_scaler,
             shares,
-            rollback=self._rollback(before),
+            rollback=before,
             when=when,
             loss_scale=loss_scale,
             diagnose=again,
@@ -178,9 +185,6 @@ class PartGroup(tf.Module):
             variable = tf.where(failed, _among(own, done.variable, start), variable)
             start += len(own)
         return Decided(tf.convert_to_tensor(when), judged.finite, judged.cause, variable, outcomes)
-
-    def _rollback(self, before: scaler.Snapshot) -> scaler.Snapshot | None:
-        return None if self._looks_for_state else before
 
     def _again(self, taken: Sequence[Taken]) -> Callable[[tf.Tensor], list] | None:
         """The gradients of all parts once more. A window's second look would see only its last micro-batch."""

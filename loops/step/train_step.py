@@ -19,7 +19,6 @@ from loops.step.arguments import (
     check_late_layers,
     check_made_masters,
     check_masters,
-    check_no_new_state,
     check_parts,
     check_retry,
     check_scaling,
@@ -142,6 +141,7 @@ class TrainStep(tf.Module):
         self._compiled = self._make_compiled()
         check_probes(probes, model, layerwise)
         self._probing = Probing(probes)
+        self._state = scaler.tracing.LayerState([model])
         self.masters: scaler.MasterWeights | None = None
         self.window: MicroBatches | None = None
         self._ready, self._traced = bool(model.built), False
@@ -260,18 +260,16 @@ class TrainStep(tf.Module):
         due = self._probing.due(self.loss_scaler)
         weights = self._probing.before(self.model.trainable_variables, self.masters, due)
         loss_scale, limits = self.loss_scaler.loss_scale, self.loss_scaler.spike_limits
-        if self.window:
-            known = set(map(id, self.window.state))
-            check_no_new_state("TrainStep(accumulate=...)", known, scaler.state_of(self.model))
-        before = self.window.open() if self.window else scaler.snapshot(scaler.state_of(self.model))
-        now = scaler.snapshot(scaler.state_of(self.model)) if self.window and self.retry else before
-        if self._compiled:
-            (loss, extra, grads, seen), again = self._compiled(due, x, y, sample_weight), None
-        else:
-            loss, extra, grads, seen, again = self._differentiate(due, x, y, sample_weight)
-            if again and (self.retry or not self.window):
-                batch = (loss_scale, x, y, sample_weight)
-                again = taken_again(lambda small: self._gradients_again(small, *batch), now, again)
+        with self._state.watched() as moved:
+            if self._compiled:
+                (loss, extra, grads, seen), again = self._compiled(due, x, y, sample_weight), None
+            else:
+                loss, extra, grads, seen, again = self._differentiate(due, x, y, sample_weight)
+        now = moved.snapshot()
+        before = self.window.open(now) if self.window else now
+        if again and (self.retry or not self.window):
+            batch = (loss_scale, x, y, sample_weight)
+            again = taken_again(lambda small: self._gradients_again(small, *batch), now, again)
         if self.retry and again is None:
             raise scaler.InvalidArgument(NO_RETRY)
         if self.layerwise:

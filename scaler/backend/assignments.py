@@ -109,6 +109,16 @@ def assigned_apart_from(graph: Any, spans: Mapping[Any, Sequence[tuple[int, int]
     return set().union(*(_handles(outer) for outer, inner in captured if is_assigned(inner)))
 
 
+def assigned_since(graph: Any, place: int) -> set[int]:
+    """The ids of the handles of all variables that operations of a graph may assign, from one place on.
+
+    What the functions, branches and loops assign that they call counts, too. Of a variable that the graph captured it
+    has the handle outside, and those on the way to it.
+    """
+    operations = graph.get_operations()[place:]
+    return set().union(*(_handles(handle) for op in operations for handle in _assigned_by(op)))
+
+
 def is_function(graph: Any) -> bool:
     """Whether a graph is that of a function, a branch or a loop."""
     return type(graph).__name__.endswith("FuncGraph")

@@ -1,11 +1,28 @@
-"""The layers of a Keras model."""
+"""The layers of a Keras model, those that are called, and those that own a variable.
+
+Every layer is called through `keras.Operation.__call__`, once it is built. Only while `calls_noted` is open another
+function stands in its place.
+"""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator
+import contextlib
+import contextvars
+import functools
+import gc
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import keras
+
+from scaler.backend import replicas
+
+_NOTES: contextvars.ContextVar[tuple[Callable, ...]] = contextvars.ContextVar("calls_noted", default=())
+_LOCK = threading.Lock()
+_OPEN: list[Callable] = []
+"""What each `calls_noted` that is open found in the place of `keras.Operation.__call__`."""
 
 
 def layers_of(model: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -39,6 +56,82 @@ def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
                 found[own] = layer
                 waiting.append((f"{own}/", layer))
     return found
+
+
+@contextlib.contextmanager
+def calls_noted(note: Callable[[keras.layers.Layer], None]) -> Iterator[None]:
+    """Calls `note` with each built layer that this thread calls within this context, just before the layer runs."""
+    token = _NOTES.set((*_NOTES.get(), note))
+    with _LOCK:
+        if not _OPEN:
+            _note_calls()
+        _OPEN.append(note)
+    try:
+        yield
+    finally:
+        _NOTES.reset(token)
+        with _LOCK:
+            _OPEN.remove(note)
+            if not _OPEN:
+                keras.Operation.__call__ = keras.Operation.__call__.__wrapped__
+
+
+def _note_calls() -> None:
+    call = keras.Operation.__call__
+
+    @functools.wraps(call)
+    def noted(self: keras.Operation, *arguments: Any, **named: Any) -> Any:
+        if isinstance(self, keras.layers.Layer):
+            for note in _NOTES.get():
+                note(self)
+        return call(self, *arguments, **named)
+
+    keras.Operation.__call__ = noted
+
+
+def state_of(model: keras.layers.Layer) -> list[Any]:
+    """What the forward pass of a model moves by itself, for `snapshot`: once the model is built.
+
+    The non-trainable variables, and what Keras does not count among them: a stateful RNN keeps its states beside the
+    model's variables, and SpectralNormalization assigns a trainable weight in every forward pass.
+
+    Args:
+        model: A Keras model or layer.
+    """
+    found = list(model.non_trainable_variables)
+    for layer in layers_of(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful and layer.states is not None:
+            found += keras.tree.flatten(layer.states)
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            found.append(layer.kernel)
+    return list({id(variable): variable for variable in found}.values())
+
+
+def owners_of(variables: Iterable[Any]) -> dict[int, keras.layers.Layer]:
+    """The living Keras layer whose state holds each of these variables of TensorFlow, by the variable's id.
+
+    Variables that no layer holds are left out: your own, metrics, those of optimizers.
+    """
+    wanted = {id(variable) for variable in variables}
+    found: dict[int, keras.layers.Layer] = {}
+    for layer in alive(keras.layers.Layer) if wanted else ():
+        natives = map(replicas.native, state_of(layer)) if layer.built else ()
+        parts = [part for one in natives for part in (one, *getattr(one, "values", ()))]
+        found |= {id(part): layer for part in parts if id(part) in wanted}
+    return found
+
+
+def alive(*kinds: type) -> list[Any]:
+    """All living Python objects of some classes."""
+    # `gc.freeze` hides objects from the list. Hiding them again hides every other object, too.
+    frozen = gc.get_freeze_count()
+    if frozen:
+        gc.unfreeze()
+    objects = gc.get_objects()
+    if frozen:
+        gc.freeze()
+    # Not isinstance, which reads `__class__` and may run code of foreign objects.
+    return [one for one in objects if issubclass(type(one), kinds)]
 
 
 def unused(path: str, taken: dict) -> str:

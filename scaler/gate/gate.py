@@ -140,8 +140,9 @@ class Gate:
 
             when = replicas.agreed(strategy, when)
 
+            state = list(zip(variables, before, strict=True))
+
             def now(when: tf.Tensor) -> Decision:
-                state = list(zip(variables, before, strict=True))
                 decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state, when, on_skip, losses)
                 after(event, decision.clipped_norm, when)
                 return decision._replace(event=event) if self.returns_event else decision
@@ -149,7 +150,7 @@ class Gate:
             if self.selects or tf.get_static_value(when):
                 return now(when)
             true = tf.constant(True)
-            return tf.cond(_after_side_effects(when), lambda: now(true), lambda: self._not_now(strategy))
+            return tf.cond(_after_side_effects(when), lambda: now(true), lambda: self._not_now(strategy, state))
 
         return replicas.merge(decide, grads, before, loss_finite, when, losses)
 
@@ -282,7 +283,8 @@ class Gate:
         seen = (judged.norm, loss, judged.norms) if judged else (norm, loss)
         return decision, event_of(strategy, self.needs, unlimited, own, summed, loss_scale, *seen)
 
-    def _not_now(self, strategy: tf.distribute.Strategy) -> Decision:
+    def _not_now(self, strategy: tf.distribute.Strategy, state: list[tuple]) -> Decision:
+        put_back_non_finite(strategy, state)
         false, nan = tf.constant(False), tf.constant(float("nan"))
         told = (tf.constant(0.0),) * 3 if self.spikes else ()
         clipped = whole(0) if self.spikes and self.spikes.by_tensor == "clip" else None

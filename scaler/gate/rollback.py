@@ -14,7 +14,6 @@ from scaler.backend import replicas
 from scaler.backend.autograph import as_written
 from scaler.backend.devices import has_gpu
 from scaler.backend.graphs import apart, in_xla
-from scaler.backend.layers import layers_of
 from scaler.checks import as_variables
 from scaler.errors import InvalidArgument
 from scaler.mistakes.moving_statistics import warn_if_late
@@ -61,24 +60,6 @@ def snapshot(variables: Iterable) -> Snapshot:
     return Snapshot(variables, tuple(tf.identity(variable) for variable in variables))
 
 
-def state_of(model: keras.layers.Layer) -> list[Any]:
-    """What the forward pass of a model moves by itself, for `snapshot`: once the model is built.
-
-    The non-trainable variables, and what Keras does not count among them: a stateful RNN keeps its states beside the
-    model's variables, and SpectralNormalization assigns a trainable weight in every forward pass.
-
-    Args:
-        model: A Keras model or layer.
-    """
-    found = list(model.non_trainable_variables)
-    for layer in layers_of(model):
-        if isinstance(layer, keras.layers.RNN) and layer.stateful and layer.states is not None:
-            found += keras.tree.flatten(layer.states)
-        if isinstance(layer, keras.layers.SpectralNormalization):
-            found.append(layer.kernel)
-    return list({id(variable): variable for variable in found}.values())
-
-
 def all_finite(variables: Sequence[Any]) -> tf.Tensor:
     """Whether every value of the floating-point variables is finite: a scalar bool."""
     values = [tf.convert_to_tensor(variable) for variable in variables]
@@ -94,7 +75,7 @@ def all_finite(variables: Sequence[Any]) -> tf.Tensor:
 
 
 def put_back_non_finite(strategy: Any, state: Sequence[tuple[Any, Any]]) -> None:
-    """Puts back what is not finite any more, after an applied step: see `chosen_state`.
+    """Puts back what is not finite any more, where no step is skipped: see `chosen_state`.
 
     Args:
         strategy: TensorFlow's, from what `replicas.merge` calls.

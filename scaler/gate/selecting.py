@@ -7,6 +7,7 @@ second look at gradients or weights is left out: see "Selecting and branching" i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def move_where(finite: tf.Tensor, targets: Targets, move: Callable[[], None]) ->
 
 
 def restore_where(strategy: Any, state: Sequence[tuple], finite: tf.Tensor, when: tf.Tensor) -> None:
-    """Puts variables back to their values before a skipped step, and what became non-finite also in an applied one.
+    """Puts variables back to their values before a skipped step, and what became non-finite in any case.
 
     Args:
         strategy: TensorFlow's, from what `replicas.merge` calls.
@@ -38,12 +39,9 @@ def restore_where(strategy: Any, state: Sequence[tuple], finite: tf.Tensor, when
         when: Scalar bool, whether there is a step at all.
     """
 
-    def restored(own: Any, before: tf.Tensor) -> tf.Tensor:
-        value = chosen_state(own, before, finite)
-        return value if tf.get_static_value(when) else tf.where(when, value, own)
-
+    kept = finite if tf.get_static_value(when) else tf.logical_or(finite, tf.logical_not(when))
     for variable, value in state:
-        replicas.assign_each(strategy, variable, restored, value)
+        replicas.assign_each(strategy, variable, functools.partial(chosen_state, kept=kept), value)
 
 
 def reason_by_norms(targets: Targets, squares: tf.Tensor, loss_finite: tf.Tensor, skipped: tf.Tensor) -> Skip:

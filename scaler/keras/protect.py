@@ -17,7 +17,8 @@ from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.gate.choose import selects_by_default
-from scaler.gate.rollback import all_finite, chosen_state, state_of
+from scaler.backend.layers import state_of
+from scaler.gate.rollback import all_finite, chosen_state
 from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored, optimizers_of
 from scaler.keras.optimizer import LossScaleOptimizer
 from scaler.keras.optimizers_in_step import ProtectedStep
