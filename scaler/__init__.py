@@ -23,6 +23,7 @@ from scaler import weights as weights
 from scaler.backend import old_paths
 from scaler.backend.formats import FloatFormat as FloatFormat
 from scaler.backend.formats import float_format as float_format
+from scaler.backend.layers import state_of as state_of
 from scaler.errors import InvalidArgument as InvalidArgument
 from scaler.errors import ScalerError as ScalerError
 from scaler.errors import ScaleWarning as ScaleWarning
@@ -33,7 +34,6 @@ from scaler.gate.loss_scaler import LossScaler as LossScaler
 from scaler.gate.optimizers import move_nothing as move_nothing
 from scaler.gate.rollback import Snapshot as Snapshot
 from scaler.gate.rollback import snapshot as snapshot
-from scaler.backend.layers import state_of as state_of
 from scaler.gate.state import Counters as Counters
 from scaler.gate.together import Share as Share
 from scaler.gate.together import apply_together as apply_together

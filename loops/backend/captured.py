@@ -8,12 +8,13 @@ handle's text; if it is not, the handle counts as every kind.
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Container
 from typing import Any
 
 import tensorflow as tf
+
+import scaler
 
 VARIABLE = "tensorflow::Var"
 TABLE = "tensorflow::lookup::LookupInterface"
@@ -53,25 +54,15 @@ def variables_by_handle(concrete: tf.types.experimental.ConcreteFunction, known:
 def owners(handles: list[tf.Tensor]) -> dict[int, Any]:
     """The variable, table, iterator or dataset of each handle, by the handle's id, without those not found."""
     wanted = {id(handle) for handle in handles}
-    found = _among(gc.get_objects(), wanted) if wanted else {}
-    if len(found) < len(wanted) and gc.get_freeze_count():
-        # `gc.freeze` hid objects from the list. Hiding them again hides every other object, too.
-        gc.unfreeze()
-        objects = gc.get_objects()
-        gc.freeze()
-        found = _among(objects, wanted)
-    return found
-
-
-def _among(objects: list, wanted: set[int]) -> dict[int, Any]:
     found: dict[int, Any] = {}
-    for one in objects:
-        # Not isinstance, which reads `__class__` and may run code of foreign objects.
-        if issubclass(type(one), _KEEPERS):
+    for objects in scaler.tracing.alive(*_KEEPERS) if wanted else ():
+        for one in objects:
             for handle in _handles(one):
                 # An iterator that was passed to a function is a second object, without a dataset.
                 if id(handle) in wanted and (id(handle) not in found or dataset_of(one) is not None):
                     found[id(handle)] = one
+        if len(found) == len(wanted):
+            break
     return found
 
 

@@ -43,7 +43,7 @@ def assignments(variable: Any, since: Any = None, until: Any = None) -> list[Any
         if captures is None and graph is tf.compat.v1.get_default_graph():
             return list(_between(since, until))
         handles |= {id(inner) for outer, inner in captures or () if id(outer) in handles}
-    return [op for op in _between(since, until) if any(id(handle) in handles for handle in _assigned_by(op))]
+    return [op for op in _between(since, until) if any(id(handle) in handles for handle in assigned_by(op))]
 
 
 def value_assigned(op: Any) -> list[tf.Tensor]:
@@ -59,7 +59,7 @@ def assigned_before(handle: tf.Tensor, until: Any, places: dict[Any, dict]) -> A
         until: The operation of this graph before which to look. With None the whole graph is looked at.
         places: Where operations stand in their graphs, for graphs that do not change any more. It is filled.
     """
-    found = [op for op in handle.consumers() if any(given is handle for given in _assigned_by(op))]
+    found = [op for op in handle.consumers() if any(given is handle for given in assigned_by(op))]
     if not found:
         return None
     graph = handle.graph
@@ -78,7 +78,7 @@ def is_one_of(handle: tf.Tensor, variables: Sequence[Any]) -> bool:
 
 def assigns(graph: Any, variable: Any) -> bool:
     """Whether an operation of a graph may assign a variable."""
-    return any(is_one_of(handle, [variable]) for op in graph.get_operations() for handle in _assigned_by(op))
+    return any(is_one_of(handle, [variable]) for op in graph.get_operations() for handle in assigned_by(op))
 
 
 def assigned_apart_from(graph: Any, spans: Mapping[Any, Sequence[tuple[int, int]]]) -> set[int]:
@@ -91,7 +91,7 @@ def assigned_apart_from(graph: Any, spans: Mapping[Any, Sequence[tuple[int, int]
     places: dict[Any, dict] = {}
 
     def is_assigned(handle: tf.Tensor) -> bool:
-        found = [op for op in handle.consumers() if any(given is handle for given in _assigned_by(op))]
+        found = [op for op in handle.consumers() if any(given is handle for given in assigned_by(op))]
         if found and handle.graph in spans:
             known = places.setdefault(handle.graph, {})
             if not known:
@@ -116,7 +116,7 @@ def assigned_since(graph: Any, place: int) -> set[int]:
     has the handle outside, and those on the way to it.
     """
     operations = graph.get_operations()[place:]
-    return set().union(*(_handles(handle) for op in operations for handle in _assigned_by(op)))
+    return set().union(*(_handles(handle) for op in operations for handle in assigned_by(op)))
 
 
 def is_function(graph: Any) -> bool:
@@ -163,7 +163,7 @@ def _between(since: Any, until: Any) -> Iterator[Any]:
         yield from operations if begun else ()
 
 
-def _assigned_by(op: Any) -> Iterator[tf.Tensor]:
+def assigned_by(op: Any) -> Iterator[tf.Tensor]:
     """The handles of variables that an operation is given and may assign."""
     if op.type in _READS:
         return

@@ -114,24 +114,26 @@ def owners_of(variables: Iterable[Any]) -> dict[int, keras.layers.Layer]:
     """
     wanted = {id(variable) for variable in variables}
     found: dict[int, keras.layers.Layer] = {}
-    for layer in alive(keras.layers.Layer) if wanted else ():
-        natives = map(replicas.native, state_of(layer)) if layer.built else ()
-        parts = [part for one in natives for part in (one, *getattr(one, "values", ()))]
-        found |= {id(part): layer for part in parts if id(part) in wanted}
+    for layers in alive(keras.layers.Layer) if wanted else ():
+        for layer in layers:
+            natives = map(replicas.native, state_of(layer)) if layer.built else ()
+            parts = [part for one in natives for part in (one, *getattr(one, "values", ()))]
+            found |= {id(part): layer for part in parts if id(part) in wanted}
+        if len(found) == len(wanted):
+            break
     return found
 
 
-def alive(*kinds: type) -> list[Any]:
-    """All living Python objects of some classes."""
-    # `gc.freeze` hides objects from the list. Hiding them again hides every other object, too.
-    frozen = gc.get_freeze_count()
-    if frozen:
-        gc.unfreeze()
-    objects = gc.get_objects()
-    if frozen:
-        gc.freeze()
+def alive(*kinds: type) -> Iterator[list[Any]]:
+    """The living Python objects of some classes; then, if `gc.freeze` hid some from Python's list, all of them."""
     # Not isinstance, which reads `__class__` and may run code of foreign objects.
-    return [one for one in objects if issubclass(type(one), kinds)]
+    yield [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+    if gc.get_freeze_count():
+        gc.unfreeze()
+        objects = gc.get_objects()
+        # Hiding them again hides every other object, too.
+        gc.freeze()
+        yield [one for one in objects if issubclass(type(one), kinds)]
 
 
 def unused(path: str, taken: dict) -> str:

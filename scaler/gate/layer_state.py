@@ -1,4 +1,4 @@
-"""What forward passes move in Keras layers, whoever owns them: known from the layers that are called and from the trace."""
+"""What forward passes move in Keras layers, whoever owns them: known from the layers called and from the trace."""
 
 from __future__ import annotations
 
@@ -38,10 +38,14 @@ class LayerState:
         self._layers = {id(layer): layer for layer in layers}
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[Moved]:
-        """Watches the pass that is taken within this context."""
+    def watched(self, *, apart_from: Iterable = ()) -> Iterator[Moved]:
+        """Watches the pass that is taken within this context.
+
+        Args:
+            apart_from: Variables that are somebody else's concern.
+        """
         # A tf.function that was traced in an earlier trace of the step calls no layer in this one.
-        moved = Moved(self._layers)
+        moved = Moved(self._layers, apart_from)
         with calls_noted(moved.note):
             yield moved
 
@@ -51,14 +55,15 @@ class Moved:
 
     Args:
         layers: Those known beforehand, by id. Layers that are called are added.
+        apart_from: Variables that do not count.
     """
 
-    def __init__(self, layers: dict[int, keras.layers.Layer]):
-        self._layers = layers
+    def __init__(self, layers: dict[int, keras.layers.Layer], apart_from: Iterable):
+        self._layers, self._left_out = layers, {id(replicas.native(one)) for one in apart_from}
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._start = 0 if self._graph is None else len(self._graph.get_operations())
         self._seen: set[int] = set()
-        self._before: dict[int, tuple[Any, tf.Tensor]] = {}
+        self._before: list[tuple[Any, tf.Tensor]] = []
         for layer in list(layers.values()):
             self.note(layer)
 
@@ -69,13 +74,15 @@ class Moved:
         self._layers.setdefault(id(layer), layer)
         inside = layers_of(layer)
         self._seen.update(id(one) for one in inside if one.built)
-        own = [one.trainable_weights for one in inside if one.built and not _is_of_keras(one)]
+        own_calls = [one.trainable_weights for one in inside if one.built and not _is_of_keras(one)]
         # The value has to be read where the pass began, ahead of a function, branch or loop that is being traced now.
         with tf.init_scope() if self._graph is None else self._graph.as_default():
-            for variable in [*state_of(layer), *(weight for weights in own for weight in weights)]:
-                if id(variable) not in self._before:
-                    # TensorFlow's own: Keras casts what it reads inside of a layer.
-                    self._before[id(variable)] = variable, tf.identity(replicas.native(variable))
+            for variable in [*state_of(layer), *(weight for weights in own_calls for weight in weights)]:
+                # TensorFlow's own: Keras casts what it reads inside of a layer.
+                own = replicas.native(variable)
+                if id(own) not in self._left_out:
+                    self._left_out.add(id(own))
+                    self._before.append((variable, tf.identity(own)))
 
     def snapshot(self) -> Snapshot:
         """The state that the pass has moved since, with its values before; in eager mode all that it may have moved.
@@ -85,16 +92,15 @@ class Moved:
         before = self._before
         if self._graph is not None:
             assigned = assigned_since(self._graph, self._start)
-            before = {key: one for key, one in before.items() if _handle(one[0]) in assigned}
+            before = [(variable, value) for variable, value in before if _handle(variable) in assigned]
             self._warn_of_others(assigned)
-        return Snapshot(tuple(one for one, _ in before.values()), tuple(value for _, value in before.values()))
+        return Snapshot(tuple(variable for variable, _ in before), tuple(value for _, value in before))
 
     def _warn_of_others(self, assigned: set[int]) -> None:
-        known = {_handle(variable) for variable, _ in self._before.values()}
-        read = variables_read(self._graph).values()
-        others = {id(one): one for one in read if _handle(one) in assigned - known and owner_of(one) is None}
-        owners = owners_of(one for one in others.values() if one.dtype.is_floating)
-        for key, layer in owners.items():
+        known = {_handle(variable) for variable, _ in self._before} | self._left_out
+        read = [one for one in variables_read(self._graph).values() if one.dtype.is_floating and owner_of(one) is None]
+        others = {id(one): one for one in read if _handle(one) in assigned and not known & {id(one), _handle(one)}}
+        for key, layer in owners_of(others.values()).items():
             # The next trace reads it in time.
             self._layers.setdefault(id(layer), layer)
             warnings.warn(

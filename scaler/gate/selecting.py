@@ -38,7 +38,6 @@ def restore_where(strategy: Any, state: Sequence[tuple], finite: tf.Tensor, when
         finite: Scalar bool, whether the step is applied.
         when: Scalar bool, whether there is a step at all.
     """
-
     kept = finite if tf.get_static_value(when) else tf.logical_or(finite, tf.logical_not(when))
     for variable, value in state:
         replicas.assign_each(strategy, variable, functools.partial(chosen_state, kept=kept), value)

@@ -13,11 +13,12 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.graphs import apart, in_xla
+from scaler.backend.layers import state_of
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.gate.choose import selects_by_default
-from scaler.backend.layers import state_of
+from scaler.gate.layer_state import LayerState
 from scaler.gate.rollback import all_finite, chosen_state
 from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored, optimizers_of
 from scaler.keras.optimizer import LossScaleOptimizer
@@ -76,7 +77,7 @@ def protect(model: keras.Model) -> keras.Model:
             stacklevel=2,
         )
     shown = Shown(model)
-    protected = ProtectedStep(model.name)
+    protected, others = ProtectedStep(model.name), LayerState()
     made: list[bool] = []
     own_step, own_reset, own_results = model.train_step, model.reset_metrics, model.get_metrics_result
 
@@ -86,7 +87,7 @@ def protect(model: keras.Model) -> keras.Model:
         # The optimizer alone cannot notice that layers were unfrozen.
         TrainableSet.of(model.weights).keep(f"fit of model {model.name!r}", "Compile the model again.")
         shown.forget()
-        with protected.open(optimizers):
+        with protected.open(optimizers), others.watched(apart_from=_all_variables(model)):
             step = _with_its_variables(lambda data: shown.look(own_step(data)), data, made, protected)
         before = [(variable, tf.identity(variable)) for variable in _state(model, protected)]
         weights = [(one, tf.identity(one)) for one in _updated(model, before) if _may_assign(protected, one)]
@@ -94,13 +95,17 @@ def protect(model: keras.Model) -> keras.Model:
         iterations = [tf.identity(optimizer.iterations) for optimizer in every]
         rejected = _rejected(optimizers)
         shown.begin()
-        with protected.open(optimizers):
+        with protected.open(optimizers), others.watched(apart_from=_all_variables(model)) as moved:
             logs = step(data)
         bad = _rejected(optimizers) > rejected
         counted = shown.counted(logs)
         _check_nothing_new(model, before, protected)
         state = {id(variable) for variable in _state(model, protected)}
         left = [pair for pair in before if id(pair[0]) in state]
+        # Layers of other models, which the step calls.
+        elsewhere = moved.snapshot()
+        pairs = zip(elsewhere.variables, elsewhere.values, strict=True)
+        left += [pair for pair in pairs if not (protected.updates(pair[0]) or any(_updates(o, pair[0]) for o in every))]
         if replicas.replica_count() > 1 and not tf.executing_eagerly():
             protected.traced_as(tf.compat.v1.get_default_graph())
         weights += [pair for pair in before if id(pair[0]) not in state]
@@ -203,6 +208,13 @@ def _state(model: keras.Model, protected: ProtectedStep) -> list:
         if place in assigned or not (protected.updates(one) or any(_updates(optimizer, one) for optimizer in own))
     }
     return list((others | assigned).values())
+
+
+def _all_variables(model: keras.Model) -> list:
+    """The variables of a model, of its metrics and of its optimizers."""
+    optimizers = [held.optimizer for held in optimizers_of(model)]
+    held = [variable for optimizer in optimizers for variable in optimizer.variables]
+    return [*model.variables, *model.metrics_variables, *held]
 
 
 def _updated(model: keras.Model, state: list[tuple]) -> list:

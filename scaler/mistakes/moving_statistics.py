@@ -1,7 +1,8 @@
-"""Finds BatchNorm's statistics that a forward pass moved, in the graph that is being traced.
+"""Finds state of layers that a forward pass moved, such as BatchNorm's statistics, in the graph that is being traced.
 
-The rule looks at variables named `moving_...`, as Keras names BatchNorm's. If this graph assigns one, it moved in the
-forward pass of the next applied step. The first value read since the last `apply` is its value before the step.
+The rule looks at variables that a Keras layer holds, and at those named `moving_...`, as Keras names BatchNorm's. If
+this graph assigns one, it moved in the forward pass of the next applied step. The first value read since the last
+`apply` is its value before the step.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.graphs import graphs_around, variables_read
+from scaler.backend.assignments import assigned_by
+from scaler.backend.graphs import calls_functions, graphs_around, variables_read
+from scaler.backend.layers import owners_of
+from scaler.backend.variables import owner_of
 from scaler.errors import ScaleWarning
 from scaler.mistakes.sources import parameters
 from scaler.mistakes.upstream import Upstream
@@ -27,10 +31,10 @@ _SHORT = re.compile(r"(^|_)bn($|_|\d)")
 
 @dataclasses.dataclass
 class Moved:
-    """A statistic that moved.
+    """A variable that moved.
 
     Attributes:
-        variable: The statistic.
+        variable: A statistic, or another state of a layer.
         before: Its value before the forward pass, or None if nobody read it.
         users: The scalers that decided about it, by id.
         fresh: Whether it moved after the last `apply`.
@@ -49,7 +53,17 @@ class _Steps:
     position: int = 0
     applied: bool = False
     reads: dict = dataclasses.field(default_factory=dict)
-    moved: dict = dataclasses.field(default_factory=dict)
+    assigned: dict = dataclasses.field(default_factory=dict)
+    is_state: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def moved(self) -> list[Moved]:
+        """The state of layers among what was assigned."""
+        new = [one.variable for ref, one in self.assigned.items() if ref not in self.is_state]
+        owners = owners_of(one for one in new if not _is_statistic(one) and owner_of(one) is None)
+        for ref, one in self.assigned.items():
+            self.is_state.setdefault(ref, _is_statistic(one.variable) or id(one.variable) in owners)
+        return [one for ref, one in self.assigned.items() if self.is_state[ref]]
 
 
 def before_apply(
@@ -72,9 +86,11 @@ def before_apply(
     if replicas.replica_count() > 1:
         return [], of_replicas(variables)
     moved = moved_before(variables, upstream, user)
-    if moved and when is not None and all(one.before is not None for one in moved):
-        return moved, None
-    return [], moved[0].variable.name if moved else elsewhere(variables)
+    # A seed that moved does no harm.
+    lost = [one for one in moved if (one.before is None or when is None) and one.variable.dtype.is_floating]
+    if lost or not moved:
+        return [], lost[0].variable.name if lost else elsewhere(variables)
+    return [one for one in moved if one.before is not None and when is not None], None
 
 
 def moved_before(targets: Iterable, upstream: Upstream, user: object) -> list[Moved]:
@@ -90,12 +106,13 @@ def moved_before(targets: Iterable, upstream: Upstream, user: object) -> list[Mo
     """
     graph = tf.compat.v1.get_default_graph()
     steps = _look(graph)
-    moved = [one for one in steps.moved.values() if id(user) not in one.users]
+    moved = [one for one in steps.moved if id(user) not in one.users]
     if not moved:
         return []
     layers = {_layer(target) for target in targets}
     own = [one for one in moved if _layer(one.variable) in layers]
-    weights = {ref: _layer(variable) for ref, variable in variables_read(graph).items() if not _is_statistic(variable)}
+    state = {ref for ref, is_state in steps.is_state.items() if is_state} | set(_statistics(graph))
+    weights = {ref: _layer(variable) for ref, variable in variables_read(graph).items() if ref not in state}
     elsewhere = set(weights.values()) - {weights[ref] for ref in upstream.variables & set(weights)}
     used = [one for one in moved if not one.users and _layer(one.variable) not in layers | elsewhere]
     for one in own if own + used else moved:
@@ -110,9 +127,10 @@ def likely(variables: Iterable) -> str | None:
 
 
 def of_replicas(variables: Iterable) -> str | None:
-    """A statistic that moved since the last `apply` in the graph shared by all replicas, else one by `likely`."""
-    moved = _look(tf.compat.v1.get_default_graph()).moved.values()
-    return next((one.variable.name for one in moved if one.fresh), None) or likely(variables)
+    """State that moved since the last `apply` in the graph shared by all replicas, else one by `likely`."""
+    moved = _look(tf.compat.v1.get_default_graph()).moved
+    floats = (one.variable.name for one in moved if one.fresh and one.variable.dtype.is_floating)
+    return next(floats, None) or likely(variables)
 
 
 def elsewhere(variables: Iterable) -> str | None:
@@ -121,12 +139,18 @@ def elsewhere(variables: Iterable) -> str | None:
     return None if here else likely(variables)
 
 
+def begins() -> None:
+    """Records that an `apply` begins: what it assigns itself is no forward pass."""
+    for graph in graphs_around():
+        _look(graph)
+
+
 def decided() -> None:
     """Records a complete `apply`: what follows in this graph and those around it belongs to the next step."""
     for graph in graphs_around():
-        steps = _look(graph)
-        steps.applied, steps.reads = True, {}
-        for one in steps.moved.values():
+        steps = _steps(graph)
+        steps.applied, steps.reads, steps.position = True, {}, len(graph.get_operations())
+        for one in steps.assigned.values():
             one.fresh = False
 
 
@@ -146,11 +170,14 @@ def no_forward_pass() -> Iterator[None]:
 
 
 def warn_if_late(variables: Sequence) -> None:
-    """Warns about a snapshot of statistics that moved already since the last `apply` in this graph."""
+    """Warns about a snapshot of state that moved already since the last `apply` in this graph."""
     if tf.executing_eagerly() or replicas.replica_count() > 1:
         return
     graph = tf.compat.v1.get_default_graph()
-    moved = {id(one.variable) for one in _look(graph).moved.values() if one.fresh}
+    asked = {id(replicas.native(variable)) for variable in variables}
+    assigned = [one for one in _look(graph).assigned.values() if one.fresh and id(one.variable) in asked]
+    moved = {id(one.variable) for one in _look(graph).moved} if assigned else set()
+    moved &= {id(one.variable) for one in assigned}
     late = [variable for variable in variables if id(replicas.native(variable)) in moved]
     if late:
         name = replicas.native(late[0]).name.split(":")[0]
@@ -165,47 +192,51 @@ def warn_if_late(variables: Sequence) -> None:
 def sentence(name: str) -> str:
     """The warning for statistics that moved and cannot be rolled back."""
     return (
-        f"apply(grads): without rollback, a skipped step leaves BatchNorm's statistics ({name.split(':')[0]!r}) as "
-        "the forward pass moved them, and one bad batch makes them NaN forever. Pass rollback=scaler.snapshot("
+        f"apply(grads): without rollback, a skipped step leaves BatchNorm's statistics and other state of layers "
+        f"({name.split(':')[0]!r}) as the forward pass moved them, and one bad batch makes them NaN forever. Pass "
+        "rollback=scaler.snapshot("
         "model.non_trainable_variables), taken before the forward pass, or scaler.snapshot([]) if they do not move."
     )
 
 
 def _look(graph: Any) -> _Steps:
     """Updates what is known about a graph with the operations added since the last call."""
-    steps = getattr(graph, _STEPS, None) or _Steps()
-    setattr(graph, _STEPS, steps)
-    statistics = _statistics(graph)
+    steps = _steps(graph)
+    read = variables_read(graph)
     operations = graph.get_operations()
     for op in operations[steps.position :]:
-        for index, source in enumerate(op.inputs):
-            variable = statistics.get(source.ref()) if source.dtype == tf.resource else None
-            if variable is None:
-                continue
-            if op.type == "ReadVariableOp":
-                steps.reads.setdefault(source.ref(), op.outputs[0])
-            elif _assigns(op, index):
-                known = steps.moved.get(source.ref())
-                if known is None or not known.fresh:
-                    steps.moved[source.ref()] = Moved(variable, steps.reads.get(source.ref()))
+        if op.type == "ReadVariableOp":
+            steps.reads.setdefault(op.inputs[0].ref(), op.outputs[0])
+        for source in assigned_by(op):
+            variable = read.get(source.ref())
+            known = steps.assigned.get(source.ref())
+            if variable is not None and (known is None or not known.fresh) and _assigns(op, source):
+                steps.assigned[source.ref()] = Moved(variable, steps.reads.get(source.ref()))
     steps.position = len(operations)
     return steps
 
 
-def _assigns(op: Any, index: int) -> bool:
-    """Whether an operation assigns the variable at this index of its inputs, directly or in a function that it calls.
+def _steps(graph: Any) -> _Steps:
+    steps = getattr(graph, _STEPS, None) or _Steps()
+    setattr(graph, _STEPS, steps)
+    return steps
+
+
+def _assigns(op: Any, handle: tf.Tensor) -> bool:
+    """Whether an operation that may assign a variable does, directly or in a function that it calls.
 
     Functions that hold an `apply` do not count: that `apply` decided about what they moved.
     """
-    if op.type.startswith("Assign"):
-        return True
+    if not calls_functions(op):
+        return op.type.startswith("Assign")
+    places = [place for place, source in enumerate(op.inputs) if source is handle]
     return any(
-        _assigns(inner, at)
-        for body, own in parameters(op, index)
+        _assigns(inner, own)
+        for place in places
+        for body, own in parameters(op, place)
         if not getattr(getattr(body, _STEPS, None), "applied", False)
-        for inner in body.get_operations()
-        for at, source in enumerate(inner.inputs)
-        if source is own
+        for inner in own.consumers()
+        if any(source is own for source in assigned_by(inner))
     )
 
 
