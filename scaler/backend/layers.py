@@ -112,14 +112,15 @@ def owners_of(variables: Iterable[Any]) -> dict[int, keras.layers.Layer]:
 
     Variables that no layer holds are left out: your own, metrics, those of optimizers.
     """
-    wanted = {id(variable) for variable in variables}
+    wanted = {id(variable): variable for variable in variables}
     found: dict[int, keras.layers.Layer] = {}
     for layers in alive(keras.layers.Layer) if wanted else ():
         for layer in layers:
             natives = map(replicas.native, state_of(layer)) if layer.built else ()
             parts = [part for one in natives for part in (one, *getattr(one, "values", ()))]
             found |= {id(part): layer for part in parts if id(part) in wanted}
-        if len(found) == len(wanted):
+        # Among objects that `gc.freeze` hid only those are sought that a layer made itself, under its own name.
+        if not any("/" in variable.name for key, variable in wanted.items() if key not in found):
             break
     return found
 

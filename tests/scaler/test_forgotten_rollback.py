@@ -386,3 +386,66 @@ def test_several_losses_with_a_snapshot():
     before = raw(model.variables)
     assert not run(BAD)
     assert raw(model.variables) == before
+
+
+class Codebook(keras.layers.Layer):
+    """A layer with a state of its own, which no name tells."""
+
+    def build(self, shape):
+        self.centre = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="centre")
+
+    def call(self, x):
+        self.centre.assign(0.5 * self.centre + 0.5 * tf.reduce_mean(x, 0))
+        return x - self.centre
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_state_of_any_layer_is_made_up_for_and_your_own_goes_on(frozen):
+    own, count = keras.Variable([0.0] * 4, name="centre"), tf.Variable(0.0)
+    layer = Codebook()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), layer, keras.layers.Dropout(0.5)])
+    model.layers[0].trainable = not frozen
+    weight = tf.Variable([1.0] * 4)
+    trained = [*model.trainable_variables, weight]
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic(8.0)), keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            own.assign(own + 1.0)
+            count.assign_add(1.0)
+            scaled = loss_scaler.scale(tf.reduce_mean((model(x, training=True) * weight) ** 2))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, trained), trained).finite
+
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    assert step(x)
+    before = raw(model.variables)
+    assert not step(x * np.nan)
+    assert raw(model.variables) == before
+    assert own.numpy()[0] == count.numpy() == 2.0
+    assert step(x)
+    assert np.isfinite(layer.centre.numpy()).all()
+
+
+def test_weights_that_another_optimizer_moved_are_no_state():
+    """A discriminator is frozen while the generator's step is traced: its own update, made before, stays."""
+    discriminator = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    generator = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    scalers = [scaler.LossScaler(scaler.Dynamic(8.0)) for _ in range(2)]
+    optimizers = [keras.optimizers.SGD(0.1) for _ in range(2)]
+
+    @tf.function
+    def step(x, factor):
+        for place, trained in enumerate((discriminator, generator)):
+            discriminator.trainable = place == 0
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(discriminator(generator(x)) ** 2) * (factor if place else 1.0)
+                scaled = scalers[place].scale(loss)
+            finite = scalers[place].apply(
+                optimizers[place], tape.gradient(scaled, trained.weights), trained.weights
+            ).finite
+        return finite
+
+    before = raw(discriminator.variables)
+    assert not step(np.ones((8, 4), "float32"), np.float32("nan"))
+    assert raw(discriminator.variables) != before
