@@ -38,8 +38,9 @@ class ComposedStep(tf.Module):
     function is given what `forward` returned for the batch, and all gradients are taken before any part moves.
 
     Each part has a loss scaler of its own, and an overflow skips only the part that it is in: its variables, its
-    optimizer and what its models moved beside their weights, such as BatchNorm's statistics, keep every bit. Of parts
-    that take turns, a skip puts back what its own pass moved in any model of the step. With `loss_scaler=` one scaler
+    optimizer and the state of the layers that its pass called, such as BatchNorm's statistics, keep every bit. In a
+    shared pass the models of other parts are theirs to put back; where it is not their turn, state that is no longer
+    finite is put back. With `loss_scaler=` one scaler
     decides about all parts, and all of them skip if the gradients of any are not finite.
 
     16-bit variables are trained through float32 master weights, as by a `TrainStep`. A part with `every=n` computes
@@ -244,10 +245,11 @@ class ComposedStep(tf.Module):
     ) -> list[tuple[int, Decided]]:
         """One forward pass, the gradients of all parts, and then the decisions."""
         scales = scales_of(self.scalers, self.retry)
-        again = [self._passes.again_together(self.parts, group.parts, forward, batch) for group in self.groups]
         looks = [self._probes.look(group, due[self.parts.index(group.parts[0])]) for group in self.groups]
         every = {name: look for one in looks for name, look in one.items()}
+        # What is traced for a retry calls the layers of a tf.function, which the pass then only repeats.
         with self._state.watched() as moved:
+            again = [self._passes.again_together(self.parts, group.parts, forward, batch) for group in self.groups]
             passes = self._passes.together(self.parts, due, forward, batch, every)
         state = moved.snapshot()
         before = [group.before(state) for group in self.groups]
@@ -277,8 +279,8 @@ class ComposedStep(tf.Module):
                 outputs |= self._probes.outputs(group, [None], None, {}, batch)
                 continue
             part, look = group.parts[0], self._probes.look(group, turn)
-            again = self._passes.again_in_turn(part, batch, turn)
             with self._state.watched() as moved:
+                again = self._passes.again_in_turn(part, batch, turn)
                 taken = self._passes.in_turn(part, batch, turn, again, look.get(part.name))
             before = group.before(moved.snapshot())
             retried = self._retried(group, [taken], again, turn, retries)

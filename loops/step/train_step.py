@@ -54,8 +54,8 @@ class TrainStep(tf.Module):
         outputs = step((x, y))
 
     Variables of the model that are float16 or bfloat16 are trained through float32 master weights. A skipped step
-    also restores the model's non-trainable state (BatchNorm's statistics, seed generators), the states of stateful
-    RNNs, and weights that SpectralNormalization assigned; not the weights that your own layer assigns in its call.
+    also restores what the forward pass assigned in any Keras layer, whoever owns it: BatchNorm's statistics, seeds,
+    states of RNNs, weights that a layer assigns in its call. Your own variables and metrics go on.
     The model's own losses, such as weight regularisation, are added to the loss.
 
     With `accumulate=k` each call takes one micro-batch, and every k-th call decides once over the mean gradient of

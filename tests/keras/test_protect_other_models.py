@@ -25,7 +25,7 @@ class Head(keras.Model):
         return keras.ops.mean(keras.ops.square(y_pred - keras.ops.mean(self.encode(x), -1, keepdims=True)))
 
 
-@pytest.mark.slow_with("eager", "xla")
+@pytest.mark.slow_with("xla")
 @pytest.mark.parametrize("way", ["graph", "eager", "xla"])
 def test_a_model_that_the_step_calls_is_put_back(way):
     encoder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])

@@ -441,9 +441,9 @@ def test_weights_that_another_optimizer_moved_are_no_state():
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(discriminator(generator(x)) ** 2) * (factor if place else 1.0)
                 scaled = scalers[place].scale(loss)
-            finite = scalers[place].apply(
-                optimizers[place], tape.gradient(scaled, trained.weights), trained.weights
-            ).finite
+            finite = (
+                scalers[place].apply(optimizers[place], tape.gradient(scaled, trained.weights), trained.weights).finite
+            )
         return finite
 
     before = raw(discriminator.variables)

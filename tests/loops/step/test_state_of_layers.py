@@ -175,6 +175,12 @@ def test_a_spoiled_window_goes_back_to_its_start(step):
     assert same(states[2], states[5])
 
 
+@pytest.mark.parametrize("step", ["one pass", pytest.param("in turn", marks=pytest.mark.slow)])
+def test_a_function_that_a_retry_traces_first_is_no_secret(step):
+    encoder = an_encoder()
+    check(tf.function(STEPS[step](Ways(encoder).function, retry=True), autograph=False), encoder)
+
+
 def test_the_next_trace_knows_the_layers_of_a_function_that_was_traced_before():
     encoder = an_encoder()
     step = a_train_step(Ways(encoder).function)
