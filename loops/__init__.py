@@ -92,38 +92,6 @@ __all__ = [
     "observe",
 ]
 
-_MOVED = {
-    "actions.csv": "loops.record.csv",
-    "actions.every": "loops.loop.cadence",
-    "actions.jsonl": "loops.record.jsonl",
-    "actions.keep_batches": "loops.record.keep_batches",
-    "autopsy": "loops.diagnose.explain",
-    "averaged": "loops.actions.averaged",
-    "census": "loops.diagnose.graph.census",
-    "cli": "halfstep",
-    "compared": "loops.views.compare",
-    "counters": "loops.loop.counters",
-    "effects": "loops.study.effects",
-    "errors": "loops.support.errors",
-    "find_scale": "loops.diagnose.find_scale",
-    "forecast": "loops.record.forecast",
-    "lint": "loops.diagnose.lint",
-    "plots": "loops.views.plots",
-    "recorded": "loops.record",
-    "report": "loops.views.report",
-    "resume": "loops.loop.state",
-    "rewind": "loops.run.rewind",
-    "runs": "loops.run",
-    "step.by_attempts": "loops.step.schedule",
-    "tensorboard": "loops.record.tensorboard",
-    "trace": "loops.record.trace",
-    "verify": "loops.diagnose.verify",
-    "visit": "loops.loop.visit",
-    "watched": "loops.views.watch",
-    "workers": "loops.loop.workers",
-}
-"""Old paths of modules with public names. `scaler` resolves them for both packages, with a warning."""
-
 if not typing.TYPE_CHECKING:  # A type checker would believe any name.
 
     def __getattr__(name: str) -> types.ModuleType:

@@ -13,14 +13,12 @@ Most programs need only the names here. The namespaces hold what researchers and
 """
 
 import importlib.util
-import sys
 import typing
 
 from scaler import gradients as gradients
 from scaler import strategies as strategies
 from scaler import tracing as tracing
 from scaler import weights as weights
-from scaler.backend import old_paths
 from scaler.backend.formats import FloatFormat as FloatFormat
 from scaler.backend.formats import float_format as float_format
 from scaler.backend.layers import state_of as state_of
@@ -108,18 +106,6 @@ __all__ = [
     "weights",
 ]
 
-_MOVED = {
-    "explain": "scaler.outcome.skip_sentence",
-    "layers": "scaler.backend.layers",
-    "last_skip": "scaler.outcome.last_skip",
-    "loss_scaler": "scaler.gate.loss_scaler",
-    "per_loss": "scaler.layerwise.per_loss",
-    "rollback": "scaler.gate.rollback",
-    "stuck": "scaler.outcome.stuck",
-}
-"""Old paths of modules that hold public names, which `scaler.backend.old_paths` finds."""
-sys.meta_path.insert(0, old_paths.Finder())
-
 if typing.TYPE_CHECKING:
     from scaler import formats as formats
     from scaler import layerwise as layerwise
@@ -129,16 +115,11 @@ if typing.TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Imports what few programs use when it is asked for: a namespace such as `scaler.testing`, or `PerLoss`.
-
-        Finds the flat names from before the namespaces, too: `scaler.Warmup` is `scaler.strategies.Warmup`.
-        """
-        if name.isidentifier() and name[0] != "_":
-            if importlib.util.find_spec(f"scaler.{name}"):
-                return importlib.import_module(f"scaler.{name}")
-            for namespace in (strategies, weights, gradients, importlib.import_module("scaler.layerwise")):
-                if name in namespace.__all__:
-                    return getattr(namespace, name)
+        """Imports what few programs use when it is asked for: a namespace such as `scaler.testing`, or `PerLoss`."""
+        if name == "PerLoss":
+            return importlib.import_module("scaler.layerwise").PerLoss
+        if name.isidentifier() and name[0] != "_" and importlib.util.find_spec(f"scaler.{name}"):
+            return importlib.import_module(f"scaler.{name}")
         raise AttributeError(f"module 'scaler' has no attribute {name!r}")
 
 

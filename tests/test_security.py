@@ -13,9 +13,7 @@ UNSAFE_ATTRIBUTES = {"np.load", "numpy.load", "np.fromregex", "os.system", "os.p
 UNSAFE_ATTRIBUTES |= {"keras.saving.load_model", "tf.saved_model.load", "tf.keras.models.load_model", "runpy.run_path"}
 IMPORTING = {
     "scaler/__init__.py": "names of its own rooms",
-    "scaler/backend/old_paths.py": "a fixed table of old names",
     "loops/__init__.py": "names of its own rooms",
-    "loops/actions/__init__.py": "a fixed table of names that moved",
     "loops/views/__init__.py": "one name",
     "loops/backend/generators.py": "names that stand in it",
     "loops/support/user_function.py": "--build and --model",

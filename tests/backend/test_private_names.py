@@ -14,7 +14,6 @@ OF_OURS = {
     "_halfstep_given",
     "_halfstep_owner",
     "_halfstep_scale",
-    "_MOVED",
     "_halfstep_loss_finite",
     "_halfstep_steps",
     "_scaler_protected",
