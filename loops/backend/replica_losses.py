@@ -1,24 +1,23 @@
 """Losses that divide by the number of replicas by themselves, in a step that divides, too.
 
-keras.src.losses.loss         asks for the number, to divide by it           absent: scaler.UnsupportedVersion when a
-nn_impl_distribute              the same, for tf.nn                            step is called on several replicas
+keras.src.losses.loss         asks for the number, to divide by it           absent: scaler.UnsupportedVersion at the
+nn_impl_distribute            the same, for tf.nn                              first step on several replicas
 reduce_values                 adds up the losses of examples                 absent: the same
 check_per_example_loss_rank   is called where the size of a batch is given   absent: the same
 make_function_context         tells apart what a tf.function has traced      absent: the same
 keras.src.layers.layer        calls a layer                                  absent: a layer that asks is refused
 
-The functions stay in place of TensorFlow's and Keras's, and do something else only in a thread inside of `means`: the
-replicas are traced in threads that wait for each other, so none of them could put anything back.
+What takes their places stays there, and does the same as before but in a thread inside of `means`. Replicas are traced
+in threads that wait for each other, so that none of them could put anything back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import keras
@@ -27,20 +26,7 @@ import tensorflow as tf
 import scaler
 from loops.backend.versions import versions
 
-_DIVIDE = ("keras.src.losses.loss", "tensorflow.python.ops.nn_impl_distribute")
-_PACKAGES = ("tensorflow", "keras", "scaler", "loops")
-_MEAN = (
-    "On several replicas a loss is the mean over the examples of one replica, and the step divides it by the number "
-    "of replicas"
-)
-
-
-class _Here(threading.local):
-    open = False
-    whole = False
-
-
-_here = _Here()
+_within = contextvars.ContextVar("within", default=False)
 
 
 @contextlib.contextmanager
@@ -49,103 +35,94 @@ def means() -> Iterator[None]:
 
     Whatever else asks for the number of replicas is told the true one.
     """
-    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
-        yield
-        return
-    _prepare()
-    before, _here.open = _here.open, True
+    before = _within.set(tf.distribute.get_strategy().num_replicas_in_sync > 1 and _prepare())
     try:
         yield
     finally:
-        _here.open = before
+        _within.reset(before)
 
 
 def as_loss(function: Callable) -> Callable:
-    """A user's function that gives a loss, or that others compute one of, as `scaler.tracing.as_called` has it.
+    """A user's function that gives a loss, or what losses are computed from, as `scaler.tracing.as_called` has it.
 
     Raises:
         scaler.InvalidArgument: When it is called on several replicas, if it divides by their number.
     """
 
     @scaler.tracing.as_written
-    def loss(*arguments: Any) -> Any:
-        before, _here.whole = _here.whole, isinstance(function, keras.losses.Loss)
-        try:
-            return scaler.tracing.as_called(function)(*arguments)
-        finally:
-            _here.whole = before
+    def call_loss(*arguments: Any) -> Any:
+        return scaler.tracing.as_called(function)(*arguments)
 
-    return loss
+    return call_loss
 
 
 @functools.cache
-def _prepare() -> None:
+def _prepare() -> bool:
     try:
         from keras.src.losses import loss as of_keras
         from tensorflow.python.eager.polymorphic_function import function_context as traces
-        from tensorflow.python.ops.nn_impl_distribute import losses_util as of_tensorflow
+        from tensorflow.python.ops.nn_impl_distribute import losses_util
 
-        reduce, check = of_keras.reduce_values, of_tensorflow.check_per_example_loss_rank
-        key = traces.make_function_context
+        of_keras.reduce_values = functools.partial(_reduced, of_keras.reduce_values)
+        traces.make_function_context = functools.partial(_keyed, traces.make_function_context)
+        check = losses_util.check_per_example_loss_rank
+        losses_util.check_per_example_loss_rank = functools.partial(_checked, check)
     except (ImportError, AttributeError) as error:
-        raise scaler.UnsupportedVersion(
-            f"{versions()} divides losses by the number of replicas in another place than the tested versions. Install "
-            "a version that this package names in its metadata."
-        ) from error
-
-    @functools.wraps(reduce)
-    def reduced(values: tf.Tensor, sample_weight: Any = None, reduction: Any = "sum_over_batch_size") -> tf.Tensor:
-        loss = reduce(values, sample_weight, reduction)
-        if not _here.open or reduction != "sum" or not values.shape.rank:
-            return loss
-        if not _here.whole:
-            raise scaler.InvalidArgument(
-                f"a loss function calls a Keras loss with reduction='sum'. {_MEAN}: pass this Keras loss itself as the "
-                "loss, or write reduction='sum_over_batch_size'."
-            )
-        return loss * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
-
-    @functools.wraps(check)
-    def checked(losses: tf.Tensor) -> Any:
-        if _here.open and sys._getframe(1).f_locals.get("global_batch_size") is not None:
-            raise scaler.InvalidArgument(
-                f"a loss function gives tf.nn.compute_average_loss a global_batch_size. {_MEAN}: leave it out, write "
-                "tf.nn.compute_average_loss(losses)."
-            )
-        return check(losses)
-
-    @functools.wraps(key)
-    def keyed(scope_type: Any = None) -> Any:
-        # A `tf.function` in the loss may have been traced elsewhere, with the division.
-        return key((scope_type, "means") if _here.open else scope_type)
-
-    owner: Any = next(kind for kind in tf.distribute.Strategy.__mro__ if "num_replicas_in_sync" in vars(kind))
-    count = owner.num_replicas_in_sync
-
-    def answered(strategy: tf.distribute.Strategy) -> int:
-        return _answer(count.fget(strategy), sys._getframe(1)) if _here.open else count.fget(strategy)
-
-    of_keras.reduce_values, of_tensorflow.check_per_example_loss_rank = reduced, checked
-    traces.make_function_context = keyed
-    owner.num_replicas_in_sync = property(answered, doc=count.__doc__)
+        what = "divides losses by the number of replicas elsewhere than the tested versions: use one of these."
+        raise scaler.UnsupportedVersion(f"{versions()} {what}") from error
+    count: Any = tf.distribute.Strategy.num_replicas_in_sync
+    setattr(tf.distribute.Strategy, "num_replicas_in_sync", property(functools.partial(_asked, count.fget)))  # noqa: B010
+    return True
 
 
-def _answer(count: int, frame: FrameType | None) -> int:
-    """The number of replicas for who asks."""
-    while frame and frame.f_code.co_name == "num_replicas_in_sync":
-        frame = frame.f_back  # A replica's context asks its strategy.
-    asks = _module(frame)
-    if asks in _DIVIDE:
+def _asked(count: Callable[[tf.distribute.Strategy], int], strategy: tf.distribute.Strategy) -> int:
+    if not _within.get():
+        return count(strategy)
+    frame: Any = sys._getframe(1)
+    if frame.f_code.co_name == "num_replicas_in_sync":
+        frame = frame.f_back  # The context of a replica asks its strategy.
+    asks = str(frame.f_globals.get("__name__"))
+    if asks in ("keras.src.losses.loss", "tensorflow.python.ops.nn_impl_distribute"):
         return 1
-    while frame and asks.partition(".")[0] not in _PACKAGES and _module(frame) != "keras.src.layers.layer":
-        if frame.f_globals is globals():
-            raise scaler.InvalidArgument(
-                f"a loss function asks for num_replicas_in_sync. {_MEAN}: do not divide by it yourself. If the number "
-                "serves another purpose, read it outside of the loss function."
-            )
+    if asks.partition(".")[0] not in ("tensorflow", "keras", "scaler", "loops") and _loss_around(frame):
+        instead = "do not divide by it. If the number serves another purpose, read it outside of the loss function."
+        raise _divided("asks for num_replicas_in_sync", instead)
+    return count(strategy)
+
+
+def _loss_around(frame: Any) -> Any:
+    """The loss function that has called what runs in a frame; None if there is none, or a layer in between."""
+    while frame and frame.f_globals.get("__name__") != "keras.src.layers.layer":
+        if frame.f_globals is globals() and frame.f_code.co_name == "call_loss":
+            return frame.f_locals["function"]
         frame = frame.f_back
-    return count
+    return None
 
 
-def _module(frame: FrameType | None) -> str:
-    return str(frame.f_globals.get("__name__")) if frame else ""
+def _reduced(reduce: Callable, values: tf.Tensor, sample_weight: Any, reduction: str | None) -> tf.Tensor:
+    loss = reduce(values, sample_weight, reduction)
+    if not _within.get() or reduction != "sum" or not values.shape.rank:
+        return loss
+    if not isinstance(_loss_around(sys._getframe()), keras.losses.Loss):
+        instead = "pass this Keras loss itself as the loss, or write reduction='sum_over_batch_size'."
+        raise _divided("calls a Keras loss with reduction='sum'", instead)
+    return loss * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
+
+
+def _checked(check: Callable, losses: tf.Tensor) -> Any:
+    if _within.get() and sys._getframe(1).f_locals.get("global_batch_size") is not None:
+        what = "gives tf.nn.compute_average_loss a global_batch_size"
+        raise _divided(what, "leave it out, write tf.nn.compute_average_loss(losses).")
+    return check(losses)
+
+
+def _keyed(key: Callable, scope_type: Any = None) -> Any:
+    # A `tf.function` in the loss may have been traced elsewhere, with the division.
+    return key((scope_type, "means") if _within.get() else scope_type)
+
+
+def _divided(what: str, instead: str) -> scaler.InvalidArgument:
+    return scaler.InvalidArgument(
+        f"a loss function {what}. On several replicas a loss is the mean over the examples of one replica, and the "
+        f"step divides it by their number: {instead}"
+    )
