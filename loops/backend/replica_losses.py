@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import sys
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,15 +70,16 @@ def _prepare() -> bool:
     except (ImportError, AttributeError) as error:
         what = "divides losses by the number of replicas elsewhere than the tested versions: use one of these."
         raise scaler.UnsupportedVersion(f"{versions()} {what}") from error
-    count: Any = tf.distribute.Strategy.num_replicas_in_sync
-    setattr(tf.distribute.Strategy, "num_replicas_in_sync", property(functools.partial(_asked, count.fget)))  # noqa: B010
+    strategy: Any = tf.distribute.Strategy
+    strategy.num_replicas_in_sync = property(functools.partial(_asked, strategy.num_replicas_in_sync.fget))
     return True
 
 
 def _asked(count: Callable[[tf.distribute.Strategy], int], strategy: tf.distribute.Strategy) -> int:
     if not _within.get():
         return count(strategy)
-    frame: Any = sys._getframe(1)
+    frame: Any = inspect.currentframe()
+    frame = frame.f_back
     if frame.f_code.co_name == "num_replicas_in_sync":
         frame = frame.f_back  # The context of a replica asks its strategy.
     asks = str(frame.f_globals.get("__name__"))
@@ -103,14 +104,15 @@ def _reduced(reduce: Callable, values: tf.Tensor, sample_weight: Any, reduction:
     loss = reduce(values, sample_weight, reduction)
     if not _within.get() or reduction != "sum" or not values.shape.rank:
         return loss
-    if not isinstance(_loss_around(sys._getframe()), keras.losses.Loss):
+    if not isinstance(_loss_around(inspect.currentframe()), keras.losses.Loss):
         instead = "pass this Keras loss itself as the loss, or write reduction='sum_over_batch_size'."
         raise _divided("calls a Keras loss with reduction='sum'", instead)
     return loss * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
 
 
 def _checked(check: Callable, losses: tf.Tensor) -> Any:
-    if _within.get() and sys._getframe(1).f_locals.get("global_batch_size") is not None:
+    frame: Any = inspect.currentframe()
+    if _within.get() and frame.f_back.f_locals.get("global_batch_size") is not None:
         what = "gives tf.nn.compute_average_loss a global_batch_size"
         raise _divided(what, "leave it out, write tf.nn.compute_average_loss(losses).")
     return check(losses)

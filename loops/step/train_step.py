@@ -69,7 +69,7 @@ class TrainStep(tf.Module):
         model: A Keras model.
         loss_fn: `(y, prediction) -> scalar`, or `(y, prediction, sample_weight) -> scalar` for batches with weights:
             the mean over the examples it is given, which on several replicas are one replica's. A `keras.losses.Loss`
-            is such a function if passed as it is; called inside another function it divides by the number of replicas.
+            is such a function, and may be called inside of one.
             In a graph it is traced a second time, to find the cause of skipped steps: to read other values, return them
             with the loss, in a dict, and do not keep tensors in an object.
             For a model with several outputs, a dict of such functions by the outputs' names, or a list in their order:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import loops
 import scaler
+from loops.backend import replica_losses
 
 MSE = keras.losses.MeanSquaredError()
 SUM = keras.losses.MeanSquaredError(reduction="sum")
@@ -109,23 +110,26 @@ def call(strategy, function):
     return strategy.run(function, parts)
 
 
-def moved(strategy, make, eager, calls=2):
-    """The weights after some calls of a step that `make` makes with its model."""
+def moved(strategy, make, eager):
+    """The weights after two calls of a step that `make` makes with its model."""
     with strategy.scope():
         step, model = make()
-    replicas = strategy.num_replicas_in_sync
-    once = (lambda: call(strategy, lambda x, y: step((x, y)))) if replicas > 1 else lambda: step((X, Y))
+
+    def once():
+        return call(strategy, lambda x, y: step((x, y))) if strategy.num_replicas_in_sync > 1 else step((X, Y))
+
     once = once if eager else tf.function(once)
-    for _ in range(calls):
-        once()
+    once()
+    once()
     return [variable.numpy() for variable in model.weights]
 
 
 def check(make, eager=False):
-    one, two = (moved(strategy, make, eager) for strategy in (tf.distribute.get_strategy(), cases.mirrored(2)))
-    for variable, ours, theirs in zip(make()[1].weights, two, one, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=variable.path)
-        assert not np.array_equal(theirs, variable.numpy()), variable.path
+    start = [variable.numpy() for variable in make()[1].weights]
+    one, two = moved(tf.distribute.get_strategy(), make, eager=True), moved(cases.mirrored(2), make, eager)
+    for number, (before, ours, theirs) in enumerate(zip(start, two, one, strict=True)):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=f"weight {number}")
+        assert not np.array_equal(theirs, before), number
 
 
 def step_of(model, loss_fn, **arguments):
@@ -133,21 +137,25 @@ def step_of(model, loss_fn, **arguments):
     return loops.TrainStep(model, loss_fn, keras.optimizers.SGD(0.1), loss_scaler=loss_scaler, **arguments), model
 
 
-def all_ways(**arguments):
+def sum_of(ways, **arguments):
     def loss_fn(y, predictions):
-        losses = [way(y, one) for way, one in zip(WAYS.values(), predictions, strict=True)]
-        return tf.add_n(losses), {f"of {name}": loss for name, loss in zip(WAYS, losses, strict=True)}
+        losses = [WAYS[way](y, one) for way, one in zip(ways, predictions, strict=True)]
+        return tf.add_n(losses), {f"of {way}": loss for way, loss in zip(ways, losses, strict=True)}
 
-    return step_of(heads(len(WAYS)), loss_fn, **arguments)
+    return step_of(heads(len(ways)), loss_fn, **arguments)
 
 
-@pytest.mark.slow_with("accumulate", "eager")
+def test_a_function_around_losses():
+    check(functools.partial(sum_of, ["function", "sum with a function", "own class"]))
+
+
+@pytest.mark.slow
 @pytest.mark.exhaustive_with("retry", "jit_compile")
 @pytest.mark.parametrize("how", ["graph", "eager", "accumulate", "retry", "jit_compile"])
-def test_functions_around_losses(how):
+def test_every_function_around_losses(how):
     strategy, outside = cases.mirrored(2), []
     arguments = {"accumulate": {"accumulate": 2}, "retry": {"retry": True}, "jit_compile": {"jit_compile": True}}
-    make = functools.partial(all_ways, **arguments.get(how, {}))
+    make = functools.partial(sum_of, list(WAYS), **arguments.get(how, {}))
     call(strategy, lambda x, y: outside.append(TRACED_BEFORE(y, x[:, :1])))
     check(make, eager=how == "eager")
     call(strategy, lambda x, y: outside.append(WAYS["tf.function"](y, x[:, :1])))
@@ -166,7 +174,7 @@ def test_a_loss_for_each_output():
     check(make)
 
 
-@pytest.mark.slow_with("SUM")
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_fn", [AlreadyMean(), SUM], ids=["AlreadyMean", "SUM"])
 def test_a_loss_alone(loss_fn):
     check(lambda: step_of(heads(1), loss_fn))
@@ -183,11 +191,13 @@ def penalised(strategy):
     )
 
 
+@pytest.mark.slow
 def test_own_losses_of_a_model():
     check(lambda: step_of(penalised(tf.distribute.get_strategy()), WAYS["function"]))
 
 
-@pytest.mark.slow_with("in turn", "loss in forward")
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("in turn")
 @pytest.mark.parametrize("how", ["together", "in turn", "loss in forward"])
 def test_parts(how):
     def make():
@@ -255,3 +265,9 @@ def test_divided_by_hand(loss_fn, said):
             tf.function(call)(strategy, lambda x, y, one=one: one((x, y)))
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
     step_of(model, loss_fn)[0]((X, Y))  # On one device it means what it says.
+
+
+def test_another_keras_is_refused_before_a_weight_moves(monkeypatch):
+    monkeypatch.delattr("keras.src.losses.loss.reduce_values")
+    with pytest.raises(scaler.UnsupportedVersion, match="divides losses by the number of replicas elsewhere"):
+        replica_losses._prepare.__wrapped__()
