@@ -1,11 +1,12 @@
 """Losses that divide by the number of replicas by themselves, in a step that divides, too.
 
-keras.src.losses.loss         asks for the number, to divide by it           absent: scaler.UnsupportedVersion at the
-nn_impl_distribute            the same, for tf.nn                              first step on several replicas
-reduce_values                 adds up the losses of examples                 absent: the same
-check_per_example_loss_rank   is called where the size of a batch is given   absent: the same
-make_function_context         tells apart what a tf.function has traced      absent: the same
-keras.src.layers.layer        calls a layer                                  absent: a layer that asks is refused
+keras.src.losses.loss         asks for the number, to divide by it      absent: scaler.UnsupportedVersion at the
+nn_impl_distribute            the same, for tf.nn                         first step on several replicas
+reduce_values                 adds up the losses of examples            absent: the same
+losses_util                   is asked where tf.nn averages losses      absent: the same
+check_per_example_loss_rank     over a size that it may be given
+make_function_context         tells apart what a tf.function traced     absent: the same
+keras.src.layers.layer        calls a layer                             absent: a layer that asks is refused
 
 What takes their places stays there, and does the same as before but in a thread inside of `means`. Replicas are traced
 in threads that wait for each other, so that none of them could put anything back.
