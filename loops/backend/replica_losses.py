@@ -5,7 +5,8 @@ nn_impl_distribute            the same, for tf.nn                         first 
 reduce_values                 adds up the losses of examples            absent: the same
 losses_util                   is asked where tf.nn averages losses      absent: the same
 check_per_example_loss_rank     over a size that it may be given
-make_function_context         tells apart what a tf.function traced     absent: the same
+polymorphic_function          has what tells apart a tf.function's     absent: the same
+make_function_context           traces
 keras.src.layers.layer        calls a layer                             absent: a layer that asks is refused
 
 What takes their places stays there, and does the same as before but in a thread inside of `means`. Replicas are traced
