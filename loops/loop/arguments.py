@@ -49,10 +49,17 @@ def _is_source(data: object) -> bool:
 
 
 def check_strategy(strategy: object, jit_compile: bool) -> None:
-    """Refuses an object that is not a strategy, and a step that XLA cannot compile for several replicas."""
+    """Refuses what is no strategy or keeps weights elsewhere, and a step XLA cannot compile for several replicas."""
     if not isinstance(strategy, tf.distribute.Strategy):
         raise scaler.InvalidArgument(f"Loop(strategy={strategy!r}): expected a tf.distribute.Strategy, or None.")
-    if jit_compile and strategy.num_replicas_in_sync > 1:
+    several = strategy.num_replicas_in_sync > 1
+    central = several and isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+    if central or isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        raise scaler.InvalidArgument(
+            f"Loop(strategy={type(strategy).__name__}): it keeps one copy of the weights for all devices, and every "
+            "replica of a Loop needs its own. Use tf.distribute.MirroredStrategy or MultiWorkerMirroredStrategy."
+        )
+    if jit_compile and several:
         raise scaler.InvalidArgument(
             f"Loop(jit_compile=True) on {strategy.num_replicas_in_sync} replicas: XLA cannot compile a step that "
             "synchronizes replicas. Compile the part that each replica runs alone: TrainStep(..., jit_compile=True)."

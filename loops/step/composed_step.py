@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 import scaler
+from loops.backend.replica_losses import means
 from loops.step.again import Differentiate
 from loops.step.arguments import computes_in_float16
 from loops.step.composed_outputs import outputs_of, scales_of, summed_up
@@ -165,7 +166,8 @@ class ComposedStep(tf.Module):
                 attribute was set; and, in a compiled function, after layers were added or removed.
             BadOutputs: If a loss function did not return a scalar, or a scalar and a dict.
         """
-        return self._take(batch)
+        with means():
+            return self._take(batch)
 
     def check(self) -> None:
         """Checks the scaler of each part, as `scaler.LossScaler.check` does. A `Loop` does so by itself.

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 import scaler
+from loops.backend.replica_losses import as_loss
 
 
 def as_loss_function(model: keras.Model, loss_fn: Any, loss_weights: Any) -> Callable[..., Any]:
@@ -62,10 +63,7 @@ class _Sum:
         found, total = {}, tf.constant(0.0)
         for key, loss in self._losses.items():
             arguments = (targets[key], predictions[key], *(() if weights is None else (weights[key],)))
-            value = tf.cast(scaler.tracing.as_called(loss)(*arguments), tf.float32)
-            if isinstance(loss, keras.losses.Loss):
-                # Keras's loss objects divide by the number of replicas, functions do not.
-                value *= tf.distribute.get_strategy().num_replicas_in_sync
+            value = tf.cast(as_loss(loss)(*arguments), tf.float32)
             found[f"{key}_loss" if isinstance(key, str) else f"loss_{key}"] = value
             total += self._weights[key] * value
         return total, found

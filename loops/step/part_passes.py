@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 import scaler
+from loops.backend.replica_losses import as_loss
 from loops.step.again import Differentiate, only_first, repeated
 from loops.step.composed_outputs import OWN
 from loops.step.loss_result import loss_and_extra
@@ -57,7 +58,7 @@ class PartPasses:
     ) -> dict[str, Taken]:
         """One forward pass, and the gradients of all parts; those of a part whose turn it is not mean nothing."""
         with tf.GradientTape(persistent=True) as tape, self._probes.forward(parts) as probed:
-            given = scaler.tracing.as_called(forward)(batch)
+            given = as_loss(forward)(batch)
             losses = [self._loss(part, given) for part in parts]
             scaled = [
                 self._scaled(part, turn, loss) for part, turn, (loss, _) in zip(parts, turns, losses, strict=True)
@@ -90,7 +91,7 @@ class PartPasses:
         @scaler.tracing.as_written
         def again(small: tf.Tensor) -> list:
             with tf.GradientTape(persistent=True) as tape:
-                given = scaler.tracing.as_called(forward)(batch)
+                given = as_loss(forward)(batch)
                 # Also those of the others: where several loss functions call one Dropout, each moves its seed.
                 losses = [(part, self._loss(part, given)[0]) for part in parts]
                 scaled = [(part, self._share(loss) * loss_scale) for part, loss in losses if part in own]
@@ -145,7 +146,7 @@ class PartPasses:
     def _loss(self, part: Part, given: Any) -> _Loss:
         """The loss of a part in float32, and the other scalars of its function."""
         taken = (*OWN, *(PROBED if part.name in self._probes.probing else ()))
-        loss, extra = loss_and_extra(scaler.tracing.as_called(part.loss_fn)(given), taken)
+        loss, extra = loss_and_extra(as_loss(part.loss_fn)(given), taken)
         loss = tf.convert_to_tensor(loss)
         self._scalers[part.name].check_precision(loss, loss)
         loss = tf.cast(loss, tf.float32)

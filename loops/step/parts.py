@@ -25,9 +25,7 @@ class Part:
             variable; or a list of these.
         loss_fn: A function of what the step's `forward` returned, or of the batch if the step has none. It returns a
             scalar, the mean over the examples it is given, or a scalar and a dict of further scalars, which the step
-            returns, too. The own losses of `model`, such as weight regularisation, are added. On several replicas a
-            `keras.losses.Loss` that it calls divides by their number, and a function such as
-            `keras.losses.mean_squared_error` does not: use functions there.
+            returns, too. The own losses of `model`, such as weight regularisation, are added.
         optimizer: A Keras optimizer, its name as for Keras's `compile`, or a function `(grads, variables) -> None`.
         loss_scaler: Scales the loss and decides about this part. Default: one of its own, which scales by
             `scaler.Dynamic()` if any model of the step computes in float16, and else not at all.

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 import scaler
+from loops.backend.replica_losses import as_loss, means
 from loops.step.accumulation import MicroBatches
 from loops.step.again import taken_again
 from loops.step.arguments import (
@@ -67,7 +68,7 @@ class TrainStep(tf.Module):
         model: A Keras model.
         loss_fn: `(y, prediction) -> scalar`, or `(y, prediction, sample_weight) -> scalar` for batches with weights:
             the mean over the examples it is given, which on several replicas are one replica's. A `keras.losses.Loss`
-            is such a function if passed as it is; called inside another function it divides by the number of replicas.
+            is such a function, and may be called inside of one.
             In a graph it is traced a second time, to find the cause of skipped steps: to read other values, return them
             with the loss, in a dict, and do not keep tensors in an object.
             For a model with several outputs, a dict of such functions by the outputs' names, or a list in their order:
@@ -191,7 +192,7 @@ class TrainStep(tf.Module):
             BadOutputs: If the loss function did not return a scalar, or a scalar and a dict.
         """
         x, y, sample_weight = parts(batch)
-        with explaining("TrainStep", self.model, x, y):
+        with explaining("TrainStep", self.model, x, y), means():
             return self._take(x, y, sample_weight)
 
     @contextlib.contextmanager
@@ -370,19 +371,15 @@ class TrainStep(tf.Module):
 
     def _forward(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, tf.Tensor, dict[str, tf.Tensor]]:
         """The prediction, the loss in its own dtype, and the other scalars of the loss function."""
-        as_called = scaler.tracing.as_called
-        prediction = as_called(self.model)(x, training=True)
+        prediction = scaler.tracing.as_called(self.model)(x, training=True)
         arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
         taken = (*OUTPUTS, *(PROBED if self.probes else ()), *self._limits)
-        loss, extra = loss_and_extra(as_called(self.loss_fn)(*arguments), taken)
+        loss, extra = loss_and_extra(as_loss(self.loss_fn)(*arguments), taken)
         return prediction, loss, extra
 
     def _whole(self, loss: tf.Tensor) -> tf.Tensor:
         """The loss in float32, plus the model's own losses."""
         loss = tf.cast(loss, tf.float32)
-        if isinstance(self.loss_fn, keras.losses.Loss):
-            # Keras's loss objects divide by the number of replicas, functions do not.
-            loss *= tf.distribute.get_strategy().num_replicas_in_sync
         for penalty in self.model.losses:
             loss += tf.cast(penalty, tf.float32)
         return loss

@@ -3,6 +3,8 @@
 Guards against hangs and errors from inside TensorFlow in place of a word on what to do.
 """
 
+import types
+
 import keras
 import models
 import pytest
@@ -28,6 +30,17 @@ def test_whole_step_jit_on_several_replicas():
     dataset = tf.data.Dataset.from_tensors(cases.batch())
     with pytest.raises(scaler.InvalidArgument, match=r"Loop\(jit_compile=True\) on 2 replicas.*TrainStep"):
         loops.Loop(lambda batch: {}, dataset, strategy=strategy, jit_compile=True)
+
+
+@pytest.mark.parametrize("kind", ["CentralStorageStrategy", "ParameterServerStrategy"])
+def test_one_copy_of_the_weights_for_all_devices(kind):
+    if kind == "CentralStorageStrategy":
+        strategy = tf.distribute.experimental.CentralStorageStrategy(compute_devices=["CPU:0", "CPU:1"])
+    else:  # Without the servers, which one needs to be made.
+        strategy = object.__new__(tf.distribute.ParameterServerStrategy)
+        strategy._extended = types.SimpleNamespace(_num_replicas_in_sync=1)
+    with pytest.raises(scaler.InvalidArgument, match=rf"Loop\(strategy={kind}.*one copy of the weights.*Mirrored"):
+        loops.Loop(lambda batch: {}, tf.data.Dataset.from_tensors(cases.batch()), strategy=strategy)
 
 
 def test_batches_that_cannot_be_split():
