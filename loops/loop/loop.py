@@ -325,6 +325,8 @@ class Loop:
                     self._meet(signals, error)
                     if call.steps and not self._goes_back:
                         self._check_scalers(visit, call)
+                        ended = call.steps < limit or done + call.steps >= steps or bool(self.stopped)
+                        self._call.undecided.look(done + call.steps, ended)
                     signals.act()
                     if call.steps < limit and self.position.ended:
                         of_source = self.position.dataset is None
