@@ -326,7 +326,7 @@ class Loop:
                     if call.steps and not self._goes_back:
                         self._check_scalers(visit, call)
                         ended = call.steps < limit or done + call.steps >= steps or bool(self.stopped)
-                        self._call.undecided.look(done + call.steps, ended)
+                        self._call.undecided.look(done + call.steps, call.readings, ended)
                     signals.act()
                     if call.steps < limit and self.position.ended:
                         of_source = self.position.dataset is None

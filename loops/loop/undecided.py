@@ -33,16 +33,20 @@ class Undecided:
                     self._since[one] = int(one.counters.attempted), int(data)
                 self._fewest[one] = FEW if one in found.scalers else 1
 
-    def look(self, steps: int, ended: bool) -> None:
+    def look(self, steps: int, readings: list[tuple[scaler.LossScaler, list[float]]], ended: bool) -> None:
         """Lets each of them warn that decided nothing for long, or in the whole run; at a visit of the host.
 
         Args:
             steps: How many were taken.
+            readings: What the host read of those that the step moves.
             ended: Whether the run ends here.
         """
-        for one, (attempted, since) in self._since.items():
-            if steps - since >= (self._fewest[one] if ended else MANY):
+        attempted = {one: int(reading[0]) for one, reading in readings}
+        for one, (before, since) in self._since.items():
+            now, due = attempted.get(one, before), steps - since >= (self._fewest[one] if ended else MANY)
+            if due:
                 now = int(one.counters.attempted)
-                if now == attempted:
+                if now == before:
                     one.warn_of_no_decision(steps - since)
+            if due or now != before:
                 self._since[one] = now, steps
