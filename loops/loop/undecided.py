@@ -7,18 +7,15 @@ import tensorflow as tf
 import scaler
 from loops.step.scalers_in_graph import Found
 
-MANY = 1000
-"""So many steps without a decision are worth a word, wherever the run is."""
-FEW = 100
-"""So many are at the end of a run, for a step that can decide: fewer may be a window that is not complete."""
+MANY, FEW = 1000, 100
+"""So many undecided steps are worth a word, in a run and at its end, where fewer may be an incomplete window."""
 
 
 class Undecided:
     """Compares the attempts that each loss scaler counts with the steps of the run."""
 
     def __init__(self) -> None:
-        self._since: dict[scaler.LossScaler, tuple[int, int]] = {}
-        self._fewest: dict[scaler.LossScaler, int] = {}
+        self._since: dict[scaler.LossScaler, tuple[int, int, int]] = {}
 
     def watch(self, found: Found, data: tf.Variable) -> None:
         """Begins to count for the loss scalers of a step, when it is traced: after a restore, before the first step.
@@ -27,26 +24,20 @@ class Undecided:
             found: What its graph has.
             data: How many steps were taken.
         """
-        for one in found.trained_by:
-            if one not in self._since:
-                with tf.init_scope():
-                    self._since[one] = int(one.counters.attempted), int(data)
-                self._fewest[one] = FEW if one in found.scalers else 1
+        for one in set(found.trained_by).difference(self._since):
+            with tf.init_scope():
+                self._since[one] = int(one.counters.attempted), int(data), FEW if one in found.scalers else 1
 
-    def look(self, steps: int, readings: list[tuple[scaler.LossScaler, list[float]]], ended: bool) -> None:
+    def look(self, steps: int, ended: bool) -> None:
         """Lets each of them warn that decided nothing for long, or in the whole run; at a visit of the host.
 
         Args:
             steps: How many were taken.
-            readings: What the host read of those that the step moves.
             ended: Whether the run ends here.
         """
-        attempted = {one: int(reading[0]) for one, reading in readings}
-        for one, (before, since) in self._since.items():
-            now, due = attempted.get(one, before), steps - since >= (self._fewest[one] if ended else MANY)
-            if due:
+        for one, (attempted, since, few) in self._since.items():
+            if steps - since >= (few if ended else MANY):
                 now = int(one.counters.attempted)
-                if now == before:
+                if now == attempted:
                     one.warn_of_no_decision(steps - since)
-            if due or now != before:
-                self._since[one] = now, steps
+                self._since[one] = now, steps, few

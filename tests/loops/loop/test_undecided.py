@@ -79,6 +79,13 @@ def test_an_optimizer_that_gets_scaled_gradients_is_named(way):
     assert "pass them to apply(optimizer, grads, variables)" in message
 
 
+def test_data_that_ends_ends_the_run():
+    """Also where the last call takes no step."""
+    loop = loops.Loop(Program(), data(4), steps_per_call=2)
+    with pytest.warns(scaler.ScaleWarning, match="in the last 4 steps"), pytest.raises(loops.OutOfData):
+        loop.run(6)
+
+
 def test_on_replicas_too():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
@@ -118,7 +125,7 @@ def test_a_run_that_stands_still_later_is_named(before):
     step = Program(lambda count, norm: count <= 5)
     for _ in range(before):
         step(None)
-    messages = said(step, MANY + 5, 5)
+    messages = said(step, 2 * MANY, 5)
     assert len(messages) == 1
     assert f"in the last {MANY:,} steps" in messages[0]
 
