@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -44,22 +44,20 @@ def hiding_files(folder: pathlib.Path) -> list[dict[str, str]]:
     return found
 
 
-def namesakes() -> list[dict[str, str]]:
+def namesakes() -> Iterator[dict[str, str]]:
     """Other installed distributions with a package of the same name as ours, of which Python imports only one.
 
-    Returns:
+    Yields:
         For each its `package`, `distribution`, `version`, `folder` and `advice`, a sentence.
     """
-    found = []
     for other in metadata.distributions():
         name, version, folder = other.metadata["Name"], other.version, str(other.locate_file(""))
         for package in sorted(_packages(other).intersection(_MARKS)) if name != "halfstep" else ():
             advice = (
-                f"The distribution {name} {version} also installs a top-level package {package!r}, and one overwrites "
-                f"or hides the other. Use separate environments, or run `pip uninstall {name}` and then {_REPAIR}."
+                f"The distribution {name} {version} also installs a top-level package {package!r}. One overwrites or "
+                f"hides the other: use separate environments, or run `pip uninstall {name}` and then {_REPAIR}."
             )
-            found.append(dict(package=package, distribution=name, version=version, folder=folder, advice=advice))
-    return found
+            yield dict(package=package, distribution=name, version=version, folder=folder, advice=advice)
 
 
 def _hides(package: str, place: pathlib.Path) -> bool:

@@ -135,7 +135,7 @@ def test_another_distribution_that_overwrote_a_package_is_named_with_what_to_run
     install_another(site, package)
     expected = (
         f"{site / package / '__init__.py'} is not the package {package!r} of Halfstep. The distribution auto-{package} "
-        f"1.2 also installs a top-level package {package!r}, and one overwrites or hides the other. Use separate "
+        f"1.2 also installs a top-level package {package!r}. One overwrites or hides the other: use separate "
         f"environments, or run `pip uninstall auto-{package}` and then `pip install --force-reinstall --no-deps "
         "halfstep`."
     )

@@ -92,6 +92,7 @@ class Use:
             step: What the last `scale` left.
         """
         if step.last_scale() > 0.0 and not (attempted and step.is_decided()):
+            self.check_ended(attempted)
             self.say_once(
                 f"{who} scaled losses in the last {steps:,} steps, and no step was decided: the loss scale does not "
                 "move. Either the optimizer got the scaled gradients: pass them to apply(optimizer, grads, variables). "

@@ -1,5 +1,6 @@
 """A loss scaler that scales the losses of a run and decides no step of it says so once, and nobody else does."""
 
+import types
 import warnings
 
 import keras
@@ -31,12 +32,12 @@ class Program:
             gradients itself.
     """
 
-    def __init__(self, when=None, slope=1.0, strategy=None, by_hand=False, **options):
+    def __init__(self, when=None, slope=1.0, strategy=None, by_hand=False):
         self.weight, self.count = tf.Variable([1.0]), tf.Variable(0, dtype=tf.int64, trainable=False)
         self.optimizer = keras.optimizers.SGD(1e-3)
         self.optimizer.build([self.weight])
         self.scaler = scaler.LossScaler(strategy or scaler.Dynamic(2.0**10))
-        self.when, self.slope, self.by_hand, self.options = when, slope, by_hand, options
+        self.when, self.slope, self.by_hand = when, slope, by_hand
 
     def __call__(self, x):
         self.count.assign_add(1)
@@ -49,7 +50,7 @@ class Program:
             return {"loss": loss}
         grads = self.scaler.unscale(grads)
         when = self.when(self.count, tf.linalg.global_norm(grads))
-        outcome = self.scaler.apply(self.optimizer, grads, [self.weight], unscaled=True, when=when, **self.options)
+        outcome = self.scaler.apply(self.optimizer, grads, [self.weight], unscaled=True, when=when)
         return {"loss": loss, "applied": outcome.finite}
 
 
@@ -131,14 +132,21 @@ def test_a_run_that_stands_still_later_is_named(before):
 
 
 def test_steps_that_are_judged_and_never_counted_are_named():
-    step = Program(lambda count, norm: True, update=False)
+    step = Program()
+    apply, weights = step.scaler.apply, [step.weight]
+    step.optimizer = types.SimpleNamespace(
+        apply=lambda grads, _: apply(keras.optimizers.SGD(), grads, weights, update=False)
+    )
     (message,) = said(step, 3)
     assert message.endswith("Steps with apply(update=False) end with update(event).")
 
 
-def test_unscaled_gradients_that_nobody_counts_are_said_once():
+@pytest.mark.parametrize("known", [False, True])
+def test_unscaled_gradients_that_nobody_counts_are_said_once(known):
+    """By the visits of a loop that knows the scaler, and at the end of one that does not."""
     step = Program()
-    step.loss_scaler = step.scaler
+    if known:
+        step.loss_scaler = step.scaler
     step.optimizer.apply = lambda grads, weights: [
         weight.assign_sub(grad) for weight, grad in zip(weights, step.scaler.unscale(grads), strict=True)
     ]
