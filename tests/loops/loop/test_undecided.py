@@ -133,10 +133,8 @@ def test_a_run_that_stands_still_later_is_named(before):
 
 def test_steps_that_are_judged_and_never_counted_are_named():
     step = Program()
-    apply, weights = step.scaler.apply, [step.weight]
-    step.optimizer = types.SimpleNamespace(
-        apply=lambda grads, _: apply(keras.optimizers.SGD(), grads, weights, update=False)
-    )
+    apply, own = step.scaler.apply, step.optimizer
+    step.optimizer = types.SimpleNamespace(apply=lambda grads, weights: apply(own, grads, weights, update=False))
     (message,) = said(step, 3)
     assert message.endswith("Steps with apply(update=False) end with update(event).")
 
