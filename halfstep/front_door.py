@@ -18,7 +18,7 @@ def check_not_hidden(package: str) -> None:
     """Checks that a package of ours can be imported.
 
     Raises:
-        ImportError: If a file of the user hides it, or `scaler`, which both need.
+        ImportError: If a file hides it or has overwritten it, or `scaler`, which both need.
     """
     hiding = hidden(("scaler", package))
     if hiding:

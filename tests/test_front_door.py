@@ -5,6 +5,7 @@ import os
 import pathlib
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 
@@ -86,9 +87,9 @@ def test_what_is_no_name_is_an_attribute_error(name):
         getattr(hs, name)
 
 
-def in_folder(folder, *command):
+def in_folder(folder, *command, path=(ROOT,)):
     """What a program that starts in a folder prints, and its status."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
     )
@@ -111,6 +112,58 @@ def test_a_file_of_the_user_that_hides_a_package_is_named(tmp_path, file, name):
     # The same for a command that starts there.
     status, _, said = in_folder(tmp_path, "-m", "halfstep", "doctor")
     assert (status, said.startswith(f"halfstep: {tmp_path / file} hides")) == (1, True)
+
+
+def install_another(site, package, version="1.2"):
+    """Installs a distribution with a package of that name, as pip does; it lacks what it imports."""
+    (site / package).mkdir(parents=True, exist_ok=True)
+    (site / package / "__init__.py").write_text("import a_module_that_is_missing\n")
+    folder = site / f"auto_{package}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: auto-{package}\nVersion: {version}\n")
+    (folder / "RECORD").write_text(f"{package}/__init__.py,,\n{folder.name}/RECORD,,\n")
+
+
+@pytest.mark.parametrize(("package", "name"), [("scaler", "LossScaler"), ("scaler", "Loop"), ("loops", "Loop")])
+def test_another_distribution_that_overwrote_a_package_is_named_with_what_to_run(tmp_path, package, name):
+    site, here = tmp_path / "site", tmp_path / "here"
+    here.mkdir()
+    shutil.copytree(ROOT / "halfstep", site / "halfstep")
+    for one in ("scaler", "loops"):
+        (site / one).mkdir()
+        shutil.copy(ROOT / one / "__init__.py", site / one)
+    install_another(site, package)
+    expected = (
+        f"{site / package / '__init__.py'} is not the package {package!r} of Halfstep. The distribution auto-{package} "
+        f"1.2 also installs a top-level package {package!r}. One overwrites or hides the other: use separate "
+        f"environments, or run `pip uninstall auto-{package}` and then `pip install --force-reinstall --no-deps "
+        "halfstep`."
+    )
+    # Without the packages of this environment, one of which is ours.
+    asked = "-S", "-c", f"import halfstep as hs; hs.{name}"
+    assert in_folder(here, *asked, path=[site])[2].strip().endswith(f"ImportError: {expected}")
+    assert in_folder(here, "-S", "-m", "halfstep", "doctor", path=[site]) == (1, "", f"halfstep: {expected}\n")
+    # Uninstalling it takes the file away, and the package of ours stays without it.
+    shutil.rmtree(site / f"auto_{package}-1.2.dist-info")
+    (site / package / "__init__.py").unlink()
+    assert (
+        in_folder(here, *asked, path=[site])[2]
+        .strip()
+        .endswith(
+            f"ImportError: {site / package / '__init__.py'} of Halfstep is missing or was overwritten, as by another "
+            "distribution: run `pip install --force-reinstall --no-deps halfstep`."
+        )
+    )
+
+
+def test_another_distribution_that_hides_a_clone_is_named_too(tmp_path):
+    install_another(tmp_path / "site", "scaler")
+    _, _, said = in_folder(tmp_path, "-c", "import halfstep as hs; hs.Loop", path=[tmp_path / "site", ROOT])
+    assert said.strip().endswith(
+        f"run `pip uninstall auto-scaler` and then `pip install --force-reinstall --no-deps -e {ROOT}`."
+    )
+    _, _, said = in_folder(tmp_path, "-c", "import loops", path=[tmp_path / "site", ROOT])
+    assert said.strip().endswith("If another distribution installed it, `halfstep doctor` says what to do.")
 
 
 @pytest.mark.parametrize("code", ["import loops", "from loops import Loop", "import loops.observe"])

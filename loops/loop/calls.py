@@ -22,6 +22,7 @@ from loops.loop.held_batches import HeldBatches
 from loops.loop.outputs import check_outputs
 from loops.loop.packing import pack, unpack
 from loops.loop.stacked import Arrays, Stacked
+from loops.loop.undecided import Undecided
 from loops.step.composed_step import ComposedStep
 from loops.step.frozen_weights import models_of, read_only
 from loops.step.scalers_in_graph import Found, find
@@ -58,6 +59,7 @@ class StepCalls:
         in_graph: Whether the loop is in the graph; final after the first call.
         jit_compile: Whether XLA compiles the step; final once the step is traced.
         scalers: The loss scalers that the step moves; empty before it is traced.
+        undecided: Whether any of its loss scalers only scales.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class StepCalls:
         self._held: HeldBatches | None = None
         self._own = getattr(written or train_step, "loss_scaler", None)
         self.scalers: list[scaler.LossScaler] = []
+        self.undecided = Undecided()
         self._step: tf.types.experimental.PolymorphicFunction
         self._compile()
 
@@ -279,6 +282,7 @@ class StepCalls:
         own = [self._own] if isinstance(self._own, scaler.LossScaler) else []
         self.scalers = list(dict.fromkeys([*self.scalers, *own, *found.scalers]))
         found = Found() if self._trusted else found
+        self.undecided.watch(found, self._counters.data)
         before = found.read()
         shown = [] if self._spectator is None else [self._spectator(batch, self._counters.data + 1)]
         with tf.control_dependencies(shown):

@@ -326,9 +326,11 @@ class Loop:
                     if call.steps and not self._goes_back:
                         self._check_scalers(visit, call)
                     signals.act()
-                    if call.steps < limit and self.position.ended:
+                    ended, taken = call.steps < limit and self.position.ended, done + call.steps
+                    self._call.undecided.look(taken, ended or taken >= steps or bool(self.stopped))
+                    if ended:
                         of_source = self.position.dataset is None
-                        raise OutOfData(why_out_of_data(done + call.steps, steps, of_source=of_source))
+                        raise OutOfData(why_out_of_data(taken, steps, of_source=of_source))
                 if done == began_at:
                     self._say_nothing_to_do(done, steps)
             except Exception as error:

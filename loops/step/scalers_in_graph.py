@@ -31,11 +31,13 @@ class Found:
         scalers: Those that the step updates.
         keras: Keras's own that it updates.
         known: False if the step reads the scale of some but updates none: then it is unknown whether it was applied.
+        trained_by: Those that the step reads or updates; none if it assigns no trainable variable, as an evaluation.
     """
 
     scalers: tuple[scaler.LossScaler, ...] = ()
     keras: tuple[KerasScaler, ...] = ()
     known: bool = True
+    trained_by: tuple[scaler.LossScaler, ...] = ()
 
     @property
     def any(self) -> bool:
@@ -66,13 +68,15 @@ def find(concrete: tf.types.experimental.ConcreteFunction) -> Found:
         concrete: Its concrete function.
     """
     moved: dict[int, scaler.LossScaler] = {}
-    seen = others = False
+    read: dict[int, scaler.LossScaler] = {}
+    others = trains = False
     keras: dict[tuple[str, str], tf.Variable] = {}
     for variable, assigned in captured(concrete):
         owner = scaler.LossScaler.owner_of(variable)
+        trains = trains or (assigned and variable.trainable)
         place, _, name = variable.name.partition(":")[0].rpartition("/")
         if owner is not None:
-            seen = True
+            read[id(owner)] = owner
             if assigned:
                 moved[id(owner)] = owner
         elif name in (COUNTER, SCALE):
@@ -85,8 +89,9 @@ def find(concrete: tf.types.experimental.ConcreteFunction) -> Found:
         if name == COUNTER and (place, SCALE) in keras
     ]
     # Without the counter the graph only reads the scale; other variables of such a scaler mean unknown names.
-    seen = seen or others or any(name == SCALE for _, name in keras)
-    return Found(tuple(moved.values()), tuple(pairs), known=bool(moved or pairs) or not seen)
+    seen = read or others or any(name == SCALE for _, name in keras)
+    known = bool(moved or pairs) or not seen
+    return Found(tuple(moved.values()), tuple(pairs), known, tuple(read.values()) if trains else ())
 
 
 def captured(concrete: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[tf.Variable, bool]]:

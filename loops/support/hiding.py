@@ -6,10 +6,7 @@ It imports nothing but Python's own modules. `loops` imports it first, since imp
 from __future__ import annotations
 
 import importlib.util
-import os
 import pathlib
-
-_ROOT = pathlib.Path(__file__).parents[2]
 
 
 def check_not_hidden(package: str) -> None:
@@ -19,21 +16,19 @@ def check_not_hidden(package: str) -> None:
         package: "scaler" or "halfstep".
 
     Raises:
-        ImportError: If a file of the user hides it, with the file.
+        ImportError: If a file hides it, or has overwritten it, with the file.
     """
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:  # A module that somebody made by hand.
         return
-    found = pathlib.Path(spec.origin) if spec is not None and spec.origin is not None else None
-    ours = _ROOT / package / "__init__.py"
-    if found is None or not (found.is_file() and ours.is_file()) or os.path.samefile(found, ours):
-        return
-    # Another copy of Halfstep has its packages side by side.
-    if not (found.parent.parent / "loops" / "__init__.py").is_file():
+    found = pathlib.Path(spec.origin) if spec is not None and spec.origin is not None else pathlib.Path()
+    # Both have this line in `__all__`, also in another copy of Halfstep.
+    if found.suffix == ".py" and found.is_file() and '"LossScaler",' not in found.read_text("utf-8", "replace"):
         raise ImportError(
             f"{found} hides the package {package!r} of Halfstep: a program that starts in its folder imports it in "
-            "place of the package. Give it another name."
+            "place of the package. Give it another name. If another distribution installed it, `halfstep doctor` says "
+            "what to do."
         )
 
 

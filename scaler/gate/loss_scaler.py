@@ -293,7 +293,10 @@ class LossScaler(tf.Module):
             update: False leaves the scale and the counters to one `update` after several `apply`, as
                 `apply_together` does for several optimizers. Not with a `SpikeGuard`, which judges whole steps.
             when: Scalar bool. False does nothing, for accumulation. The outcome is then not applied, with norms of NaN
-                and no cause. On several replicas it counts as False on all of them if it is False on any.
+                and no cause. On several replicas it counts as False on all of them if it is False on any. An overflow
+                is then neither skipped nor counted, and the scale does not back off. So `when=norm < limit` is False
+                for ever after an overflow, whose norm is infinite. To leave out large gradients, write
+                `when=(norm < limit) | ~tf.math.is_finite(norm)`, or put a `SpikeGuard` around the strategy.
             unscaled: Scalar bool, the same on all replicas: whether the gradients are unscaled already. A strategy that
                 needs histograms sees them unchanged.
             loss_scale: The scale that the gradients carry, scalar float32, for gradients that you kept together with
@@ -548,6 +551,14 @@ class LossScaler(tf.Module):
             step: Which one, as the beginning of a sentence, such as "Step 12".
         """
         self._calls.warn_of_unseen_loss(step)
+
+    def warn_of_no_decision(self, steps: int) -> None:
+        """Warns once if losses were scaled in steps that counted nothing, as with a `when` that is never True.
+
+        Args:
+            steps: How many such steps there were, up to now.
+        """
+        self._calls.use.check_decided(self._called, steps, self._stored.read().attempted, self._calls.step)
 
     def watch_from_here(self) -> None:
         """Makes `check` ignore all earlier steps, unless it ran already: for a scaler loaded from a file."""

@@ -71,7 +71,7 @@ def apply_together(
         shares: One for each optimizer.
         rollback: What a skipped step restores: `snapshot(model.non_trainable_variables)`, taken before the forward
             pass.
-        when: Scalar bool, whether there is a step. False does nothing.
+        when: Scalar bool, whether there is a step. False does nothing, also at an overflow: see `LossScaler.apply`.
         loss_scale: Scalar float32, what the gradients carry; found as `apply` finds it if not given.
         diagnose: A function from an output gradient to the gradients of all shares.
 

@@ -19,6 +19,7 @@ _READ = "loss_scale was read outside of a tape, and nothing was scaled since the
 _INSTEAD = (
     "Scale the loss with scale(loss), or read loss_scale while the tape records. For logging use outcome.loss_scale."
 )
+_NOT_COUNTED = "no step is counted"
 
 
 class Use:
@@ -77,7 +78,28 @@ class Use:
             self.say_once(
                 "unscale(grads) was used, and no step was ever counted: nothing looks whether the gradients are "
                 "finite, and the scale never moves. Let apply(optimizer, grads, variables, unscaled=True) take them, "
-                "or end the step with update(Event(finite=all_finite(grads)))."
+                "or end the step with update(Event(finite=all_finite(grads))).",
+                _NOT_COUNTED,
+            )
+
+    def check_decided(self, who: str, steps: int, attempted: int, step: OpenStep) -> None:
+        """Warns if losses were scaled in steps that counted nothing. It says nothing if no step is open after others.
+
+        Args:
+            who: The loss scaler, as the beginning of a sentence.
+            steps: How many steps counted nothing.
+            attempted: The steps counted before them.
+            step: What the last `scale` left.
+        """
+        if step.last_scale() > 0.0 and not (attempted and step.is_decided()):
+            self.check_ended(attempted)
+            self.say_once(
+                f"{who} scaled losses in the last {steps:,} steps, and no step was decided: the loss scale does not "
+                "move. Either the optimizer got the scaled gradients: pass them to apply(optimizer, grads, variables). "
+                "Or when= of apply was never True. That is right within a window of more steps, but `norm < limit` is "
+                "False after every overflow: write `(norm < limit) | ~tf.math.is_finite(norm)`, or put a SpikeGuard "
+                "around the strategy. Steps with apply(update=False) end with update(event).",
+                _NOT_COUNTED,
             )
 
     def ends(self) -> None:

@@ -239,6 +239,7 @@ def scaled_by_hand():
     return lambda number: {"loss": number * loss_scaler.loss_scale}
 
 
+@pytest.mark.filterwarnings("ignore:unscale.grads. was used, and no step was ever counted:scaler.ScaleWarning")
 @pytest.mark.parametrize("make", [unscale_alone, scaled_by_hand])
 def test_what_cannot_be_known_is_not_claimed(make):
     counters, text = shown(make())

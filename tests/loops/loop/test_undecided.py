@@ -1,0 +1,205 @@
+"""A loss scaler that scales the losses of a run and decides no step of it says so once, and nobody else does."""
+
+import types
+import warnings
+
+import keras
+import pytest
+import tensorflow as tf
+from models import plain_model
+
+import loops
+import scaler
+from loops.loop import undecided
+
+LIMIT, MANY, FEW = 10.0, 50, 20
+FAR, TOO_HIGH = 2.0**60, scaler.Dynamic(2.0**80, max_scale=2.0**100)
+"""A gradient of `FAR` has a finite norm, and overflows at scales above 2^67."""
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    assert (undecided.MANY, undecided.FEW) == (1000, 100)
+    monkeypatch.setattr(undecided, "MANY", MANY)
+    monkeypatch.setattr(undecided, "FEW", FEW)
+
+
+class Program:
+    """One weight, and a step that is written by hand.
+
+    Args:
+        when: From the number of the step and the norm to `when=` of `apply`; None for an optimizer that gets the scaled
+            gradients itself.
+    """
+
+    def __init__(self, when=None, slope=1.0, strategy=None, by_hand=False):
+        self.weight, self.count = tf.Variable([1.0]), tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.optimizer = keras.optimizers.SGD(1e-3)
+        self.optimizer.build([self.weight])
+        self.scaler = scaler.LossScaler(strategy or scaler.Dynamic(2.0**10))
+        self.when, self.slope, self.by_hand = when, slope, by_hand
+
+    def __call__(self, x):
+        self.count.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.weight) * self.slope
+            scaled = loss * self.scaler.loss_scale if self.by_hand else self.scaler.scale(loss)
+        grads = tape.gradient(scaled, [self.weight])
+        if self.when is None:
+            self.optimizer.apply(grads, [self.weight])
+            return {"loss": loss}
+        grads = self.scaler.unscale(grads)
+        when = self.when(self.count, tf.linalg.global_norm(grads))
+        outcome = self.scaler.apply(self.optimizer, grads, [self.weight], unscaled=True, when=when)
+        return {"loss": loss, "applied": outcome.finite}
+
+
+def data(steps=None):
+    return tf.data.Dataset.from_tensors(tf.ones([2])).repeat(steps)
+
+
+def said(step, steps, at_once=None, **options):
+    """The warnings of a run about steps that were not decided."""
+    loop = loops.Loop(step, data(), steps_per_call=at_once or steps, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop.run(steps)
+        loop.run(steps + 3)
+    return [str(one.message) for one in caught if one.category is scaler.ScaleWarning]
+
+
+@pytest.mark.parametrize("way", ["graph", "python", "xla", "eager", "by hand"])
+def test_an_optimizer_that_gets_scaled_gradients_is_named(way):
+    step = Program(by_hand=way == "by hand")
+    tf.config.run_functions_eagerly(way == "eager")
+    try:
+        (message,) = said(step, 3, 1 if way in ("python", "eager") else 3, jit_compile=way == "xla")
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert message.startswith("The loss scaler scaled losses in the last 3 steps, and no step was decided:")
+    assert "pass them to apply(optimizer, grads, variables)" in message
+
+
+def test_data_that_ends_ends_the_run():
+    """Also where the last call takes no step."""
+    loop = loops.Loop(Program(), data(4), steps_per_call=2)
+    with pytest.warns(scaler.ScaleWarning, match="in the last 4 steps"), pytest.raises(loops.OutOfData):
+        loop.run(6)
+
+
+def test_on_replicas_too():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        step = Program()
+    assert len(said(step, 3, strategy=strategy)) == 1
+
+
+@pytest.mark.parametrize("at_once", [10, 500])
+def test_a_limit_that_no_overflow_passes_is_named(at_once):
+    step = Program(lambda count, norm: norm < LIMIT, FAR, TOO_HIGH)
+    (message,) = said(step, MANY, at_once)
+    assert f"in the last {MANY:,} steps" in message
+    assert "(norm < limit) | ~tf.math.is_finite(norm)" in message
+    assert float(step.scaler.loss_scale) == 2.0**80
+
+
+def test_also_at_the_end_of_a_shorter_run():
+    step = Program(lambda count, norm: norm < LIMIT, FAR, TOO_HIGH)
+    assert len(said(step, FEW)) == 1
+
+
+def test_the_limit_that_the_message_names_leaves_out_large_gradients_alone():
+    """Overflows at first, which cost the scale, then a norm that is too large, and then one that is not."""
+    step = Program(lambda count, norm: (norm < LIMIT) | ~tf.math.is_finite(norm), FAR, TOO_HIGH)
+    assert said(step, 40) == []
+    assert (int(step.scaler.counters.attempted), float(step.scaler.loss_scale)) == (13, 2.0**67)
+    assert step.weight.numpy() == 1.0
+    step.slope = 1.0
+    step(None)
+    assert int(step.scaler.counters.applied) == 1
+
+
+@pytest.mark.slow_with("0")
+@pytest.mark.parametrize("before", [0, 5])
+def test_a_run_that_stands_still_later_is_named(before):
+    """As after a resume: the attempts of before do not count."""
+    step = Program(lambda count, norm: count <= 5)
+    for _ in range(before):
+        step(None)
+    messages = said(step, 2 * MANY, 5)
+    assert len(messages) == 1
+    assert f"in the last {MANY:,} steps" in messages[0]
+
+
+def test_steps_that_are_judged_and_never_counted_are_named():
+    step = Program()
+    apply, own = step.scaler.apply, step.optimizer
+    step.optimizer = types.SimpleNamespace(apply=lambda grads, weights: apply(own, grads, weights, update=False))
+    (message,) = said(step, 3)
+    assert message.endswith("Steps with apply(update=False) end with update(event).")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_unscaled_gradients_that_nobody_counts_are_said_once(known):
+    """By the visits of a loop that knows the scaler, and at the end of one that does not."""
+    step = Program()
+    if known:
+        step.loss_scaler = step.scaler
+    step.optimizer.apply = lambda grads, weights: [
+        weight.assign_sub(grad) for weight, grad in zip(weights, step.scaler.unscale(grads), strict=True)
+    ]
+    (message,) = said(step, 3)
+    assert message.startswith("unscale(grads) was used, and no step was ever counted")
+
+
+class Reading(Program):
+    """Trains without the scaler, and logs its scale."""
+
+    def __call__(self, x):
+        self.optimizer.apply([tf.ones([1])], [self.weight])
+        return {"loss_scale": self.scaler.loss_scale}
+
+
+class Evaluation(Program):
+    """Shares a loss with training."""
+
+    def __call__(self, x):
+        self.count.assign_add(1)
+        return {"loss": self.scaler.scale(tf.reduce_sum(self.weight)) / self.scaler.loss_scale}
+
+
+class Part(Program):
+    """Is trained at the first step alone, or not yet; other weights are trained at each."""
+
+    def __init__(self, turn):
+        super().__init__(lambda count, norm: True)
+        self.turn, self.other, self.steps = turn, tf.Variable([1.0]), tf.Variable(0, trainable=False)
+
+    def __call__(self, x):
+        self.steps.assign_add(1)
+        self.other.assign_add([1.0])
+        return {"loss": tf.cond(self.turn(self.steps), lambda: Program.__call__(self, x)["loss"], lambda: 0.0)}
+
+
+def accumulating():
+    model = plain_model()
+    step = loops.TrainStep(model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(1e-3), accumulate=8)
+    return lambda x: step((tf.ones([2, 4]), tf.ones([2, 1])))
+
+
+@pytest.mark.slow_with("windows", "accumulate", "part", "later part")
+@pytest.mark.parametrize(
+    ("make", "steps"),
+    [
+        (lambda: Program(lambda count, norm: count % 32 == 0), FEW - 4),
+        (lambda: Program(lambda count, norm: count % 32 == 0), 3 * 32 + FEW - 4),
+        (accumulating, 4),
+        (lambda: Reading(), MANY + 2),
+        (lambda: Evaluation(), MANY + 2),
+        (lambda: Part(lambda steps: steps == 1), MANY + 2),
+        (lambda: Part(lambda steps: steps > 500), MANY + 2),
+    ],
+    ids=["window", "windows", "accumulate", "logs", "evaluation", "part", "later part"],
+)
+def test_nothing_is_said_of_others(make, steps):
+    assert said(make(), steps) == []
