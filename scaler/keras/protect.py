@@ -107,6 +107,7 @@ def protect(model: keras.Model) -> keras.Model:
 
         def put_back() -> dict[str, Any]:
             applied = [tf.identity(one.iterations) > then for one, then in zip(every, iterations, strict=True)]
+            spoilt = shown.spoilt(left)
             for variable, value in left:
                 own = replicas.own_component(variable)
                 # Weights of a frozen layer may be updated, too, by a step that names them.
@@ -114,13 +115,13 @@ def protect(model: keras.Model) -> keras.Model:
                 if variable.trainable or kept:
                     own.assign(tf.where(bad & ~tf.reduce_any([False, *kept]), value, own))
                 else:
-                    own.assign(chosen_state(own, value, ~bad))
+                    own.assign(chosen_state(own, value, ~(bad | spoilt.get(id(variable), False))))
             for variable, value in assigned:
                 own = replicas.own_component(variable)
                 # A step that adds a gradient to a weight and takes it off again leaves a NaN where it overflowed.
                 lost = tf.math.is_finite(value) & ~tf.math.is_finite(tf.convert_to_tensor(own))
                 own.assign(tf.where(bad & lost, value, own))
-            return shown.after(logs, counted, bad)
+            return shown.after(logs, counted, bad, tf.reduce_any([False, *spoilt.values()]))
 
         if _branches():
             clean = tf.logical_and(~bad, all_finite([variable for variable, _ in left if not variable.trainable]))
