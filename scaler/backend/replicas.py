@@ -20,6 +20,12 @@ def replica_count() -> int:
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
+def in_place() -> bool:
+    """Whether one replica runs where it is called. Others run in threads of their own, where a function that is traced
+    inside of the replica's cannot meet other replicas, nor itself if it is the only one."""
+    return not tf.distribute.has_strategy() or isinstance(tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy)
+
+
 def merge(function: Callable, *values: Any) -> Any:
     """Calls `function(strategy, *values)` once for all replicas, with the values that each replica passed.
 
@@ -147,7 +153,11 @@ def assign_each(strategy: tf.distribute.Strategy, variable: Any, function: Calla
     def assign(own: Any, *shares: Any) -> None:
         own.assign(function(own, *shares))
 
-    strategy.extended.update(native(variable), assign, args=values, group=False)
+    own = native(variable)
+    if isinstance(own, tf.distribute.DistributedValues):
+        strategy.extended.update(own, assign, args=values, group=False)
+    else:  # Of a single replica a graph knows the component, which a MirroredStrategy does not update.
+        assign(own, *values)
 
 
 def assign_alike(variable: tf.Variable, value: tf.Tensor) -> None:

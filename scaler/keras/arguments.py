@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from scaler.backend.keras_two import is_of_keras_two
 from scaler.errors import InvalidArgument
@@ -49,6 +50,27 @@ def check_inner(inner: object) -> None:
             f"LossScaleOptimizer({inner!r}): expected a Keras optimizer, such as keras.optimizers.Adam(1e-3)"
             + (f"; keras.optimizers.get({inner!r}) creates one by name." if isinstance(inner, str) else ".")
         )
+
+
+def check_strategy() -> None:
+    """Refuses the `tf.distribute` strategies in whose scope no step is one step for all replicas.
+
+    Raises:
+        InvalidArgument: With those to use.
+    """
+    strategy = tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        why = "its workers update the variables one after the other, so that no step is skipped as a whole"
+    elif (
+        isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy) and strategy.num_replicas_in_sync > 1
+    ):
+        why = "on several devices it keeps one copy of what each replica counts for itself"
+    else:
+        return
+    raise InvalidArgument(
+        f"LossScaleOptimizer under a {type(strategy).__name__}: {why}. Expected a MirroredStrategy, a "
+        "MultiWorkerMirroredStrategy, or a single device."
+    )
 
 
 def check_keras_arguments(given: dict) -> None:

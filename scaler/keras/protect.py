@@ -100,7 +100,7 @@ def protect(model: keras.Model) -> keras.Model:
         _check_nothing_new(model, before, protected)
         state = {id(variable) for variable in _state(model, protected)}
         left = [pair for pair in before if id(pair[0]) in state]
-        if replicas.replica_count() > 1 and not tf.executing_eagerly():
+        if not replicas.in_place() and not tf.executing_eagerly():
             protected.traced_as(tf.compat.v1.get_default_graph())
         weights += [pair for pair in before if id(pair[0]) not in state]
         assigned = [(one, value) for one, value in weights if value.dtype.is_floating and protected.assigns(one)]
@@ -150,7 +150,7 @@ def protect(model: keras.Model) -> keras.Model:
 
 def _branches() -> bool:
     """Whether a skip is a branch here. A GPU would wait for it, XLA gains nothing by it, replicas assign together."""
-    return not (selects_by_default() or in_xla() or replicas.replica_count() > 1)
+    return replicas.in_place() and not (selects_by_default() or in_xla())
 
 
 def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
@@ -166,7 +166,7 @@ def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
 def _with_its_variables(step: Callable, data: Any, made: list[bool], protected: ProtectedStep) -> Callable:
     """Traces the step, which creates its variables before it runs. Their values can then be read before the step."""
     # Replicas cannot synchronise in a function inside their own. There Keras builds the model earlier.
-    if replicas.replica_count() > 1:
+    if not replicas.in_place():
         return step
     traced = tf.function(functools.partial(_making_variables_outside, step), autograph=False)
     if not tf.executing_eagerly():
@@ -213,7 +213,7 @@ def _updated(model: keras.Model, state: list[tuple]) -> list:
 
 def _may_assign(protected: ProtectedStep, variable: Any) -> bool:
     """Whether a step may assign a variable by itself. Of several replicas each is traced while the step runs."""
-    return replicas.replica_count() > 1 or protected.assigns(variable)
+    return not replicas.in_place() or protected.assigns(variable)
 
 
 def _updates(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:

@@ -66,7 +66,7 @@ class Shown:
         if isinstance(logs, dict) and not tf.executing_eagerly():
             self._certainly_own = own_numbers(logs, self._model)
         # Replicas take turns with their traces.
-        if isinstance(logs, dict) and replicas.replica_count() == 1:
+        if isinstance(logs, dict) and replicas.in_place():
             self._certain = frozenset(name for name, value in logs.items() if self._noted.get(name) is value)
         return logs
 
