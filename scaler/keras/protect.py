@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.graphs import apart, in_xla
+from scaler.backend.keras_attributes import cast_penalties
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument, ScaleWarning
@@ -144,6 +145,7 @@ def protect(model: keras.Model) -> keras.Model:
     model.train_step = train_step
     model.reset_metrics = reset_metrics
     model.get_metrics_result = get_metrics_result
+    cast_penalties(model)
     model.train_function = None
     return model
 
