@@ -58,19 +58,14 @@ def check_strategy() -> None:
     Raises:
         InvalidArgument: With those to use.
     """
-    strategy = tf.distribute.get_strategy()
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        why = "its workers update the variables one after the other, so that no step is skipped as a whole"
-    elif (
-        isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy) and strategy.num_replicas_in_sync > 1
-    ):
-        why = "on several devices it keeps one copy of what each replica counts for itself"
-    else:
-        return
-    raise InvalidArgument(
-        f"LossScaleOptimizer under a {type(strategy).__name__}: {why}. Expected a MirroredStrategy, a "
-        "MultiWorkerMirroredStrategy, or a single device."
-    )
+    strategy, central = tf.distribute.get_strategy(), tf.distribute.experimental.CentralStorageStrategy
+    several = isinstance(strategy, central) and strategy.num_replicas_in_sync > 1
+    if several or isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        raise InvalidArgument(
+            f"LossScaleOptimizer under a {type(strategy).__name__}: its devices or workers share one copy of what each "
+            "counts for itself, so that no step is applied or skipped as a whole. Expected a MirroredStrategy, a "
+            "MultiWorkerMirroredStrategy, or a single device."
+        )
 
 
 def check_keras_arguments(given: dict) -> None:

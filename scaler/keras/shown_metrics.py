@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from scaler.backend import replicas
@@ -35,7 +34,7 @@ class Shown:
         self._noted: dict[str, Any] = {}
         self._certain: frozenset[str] = frozenset()
         self._certainly_own: frozenset[str] = frozenset()
-        self._left_out: dict[tuple[str, ...], tf.Variable] = {}
+        self._left_out: dict[str, tf.Variable] = {}
         self._told: set[str] = set()
         with self._scope():
             self._kept = replicas.local_variable(0.0, "steps_kept")
@@ -81,17 +80,19 @@ class Shown:
         if not isinstance(logs, dict):
             return {}
         if self._certain == frozenset(logs):
-            return _as_tensors(logs)
+            return dict(logs)
         # Keras 3.8 returns Python numbers where a step runs eagerly.
         results = self.results() | {name: logs[name] for name in self._certain}
         for name in results.keys() & logs.keys() - self._certain:
             own = name in self._certainly_own
-            self._flag(name).assign(True if own else tf.logical_not(_same(logs[name], results[name])))
+            flag = self._made(self._own, name, False)
+            flag.assign(True if own else tf.logical_not(_same(logs[name], results[name])))
         return results
 
     def results(self) -> dict[str, Any]:
         """The model's current metrics, inside a step. Empty if a metric was never used and so has no result."""
-        return _as_tensors(self._used_results())
+        results = self._used_results().items()
+        return {name: tf.constant(value) if isinstance(value, float) else value for name, value in results}
 
     def spoilt(self, before: Iterable[tuple[Any, tf.Tensor]]) -> dict[int, tf.Tensor]:
         """Whether a step made a metric non-finite, scalar bool, by the ids of all variables of that metric.
@@ -143,17 +144,16 @@ class Shown:
         told = self.replaceable(logs, counted)
         if not told:
             return told
-        left_out = self._left_out_of(tuple(told))
-        lost = tf.stack([spoilt & ~bad & ~_all_finite({name: counted[name]}) for name in told])
-        left_out.assign_add(tf.cast(lost, tf.float32))
-        never = tf.unstack((left_out > 0.0) & (left_out >= self._kept))
-        nothing, believable, results = self._nothing(), _all_finite(counted), self.results()
-        anew = {}
-        for name, is_never in zip(told, never, strict=True):
-            value = anew[name] = results[name]
+        nothing = tf.logical_and(self._put_back > 0.0, self._kept <= 0.0)
+        believable, results = _all_finite(counted), self.results()
+        anew = {name: results[name] for name in told}
+        for name, value in anew.items():
             if _is_float(value):
-                instead = tf.where(believable, counted[name], self._worst(name, value))
-                anew[name] = tf.where(is_never, _filled(value, float("nan")), tf.where(nothing, instead, value))
+                left_out = self._made(self._left_out, name, 0.0)
+                left_out.assign_add(tf.cast(spoilt & ~bad & ~_all_finite({name: counted[name]}), tf.float32))
+                never = (left_out > 0.0) & (left_out >= self._kept)
+                instead = tf.where(believable, counted[name], _filled(value, _worst_of(self._model, name)))
+                anew[name] = tf.where(never, _filled(value, float("nan")), tf.where(nothing, instead, value))
         return {
             name: anew[name] if name in self._certain else tf.where(_same(value, counted[name]), anew[name], value)
             for name, value in told.items()
@@ -164,7 +164,7 @@ class Shown:
         if tf.executing_eagerly():
             self._never()
         for variable in (self._kept, self._put_back, *self._left_out.values()):
-            variable.assign(tf.zeros_like(variable))
+            variable.assign(0.0)
         for flag in self._own.values():
             flag.assign(False)
 
@@ -178,58 +178,40 @@ class Shown:
 
         It warns of metrics that were not finite in steps that were kept, of each once.
         """
+        never = self._never()
         # As a truth of Python's a variable of several replicas is always true.
-        kept, put_back = (map(float, replicas.in_each(one)) for one in (self._kept, self._put_back))
-        nothing, never = any(put_back) and not any(kept), self._never()
         own = {name for name, flag in self._own.items() if any(map(bool, replicas.in_each(flag)))}
         shown = {name: value for name, value in self._used_results().items() if name not in own}
-        shown |= {name: _filled(value, float("nan")) for name, value in shown.items() if name in never}
-        return {name: self._worst(name, value) if nothing else value for name, value in shown.items()}
+        if _first(self._put_back) and not _first(self._kept):
+            return {name: _filled(value, _worst_of(self._model, name)) for name, value in shown.items()}
+        return {name: _filled(value, float("nan")) if name in never else value for name, value in shown.items()}
 
     def _never(self) -> set[str]:
         """The metrics that were finite in no step that was kept. Warns of those that were not in some, of each once."""
-        kept = np.array([float(part) for part in replicas.in_each(self._kept)])
-        counts: dict[str, np.ndarray] = {}
-        for names, variable in self._left_out.items():
-            for name, count in zip(names, np.stack(replicas.in_each(variable), 1), strict=True):
-                counts[name] = counts.get(name, 0.0) + count
-        lost = {name: count for name, count in counts.items() if count.any()}
-        new = [name for name in lost if name not in self._told]
+        lost = {name: [*map(float, replicas.in_each(one))] for name, one in self._left_out.items()}
+        new = {name for name, counts in lost.items() if any(counts)} - self._told
         if new:
-            self._told.update(new)
-            steps = ", ".join(f"{name!r} in {lost[name].max():.0f} of {kept.max():.0f}" for name in new)
+            self._told |= new
             warnings.warn(
-                f"protect: metrics of model {self._model.name!r} were not finite in steps that were applied: {steps}. "
-                "They are shown without these batches, and as NaN where none is left. Compute them in float32, and "
-                "keep out what they divide by zero or take the logarithm of.",
+                f"protect: metrics of model {self._model.name!r} were not finite in steps that were applied: "
+                f"{sorted(new)}. They are shown without those batches, and as NaN where none is left. Compute them in "
+                "float32, and keep zeros out of what they divide by or take the logarithm of.",
                 ScaleWarning,
                 stacklevel=3,
             )
-        return {name for name, count in lost.items() if (count >= kept).all()}
-
-    def _left_out_of(self, names: tuple[str, ...]) -> tf.Variable:
-        """In how many of the steps that were kept each of these metrics was not finite."""
-        if names not in self._left_out:
-            with tf.init_scope():
-                self._left_out[names] = replicas.local_variable(tf.zeros([len(names)]), "left_out")
-        return self._left_out[names]
+        return {name for name, counts in lost.items() if 0.0 < _first(self._kept) <= min(counts)}
 
     def _used_results(self) -> dict[str, Any]:
         if not all(getattr(metric, "built", True) for metric in self._model.metrics):
             return {}
         return self._results()
 
-    def _nothing(self) -> tf.Tensor:
-        return tf.logical_and(self._put_back > 0.0, self._kept <= 0.0)
-
-    def _flag(self, name: str) -> tf.Variable:
-        if name not in self._own:
+    @staticmethod
+    def _made(known: dict[str, tf.Variable], name: str, first: bool | float) -> tf.Variable:
+        if name not in known:
             with tf.init_scope():
-                self._own[name] = replicas.local_variable(False, "own")
-        return self._own[name]
-
-    def _worst(self, name: str, value: Any) -> Any:
-        return _filled(value, _worst_of(self._model, name))
+                known[name] = replicas.local_variable(first, "of_a_metric")
+        return known[name]
 
     def _scope(self) -> contextlib.AbstractContextManager:
         strategy = self._model.distribute_strategy
@@ -257,8 +239,9 @@ def _filled(value: Any, number: float) -> Any:
     return tf.fill(tf.shape(value), tf.constant(number, tf.as_dtype(value.dtype))) if _is_float(value) else value
 
 
-def _as_tensors(results: dict[str, Any]) -> dict[str, Any]:
-    return {name: tf.constant(value) if isinstance(value, float) else value for name, value in results.items()}
+def _first(counter: tf.Variable) -> float:
+    """A count of steps, which is the same on all replicas."""
+    return float(replicas.in_each(counter)[0])
 
 
 def _is_float(value: Any) -> bool:
@@ -266,7 +249,8 @@ def _is_float(value: Any) -> bool:
 
 
 def _all_finite(values: dict[str, Any]) -> tf.Tensor:
-    return tf.reduce_all([True, *(tf.reduce_all(tf.math.is_finite(v)) for v in values.values() if _is_float(v))])
+    floats = [value for value in values.values() if isinstance(value, float) or _is_float(value)]
+    return tf.reduce_all([True, *(tf.reduce_all(tf.math.is_finite(value)) for value in floats)])
 
 
 def _same(value: Any, metric: Any) -> tf.Tensor:

@@ -61,14 +61,14 @@ def resized_in_xla(loss: tf.Tensor) -> str | None:
     """
     if not in_xla(if_unknown=False):
         return None
-    for op in loss.graph.get_operations():
-        if op.type == "ResizeBilinear" and op.inputs[0].dtype.size == 2:
-            return (
-                f"XLA may refuse to compile the gradient of the bilinear resize {op.name.rsplit('/', 2)[0]!r} in "
-                f"{op.inputs[0].dtype.name}, since it makes it float32: give that layer dtype='float32', or pass "
-                "jit_compile=False."
-            )
-    return None
+    resizes = [op for op in loss.graph.get_operations() if op.type == "ResizeBilinear" and op.inputs[0].dtype.size == 2]
+    names = [op.name.rsplit("/", 2)[0] for op in resizes]  # Behind the layer's are those of Keras's function.
+    if not names:
+        return None
+    return (
+        f"XLA may refuse to compile the gradients of the bilinear resizes {names} in 16 bits, which it makes float32: "
+        "give these layers dtype='float32', or pass jit_compile=False."
+    )
 
 
 def _is_probability(tensor: Any) -> bool:

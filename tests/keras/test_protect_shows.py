@@ -326,7 +326,7 @@ def test_a_loss_that_is_infinite_on_an_applied_step_is_shown_without_that_batch(
     model = linear(lambda y, prediction: tf.where(y >= 5.0, np.inf, 2.0) + 0.0 * prediction, [])
     history, said = fit_with_five(model)
     assert history["loss"] == [2.0]
-    assert "'loss' in 1 of 4" in said
+    assert "['loss']" in said
 
 
 @pytest.mark.slow
@@ -337,7 +337,7 @@ def test_of_metrics_of_one_name_only_that_of_the_right_output_is_nan():
     metrics = {name: [keras.metrics.MeanMetricWrapper(one, name="m")] for name, one in wrapped.items()}
     model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0)), loss="mse", metrics=metrics, jit_compile=False)
     x, y = data(8)
-    with pytest.warns(scaler.ScaleWarning, match="'b_m' in 1 of 1"):
+    with pytest.warns(scaler.ScaleWarning, match=r"\['b_m'\]"):
         history = scaler.protect(model).fit(x, {"a": y, "b": y}, batch_size=8, verbose=0).history
     assert history["a_m"] == [1.0]
     assert np.isnan(history["b_m"]).all()
