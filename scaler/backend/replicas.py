@@ -21,8 +21,10 @@ def replica_count() -> int:
 
 
 def in_place() -> bool:
-    """Whether one replica runs where it is called. Others run in threads of their own, where a function that is traced
-    inside of the replica's cannot meet other replicas, nor itself if it is the only one."""
+    """Whether there is one replica, and it runs in the thread that calls it.
+
+    Other strategies start a thread for it, also for a single one. There a function inside of a step cannot merge.
+    """
     return not tf.distribute.has_strategy() or isinstance(tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy)
 
 

@@ -289,8 +289,8 @@ def fit_with_five(model, epochs=1, callbacks=()):
     """Four batches of ones, with a five in the second. Returns the history, and what was said."""
     y = np.ones([32, 1], np.float32)
     y[9] = 5.0
+    arguments = {"batch_size": 8, "shuffle": False, "verbose": 0}
     with pytest.warns(scaler.ScaleWarning) as said:
-        arguments = {"batch_size": 8, "shuffle": False, "verbose": 0}
         history = model.fit(data(32)[0], y, epochs=epochs, callbacks=list(callbacks), **arguments).history
     assert model.optimizer.loss_scaler.counters.applied == 4 * epochs
     return history, " ".join(str(one.message) for one in said)

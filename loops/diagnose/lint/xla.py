@@ -35,8 +35,7 @@ def not_compiled(traced: Traced) -> list[Finding]:
         why = _why_not(call, [layer for layer in inside if not isinstance(layer, keras.Model)])
         if why is not None:
             faulty |= {id(one) for one in (call.layer, *call.inside)}
-            layer, *rest = why
-            findings.append(_finding(traced.place(layer), layer, *rest))
+            findings.append(_finding(traced.place(why[0]), *why))
     return findings
 
 
