@@ -4,12 +4,16 @@ _keras_logits   what a softmax or sigmoid was computed from   absent: one in flo
                                                               is nowhere, and so not lost by a copy
 _keras_mask     which of a layer's steps are padding          absent: it is nowhere, and so not lost by a copy
 _direction      whether a metric should be large or small     absent: the direction is unknown
+_aggregate_additional_loss   what `compute_loss` adds of      absent: Keras raises its TypeError where a penalty is in
+                             a penalty of a model             16 bits and the loss is not
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import keras
 
 
 def is_softmax_or_sigmoid(tensor: Any) -> bool:
@@ -20,6 +24,13 @@ def is_softmax_or_sigmoid(tensor: Any) -> bool:
 def direction_of(metric: Any) -> str | None:
     """Returns "up" for a metric that should be large, "down" for one that should be small, None if unknown."""
     return getattr(metric, "_direction", None)
+
+
+def cast_penalties(model: keras.Model) -> None:
+    """Has `compute_loss` of a model add penalties in the dtype of Keras's losses, also those computed in 16 bits."""
+    own = getattr(model, "_aggregate_additional_loss", None)
+    if own is not None:
+        model._aggregate_additional_loss = lambda loss: own(keras.ops.cast(loss, keras.config.floatx()))
 
 
 def carry(source: Any, copy: Any, through: Callable[[Any], Any] = lambda tensor: tensor) -> Any:

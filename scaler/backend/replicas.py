@@ -20,6 +20,14 @@ def replica_count() -> int:
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
+def in_place() -> bool:
+    """Whether there is one replica, and it runs in the thread that calls it.
+
+    Other strategies start a thread for it, also for a single one. There a function inside of a step cannot merge.
+    """
+    return not tf.distribute.has_strategy() or isinstance(tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy)
+
+
 def merge(function: Callable, *values: Any) -> Any:
     """Calls `function(strategy, *values)` once for all replicas, with the values that each replica passed.
 
@@ -147,7 +155,11 @@ def assign_each(strategy: tf.distribute.Strategy, variable: Any, function: Calla
     def assign(own: Any, *shares: Any) -> None:
         own.assign(function(own, *shares))
 
-    strategy.extended.update(native(variable), assign, args=values, group=False)
+    own = native(variable)
+    if isinstance(own, tf.distribute.DistributedValues):
+        strategy.extended.update(own, assign, args=values, group=False)
+    else:  # Of a single replica a graph knows the component, which a MirroredStrategy does not update.
+        assign(own, *values)
 
 
 def assign_alike(variable: tf.Variable, value: tf.Tensor) -> None:

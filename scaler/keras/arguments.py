@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from scaler.backend.keras_two import is_of_keras_two
 from scaler.errors import InvalidArgument
@@ -48,6 +49,22 @@ def check_inner(inner: object) -> None:
         raise InvalidArgument(
             f"LossScaleOptimizer({inner!r}): expected a Keras optimizer, such as keras.optimizers.Adam(1e-3)"
             + (f"; keras.optimizers.get({inner!r}) creates one by name." if isinstance(inner, str) else ".")
+        )
+
+
+def check_strategy() -> None:
+    """Refuses the `tf.distribute` strategies in whose scope no step is one step for all replicas.
+
+    Raises:
+        InvalidArgument: With those to use.
+    """
+    strategy, central = tf.distribute.get_strategy(), tf.distribute.experimental.CentralStorageStrategy
+    several = isinstance(strategy, central) and strategy.num_replicas_in_sync > 1
+    if several or isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        raise InvalidArgument(
+            f"LossScaleOptimizer under a {type(strategy).__name__}: its devices or workers share one copy of what each "
+            "counts for itself, so that no step is applied or skipped as a whole. Expected a MirroredStrategy, a "
+            "MultiWorkerMirroredStrategy, or a single device."
         )
 
 

@@ -90,6 +90,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
     ):
         inner = arguments.only_inner(inner, keras_arguments.pop("inner_optimizer", None))
         arguments.check_inner(inner)
+        arguments.check_strategy()
         arguments.check_dynamic(keras_arguments.pop("dynamic", True))
         arguments.check_name(name)
         arguments.check_keras_arguments(keras_arguments)
@@ -389,6 +390,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
             )
         if replicas.replica_count() == 1:
             return
+        arguments.check_strategy()
         if in_steps_of_fit():
             raise InvalidArgument(
                 "steps_per_execution > 1 on several replicas: Keras's loop over steps fails there with any optimizer. "

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.graphs import apart, in_xla
+from scaler.backend.keras_attributes import cast_penalties
 from scaler.backend.layers import state_of
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
@@ -106,13 +107,14 @@ def protect(model: keras.Model) -> keras.Model:
         elsewhere = moved.snapshot()
         pairs = zip(elsewhere.variables, elsewhere.values, strict=True)
         left += [pair for pair in pairs if not (protected.updates(pair[0]) or any(_updates(o, pair[0]) for o in every))]
-        if replicas.replica_count() > 1 and not tf.executing_eagerly():
+        if not replicas.in_place() and not tf.executing_eagerly():
             protected.traced_as(tf.compat.v1.get_default_graph())
         weights += [pair for pair in before if id(pair[0]) not in state]
         assigned = [(one, value) for one, value in weights if value.dtype.is_floating and protected.assigns(one)]
 
         def put_back() -> dict[str, Any]:
             applied = [tf.identity(one.iterations) > then for one, then in zip(every, iterations, strict=True)]
+            spoilt = shown.spoilt(left)
             for variable, value in left:
                 own = replicas.own_component(variable)
                 # Weights of a frozen layer may be updated, too, by a step that names them.
@@ -120,13 +122,13 @@ def protect(model: keras.Model) -> keras.Model:
                 if variable.trainable or kept:
                     own.assign(tf.where(bad & ~tf.reduce_any([False, *kept]), value, own))
                 else:
-                    own.assign(chosen_state(own, value, ~bad))
+                    own.assign(chosen_state(own, value, ~(bad | spoilt.get(id(variable), False))))
             for variable, value in assigned:
                 own = replicas.own_component(variable)
                 # A step that adds a gradient to a weight and takes it off again leaves a NaN where it overflowed.
                 lost = tf.math.is_finite(value) & ~tf.math.is_finite(tf.convert_to_tensor(own))
                 own.assign(tf.where(bad & lost, value, own))
-            return shown.after(logs, counted, bad)
+            return shown.after(logs, counted, bad, tf.reduce_any([False, *spoilt.values()]))
 
         if _branches():
             clean = tf.logical_and(~bad, all_finite([variable for variable, _ in left if not variable.trainable]))
@@ -149,13 +151,14 @@ def protect(model: keras.Model) -> keras.Model:
     model.train_step = train_step
     model.reset_metrics = reset_metrics
     model.get_metrics_result = get_metrics_result
+    cast_penalties(model)
     model.train_function = None
     return model
 
 
 def _branches() -> bool:
     """Whether a skip is a branch here. A GPU would wait for it, XLA gains nothing by it, replicas assign together."""
-    return not (selects_by_default() or in_xla() or replicas.replica_count() > 1)
+    return replicas.in_place() and not (selects_by_default() or in_xla())
 
 
 def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
@@ -171,7 +174,7 @@ def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
 def _with_its_variables(step: Callable, data: Any, made: list[bool], protected: ProtectedStep) -> Callable:
     """Traces the step, which creates its variables before it runs. Their values can then be read before the step."""
     # Replicas cannot synchronise in a function inside their own. There Keras builds the model earlier.
-    if replicas.replica_count() > 1:
+    if not replicas.in_place():
         return step
     traced = tf.function(functools.partial(_making_variables_outside, step), autograph=False)
     if not tf.executing_eagerly():
@@ -225,7 +228,7 @@ def _updated(model: keras.Model, state: list[tuple]) -> list:
 
 def _may_assign(protected: ProtectedStep, variable: Any) -> bool:
     """Whether a step may assign a variable by itself. Of several replicas each is traced while the step runs."""
-    return replicas.replica_count() > 1 or protected.assigns(variable)
+    return not replicas.in_place() or protected.assigns(variable)
 
 
 def _updates(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -10,13 +12,16 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.keras_attributes import direction_of
+from scaler.errors import ScaleWarning
+from scaler.gate.rollback import all_finite
 from scaler.keras.own_numbers import own_numbers
 
 
 class Shown:
     """Tracks what happened since a model's metrics were reset.
 
-    It knows whether any step was kept, and which of the returned numbers are a step's own.
+    It knows whether any step was kept, which metrics were not finite in how many of those, and which of the returned
+    numbers are a step's own.
 
     Args:
         model: The Keras model with these metrics.
@@ -29,6 +34,8 @@ class Shown:
         self._noted: dict[str, Any] = {}
         self._certain: frozenset[str] = frozenset()
         self._certainly_own: frozenset[str] = frozenset()
+        self._left_out: dict[str, tf.Variable] = {}
+        self._told: set[str] = set()
         with self._scope():
             self._kept = replicas.local_variable(0.0, "steps_kept")
             self._put_back = replicas.local_variable(0.0, "steps_put_back")
@@ -58,7 +65,7 @@ class Shown:
         if isinstance(logs, dict) and not tf.executing_eagerly():
             self._certainly_own = own_numbers(logs, self._model)
         # Replicas take turns with their traces.
-        if isinstance(logs, dict) and replicas.replica_count() == 1:
+        if isinstance(logs, dict) and replicas.in_place():
             self._certain = frozenset(name for name, value in logs.items() if self._noted.get(name) is value)
         return logs
 
@@ -78,13 +85,34 @@ class Shown:
         results = self.results() | {name: logs[name] for name in self._certain}
         for name in results.keys() & logs.keys() - self._certain:
             own = name in self._certainly_own
-            self._flag(name).assign(True if own else tf.logical_not(_same(logs[name], results[name])))
+            flag = self._made(self._own, name, False)
+            flag.assign(True if own else tf.logical_not(_same(logs[name], results[name])))
         return results
 
     def results(self) -> dict[str, Any]:
         """The model's current metrics, inside a step. Empty if a metric was never used and so has no result."""
         results = self._used_results().items()
         return {name: tf.constant(value) if isinstance(value, float) else value for name, value in results}
+
+    def spoilt(self, before: Iterable[tuple[Any, tf.Tensor]]) -> dict[int, tf.Tensor]:
+        """Whether a step made a metric non-finite, scalar bool, by the ids of all variables of that metric.
+
+        A total that went back without its count would leave a mean that is too small.
+
+        Args:
+            before: Variables of the model with their values before the step.
+        """
+        # An element that was infinite before, such as the first of a running minimum, says nothing.
+        fell = {
+            id(variable): tf.where(tf.math.is_finite(value), replicas.own_component(variable), tf.zeros_like(value))
+            for variable, value in before
+            if value.dtype.is_floating
+        }
+        found: dict[int, tf.Tensor] = {}
+        for metric in _metrics_of(self._model):
+            own = [fell[id(variable)] for variable in metric.variables if id(variable) in fell]
+            found |= dict.fromkeys(map(id, metric.variables), ~all_finite(own)) if own else {}
+        return found
 
     def replaceable(self, logs: Any, counted: dict[str, Any]) -> dict[str, Any]:
         """The logs that `after` may replace, as they are."""
@@ -97,29 +125,35 @@ class Shown:
             return True
         return name not in self._certainly_own and tf.get_static_value(_same(value, counted[name])) is not False
 
-    def after(self, logs: Any, counted: dict[str, Any], bad: tf.Tensor) -> dict[str, Any]:
+    def after(self, logs: Any, counted: dict[str, Any], bad: tf.Tensor, spoilt: tf.Tensor) -> dict[str, Any]:
         """The logs to show in place of a step's, after state was put back.
 
         Args:
             logs: What the step returned.
             counted: The metrics before.
-            bad: Scalar bool, whether the step was rolled back. If not, elements that were not finite were.
+            bad: Scalar bool, whether the step was rolled back. If not, what was not finite was.
+            spoilt: Scalar bool, whether any metric was rolled back for that.
 
         Returns:
             For each number that equals the metric of its name, and may come from a metric, that metric's new result. If
             no step was kept since the last reset, it is what this step counted if all of that is finite, else the worst
-            value.
+            value. If the metric was finite in none of those that were kept, it is NaN.
         """
         self._kept.assign_sub(tf.cast(bad, tf.float32))
         self._put_back.assign_add(tf.cast(bad, tf.float32))
         told = self.replaceable(logs, counted)
         if not told:
             return told
-        nothing, believable = self._nothing(), _all_finite(counted)
-        anew = {}
-        for name, value in self.results().items():
-            instead = tf.where(believable, counted[name], self._worst(name, value)) if _is_float(value) else value
-            anew[name] = tf.where(nothing, instead, value)
+        nothing = tf.logical_and(self._put_back > 0.0, self._kept <= 0.0)
+        believable, results = _all_finite(counted), self.results()
+        anew = {name: results[name] for name in told}
+        for name, value in anew.items():
+            if _is_float(value):
+                left_out = self._made(self._left_out, name, 0.0)
+                left_out.assign_add(tf.cast(spoilt & ~bad & ~_all_finite({name: counted[name]}), tf.float32))
+                never = (left_out > 0.0) & (left_out >= self._kept)
+                instead = tf.where(believable, counted[name], _filled(value, _worst_of(self._model, name)))
+                anew[name] = tf.where(never, _filled(value, float("nan")), tf.where(nothing, instead, value))
         return {
             name: anew[name] if name in self._certain else tf.where(_same(value, counted[name]), anew[name], value)
             for name, value in told.items()
@@ -127,7 +161,9 @@ class Shown:
 
     def reset(self) -> None:
         """Forgets all steps, because the model's metrics were reset."""
-        for variable in (self._kept, self._put_back):
+        if tf.executing_eagerly():
+            self._never()
+        for variable in (self._kept, self._put_back, *self._left_out.values()):
             variable.assign(0.0)
         for flag in self._own.values():
             flag.assign(False)
@@ -137,36 +173,45 @@ class Shown:
 
         It leaves out metrics for which the last step returned its own numbers. Keras then shows those numbers. If all
         steps since the reset were rolled back, a metric has the worst value. That is not 0.0, which may be the best. It
-        is not NaN either: Keras's callbacks take a NaN that comes first for the best.
+        is not NaN either: Keras's callbacks take a NaN that comes first for the best. A metric that was finite in none
+        of the steps that were kept is NaN.
+
+        It warns of metrics that were not finite in steps that were kept, of each once.
         """
+        never = self._never()
         # As a truth of Python's a variable of several replicas is always true.
-        kept, put_back = (map(float, replicas.in_each(one)) for one in (self._kept, self._put_back))
-        nothing = any(put_back) and not any(kept)
         own = {name for name, flag in self._own.items() if any(map(bool, replicas.in_each(flag)))}
         shown = {name: value for name, value in self._used_results().items() if name not in own}
-        return {name: self._worst(name, value) if nothing else value for name, value in shown.items()}
+        if _first(self._put_back) and not _first(self._kept):
+            return {name: _filled(value, _worst_of(self._model, name)) for name, value in shown.items()}
+        return {name: _filled(value, float("nan")) if name in never else value for name, value in shown.items()}
+
+    def _never(self) -> set[str]:
+        """The metrics that were finite in no step that was kept. Warns of those that were not in some, of each once."""
+        lost = {name: [*map(float, replicas.in_each(one))] for name, one in self._left_out.items()}
+        new = {name for name, counts in lost.items() if any(counts)} - self._told
+        if new:
+            self._told |= new
+            warnings.warn(
+                f"protect: metrics of model {self._model.name!r} were not finite in steps that were applied: "
+                f"{sorted(new)}. They are shown without those batches, and as NaN where none is left. Compute them in "
+                "float32, and keep zeros out of what they divide by or take the logarithm of.",
+                ScaleWarning,
+                stacklevel=3,
+            )
+        return {name for name, counts in lost.items() if 0.0 < _first(self._kept) <= min(counts)}
 
     def _used_results(self) -> dict[str, Any]:
         if not all(getattr(metric, "built", True) for metric in self._model.metrics):
             return {}
         return self._results()
 
-    def _nothing(self) -> tf.Tensor:
-        return tf.logical_and(self._put_back > 0.0, self._kept <= 0.0)
-
-    def _flag(self, name: str) -> tf.Variable:
-        if name not in self._own:
+    @staticmethod
+    def _made(known: dict[str, tf.Variable], name: str, first: bool | float) -> tf.Variable:
+        if name not in known:
             with tf.init_scope():
-                self._own[name] = replicas.local_variable(False, "own")
-        return self._own[name]
-
-    def _worst(self, name: str, value: Any) -> Any:
-        worst = _worst_of(self._model, name)
-        if isinstance(value, float):
-            return worst
-        if not _is_float(value):
-            return value
-        return tf.fill(tf.shape(value), tf.constant(worst, tf.as_dtype(value.dtype)))
+                known[name] = replicas.local_variable(first, "of_a_metric")
+        return known[name]
 
     def _scope(self) -> contextlib.AbstractContextManager:
         strategy = self._model.distribute_strategy
@@ -175,12 +220,28 @@ class Shown:
 
 def _worst_of(model: keras.Model, name: str) -> float:
     """Infinity for a metric to minimise, minus infinity for one to maximise, NaN if Keras does not know."""
-    metrics = [inner for metric in model.metrics for inner in (metric, *getattr(metric, "metrics", ()))]
-    for metric in metrics:
+    for metric in _metrics_of(model):
         direction = direction_of(metric)
         if direction in ("up", "down") and (name == metric.name or name.endswith(f"_{metric.name}")):
             return float("-inf" if direction == "up" else "inf")
     return float("inf" if name.endswith("loss") else "nan")
+
+
+def _metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics of a model, those that were passed to `compile` one by one."""
+    return [inner for metric in model.metrics for inner in getattr(metric, "metrics", None) or [metric]]
+
+
+def _filled(value: Any, number: float) -> Any:
+    """The number in the place of each of a float's or of a tensor's; other values as they are."""
+    if isinstance(value, float):
+        return number
+    return tf.fill(tf.shape(value), tf.constant(number, tf.as_dtype(value.dtype))) if _is_float(value) else value
+
+
+def _first(counter: tf.Variable) -> float:
+    """A count of steps, which is the same on all replicas."""
+    return float(replicas.in_each(counter)[0])
 
 
 def _is_float(value: Any) -> bool:
@@ -188,7 +249,8 @@ def _is_float(value: Any) -> bool:
 
 
 def _all_finite(values: dict[str, Any]) -> tf.Tensor:
-    return tf.reduce_all([True, *(tf.reduce_all(tf.math.is_finite(v)) for v in values.values() if _is_float(v))])
+    floats = [value for value in values.values() if isinstance(value, float) or _is_float(value)]
+    return tf.reduce_all([True, *(tf.reduce_all(tf.math.is_finite(value)) for value in floats)])
 
 
 def _same(value: Any, metric: Any) -> tf.Tensor:

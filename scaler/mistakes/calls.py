@@ -12,7 +12,7 @@ from scaler.mistakes import moving_statistics
 from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss, retried_eagerly, scale_read
 from scaler.mistakes.clipped_scaled import clipped_while_scaled
 from scaler.mistakes.divided_new_values import undivided
-from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities_behind
+from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities_behind, resized_in_xla
 from scaler.mistakes.forgotten import not_scaled
 from scaler.mistakes.kept_elsewhere import kept_elsewhere
 from scaler.mistakes.kept_sums import look_at_end
@@ -68,6 +68,7 @@ class Calls:
         half = float16_loss(loss)
         self.use.say_once(half and f"scale(loss): {half}")
         self.use.say_once(float16_probabilities_behind(loss))
+        self.use.say_once(resized_in_xla(loss))
 
     def scales(self, loss: tf.Tensor) -> tf.Tensor:
         """Records that a loss is scaled, in float32, and returns the scale that multiplies it."""

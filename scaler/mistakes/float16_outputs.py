@@ -1,6 +1,6 @@
-"""Finds a loss or probabilities computed in float16, whose smallest number is 6e-8.
+"""Finds a loss or probabilities computed in float16, whose smallest number is 6e-8, and what XLA cannot compile in it.
 
-bfloat16 has float32's range and gives no warning.
+bfloat16 has float32's range and gives no warning, except of XLA.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaler.backend.graphs import is_eager
+from scaler.backend.graphs import in_xla, is_eager
 from scaler.backend.keras_attributes import is_softmax_or_sigmoid
 from scaler.mistakes.sources import tensors_upstream
 
@@ -50,6 +50,24 @@ def float16_probabilities(prediction: Any) -> str | None:
     return (
         "the model's last layer is a softmax or sigmoid in float16, where probabilities below 6e-8 become 0 and their "
         "logarithm infinite: give that layer dtype='float32'."
+    )
+
+
+def resized_in_xla(loss: tf.Tensor) -> str | None:
+    """Returns a warning if XLA compiles the gradient of a bilinear resize in 16 bits behind a layer, else None.
+
+    It makes a float32 tensor of it, which convolutions take, and activations and poolings do not: XLA then ends in
+    "Seen floating point types of different precisions", with no word of the resize.
+    """
+    if not in_xla(if_unknown=False):
+        return None
+    resizes = [op for op in loss.graph.get_operations() if op.type == "ResizeBilinear" and op.inputs[0].dtype.size == 2]
+    names = [op.name.rsplit("/", 2)[0] for op in resizes]  # Behind the layer's are those of Keras's function.
+    if not names:
+        return None
+    return (
+        f"XLA may refuse to compile the gradients of the bilinear resizes {names} in 16 bits, which it makes float32: "
+        "give these layers dtype='float32', or pass jit_compile=False."
     )
 
 

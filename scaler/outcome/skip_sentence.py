@@ -173,8 +173,8 @@ _UNKNOWN = "the variable is unknown in this process until it has traced the step
 _SENTENCES = {
     Cause.LOSS: (
         "The step was skipped because the loss itself was not finite{weights}; {where}. No loss scale makes it finite: "
-        "look for non-finite data, an empty batch, a label that the model has no class for, or a forward pass that "
-        "overflows."
+        "look for non-finite data, an empty batch, a label that the model has no class for, or a forward pass or "
+        "penalty (activity_regularizer, add_loss) that overflows."
     ),
     Cause.BACKWARD: (
         "The step was skipped because no loss scale that was tried gives finite derivatives other than zero, though "

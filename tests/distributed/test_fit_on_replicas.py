@@ -130,6 +130,73 @@ def test_what_keras_cannot_do_there_is_refused(arguments, options, message):
         model.fit(*batch(size=16), batch_size=8, verbose=0)
 
 
+ALONE = {
+    "OneDevice": lambda: tf.distribute.OneDeviceStrategy("CPU:0"),
+    "Mirrored": lambda: mirrored(1),
+    "MultiWorkerMirrored": tf.distribute.MultiWorkerMirroredStrategy,
+    "CentralStorage": tf.distribute.experimental.CentralStorageStrategy,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("True-OneDevice", "False-CentralStorage", "False-OneDevice", "False-MultiWorkerMirrored")
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("protect", [True, False])
+def test_a_single_device_of_any_strategy_trains(name, protect):
+    trained = []
+    for strategy in (tf.distribute.get_strategy(), ALONE[name]()):
+        with strategy.scope():
+            model = make_model("float16")
+            optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1e-2), initial_scale=SCALE)
+            model.compile(optimizer, loss="mse", jit_compile=False)
+        model = scaler.protect(model) if protect else model
+        for one in (batch(), spoil(batch(), "forward", 0, 1)):
+            logs = model.fit(*one, batch_size=8, verbose=0).history
+        assert logs == {"loss": [np.inf] if protect else [pytest.approx(np.nan, nan_ok=True)]}
+        assert model.optimizer.loss_scaler.counters.skipped == 1
+        assert finite([*model.weights, *model.optimizer.variables])
+        trained.append(raw(model.weights))
+    assert trained[0] == trained[1]
+
+
+def test_protect_works_under_central_storage():
+    with tf.distribute.experimental.CentralStorageStrategy().scope():
+        model = stateless("float32")
+        model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(1e-2)), loss="mse", jit_compile=False)
+    scaler.protect(model).train_on_batch(*batch())
+    assert model.optimizer.loss_scaler.counters.applied == 1
+
+
+def test_strategies_that_divide_a_step_are_refused(monkeypatch):
+    central = tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0")
+    with central.scope(), pytest.raises(scaler.InvalidArgument, match="under a CentralStorageStrategy: its devices"):
+        scaler.LossScaleOptimizer(keras.optimizers.SGD())
+    workers = object.__new__(tf.distribute.ParameterServerStrategy)  # A real one waits for its processes.
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: workers)
+    with pytest.raises(scaler.InvalidArgument, match=r"ParameterServerStrategy\w*: .* Expected a MirroredStrategy"):
+        scaler.LossScaleOptimizer(keras.optimizers.SGD())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_metric_that_is_nan_on_one_replica_is_shown_without_its_share(eagerly):
+    def fives(y, _):
+        return tf.where(tf.reduce_max(y) >= 5.0, np.nan, 1.0) * tf.ones(tf.shape(y)[0])
+
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0))
+        metrics = [fives, keras.metrics.MeanMetricWrapper(lambda y, _: y + np.nan, name="never")]
+        model.compile(optimizer, loss="mse", metrics=metrics, run_eagerly=eagerly, jit_compile=False)
+    x, y = np.ones([16, 4], np.float32), np.ones([16, 1], np.float32)
+    y[5] = 5.0
+    with pytest.warns(scaler.ScaleWarning, match="protect: metrics of model"):
+        history = scaler.protect(model).fit(x, y, batch_size=8, shuffle=False, verbose=0).history
+    assert model.optimizer.loss_scaler.counters.applied == 2
+    assert history["fives"] == [1.0]
+    assert np.isnan(history["never"]).all()
+
+
 def test_the_wrong_place_is_refused():
     with mirrored(2).scope():
         model = make_model("mixed_float16")

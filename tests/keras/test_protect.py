@@ -136,3 +136,29 @@ def test_it_says_what_it_needs():
     scaler.protect(model)
     with pytest.raises(scaler.InvalidArgument, match=r"has no scaler.LossScaleOptimizer"):
         model.train_on_batch(*data(8))
+
+
+class Adds(keras.layers.Layer):
+    """Adds the mean of its input to the loss, in the dtype that it computes in."""
+
+    def call(self, x):
+        self.add_loss(tf.reduce_mean(x))
+        return x
+
+
+PENALTIES = {
+    "activity": lambda: keras.layers.Dense(3, activity_regularizer="l2", dtype="mixed_float16"),
+    "add_loss": lambda: Adds(dtype="mixed_float16"),
+    "kernel": lambda: keras.layers.Dense(3, kernel_regularizer="l2", dtype="float16"),
+}
+
+
+@pytest.mark.slow_with("activity", "kernel")
+@pytest.mark.parametrize("kind", PENALTIES)
+def test_a_penalty_in_float16_is_added_to_the_loss(kind):
+    model = keras.Sequential([keras.Input([4]), PENALTIES[kind](), keras.layers.Dense(1, kernel_initializer="zeros")])
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1), scaler.Static(4.0))
+    scaler.protect(model).compile(optimizer, loss="mse", jit_compile=False)
+    loss = model.train_on_batch(np.ones([8, 4]), np.zeros([8, 1]))
+    assert optimizer.loss_scaler.counters.applied == 1
+    assert 0.0 < loss < 5.0

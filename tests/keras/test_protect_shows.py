@@ -257,3 +257,96 @@ def test_evaluation_after_skipped_steps_counts_for_itself():
     x = data(16)[0]
     results = model.evaluate(x, np.zeros(16, np.int32), verbose=0, return_dict=True)
     assert all(np.isfinite(value) for value in results.values())
+
+
+def reaches_five(y, _):
+    """1.0 for each row, and NaN for all of a batch in which a label is 5."""
+    return tf.where(tf.reduce_max(y) >= 5.0, np.nan, 1.0) * tf.ones(tf.shape(y)[0])
+
+
+def nothing_but_nan(y, _):
+    return tf.fill([tf.shape(y)[0]], np.nan)
+
+
+class Lowest(keras.metrics.Metric):
+    """The least label of each of two kinds, of which the second never comes."""
+
+    def __init__(self):
+        super().__init__(name="lowest")
+        self.least = self.add_weight(shape=(2,), initializer=keras.initializers.Constant(np.inf), name="least")
+
+    def reset_state(self):
+        self.least.assign([np.inf, np.inf])
+
+    def update_state(self, y, prediction, sample_weight=None):
+        self.least.assign(tf.minimum(self.least, [tf.reduce_min(y), np.inf]))
+
+    def result(self):
+        return self.least[0]
+
+
+def fit_with_five(model, epochs=1, callbacks=()):
+    """Four batches of ones, with a five in the second. Returns the history, and what was said."""
+    y = np.ones([32, 1], np.float32)
+    y[9] = 5.0
+    arguments = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    with pytest.warns(scaler.ScaleWarning) as said:
+        history = model.fit(data(32)[0], y, epochs=epochs, callbacks=list(callbacks), **arguments).history
+    assert model.optimizer.loss_scaler.counters.applied == 4 * epochs
+    return history, " ".join(str(one.message) for one in said)
+
+
+def linear(loss, metrics, **mode):
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0), scaler.Static(64.0))
+    model.compile(optimizer, loss=loss, metrics=metrics, **{"jit_compile": False, **mode})
+    return scaler.protect(model)
+
+
+@pytest.mark.slow_with(*map(str, MODES[1:]))
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_metric_that_is_nan_on_an_applied_step_is_shown_without_that_batch(mode):
+    model, batches = linear("mse", [reaches_five, nothing_but_nan, Lowest()], **mode), Batches()
+    history, said = fit_with_five(model, epochs=2, callbacks=[batches])
+    assert history["reaches_five"] == [1.0, 1.0]
+    assert np.isnan(history["nothing_but_nan"]).all()
+    assert history["lowest"] == [1.0, 1.0]  # What is infinite from the start holds nothing back.
+    assert {logs["reaches_five"] for logs in batches.seen} == {1.0}
+    assert np.isnan([logs["nothing_but_nan"] for logs in batches.seen]).all()
+    assert [24.0, 24.0] in [[float(one) for one in variables] for variables in variables_of_metrics(model)]
+    assert [said.count(name) for name in ("'reaches_five'", "'nothing_but_nan'", "'lowest'", "'loss'")] == [1, 1, 0, 0]
+
+
+def variables_of_metrics(model):
+    metrics = [inner for metric in model.metrics for inner in getattr(metric, "metrics", [metric])]
+    return [metric.variables for metric in metrics if len(metric.variables) == 2]
+
+
+def test_a_loss_that_is_infinite_on_an_applied_step_is_shown_without_that_batch():
+    model = linear(lambda y, prediction: tf.where(y >= 5.0, np.inf, 2.0) + 0.0 * prediction, [])
+    history, said = fit_with_five(model)
+    assert history["loss"] == [2.0]
+    assert "['loss']" in said
+
+
+@pytest.mark.slow
+def test_of_metrics_of_one_name_only_that_of_the_right_output_is_nan():
+    given = keras.Input([4])
+    model = keras.Model(given, {name: keras.layers.Dense(1, name=name)(given) for name in ("a", "b")})
+    wrapped = {"a": reaches_five, "b": nothing_but_nan}
+    metrics = {name: [keras.metrics.MeanMetricWrapper(one, name="m")] for name, one in wrapped.items()}
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0)), loss="mse", metrics=metrics, jit_compile=False)
+    x, y = data(8)
+    with pytest.warns(scaler.ScaleWarning, match=r"\['b_m'\]"):
+        history = scaler.protect(model).fit(x, {"a": y, "b": y}, batch_size=8, verbose=0).history
+    assert history["a_m"] == [1.0]
+    assert np.isnan(history["b_m"]).all()
+
+
+def test_a_step_may_show_a_part_of_its_metrics():
+    class Part(keras.Sequential):
+        def train_step(self, batch):
+            return {"loss": super().train_step(batch)["loss"]}
+
+    model = own_model(Part, metrics=["mae"])
+    assert np.isfinite(model.train_on_batch(*data(8), return_dict=True)["loss"])

@@ -1,5 +1,7 @@
 """Guards that a loss or probabilities in float16 are spoken of, once, and nothing else is."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -165,3 +167,18 @@ def test_a_logarithm_in_float16_by_hand_is_named():
 
     with pytest.warns(scaler.ScaleWarning, match="softmax or sigmoid in float16"):
         step()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_bilinear_resize_that_xla_may_refuse_is_named(compiled):
+    loss_scaler = scaler.LossScaler()
+
+    @tf.function(jit_compile=compiled)
+    def loss(x):
+        with tf.name_scope("up"):
+            return loss_scaler.scale(tf.reduce_sum(tf.image.resize(tf.cast(x, tf.float16), [8, 8])))
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loss.get_concrete_function(tf.TensorSpec([2, 4, 4, 1]))
+    assert ["bilinear resizes ['up']" in str(one.message) for one in said] == [True] * compiled

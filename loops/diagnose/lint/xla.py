@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 import scaler
@@ -19,8 +20,9 @@ from loops.support.text import one_line
 def not_compiled(traced: Traced) -> list[Finding]:
     """A finding for each layer whose forward or backward pass XLA refuses to compile on this machine's first device.
 
-    Inner layers come first, and a failure is reported once, where it begins. A layer is called with the shapes of the
-    sample.
+    Inner layers come first, and a failure is reported once, where it begins. Where it takes several layers, as in a
+    model whose layers compile one by one, that is the last one that helps in float32. A layer is called with the shapes
+    of the sample.
     """
     findings: list[Finding] = []
     faulty: set[int] = set()
@@ -29,15 +31,21 @@ def not_compiled(traced: Traced) -> list[Finding]:
         if id(call.layer) in faulty | done:
             continue
         done.add(id(call.layer))
-        why = _why_not(call)
+        inside = [one.layer for one in reversed(traced.calls) if any(call.layer is outer for outer in one.inside)]
+        why = _why_not(call, [layer for layer in inside if not isinstance(layer, keras.Model)])
         if why is not None:
             faulty |= {id(one) for one in (call.layer, *call.inside)}
-            findings.append(_finding(traced.place(call.layer), call, *why))
+            findings.append(_finding(traced.place(why[0]), *why))
     return findings
 
 
-def _why_not(call: LayerCall) -> tuple[str, str, bool] | None:
-    """Which pass fails, the error, and whether float32 helps; None if XLA compiles both, or if neither runs without."""
+def _why_not(call: LayerCall, inside: Sequence[keras.layers.Layer]) -> tuple[keras.layers.Layer, str, str, bool] | None:
+    """Which layer and pass fail, the error, and whether float32 helps; None if XLA compiles both, or none runs without.
+
+    Args:
+        call: The call of the layer.
+        inside: The layers inside of it.
+    """
     specs = [one for one in tf.nest.flatten((call.args, call.kwargs)) if isinstance(one, tf.TensorSpec)]
     if any(not spec.shape.is_fully_defined() for spec in specs):
         return None
@@ -51,15 +59,18 @@ def _why_not(call: LayerCall) -> tuple[str, str, bool] | None:
             try:
                 _run(call, values, backward, compiled=True)
             except Exception as error:  # XLA refuses with errors of several kinds.
-                return said, _shortened(error), _compiles_in_float32(call, values, backward)
+                layers = (one for one in (*inside, call.layer) if _compiles_in_float32(one, call, values, backward))
+                helps = next(layers, None)
+                return helps or call.layer, said, _shortened(error), helps is not None
     return None
 
 
-def _compiles_in_float32(call: LayerCall, values: Sequence[tf.Tensor], backward: bool) -> bool:
-    wide = [tf.cast(value, tf.float32) if value.dtype.is_floating else value for value in values]
+def _compiles_in_float32(layer: Any, call: LayerCall, values: Sequence[tf.Tensor], backward: bool) -> bool:
+    if layer is call.layer:
+        values = [tf.cast(value, tf.float32) if value.dtype.is_floating else value for value in values]
     try:
-        with layers_in_float32(scaler.observe.layers_of(call.layer)):
-            _run(call, wide, backward, compiled=True)
+        with layers_in_float32(scaler.observe.layers_of(layer)):
+            _run(call, values, backward, compiled=True)
     except Exception:  # Of any kind, as above.
         return False
     return True
@@ -91,13 +102,13 @@ def _pass(call: LayerCall, given: Sequence[tf.Tensor], backward: bool) -> Any:
     return tape.gradient(outputs, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
 
-def _finding(place: str, call: LayerCall, said: str, error: str, float32_helps: bool) -> Finding:
-    kind, policy = type(call.layer).__name__, call.layer.dtype_policy.name
-    other = (
-        f"Give this layer dtype='float32': {kind}(..., dtype='float32')."
-        if float32_helps
-        else ("Put another layer in its place: XLA refuses it in float32, too.")
-    )
+def _finding(place: str, layer: keras.layers.Layer, said: str, error: str, float32_helps: bool) -> Finding:
+    kind, policy = type(layer).__name__, layer.dtype_policy.name
+    other = "Put another layer in its place: XLA refuses it in float32, too."
+    if float32_helps:
+        other = f"Give this layer dtype='float32': {kind}(..., dtype='float32')."
+        if isinstance(layer, keras.Model):  # Most take no dtype.
+            other = "Give all layers of this model dtype='float32'."
     return Finding(
         place,
         f"XLA cannot compile the {said} of {kind} in {policy}.",

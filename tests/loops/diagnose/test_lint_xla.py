@@ -61,6 +61,15 @@ def test_float32_is_proposed_where_it_compiles():
 
 
 @pytest.mark.slow
+def test_the_layer_is_named_whose_gradient_another_refuses():
+    """XLA makes the gradient of a bilinear resize float32, and ReLU refuses that: each compiles by itself."""
+    resize = lambda dtype: L.UpSampling2D(2, interpolation="bilinear", dtype=dtype, name="up")  # noqa: E731
+    (one,) = found(lambda dtype: L.Conv2D(4, 3, activation="relu", dtype=dtype), resize, xla=True)
+    assert (one.layer, one.finding) == ("up", "XLA cannot compile the backward pass of UpSampling2D in mixed_float16.")
+    assert "UpSampling2D(..., dtype='float32')" in one.instead
+
+
+@pytest.mark.slow
 def test_a_backward_pass_is_told_from_a_forward_pass():
     (one,) = found(FailsBackward, xla=True)
     assert "the backward pass of FailsBackward" in one.finding
