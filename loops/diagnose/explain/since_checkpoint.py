@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.backend.steps import schedule as made_with
 from loops.diagnose.explain.attempts import Attempts, loss_name
 from loops.diagnose.explain.learning_rates import lower_rates, of_part, rate_of
 from loops.diagnose.explain.remedies import Kind, Remedy
+from loops.diagnose.explain.updates import held
 from loops.diagnose.explain.worth import absurd_loss
 from loops.diagnose.graph.changes import scheduled, slower, with_value
 from loops.diagnose.graph.models import optimizers_of
@@ -37,16 +38,26 @@ def risen_rate(moment: Any, part: str | None = None) -> tuple[float, float] | No
         None if both are finite and the second is less than ten times the first, or if they are unknown.
     """
     optimizer = next(iter(optimizers_of(moment.train_step, part).values()), None)
-    schedule = None if optimizer is None else made_with(optimizer)
-    if optimizer is None or schedule is None:
+    if optimizer is None:
         return None
-    now = before = rate_of(optimizer)
-    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        count = int(keras.ops.convert_to_numpy(optimizer.iterations))
-        earlier = max(count - (moment.step - 1 - moment.began_at), 0)
-        before = float(schedule(tf.constant(earlier, tf.int64)))
+    now = rate_of(optimizer)
+    with moment.at_checkpoint():
+        before = rate_of(optimizer)
     risen = not math.isfinite(now) or now >= _RISEN * before > 0.0
     return (before, now) if risen else None
+
+
+def lost_weight(moment: Any, variables: Iterable[Any]) -> tuple[str, int] | None:
+    """The first variable that held a NaN or an infinity already where the replay began, and after how many steps.
+
+    Args:
+        moment: The run just before the step.
+        variables: Of Keras or TensorFlow, floating-point.
+    """
+    with moment.at_checkpoint():
+        found = ((one, held([one]).values[0]) for one in variables)
+        lost = next((one for one, value in found if not np.isfinite(value).all()), None)
+    return None if lost is None else (getattr(lost, "path", lost.name), moment.began_at)
 
 
 def try_since_checkpoint(attempts: Attempts, losses: Sequence[float] = ()) -> list[Remedy]:
