@@ -214,11 +214,8 @@ def _with_origin(
     proposed = []
     if more:
         proposed = proposals(attempts, layers, own, nearest, singular=singular, order=seen.order, operation=operation)
-    if where == "weights":
-        held_by = [layers[own]] if own else models_in_step(attempts.moment.train_step)
-        variables = [*(one for layer in held_by for one in layer.variables), *attempts.own_variables]
-        known = dataclasses.replace(known, lost_weight=lost_weight(attempts.moment, variables))
-    known = dataclasses.replace(known, where=where)
+    lost = lost_weight(attempts) if where == "weights" else None
+    known = dataclasses.replace(known, where=where, lost_weight=lost)
     remedies = in_order(known, attempts, proposed)
     cleared = (one for one in remedies if one.kind is Kind.OWN_VARIABLES_CLEARED and not one.since_checkpoint)
     if known.fits_at is not None and any(one.helps for one in cleared):

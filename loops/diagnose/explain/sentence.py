@@ -243,7 +243,7 @@ def _blame(found: Explanation) -> str:
     if found.lost_weight:
         name, step = found.lost_weight
         since = f"already after step {step}" if step else "from the start"
-        blame = f"The weight {name!r} held {_KINDS[found.kind or 'inf']} {since}: look at what initialized or loaded it."
+        blame = f"The weight {name!r} was not finite {since}: look at what initialized or loaded it."
     if found.blame == "batch" or found.where == "data" or found.empty:
         blame = _batches(found)
     return " ".join(part for part in (_shares(found), _alone(found), _columns(found), blame) if part)

@@ -113,9 +113,8 @@ def other_rates(train_step: object, saved: Mapping) -> list[str]:
             then = saved[name]["learning_rate"]
             schedule = getattr(keras.optimizers.schedules, then["class_name"]).from_config(then["config"])
             before, now = float(schedule(optimizer.iterations)), float(optimizer.learning_rate)
-            if before != now:
-                count = int(optimizer.iterations)
-                found.append(f"at update {count} of {name} the learning rate was to be {before:g}, and is {now:g}.")
+            at = f"at update {int(optimizer.iterations)} of {name}"
+            found += [f"{at} the learning rate was to be {before:g}, and is {now:g}."] if before != now else []
     return found
 
 

@@ -72,7 +72,10 @@ def test_layers_that_keras_numbers_anew_are_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"rate": 0.2}, r"settings: SGD\.learning_rate was 0\.1\d* and is 0\.2\d*\. A constant learning rate goes on as"),
+        (
+            {"rate": 0.2},
+            r"settings: SGD\.learning_rate was 0\.1\d* and is 0\.2\d*\. A constant learning rate goes on as",
+        ),
         ({"momentum": 0.5}, r"settings: SGD\.momentum was 0\.9 and is 0\.5\. A constant learning rate"),
         ({"size": 2}, r"settings: batch\.batch_size was 4 and is 2\. A constant learning rate"),
         ({"seed": 2}, r"settings: shuffle\.seed was 1 and is 2\. A constant learning rate"),

@@ -22,7 +22,7 @@ from loops.diagnose.explain.remedies import Kind
 from loops.diagnose.explain.sentence import describe
 from loops.diagnose.explain.since_checkpoint import lost_weight, risen_rate, try_since_checkpoint
 from loops.diagnose.explain.updates import held, largest, size_of_update
-from loops.diagnose.graph.models import failed_part, weights_in_step
+from loops.diagnose.graph.models import failed_part, optimizers_of, weights_in_step
 from loops.observe import explain
 from loops.run.rewind import rewind
 
@@ -139,6 +139,35 @@ def test_the_rate_before_is_that_of_the_checkpoint(tmp_path, accumulate, bad, ra
 
 
 @pytest.mark.slow
+def test_a_rate_that_the_step_itself_raised_is_told(tmp_path):
+    """It is no schedule, so that none can be put in its place."""
+    data = tf.data.Dataset.from_tensors((tf.ones([4, 1]), tf.ones([4, 1]))).repeat()
+
+    def made():
+        weight, optimizer = tf.Variable([[1.0]]), keras.optimizers.SGD(1e-9)
+        loss_scaler = scaler.LossScaler(scaler.Static(64.0))
+
+        def step(x, y):
+            optimizer.learning_rate.assign(optimizer.learning_rate * 10.0)
+            with tf.GradientTape() as tape:
+                loss = squared_error(y, x @ weight)
+                scaled = loss_scaler.scale(loss)
+            outcome = loss_scaler.apply(optimizer, tape.gradient(scaled, [weight]), [weight])
+            return {"loss": loss, "applied": outcome.finite}
+
+        actions = [loops.Checkpoint(tmp_path, every=100)]
+        return loops.Loop(step, data, steps_per_call=1, actions=actions)
+
+    made().run(5)
+    moment = rewind(made(), 4)
+    assert risen_rate(moment) == pytest.approx((1e-9, 1e-6))
+    tried = try_since_checkpoint(Attempts(moment))
+    assert not any("kept" in one.name for one in tried)
+    optimizer = next(iter(optimizers_of(moment.train_step).values()))
+    assert rate_of(optimizer) == pytest.approx(1e-6)
+
+
+@pytest.mark.slow
 def test_a_schedule_is_not_accused_of_what_the_data_did(tmp_path):
     tenfold(tmp_path, bad=8).run(8)
     found = explain(tenfold(tmp_path, bad=8), 8)
@@ -160,18 +189,19 @@ def test_a_weight_that_was_never_finite_has_not_diverged(tmp_path, value):
     assert (found.growth, found.learning_rates) == (None, None)
     assert not any(one.since_checkpoint for one in found.remedies)
     what = "a NaN" if np.isnan(value) else "an infinity"
-    assert f"only/bias' held {what} from the start: look at what initialized or loaded it." in found.sentence
+    assert f"a weight held {what} before the step, in the layer 'only'" in found.sentence
+    assert "only/bias' was not finite from the start: look at what initialized or loaded it." in found.sentence
     assert "diverged" not in found.sentence
     assert "learning rate" not in found.sentence
 
 
 def test_a_weight_that_is_lost_is_named():
     weights = [tf.Variable([1.0], name="whole"), keras.Variable(np.array([1.0, np.inf]), name="lost")]
-    moment = types.SimpleNamespace(at_checkpoint=contextlib.nullcontext, began_at=20)
-    assert lost_weight(moment, weights[:1]) is None
-    assert lost_weight(moment, weights) == ("lost", 20)
+    moment = types.SimpleNamespace(at_checkpoint=contextlib.nullcontext, began_at=20, train_step=lambda batch: {})
+    assert lost_weight(types.SimpleNamespace(moment=moment, own_variables=weights[:1])) is None
+    assert lost_weight(types.SimpleNamespace(moment=moment, own_variables=weights)) == ("lost", 20)
     known = Explanation(21, True, None, "loss", where="weights", kind="inf", blame="weights", lost_weight=("lost", 20))
-    said = "The weight 'lost' held an infinity already after step 20: look at what initialized or loaded it."
+    said = "The weight 'lost' was not finite already after step 20: look at what initialized or loaded it."
     assert said in describe(known)
     assert "diverged" not in describe(known)
 
