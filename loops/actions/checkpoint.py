@@ -21,7 +21,7 @@ from loops.loop.cadence import Cadence, Seconds
 from loops.loop.state import folder
 from loops.loop.state.common import Found, newest_common, place
 from loops.loop.state.identity import check_identity
-from loops.loop.state.settings import differences
+from loops.loop.state.settings import differences, other_rates
 from loops.loop.state.values import NoText, exact
 from loops.loop.workers.workers import Workers
 from loops.support.checks import check_count
@@ -156,12 +156,14 @@ class Checkpoint:
             different = differences(facts.get("settings", {}), state.settings)
             if different:
                 warnings.warn(
-                    f"{path} was saved by a program with other settings: {'; '.join(different)}. The learning rate "
-                    "continues as it was saved, everything else as it is now.",
+                    f"{path} was saved by a program with other settings: {'; '.join(different)}. A constant "
+                    "learning rate goes on as it was saved; a schedule, and everything else, is this program's.",
                     ResumeWarning,
                     stacklevel=2,
                 )
             state.restore(checkpoint, path, facts)
+            for other in other_rates(loop.train_step, facts.get("settings", {})):
+                warnings.warn(f"{path} was saved with another schedule: {other}", ResumeWarning, stacklevel=2)
         for caveat in loop.caveats():
             warnings.warn(f"Checkpoint: {caveat}", ResumeWarning, stacklevel=2)
         for step, why in damaged.items():

@@ -72,7 +72,7 @@ def _checkpoints_of(folder: pathlib.Path) -> pathlib.Path:
     return folder if checkpoints.numbers(folder) else folder / CHECKPOINTS
 
 
-_SETTINGS = ("optimizer", "batches")
+_SETTINGS = ("optimizer", "batches", "accumulate")
 """What a checkpoint's identity adds to the options of its run."""
 
 

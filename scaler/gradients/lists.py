@@ -12,6 +12,7 @@ from scaler.backend.autograph import as_written
 from scaler.backend.devices import has_gpu
 from scaler.backend.variables import overwrites as overwrites
 from scaler.checks import is_symbolic
+from scaler.gradients.pairs import as_list
 from scaler.gradients.reduced import sums_of_squares
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
@@ -153,8 +154,11 @@ def all_finite(grads: Sequence[Gradient]) -> tf.Tensor:
 
     Returns:
         Scalar bool tensor; True for an empty list.
+
+    Raises:
+        InvalidArgument: For anything but a list, such as a dict or None.
     """
-    return tf.math.is_finite(squared_norm(sum_duplicates(grads)))
+    return tf.math.is_finite(squared_norm(sum_duplicates(as_list("all_finite", grads))))
 
 
 def clip_factor(norm: tf.Tensor, clip_norm: float | tf.Tensor) -> tf.Tensor:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
 
 from scaler.errors import InvalidArgument
-from scaler.gradients.lists import Gradient
+
+if TYPE_CHECKING:
+    from scaler.gradients.lists import Gradient
 
 _UPDATED_SAFELY = (tf.float32, tf.float64)
 _REFUSED_16BIT = (tf.float16, tf.bfloat16)
@@ -25,6 +28,7 @@ def as_list(method: str, grads: object) -> list:
         raise InvalidArgument(
             f"{method}: the gradients are of type {type(grads).__name__}: expected a list with one for each variable, "
             "as tape.gradient(scaled, variables) returns for a list of variables."
+            f"{' Pass list(grads.values()).' if isinstance(grads, dict) else ''}"
         )
     return [None if grad is None else _as_tensors(grad) for grad in grads]
 
@@ -57,7 +61,8 @@ def check_pairs(grads: Sequence[Gradient], variables: Sequence, allow_16bit_upda
         raise InvalidArgument(
             "apply: every gradient is None: the scaled loss does not depend on these variables. Compute the loss and "
             "loss_scaler.scale(loss) inside the tape, and pass the tape the scaled loss. If this loss is not meant to "
-            "reach them, pass tf.zeros_like(variable) in place of None."
+            "reach them, leave out this apply, share or loss of a PerLoss: zeros in place of None would let an "
+            "optimizer such as Adam move them."
         )
     for variable in variables:
         _check_variable(variable, allow_16bit_updates)

@@ -189,7 +189,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         Args:
             loss: A floating-point scalar, or a tensor of losses whose sum is differentiated.
         """
-        loss = tf.convert_to_tensor(loss)
+        loss = as_loss(loss) if loss is None or isinstance(loss, dict) else tf.convert_to_tensor(loss)
         if self._by_hand:
             self._unscaled.assign(False)
         if loss.shape.rank in (0, None):

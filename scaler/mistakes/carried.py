@@ -14,7 +14,9 @@ from scaler.mistakes.marks import LOSS_SCALE, READ, RETRIED, SCALED, Mark, Marks
 from scaler.mistakes.upstream import Upstream
 
 _LOSS_FINITE = "_halfstep_loss_finite"
-KEEP_UNSCALED = "To keep gradients, keep those that unscale(grads) returns, and pass them to apply(..., unscaled=True)."
+TO_APPLY = "apply(..., unscaled=True), or to the LossScaleOptimizer whose get_unscaled_gradients(grads) returned them"
+"""What takes unscaled gradients."""
+KEEP_UNSCALED = f"To keep gradients, keep those that unscale(grads) returns, and pass them to {TO_APPLY}."
 
 
 class Carried(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from scaler.backend.graphs import is_eager
+from scaler.mistakes.carried import TO_APPLY
 from scaler.mistakes.marks import LOSS_SCALE, UNSCALED
 from scaler.mistakes.upstream import Upstream
 
@@ -25,7 +26,7 @@ def clipped_while_scaled(upstream: Upstream) -> str | None:
     return (
         f"apply(grads): {function} limited these gradients while they carried the loss scale, so that the limit in "
         "effect is smaller by this factor and moves with it. Pass apply(..., clip_norm=...) instead, or clip what "
-        "unscale(grads) returns and pass it to apply(..., unscaled=True)."
+        f"unscale(grads) returns and pass them to {TO_APPLY}."
     )
 
 

@@ -15,7 +15,7 @@ from scaler.backend.assignments import assigns, at_end_of_trace, is_function, is
 from scaler.backend.graphs import functions_called, graphs_around, is_eager, variables_read
 from scaler.backend.replicas import native, replica_count
 from scaler.errors import InvalidArgument
-from scaler.mistakes.carried import KEEP_UNSCALED
+from scaler.mistakes.carried import KEEP_UNSCALED, TO_APPLY
 from scaler.mistakes.contents import (
     CALLS,
     CHOICE,
@@ -92,7 +92,7 @@ def look_at_end(
             say_once(
                 f"{method}(grads): {name} sums scaled gradients over several calls, and the scale of the last loss "
                 "divides them all. This is right only while the loss scale does not move inside of a window. To be "
-                "sure, sum what unscale(grads) returns, and pass the sum to apply(..., unscaled=True).",
+                f"sure, sum what unscale(grads) returns, and pass the sums to {TO_APPLY}.",
                 "a sum of scaled gradients",
             )
 

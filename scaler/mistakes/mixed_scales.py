@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from scaler.backend.graphs import in_a_branch, is_eager
 from scaler.errors import InvalidArgument
+from scaler.mistakes.carried import TO_APPLY
 from scaler.mistakes.marks import LOSS_SCALE, READ, UNSCALED, kind_of, owner_of_scale
 from scaler.mistakes.scaled_twice import divides_by_a_scale
 from scaler.mistakes.sources import Node, choices_of, node_key
@@ -61,7 +62,7 @@ def refuse_mixed(method: str, upstream: Upstream, owner: object, may_leave_out: 
 
 _ONE_BY_ONE = (
     "Scale the sum of the losses once, or unscale the gradients of each loss by its own scaler and pass what you make "
-    "of them to apply(..., unscaled=True)."
+    f"of them to {TO_APPLY}."
 )
 
 

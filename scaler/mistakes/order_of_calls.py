@@ -13,6 +13,7 @@ from scaler import gradients
 from scaler.backend.graphs import in_xla
 from scaler.backend.replicas import replica_count
 from scaler.errors import InvalidArgument, ScaleWarning
+from scaler.mistakes.carried import TO_APPLY
 from scaler.mistakes.open_step import OpenStep
 
 _READ = "loss_scale was read outside of a tape, and nothing was scaled since the last step"
@@ -77,8 +78,8 @@ class Use:
         if self._unscales and not self._ends and not attempted:
             self.say_once(
                 "unscale(grads) was used, and no step was ever counted: nothing looks whether the gradients are "
-                "finite, and the scale never moves. Let apply(optimizer, grads, variables, unscaled=True) take them, "
-                "or end the step with update(Event(finite=all_finite(grads))).",
+                f"finite, and the scale never moves. Pass what it returned to {TO_APPLY}, or end the step with "
+                "update(Event(finite=all_finite(grads))).",
                 _NOT_COUNTED,
             )
 

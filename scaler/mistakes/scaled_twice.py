@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from scaler.backend.graphs import is_eager
 from scaler.errors import InvalidArgument
+from scaler.mistakes.carried import TO_APPLY
 from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, UNSCALED, kind_of, owner_of_scale
 from scaler.mistakes.sources import tensors_upstream
 from scaler.mistakes.upstream import Upstream
@@ -53,7 +54,7 @@ def refuse_gradients(method: str, upstream: Upstream, owner: object) -> None:
         raise InvalidArgument(
             f"{method}(grads): these gradients went through unscale already, or were divided by loss_scale, and would "
             "be divided by the loss scale again: expected gradients of the scaled loss. Pass unscaled gradients to "
-            "apply(..., unscaled=True)."
+            f"{TO_APPLY}."
         )
     owners = [owner_of_scale(mark.tensor) for kind in (LOSS_SCALE, READ) for mark in found.get(kind, ())]
     if owner is not None and owners and all(other is not None and other is not owner for other in owners):

@@ -121,6 +121,38 @@ def test_the_first_step_has_no_gradients(grads, message):
         ours().apply_gradients([])
 
 
+def test_what_is_no_loss():
+    with pytest.raises(scaler.InvalidArgument, match=r"scale\(None\): expected the loss"):
+        ours().scale_loss(None)
+    with pytest.raises(scaler.InvalidArgument, match=r"scale\(dict\): expected a scalar"):
+        ours().scale_loss({"loss": tf.constant(1.0)})
+
+
+def test_gradients_that_another_scaler_unscaled():
+    """What the error advises works: an optimizer takes what its own method unscaled, a scaler has an argument."""
+    weight, optimizer, loss_scaler = tf.Variable(1.0), ours(), scaler.LossScaler(scaler.Static(4.0))
+
+    def unscaled(scale, unscale):
+        with tf.GradientTape() as tape:
+            scaled = scale(weight * 2.0)
+        return unscale([tape.gradient(scaled, weight)])
+
+    @tf.function
+    def of_another():
+        return optimizer.apply(unscaled(loss_scaler.scale, loss_scaler.unscale), [weight])
+
+    @tf.function
+    def of_its_own():
+        return optimizer.apply(unscaled(optimizer.scale_loss, optimizer.get_unscaled_gradients), [weight])
+
+    optimizer.build([weight])
+    with pytest.raises(
+        scaler.InvalidArgument, match=r"LossScaleOptimizer whose get_unscaled_gradients.* returned them"
+    ):
+        of_another()
+    assert of_its_own().grad_norm == 2.0
+
+
 def test_a_loss_without_a_tape():
     with pytest.raises(scaler.InvalidArgument, match="needs the tape"):
         ours().minimize(tf.constant(1.0), [tf.Variable(1.0)])

@@ -115,7 +115,10 @@ def rows():
     yield lambda: apply(grads=[]), "empty", "one gradient for each variable"
     yield lambda: apply(variables=[]), "1 gradients for 0 variables", "one for each"
     yield lambda: apply(grads=[tf.ones([2])] * 3), "3 gradients for 1 variables", "one for each"
-    yield lambda: apply(grads=[None]), "every gradient is None", "inside the tape"
+    yield lambda: apply(grads=[None]), "every gradient is None", "inside the tape", "leave out this apply, share or"
+    yield lambda: scaler.all_finite({"w": tf.ones([2])}), "all_finite", "dict", "Pass list(grads.values())"
+    yield lambda: scaler.all_finite(None), "all_finite", "NoneType", "expected a list"
+    yield lambda: LossScaler().scale(None), "scale(None)", "expected the loss"
     yield lambda: apply(grads=[tf.ones([3])]), "(3,)", "(2,)", "w:0"
     yield lambda: apply(grads=[tf.ones([2, 1])]), "(2, 1)", "(2,)", "w:0"
     sparse = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([0]), tf.constant([4, 3]))

@@ -149,6 +149,10 @@ class StepAtHand:
         if isinstance(self.train_step, ComposedStep):
             self.train_step.go_back(self._since)
 
+    def at_checkpoint(self) -> contextlib.AbstractContextManager[None]:
+        """Changes nothing: there is no earlier state."""
+        return contextlib.nullcontext()
+
     def leave(self) -> None:
         """Restores them to what they were when this was made, bit for bit."""
         self._now.restore()

@@ -41,7 +41,7 @@ def in_order(known: Explanation, attempts: Attempts, proposed: list[Proposal]) -
     def weigh(remedies: list[Remedy]) -> list[Remedy]:
         return weighed(remedies, counts, lambda: attempts.take_at(attempts.scanned_at or 1.0).nonzero, applied)
 
-    if proposed and _may_have_diverged(known, attempts, weigh(found)):
+    if proposed and not known.lost_weight and _may_have_diverged(known, attempts, weigh(found)):
         found = [*try_since_checkpoint(attempts, applied), *found]
 
     def place(remedy: Remedy) -> tuple:

@@ -26,7 +26,7 @@ from loops.diagnose.explain.remedies import Kind
 from loops.diagnose.explain.scan_results import amax_in_float32, magnitudes, same_as_unobserved, scan_step
 from loops.diagnose.explain.sentence import describe
 from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
-from loops.diagnose.explain.since_checkpoint import risen_rate
+from loops.diagnose.explain.since_checkpoint import lost_weight, risen_rate
 from loops.diagnose.explain.spikes import as_spike, is_spike
 from loops.diagnose.explain.zero_gradients import with_zero_gradients
 from loops.diagnose.graph.frames import Frame
@@ -113,13 +113,14 @@ def _explained(moment: Any, attempts: Attempts, remedies: bool) -> Explanation:
     else:
         attempts.moves = cause in (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
         attempts.lower_from = attempts.loss_scale if cause is scaler.Cause.LOSS else None
-        known = dataclasses.replace(known, learning_rates=risen_rate(moment, attempts.part))
         if cause is scaler.Cause.UPDATE:
             known = dataclasses.replace(known, said=said_by_scaler(attempts, cause))
         known = _with_scale(known, attempts, cause, layers)
         known, seen = _without_overflow(known, attempts, layers, seen)
         known = _with_origin(known, attempts, layers, seen, attempt, remedies or not known.scale_was_too_high)
         known = with_growth(known, attempts)
+        if cause is scaler.Cause.UPDATE or (known.blame == "weights" and not known.lost_weight):
+            known = dataclasses.replace(known, learning_rates=risen_rate(moment, attempts.part))
     return dataclasses.replace(known, sentence=describe(known))
 
 
@@ -213,14 +214,15 @@ def _with_origin(
     proposed = []
     if more:
         proposed = proposals(attempts, layers, own, nearest, singular=singular, order=seen.order, operation=operation)
-    remedies = in_order(dataclasses.replace(known, where=where), attempts, proposed)
+    lost = lost_weight(attempts) if where == "weights" else None
+    known = dataclasses.replace(known, where=where, lost_weight=lost)
+    remedies = in_order(known, attempts, proposed)
     cleared = (one for one in remedies if one.kind is Kind.OWN_VARIABLES_CLEARED and not one.since_checkpoint)
     if known.fits_at is not None and any(one.helps for one in cleared):
         known = dataclasses.replace(known, verdict="overflow")
     wider = helped(remedies, Kind.LAYER_IN_FLOAT32, nearest)
     known = dataclasses.replace(
         known,
-        where=where,
         layer=own or (nearest if where == "backward" or wider else None),
         inside=own is not None,
         regularizer=began.penalty,
@@ -270,7 +272,7 @@ def _example(known: Explanation, attempts: Attempts) -> int | None:
     found = example_of(moment.batch) if known.where == "data" else None
     several, remedies = known.fits_at is None, list(known.remedies)
     # If other batches fail too, the worst example is not the cause.
-    sought = helped(remedies, Kind.ANOTHER_BATCH) or (several and known.learning_rates is None)
+    sought = helped(remedies, Kind.ANOTHER_BATCH) or (several and known.blame != "weights")
     if found is None and known.where != "weights" and sought and attempts.in_time():
         found = example_to_blame(attempts, attempts.scanned_at or 1.0, several=several)
     return in_whole_batch(found, moment.batch, known.replicas, moment.replicas)

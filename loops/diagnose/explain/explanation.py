@@ -103,15 +103,17 @@ class Explanation:
         other_batch: Which batch was compared with that of the step: "next", or "previous" where the next was not yet
             read.
         blame: "batch" if the next batch passes, or if this one holds a value that is not finite and the next does not;
-            "dataset" if both do; "weights" if they had diverged before; or None.
+            "dataset" if both do; "weights" if they had diverged before, or one was never finite; or None.
         empty: Whether the batch holds no example, and the step failed for that: a mean over nothing is NaN.
         columns: The columns that are not finite in any example of the batch, nor, if the dataset is to blame, of the
             next: for each the key of its part in a batch of dicts, else its place in the batch, and its position along
             the part's last axis, which is None for a part of one value per example.
         grown_through: What made the weights diverge: "weight decay" or "learning rate", if the steps since the
             checkpoint pass without it; else None.
-        learning_rates: The learning rate before the replayed steps, and that of this step, if the second is not finite
-            or at least ten times the first; else None.
+        learning_rates: Where an update was bad or the weights had diverged, the learning rate before the replayed
+            steps, and that of this step, if the second is not finite or at least ten times the first; else None.
+        lost_weight: The weight that was not finite already where the replay began, and after how many steps that was;
+            None if it began elsewhere.
         growth: Where nothing helps, what speaks for an update that was too large: the last one before the step, beside
             the weights, and the learning rate; else None.
         said: What the step's loss scaler says of an update, or of the spike of one gradient, as a clause; else None.
@@ -160,6 +162,7 @@ class Explanation:
     columns: tuple[tuple[int | str, int | None], ...] = ()
     grown_through: str | None = None
     learning_rates: tuple[float, float] | None = None
+    lost_weight: tuple[str, int] | None = None
     growth: Growth | None = None
     said: str | None = None
     sentence: str = ""

@@ -25,7 +25,8 @@ def with_growth(known: Explanation, attempts: Attempts) -> Explanation:
         known: What is known about the step, with its remedies.
         attempts: The attempts at the step.
     """
-    if any(one.helps for one in known.remedies) or known.where == "data" or known.empty or known.label:
+    told = known.where == "data" or known.empty or known.label or known.lost_weight
+    if any(one.helps for one in known.remedies) or told:
         return known
     found = _rate_alone(attempts) if known.verdict == "update" else _growth_of(attempts)
     return dataclasses.replace(known, growth=found)

@@ -240,6 +240,10 @@ def _loss(found: Explanation) -> str:
 
 def _blame(found: Explanation) -> str:
     blame = f"The weights had diverged before this step{_through(found)}." if found.blame == "weights" else ""
+    if found.lost_weight:
+        name, step = found.lost_weight
+        since = f"already after step {step}" if step else "from the start"
+        blame = f"The weight {name!r} was not finite {since}: look at what initialized or loaded it."
     if found.blame == "batch" or found.where == "data" or found.empty:
         blame = _batches(found)
     return " ".join(part for part in (_shares(found), _alone(found), _columns(found), blame) if part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ _ARGUMENTS = (
     *("batch_size", "batch_sizes", "buffer_size", "seed", "seed2", "reshuffle_each_iteration", "num_shards", "index"),
     *("size", "shift", "stride", "start", "stop", "step", "cycle_length", "block_length"),
 )
+_UNSET_SEED = 87654321
+"""What TensorFlow pairs with the seed of an operation where no global seed is set."""
 _OF_A_STEP = ("retry", "jit_compile")
 _COUNTED = ("Skip", "Take")
 """Operations whose count decides which examples there are; that of a repeat is only how long a run may be."""
@@ -37,8 +40,8 @@ def settings(train_step: object, dataset: tf.data.Dataset | None, *, jit_compile
         jit_compile: Whether XLA compiles the step as a whole; None if that is not known.
     """
     facts: dict[str, Any] = {} if jit_compile is None else {"Loop": {"jit_compile": jit_compile}}
-    for optimizer in reversed(named_by(train_step, keras.optimizers.Optimizer)):
-        _add(facts, type(optimizer).__name__, describe_optimizer(optimizer))
+    for name, optimizer in _optimizers(train_step).items():
+        facts[name] = describe_optimizer(optimizer)
     own = {name: value for name in _OF_A_STEP if isinstance(value := getattr(train_step, name, None), bool)}
     if own:
         _add(facts, type(train_step).__name__, own)
@@ -92,9 +95,44 @@ def _groups(layerwise: scaler.layerwise.Layerwise, models: Sequence[keras.layers
 
 def differences(saved: Mapping, here: Mapping) -> list[str]:
     """The settings that both programs have with different values, as sentences with both."""
-    then, now = flat(saved), flat(here)
+    then, now = _named_as_given(saved), _named_as_given(here)
     names = [name for name in then if name in now and not same(then[name], now[name])]
     return [f"{name} was {then[name]!r} and is {now[name]!r}" for name in names]
+
+
+def other_rates(train_step: object, saved: Mapping) -> list[str]:
+    """What the learning rates are that changed schedules give, and what they were to be, as sentences.
+
+    Args:
+        train_step: Any callable, whose optimizers are restored.
+        saved: What `settings` returned in the program that saved them. It tells Keras's own schedules.
+    """
+    found = []
+    for name, optimizer in _optimizers(train_step).items():
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError, tf.errors.OpError):
+            then = saved[name]["learning_rate"]
+            schedule = getattr(keras.optimizers.schedules, then["class_name"]).from_config(then["config"])
+            before, now = float(schedule(optimizer.iterations)), float(optimizer.learning_rate)
+            at = f"at update {int(optimizer.iterations)} of {name}"
+            found += [f"{at} the learning rate was to be {before:g}, and is {now:g}."] if before != now else []
+    return found
+
+
+def _optimizers(train_step: object) -> dict[str, keras.optimizers.Optimizer]:
+    """The optimizers that a step names, by their names in `settings`."""
+    found: dict[str, Any] = {}
+    for optimizer in reversed(named_by(train_step, keras.optimizers.Optimizer)):
+        _add(found, type(optimizer).__name__, optimizer)
+    return found
+
+
+def _named_as_given(facts: Mapping) -> dict[str, Any]:
+    """Settings without nested dicts, with both seeds of an operation of a dataset by the names of a program."""
+    found = flat(facts)
+    for name in [name for name in found if f"{name}2" in found and name.endswith(".seed")]:
+        seed, found[name] = found[name], found.pop(f"{name}2")
+        found[f"the global seed (tf.random.set_seed) of {name[:-5]}"] = None if seed == _UNSET_SEED else seed
+    return found
 
 
 def _plain(value: Any) -> Any:

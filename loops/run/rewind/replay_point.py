@@ -123,6 +123,15 @@ class ReplayPoint:
         """Restores every variable, and the process's random generators, to just before the step, bit for bit."""
         self._here.restore()
 
+    @contextlib.contextmanager
+    def at_checkpoint(self) -> Iterator[None]:
+        """Inside, every variable is as it was at `began_at`."""
+        self._start.restore()
+        try:
+            yield
+        finally:
+            self.reset()
+
     def outputs(self) -> dict[str, np.ndarray]:
         """The step's scalar outputs, compiled as the loop compiles it. Everything is restored afterwards."""
         try:

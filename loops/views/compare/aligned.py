@@ -48,6 +48,11 @@ def lost_of(run: Recorded) -> int | None:
     return None if _why_uncountable(run) else int(of_applied(run.attempted, run.column("applied") == 0).sum())
 
 
+def window_of(run: Recorded) -> int | None:
+    """How many batches a run takes for an update, or None if it does not record it."""
+    return None if _why_uncountable(run) or not run.attempted.any() else int(run.step[run.attempted][0])
+
+
 def step_at(run: Recorded, numbers: np.ndarray, number: int) -> int:
     """The step of a run with a number."""
     return int(run.step[np.argmax(numbers == number)])

@@ -10,7 +10,7 @@ import numpy as np
 
 import scaler
 from loops.record import Recorded, as_recorded
-from loops.views.compare.aligned import aligned, lost_of, other_batches_at, step_at
+from loops.views.compare.aligned import aligned, lost_of, other_batches_at, step_at, window_of
 from loops.views.compare.differences import first_other_decision, first_other_scale, scales_known
 from loops.views.compare.result import Comparison, Row
 from loops.views.compare.sentence import sentence_of
@@ -84,7 +84,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
             tuple(name for name in first if name not in second and not is_loss(name)),
             tuple(name for name in second if name not in first and not is_loss(name)),
         ),
-        settings=settings_that_differ(*(run.facts for run in runs)),
+        settings=settings_that_differ(*({"accumulate": window_of(run), **run.facts} for run in runs)),
         reference=true.name if true else None,
         closer=_closer(runs, rows, true),
         sentence="",

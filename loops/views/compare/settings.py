@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_SETTINGS = ("task", "seed", "learning_rate", "batch_size", "batches", "optimizer", "loss_factor")
+_SETTINGS = ("task", "seed", "learning_rate", "batch_size", "batches", "accumulate", "optimizer", "loss_factor")
 
 
 def settings_that_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:

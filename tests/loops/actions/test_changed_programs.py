@@ -12,6 +12,7 @@ from checkpoint_cases import one_by_one, training
 import loops
 import scaler
 from loops.loop.state.settings import differences as state_differences
+from loops.loop.state.settings import other_rates
 from loops.loop.state.settings import settings as state_settings
 
 
@@ -65,16 +66,19 @@ def test_layers_that_keras_numbers_anew_are_the_same(tmp_path):
 
 
 @pytest.mark.slow_with(
-    "{'momentum': 0.5}-settings: SGD\\\\.momentum was 0\\\\.9 and is 0\\\\.5\\\\. The learning rate",
-    "{'seed': 2}-settings: shuffle\\\\.seed2 was 1 and is 2\\\\. The learning rate",
+    "{'momentum': 0.5}-settings: SGD\\\\.momentum was 0\\\\.9 and is 0\\\\.5\\\\. A constant learning rate",
+    "{'seed': 2}-settings: shuffle\\\\.seed was 1 and is 2\\\\. A constant learning rate",
 )
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"rate": 0.2}, r"settings: SGD\.learning_rate was 0\.1\d* and is 0\.2\d*\. The learning rate continues"),
-        ({"momentum": 0.5}, r"settings: SGD\.momentum was 0\.9 and is 0\.5\. The learning rate"),
-        ({"size": 2}, r"settings: batch\.batch_size was 4 and is 2\. The learning rate"),
-        ({"seed": 2}, r"settings: shuffle\.seed2 was 1 and is 2\. The learning rate"),
+        (
+            {"rate": 0.2},
+            r"settings: SGD\.learning_rate was 0\.1\d* and is 0\.2\d*\. A constant learning rate goes on as",
+        ),
+        ({"momentum": 0.5}, r"settings: SGD\.momentum was 0\.9 and is 0\.5\. A constant learning rate"),
+        ({"size": 2}, r"settings: batch\.batch_size was 4 and is 2\. A constant learning rate"),
+        ({"seed": 2}, r"settings: shuffle\.seed was 1 and is 2\. A constant learning rate"),
     ],
     ids=str,
 )
@@ -83,6 +87,58 @@ def test_other_settings_of_a_step_of_ones_own_are_named(two_steps, tmp_path, oth
     with pytest.warns(loops.ResumeWarning, match=named) as said:
         of_own_step(tmp_path / "run", layers("first"), **other).run(4)
     assert len(said) == 1
+
+
+@pytest.mark.slow
+def test_a_schedule_is_not_said_to_continue(tmp_path):
+    def rate(steps):
+        return keras.optimizers.schedules.CosineDecay(0.1, steps)
+
+    of_own_step(tmp_path, layers("first"), rate=rate(4)).run(2)
+    with pytest.warns(loops.ResumeWarning) as said:
+        of_own_step(tmp_path, layers("first"), rate=rate(8)).run(4)
+    settings, rates = (str(one.message) for one in said)
+    assert "SGD.learning_rate.config.decay_steps was 4 and is 8. A constant learning rate goes on as it" in settings
+    assert "a schedule, and everything else, is this program's" in settings
+    assert rates.endswith("at update 2 of SGD the learning rate was to be 0.05, and is 0.0853553.")
+
+
+def test_what_a_changed_schedule_gives_is_told():
+    def of(steps):
+        optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, steps))
+        optimizer.iterations.assign(2)
+        return lambda x: optimizer
+
+    saved = state_settings(of(4), None)
+    told = "at update 2 of SGD the learning rate was to be 0.05, and is 0.0853553."
+    assert other_rates(of(8), saved) == [told]
+    assert other_rates(of(4), saved) == []
+
+
+@pytest.mark.parametrize("then", [None, {}, {"class_name": "deserialize"}, {"class_name": "CosineDecay", "config": 3}])
+def test_a_schedule_that_is_not_known_is_not_told(then):
+    optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 8))
+    assert other_rates(lambda x: optimizer, {"SGD": {"learning_rate": then}}) == []
+    assert other_rates(lambda x: optimizer, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "named"),
+    [
+        ((0, 3), (9, 3), "the global seed (tf.random.set_seed) of shuffle was 0 and is 9"),
+        ((None, 3), (9, 3), "the global seed (tf.random.set_seed) of shuffle was None and is 9"),
+        ((0, 3), (0, 4), "shuffle.seed was 3 and is 4"),
+    ],
+)
+def test_the_global_seed_is_not_that_of_the_shuffle(then, now, named):
+    def of(everywhere, own):
+        tf.random.set_seed(everywhere)
+        return state_settings(lambda x: None, tf.data.Dataset.range(3).shuffle(3, seed=own))
+
+    try:
+        assert state_differences(of(*then), of(*now)) == [named]
+    finally:
+        tf.random.set_seed(None)
 
 
 def sampled(weights):

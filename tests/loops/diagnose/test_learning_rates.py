@@ -1,7 +1,9 @@
 """Guards that a learning rate wrong by any factor is found, also that of a part, and that only what was tried helps."""
 
+import contextlib
 import itertools
 import json
+import types
 
 import keras
 import numpy as np
@@ -15,12 +17,12 @@ import scaler
 from loops.diagnose.explain import learning_rates
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.explanation import Explanation, Growth
-from loops.diagnose.explain.learning_rates import lower_rates
+from loops.diagnose.explain.learning_rates import lower_rates, rate_of
 from loops.diagnose.explain.remedies import Kind
 from loops.diagnose.explain.sentence import describe
-from loops.diagnose.explain.since_checkpoint import try_since_checkpoint
+from loops.diagnose.explain.since_checkpoint import lost_weight, risen_rate, try_since_checkpoint
 from loops.diagnose.explain.updates import held, largest, size_of_update
-from loops.diagnose.graph.models import failed_part, weights_in_step
+from loops.diagnose.graph.models import failed_part, optimizers_of, weights_in_step
 from loops.observe import explain
 from loops.run.rewind import rewind
 
@@ -102,6 +104,106 @@ def test_what_speaks_for_a_large_update_is_said():
     assert said(Growth(3, 4.0, None, 1.0)).endswith(" was 4 times as large as the weights.")
     assert said(Growth(None, None, 1e6, None)).endswith(" The learning rate is 1e+06.")
     assert said(Growth(None, None, 1e6, 2e5)).endswith(" The largest weight is 2e+05, and the learning rate is 1e+06.")
+
+
+def tenfold(run, *, bad=None, accumulate=1, every=100):
+    """A rate that each update multiplies by ten; one value of the batch of step `bad` is NaN."""
+    keras.utils.set_random_seed(1)
+    x = np.ones((12, 4, 4), np.float32)
+    if bad:
+        x[bad - 1, 2, 1] = np.nan
+    rate = keras.optimizers.schedules.ExponentialDecay(1e-9, 1, 10.0)
+    step = loops.TrainStep(
+        keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="only")]),
+        squared_error,
+        keras.optimizers.SGD(rate),
+        loss_scaler=scaler.LossScaler(scaler.Static(64.0)),
+        accumulate=accumulate,
+    )
+    saves = loops.Checkpoint(run / "checkpoints", every=every, resume=True)
+    data = tf.data.Dataset.from_tensor_slices((x, x[..., :1]))
+    return loops.Loop(step, data, steps_per_call=1, actions=[loops.JsonLines(run / "steps.jsonl"), saves])
+
+
+@pytest.mark.slow_with("1-None-rates0", "1-4-rates2")
+@pytest.mark.parametrize(
+    ("accumulate", "bad", "rates"), [(1, None, (1e-6, 1e-2)), (2, None, (1e-8, 1e-6)), (1, 4, (1e-6, 1e-3))]
+)
+def test_the_rate_before_is_that_of_the_checkpoint(tmp_path, accumulate, bad, rates):
+    """Micro-batches and skipped steps are no updates."""
+    tenfold(tmp_path, bad=bad, accumulate=accumulate, every=3).run(8)
+    moment = rewind(tenfold(tmp_path, bad=bad, accumulate=accumulate, every=3), 8, at_least=2)
+    assert moment.began_at == 3
+    assert risen_rate(moment) == pytest.approx(rates)
+    assert rate_of(moment.train_step.optimizer) == pytest.approx(rates[1])
+
+
+@pytest.mark.slow
+def test_a_rate_that_the_step_itself_raised_is_told(tmp_path):
+    """It is no schedule, so that none can be put in its place."""
+    data = tf.data.Dataset.from_tensors((tf.ones([4, 1]), tf.ones([4, 1]))).repeat()
+
+    def made():
+        weight, optimizer = tf.Variable([[1.0]]), keras.optimizers.SGD(1e-9)
+        loss_scaler = scaler.LossScaler(scaler.Static(64.0))
+
+        def step(x, y):
+            optimizer.learning_rate.assign(optimizer.learning_rate * 10.0)
+            with tf.GradientTape() as tape:
+                loss = squared_error(y, x @ weight)
+                scaled = loss_scaler.scale(loss)
+            outcome = loss_scaler.apply(optimizer, tape.gradient(scaled, [weight]), [weight])
+            return {"loss": loss, "applied": outcome.finite}
+
+        actions = [loops.Checkpoint(tmp_path, every=100)]
+        return loops.Loop(step, data, steps_per_call=1, actions=actions)
+
+    made().run(5)
+    moment = rewind(made(), 4)
+    assert risen_rate(moment) == pytest.approx((1e-9, 1e-6))
+    tried = try_since_checkpoint(Attempts(moment))
+    assert not any("kept" in one.name for one in tried)
+    optimizer = next(iter(optimizers_of(moment.train_step).values()))
+    assert rate_of(optimizer) == pytest.approx(1e-6)
+
+
+@pytest.mark.slow
+def test_a_schedule_is_not_accused_of_what_the_data_did(tmp_path):
+    tenfold(tmp_path, bad=8).run(8)
+    found = explain(tenfold(tmp_path, bad=8), 8)
+    assert (found.where, found.blame, found.example, found.learning_rates) == ("data", "batch", 2, None)
+    assert "learning rate" not in found.sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_weight_that_was_never_finite_has_not_diverged(tmp_path, value):
+    def made():
+        loop = tenfold(tmp_path)
+        loop.train_step.model.weights[1].assign([value])
+        return loop
+
+    made().run(3)
+    found = explain(made(), 3)
+    assert (found.blame, found.lost_weight[1]) == ("weights", 0)
+    assert (found.growth, found.learning_rates) == (None, None)
+    assert not any(one.since_checkpoint for one in found.remedies)
+    what = "a NaN" if np.isnan(value) else "an infinity"
+    assert f"a weight held {what} before the step, in the layer 'only'" in found.sentence
+    assert "only/bias' was not finite from the start: look at what initialized or loaded it." in found.sentence
+    assert "diverged" not in found.sentence
+    assert "learning rate" not in found.sentence
+
+
+def test_a_weight_that_is_lost_is_named():
+    weights = [tf.Variable([1.0], name="whole"), keras.Variable(np.array([1.0, np.inf]), name="lost")]
+    moment = types.SimpleNamespace(at_checkpoint=contextlib.nullcontext, began_at=20, train_step=lambda batch: {})
+    assert lost_weight(types.SimpleNamespace(moment=moment, own_variables=weights[:1])) is None
+    assert lost_weight(types.SimpleNamespace(moment=moment, own_variables=weights)) == ("lost", 20)
+    known = Explanation(21, True, None, "loss", where="weights", kind="inf", blame="weights", lost_weight=("lost", 20))
+    said = "The weight 'lost' was not finite already after step 20: look at what initialized or loaded it."
+    assert said in describe(known)
+    assert "diverged" not in describe(known)
 
 
 def far_off(run, *actions):

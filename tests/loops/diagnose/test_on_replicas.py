@@ -1,5 +1,6 @@
 """A step of several replicas is had again, and the replica is named whose share of the batch makes it fail."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
-from loops.diagnose.explain.since_checkpoint import _slower
+from loops.diagnose.graph.changes import slower
 from loops.observe import cure, explain
 from loops.run.rewind import rewind
 
@@ -43,7 +44,13 @@ def test_the_replayed_steps_can_be_changed(run):
     """The learning rate is a variable of each replica."""
     moment = rewind(planted.on_replicas(run), 3, at_least=10)
     assert (moment.differs, moment.began_at, moment.replicas) == (None, 0, 2)
-    slow = moment.from_checkpoint(_slower(moment.train_step.optimizer, 0.1))
+    changes = contextlib.ExitStack()
+
+    def change(loop):
+        changes.enter_context(slower(loop.train_step.optimizer, 0.1))
+        return changes.close
+
+    slow = moment.from_checkpoint(change)
     assert [bool(one["applied"]) for one in slow] == [False, True, False]
     assert float(moment.train_step.optimizer.learning_rate.value.numpy()) == pytest.approx(0.01)
 

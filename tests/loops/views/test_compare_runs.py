@@ -75,6 +75,8 @@ def test_a_micro_batch_of_a_window_is_not_skipped(tmp_path):
     found = loops.observe.compare(tmp_path / "one", tmp_path / "two")
     assert (found.decision_differs_at, found.scale_differs_at) == (None, None)
     assert "skipped step" not in found.sentence
+    assert found.settings == ("accumulate is 1 and 2",)
+    assert "They were set up differently: accumulate is 1 and 2. Some differences come from that." in found.sentence
 
 
 def test_what_became_zero_is_an_infinite_difference(tmp_path):
@@ -320,6 +322,15 @@ def test_settings_that_the_runs_say_are_compared(tmp_path, three):
         "They were set up differently: learning_rate is 0.1 and 0.2. Some differences come from that." in found.sentence
     )
     assert "in 3 of 4 values, which says nothing about their arithmetic." in found.sentence
+
+
+def test_a_log_that_lacks_steps_does_not_tell_a_window(tmp_path):
+    """All it has may be the ends of windows, or none."""
+    run = write_run(tmp_path / "whole", skips=(), trace=False)
+    lines = (run / "steps.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "thin").mkdir()
+    (tmp_path / "thin" / "steps.jsonl").write_text("".join(lines[1::2]))
+    assert loops.observe.compare(run, tmp_path / "thin").settings == ()
 
 
 @pytest.mark.exhaustive
