@@ -17,7 +17,7 @@ from scaler.gradients import statistics
 from scaler.layerwise.adaptive import AdaptiveScale, LayerEvent
 from scaler.layerwise.rescaling import MEASURED, measured_rescale, root_mean_square
 from scaler.strategies import Strategy, exact
-from scaler.strategies.base import as_taken, check_state, int32_fields, needs_of, require_inner, usable_scale
+from scaler.strategies.base import after_step, as_taken, check_state, int32_fields, needs_of, require_inner, usable_scale
 
 _LARGEST = 2.0**60
 """The quotient of two scales, and a float16 number divided by one, are normal float32 numbers then."""
@@ -183,7 +183,8 @@ class Layerwise(tf.Module):
                 )
         seen = tf.stack([tf.zeros([MEASURED]) if report is None else report for report in reports])
         derivatives = gradients.derivatives(grads, variables)
-        return self.unscale(grads, variables), self._event(derivatives, positions, seen)
+        finite = tf.math.is_finite(tf.stack([scaled] * len(self.names)))
+        return self.unscale(grads, variables), self._event(derivatives, positions, seen)._replace(loss_finite=finite)
 
     def unscale(self, grads: Sequence[gradients.Gradient], variables: Sequence) -> list[gradients.Gradient]:
         """Each gradient in float32, divided by the scale of its variable's group: exact within float32's range.
@@ -221,7 +222,9 @@ class Layerwise(tf.Module):
     def _update(self, strategy: tf.distribute.Strategy, *event: tf.Tensor) -> None:
         event = LayerEvent(*(replicas.of_each(strategy, value)[0] for value in event))
         before = self.state
-        after = self.strategy.update(before, event)
+        skipped = tf.logical_not(tf.reduce_all(event.finite))
+        of_loss = tf.logical_and(skipped, tf.logical_not(tf.reduce_all(event.loss_finite)))
+        after = after_step(self.strategy, before, event, of_loss)
         for field, variable in self._state.items():
             moved = tf.where(event.observed, getattr(after, field), getattr(before, field))
             variable.assign(tf.cast(moved, variable.dtype))
@@ -287,6 +290,7 @@ def _of_all(event: LayerEvent) -> LayerEvent:
         deviation=least.deviation,
         entering=most.entering,
         observed=tf.logical_and(most.observed > 0.0, tf.math.is_finite(most.entering)),
+        loss_finite=least.loss_finite > 0.0,
     )
 
 

@@ -71,6 +71,17 @@ class OpenStep:
         """`used` on the host, as `is_decided`."""
         return float(tf.convert_to_tensor(self.used))
 
+    def is_bad(self, judged: tf.Tensor) -> tf.Tensor:
+        """Whether a loss of the step that is counted now was not finite, scalar bool. One that is not known was.
+
+        Args:
+            judged: Scalar bool, whether an `apply` has decided about it, which left the count to others.
+        """
+        of_all = tf.distribute.in_cross_replica_context()
+        finite = _everywhere(self.loss_finite) if of_all else tf.identity(self.loss_finite)
+        of_this_step = tf.logical_or(judged, tf.logical_not(tf.identity(self.decided)))
+        return tf.logical_and(of_this_step, tf.logical_not(finite))
+
     def ended_unseen(self) -> tf.Tensor:
         """Whether a decision followed losses of which one was not finite, on any replica: a scalar bool."""
         return tf.logical_and(tf.logical_not(_everywhere(self.loss_finite)), _everywhere(self.decided))

@@ -20,7 +20,13 @@ def mxnet(initial_scale: float = 2.0**16, *, growth_interval: int = 2000, max_sc
     Parts from it: MXNet has no floor; ours is 2^-126, by default from the 144th non-finite step in a row.
     """
     return OneStepLate(
-        Dynamic(initial_scale, growth_interval=growth_interval, min_scale=SMALLEST_SCALE, max_scale=max_scale)
+        Dynamic(
+            initial_scale,
+            growth_interval=growth_interval,
+            min_scale=SMALLEST_SCALE,
+            max_scale=max_scale,
+            sees_every_step=True,
+        )
     )
 
 
@@ -51,7 +57,7 @@ def mindspore(initial_scale: float = 2.0**24, *, growth_factor: float = 2.0, gro
 
 def mindspore_stuck() -> StuckPolicy:
     """Raises where MindSpore does: at the 1001st non-finite step in a row."""
-    return StuckPolicy("raise", consecutive_skips=1001, skip_rate=None)
+    return StuckPolicy(consecutive_skips=1001, skip_rate=None, consecutive_bad_losses=None, bad_loss_rate=None)
 
 
 def paddle(
