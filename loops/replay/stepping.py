@@ -40,7 +40,9 @@ class Facts(NamedTuple):
     def first(self, steps: int) -> Facts:
         """The facts of the first `steps` steps."""
         amax = None if self.amax is None else self.amax[:steps]
-        return Facts(self.limit[:steps], self.of_loss[:steps], amax, None if self.tallies is None else self.tallies.first(steps))
+        return Facts(
+            self.limit[:steps], self.of_loss[:steps], amax, None if self.tallies is None else self.tallies.first(steps)
+        )
 
 
 class Scales(NamedTuple):

@@ -128,8 +128,8 @@ class Gate:
             when: Scalar bool, whether to decide at all: it does where all replicas say so.
             on_skip: Called once for all replicas with why the step is skipped, `Decision.replica`, and whether it is
                 skipped, or None in the branch of a skip. It returns why, which it may know better.
-            after: Called once for all replicas with what was seen, `Decision.of_loss`, a tensor that is there when the weights have moved
-                or not, and whether there was a step, scalar bool.
+            after: Called once for all replicas with what was seen, `Decision.of_loss`, a tensor that is there when the
+                weights have moved or not, and whether there was a step, scalar bool.
             losses: The loss of this replica, scalar float32; empty if the strategy does not need it.
         """
         if replicas.replica_count() > 1:

@@ -258,7 +258,9 @@ class StoredState:
         else:
             replicas.merge(lambda s, event, bad: move(_of_all(s, event), replicas.any_of(s, bad)), event, bad)
 
-    def move(self, event: Event, of_loss: tf.Tensor, done: tf.Tensor | None = None, when: tf.Tensor | None = None) -> None:
+    def move(
+        self, event: Event, of_loss: tf.Tensor, done: tf.Tensor | None = None, when: tf.Tensor | None = None
+    ) -> None:
         """As `move_together`, to be called once for all replicas.
 
         Args:

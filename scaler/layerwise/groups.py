@@ -17,7 +17,15 @@ from scaler.gradients import statistics
 from scaler.layerwise.adaptive import AdaptiveScale, LayerEvent
 from scaler.layerwise.rescaling import MEASURED, measured_rescale, root_mean_square
 from scaler.strategies import Strategy, exact
-from scaler.strategies.base import after_step, as_taken, check_state, int32_fields, needs_of, require_inner, usable_scale
+from scaler.strategies.base import (
+    after_step,
+    as_taken,
+    check_state,
+    int32_fields,
+    needs_of,
+    require_inner,
+    usable_scale,
+)
 
 _LARGEST = 2.0**60
 """The quotient of two scales, and a float16 number divided by one, are normal float32 numbers then."""

@@ -46,10 +46,10 @@ class StuckPolicy:
     The default share is above what a sound run skips at common settings. `Dynamic(growth_interval=1)`
     skips half of all steps for ever, and 0.635 of 200 when it comes down from 2^40 to 2^-14 first; with
     `hysteresis=2`, from 2^15, it is 0.685. A preset with its defaults skips at most 0.17 of any 200 while it looks for
-    its level, and 0.02 from then on; `dalle` alone takes a hundred skips in a row for that. One bad batch in ten is below
-    the default `bad_loss_rate`, one in four is above it. Two sound searches exceed it: `Dynamic(2.0**40, growth_interval=1,
-    hysteresis=2)` with 0.73, and a growth factor of 4 that starts 25 octaves too high with 0.705. Pass
-    `skip_rate=None` for these.
+    its level, and 0.02 from then on; `dalle` alone takes a hundred skips in a row for that. Two sound searches
+    exceed it: `Dynamic(2.0**40, growth_interval=1, hysteresis=2)` with 0.73, and a growth factor of 4 that starts 25
+    octaves too high with 0.705. Pass `skip_rate=None` for these. Of bad losses one batch in ten is below the default
+    share, and one in four is above it.
 
     Restoring a checkpoint starts the count again, so that a repaired run can go on.
 
@@ -90,14 +90,14 @@ class StuckPolicy:
         """
         now = readings[-1]
         moves = min_scale < max_scale
-        if self.consecutive_bad_losses is not None and now.consecutive_bad_losses >= self.consecutive_bad_losses:
-            return f"{_in_a_row(now.consecutive_bad_losses)} {_BAD}"
         bad = _share(readings, self.over, "bad_losses", self.bad_loss_rate)
+        if self.consecutive_bad_losses is not None and now.consecutive_bad_losses >= self.consecutive_bad_losses:
+            bad = _in_a_row(now.consecutive_bad_losses)
         if bad:
             return f"{bad} {_BAD}"
         if self.consecutive_skips is not None and now.consecutive_skips >= self.consecutive_skips:
-            last = "" if now.consecutive_skips == 1 else " the last"
-            return f"{_in_a_row(now.consecutive_skips)},{last} at loss scale {now.loss_scale:g}"
+            last = "at" if now.consecutive_skips == 1 else "the last at"
+            return f"{_in_a_row(now.consecutive_skips)}, {last} loss scale {now.loss_scale:g}"
         overflows = now.consecutive_skips > now.consecutive_bad_losses
         if self.at_floor and moves and overflows and now.loss_scale <= min_scale:
             return f"a step was skipped and the loss scale is at its floor, {min_scale:g}"

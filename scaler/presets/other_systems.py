@@ -20,13 +20,7 @@ def mxnet(initial_scale: float = 2.0**16, *, growth_interval: int = 2000, max_sc
     Parts from it: MXNet has no floor; ours is 2^-126, by default from the 144th non-finite step in a row.
     """
     return OneStepLate(
-        Dynamic(
-            initial_scale,
-            growth_interval=growth_interval,
-            min_scale=SMALLEST_SCALE,
-            max_scale=max_scale,
-            sees_every_step=True,
-        )
+        Dynamic(initial_scale, growth_interval=growth_interval, min_scale=SMALLEST_SCALE, max_scale=max_scale)
     )
 
 

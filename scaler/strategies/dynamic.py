@@ -45,7 +45,7 @@ class Dynamic:
     The defaults keep the scale between 2^-14, below which a float16 gradient of 1e-3 is flushed to zero, and 2^40,
     from where it is back at 2^15 after 25 skipped steps.
 
-    A step that is skipped because its loss is not finite is bad data: neither finite nor non-finite here, it is not seen.
+    A step that is skipped because its loss is not finite is bad data. It is not seen, and counts as neither here.
 
     Args:
         initial_scale: Loss scale of the first step, in [min_scale, max_scale].

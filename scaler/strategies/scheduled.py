@@ -35,8 +35,8 @@ class Scheduled:
         at the step of a key: the next strategy starts from its own init(), with the current scale in its bounds
 
     t counts the steps seen, from 0: attempted steps without spikes and, unless all of the strategies see every step,
-    without those that were skipped because of their loss. A strategy that computes its scale from past statistics starts
-    without them.
+    without those that were skipped because of their loss. A strategy that computes its scale from past statistics
+    starts without them.
 
     The state has `loss_scale`, `schedule_steps` (scalar int32), the steps seen so far, and the other fields of
     every strategy, with its number as a suffix: `good_steps_0`, `budget_0`, ...

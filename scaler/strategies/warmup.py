@@ -34,8 +34,8 @@ class Warmup:
         non-finite while t < steps: the strategy goes on from the scale that was used, which is too large already
 
     t counts the steps seen, from 0: attempted steps without spikes and, unless the strategy sees every step, without
-    those that were skipped because of their loss. The first gradients of a network are often its largest: a scale that fits the
-    rest of the training would overflow in the first steps, one after the other.
+    those that were skipped because of their loss. The first gradients of a network are often its largest: a scale that
+    fits the rest of the training would overflow in the first steps, one after the other.
 
     It rises to the strategy's own scale, whatever the scale was before it began: also in the middle of a `Scheduled`,
     and after a checkpoint of another strategy was restored into it.

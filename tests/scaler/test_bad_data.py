@@ -32,7 +32,7 @@ def word_of(word):
 
 
 class Step:
-    """One weight at 0, so that the loss is what is added to it and the slope alone overflows; each way to end a step."""
+    """One weight at 0, so that the loss is what is added to it and the slope alone overflows; the ways to end a step."""
 
     def __init__(self, strategy=None, **options):
         self.weights = [tf.Variable([0.0])]
@@ -103,7 +103,9 @@ def test_steps_that_select_are_the_reference():
 
 def test_a_strategy_that_sees_every_step_backs_off():
     made = Step(Dynamic(**RULE, sees_every_step=True))
-    follows_the_reference(tf.function(made.apply), made.loss_scaler, WORD.replace(NAN, OVERFLOW).replace(INFINITE, OVERFLOW))
+    follows_the_reference(
+        tf.function(made.apply), made.loss_scaler, WORD.replace(NAN, OVERFLOW).replace(INFINITE, OVERFLOW)
+    )
     made = Step(Dynamic(**RULE, sees_every_step=True))
     take = tf.function(made.apply)
     for letter in NAN + INFINITE:
@@ -138,7 +140,7 @@ def test_a_loss_of_an_earlier_part_of_the_step_counts():
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_no_group_of_layers_moves_at_a_skip_of_the_loss(replicas):
-    """An infinity that is added to a loss leaves what enters the groups finite, also beside a replica that overflows."""
+    """An infinity added to a loss leaves what enters the groups finite, also beside a replica that overflows."""
     devices = mirrored(replicas)
     with devices.scope():
         head, body = (tf.Variable([1.0], name=name) for name in ("head", "body"))
@@ -179,7 +181,7 @@ def test_the_loss_of_any_replica_counts_for_all(way, select):
 
     for letters, scale in ((NAN + CLEAN, 8.0), (CLEAN + NAN, 8.0), (NAN + OVERFLOW, 8.0), (OVERFLOW + CLEAN, 4.0)):
         call(*(one_for_each(devices, part) for part in zip(*map(step_of, letters), strict=True)))
-        assert float(made.loss_scaler.loss_scale) == scale
+        assert float(made.loss_scaler.loss_scale) == scale, letters
     assert int(made.loss_scaler.counters.skipped) == 4
 
 

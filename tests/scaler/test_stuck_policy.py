@@ -60,7 +60,9 @@ def test_stuck_at_the_floor_when_a_step_was_skipped_there(scale, row, stuck):
     assert problem(StuckPolicy(), Reading(10, 5, row, scale)) is None
 
 
-@pytest.mark.parametrize(("row", "bad", "stuck"), [(1, 1, False), (3, 3, False), (3, 2, True), (2, 0, True), (0, 0, False)])
+@pytest.mark.parametrize(
+    ("row", "bad", "stuck"), [(1, 1, False), (3, 3, False), (3, 2, True), (2, 0, True), (0, 0, False)]
+)
 def test_the_floor_passes_over_bad_data(row, bad, stuck):
     said = problem(StuckPolicy(at_floor=True), Reading(100, 5, row, LOW, bad, bad))
     assert (said is not None) == stuck

@@ -197,7 +197,9 @@ def test_what_no_scale_helps_is_skipped_at_each(cause):
 
 
 def test_bad_data_leaves_the_strategy_alone_unless_it_sees_every_step():
-    trace = tables([1.0] * 6, applied=[True, False, False, True, False, True], cause=[None, "LOSS", "LOSS", None, "UPDATE", None])
+    trace = tables(
+        [1.0] * 6, applied=[True, False, False, True, False, True], cause=[None, "LOSS", "LOSS", None, "UPDATE", None]
+    )
     ours, theirs = loops.observe.replay(trace, ["dynamic:growth_interval=2", "pytorch:initial_scale=2**15"]).strategies
     assert np.log2(ours.scales).tolist() == [15, 15, 15, 15, 16, 15]
     assert np.log2(theirs.scales).tolist() == [15, 15, 14, 13, 13, 12]
