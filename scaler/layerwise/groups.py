@@ -191,8 +191,7 @@ class Layerwise(tf.Module):
                 )
         seen = tf.stack([tf.zeros([MEASURED]) if report is None else report for report in reports])
         derivatives = gradients.derivatives(grads, variables)
-        finite = tf.math.is_finite(tf.stack([scaled] * len(self.names)))
-        return self.unscale(grads, variables), self._event(derivatives, positions, seen)._replace(loss_finite=finite)
+        return self.unscale(grads, variables), self._event(derivatives, positions, seen, scaled)
 
     def unscale(self, grads: Sequence[gradients.Gradient], variables: Sequence) -> list[gradients.Gradient]:
         """Each gradient in float32, divided by the scale of its variable's group: exact within float32's range.
@@ -230,15 +229,14 @@ class Layerwise(tf.Module):
     def _update(self, strategy: tf.distribute.Strategy, *event: tf.Tensor) -> None:
         event = LayerEvent(*(replicas.of_each(strategy, value)[0] for value in event))
         before = self.state
-        skipped = tf.logical_not(tf.reduce_all(event.finite))
-        of_loss = tf.logical_and(skipped, tf.logical_not(tf.reduce_all(event.loss_finite)))
+        of_loss = tf.logical_not(tf.reduce_all(tf.logical_or(event.finite, event.loss_finite)))
         after = after_step(self.strategy, before, event, of_loss)
         for field, variable in self._state.items():
             moved = tf.where(event.observed, getattr(after, field), getattr(before, field))
             variable.assign(tf.cast(moved, variable.dtype))
 
-    def _event(self, grads: Sequence, positions: Sequence[int], seen: tf.Tensor) -> LayerEvent:
-        """From this step's gradients, and what each group's probe reported."""
+    def _event(self, grads: Sequence, positions: Sequence[int], seen: tf.Tensor, scaled: tf.Tensor) -> LayerEvent:
+        """From this step's gradients, what each group's probe reported, and the scaled loss."""
         scales, (entering, spread, rescaled) = self.scales, tf.unstack(seen, axis=1)
         before = self._before(scales)
         amax, deviation = [], []
@@ -261,6 +259,7 @@ class Layerwise(tf.Module):
             deviation=tf.stack(deviation),
             entering=entering / before,
             observed=tf.logical_and(entering > 0.0, tf.math.is_finite(entering)),
+            loss_finite=tf.math.is_finite(tf.stack([scaled] * len(amax))),
         )
 
     def _before(self, scales: tf.Tensor) -> tf.Tensor:

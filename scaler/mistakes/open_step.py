@@ -77,10 +77,10 @@ class OpenStep:
         Args:
             judged: Scalar bool, whether an `apply` has decided about it, which left the count to others.
         """
-        of_all = tf.distribute.in_cross_replica_context()
-        finite = _everywhere(self.loss_finite) if of_all else tf.identity(self.loss_finite)
-        of_this_step = tf.logical_or(judged, tf.logical_not(tf.identity(self.decided)))
-        return tf.logical_and(of_this_step, tf.logical_not(finite))
+        apart = not tf.distribute.in_cross_replica_context()
+        finite = tf.identity(self.loss_finite) if apart else _everywhere(self.loss_finite)
+        unknown = tf.logical_and(tf.identity(self.decided), tf.logical_not(judged))
+        return tf.logical_not(tf.logical_or(finite, unknown))
 
     def ended_unseen(self) -> tf.Tensor:
         """Whether a decision followed losses of which one was not finite, on any replica: a scalar bool."""

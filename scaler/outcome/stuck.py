@@ -107,8 +107,8 @@ class StuckPolicy:
 
 
 _BAD = (
-    "because their loss was not finite, which no loss scale helps: look at the data of these steps, for a NaN, an "
-    "infinity, an empty batch or a wrong label"
+    "because of a loss that was not finite, which no loss scale helps: look at the data, for a NaN, an infinity, an "
+    "empty batch or a wrong label"
 )
 
 
@@ -125,9 +125,8 @@ def _share(readings: Sequence[Reading], over: int, name: str, rate: float | None
     steps, skipped = now.attempted - past[-1].attempted, getattr(now, name) - getattr(past[-1], name)
     if skipped <= rate * steps:
         return None
-    if steps == 1:
-        return "the last step was skipped"
-    return f"{skipped} of the last {steps} steps {'was' if skipped == 1 else 'were'} skipped"
+    verb = "was" if skipped == 1 else "were"
+    return f"{skipped} of the last {steps} steps {verb} skipped" if steps > 1 else _in_a_row(1)
 
 
 class History:

@@ -83,7 +83,7 @@ def test_bad_data_in_a_row_begins_anew_after_any_other_step():
         loss_scaler.check()
     assert int(loss_scaler.counters.consecutive_skips) == 5
     take("0")
-    with pytest.raises(scaler.StuckError, match="3 steps in a row were skipped because their loss was not finite"):
+    with pytest.raises(scaler.StuckError, match="3 steps in a row were skipped because of a loss that was not finite"):
         loss_scaler.check()
 
 

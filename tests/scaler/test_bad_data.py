@@ -32,7 +32,7 @@ def word_of(word):
 
 
 class Step:
-    """One weight at 0, so that the loss is what is added to it and the slope alone overflows; the ways to end a step."""
+    """One weight at 0, so that the loss is what is added to it, and the slope alone overflows; ways to end a step."""
 
     def __init__(self, strategy=None, **options):
         self.weights = [tf.Variable([0.0])]

@@ -68,7 +68,7 @@ def test_the_floor_passes_over_bad_data(row, bad, stuck):
     assert (said is not None) == stuck
 
 
-DATA = "because their loss was not finite, which no loss scale helps: look at the data"
+DATA = "because of a loss that was not finite, which no loss scale helps: look at the data"
 
 
 def test_bad_data_has_limits_of_its_own():
