@@ -76,9 +76,8 @@ def recording_of(tables: TraceTables, name: str) -> Recording:
         raise LoopError(f"{name}: none of its {len(steps)} micro-batches ended a window. Let the run take more.")
     causes = np.array(steps["cause"].to_pylist(), object) if steps["cause"].null_count < len(steps) else _none(len(low))
     limits = limits_of(Seen(scale, applied, attempted, causes, low, high, _overflows_at(tables, scale)))
-    of_loss = ~applied & (causes == "LOSS")
-    columns = (steps["step"].to_numpy(), scale, applied, of_loss)
-    return Recording(name, tables, *(column[attempted] for column in columns), limits)
+    number, of_loss = steps["step"].to_numpy(), ~applied & (causes == "LOSS")
+    return Recording(name, tables, number[attempted], scale[attempted], applied[attempted], of_loss[attempted], limits)
 
 
 def _how_to_record(parts: Sequence[str]) -> str:
