@@ -278,10 +278,8 @@ class StoredState:
             spike = guard.is_spike(before, event)
             moved, state = tf.logical_and(moved, tf.logical_not(spike)), self._without_retries(state, spike)
         counts, applied = self.counts, tf.cast(moved, tf.int64)
-        bad = tf.cast(of_loss, tf.int64)
-        in_a_row, bad_in_a_row = counts["consecutive_skips"] % _BAD, counts["consecutive_skips"] // _BAD
-        skips = (in_a_row + 1) * (1 - applied) + _BAD * (bad_in_a_row + 1) * bad
-        step = 1 + _BAD * bad
+        step = tf.where(of_loss, tf.constant(1 + _BAD, tf.int64), tf.constant(1, tf.int64))
+        skips = (counts["consecutive_skips"] + step) * (1 - applied)
         always = when is None or tf.get_static_value(when)
 
         def assign(variable: tf.Variable, value: tf.Tensor) -> None:

@@ -36,8 +36,8 @@ class StuckPolicy:
             A skip because of the loss does not count here: no scale helps it.
         at_ceiling: Also stuck when the scale is at the strategy's `max_scale`, where underflow can no longer be cured.
         skip_rate: Also stuck when more than this share of the last `over` attempted steps was skipped; None for never.
-        consecutive_bad_losses: Also stuck after so many steps in a row that were skipped because their loss was not
-            finite; None for never. The loss scale stays at such a step, and waiting helps nothing.
+        consecutive_bad_losses: Also stuck after so many steps, since the last applied one, that were skipped because
+            their loss was not finite; None for never. The loss scale stays at such a step, and waiting helps nothing.
         bad_loss_rate: Also stuck when more than this share of the last `over` attempted steps was skipped because of
             the loss; None for never.
         over: The number of last steps that both shares are measured over. How exactly depends on when the host visits.
@@ -92,7 +92,7 @@ class StuckPolicy:
         moves = min_scale < max_scale
         bad = _share(readings, self.over, "bad_losses", self.bad_loss_rate)
         if self.consecutive_bad_losses is not None and now.consecutive_bad_losses >= self.consecutive_bad_losses:
-            bad = _in_a_row(now.consecutive_bad_losses)
+            bad = f"{now.consecutive_bad_losses} steps since the last applied one were skipped"
         if bad:
             return f"{bad} {_BAD}"
         if self.consecutive_skips is not None and now.consecutive_skips >= self.consecutive_skips:

@@ -74,7 +74,7 @@ DATA = "because of a loss that was not finite, which no loss scale helps: look a
 def test_bad_data_has_limits_of_its_own():
     policy = StuckPolicy(consecutive_bad_losses=3, bad_loss_rate=0.5, over=10)
     said = problem(policy, Reading(9, 3, 3, 8.0, 3, 3))
-    assert said.startswith(f"3 steps in a row were skipped {DATA}")
+    assert said.startswith(f"3 steps since the last applied one were skipped {DATA}")
     assert problem(policy, Reading(9, 9, 9, 8.0, 2, 2)) is None
     said = problem(policy, Reading(10, 7, 1, 8.0, 6, 0))
     assert said.startswith(f"6 of the last 10 steps were skipped {DATA}")
