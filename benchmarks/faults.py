@@ -89,7 +89,13 @@ class Keras:
         return float(self.wrapped.dynamic_scale.numpy())
 
 
-def descend(side, factors, variable=None):
+@tf.custom_gradient
+def steep(value, factor):
+    """`value`, with the factor as its gradient: an infinite one is an overflow of a finite loss."""
+    return tf.identity(value), lambda upstream: (upstream * factor, tf.zeros_like(factor))
+
+
+def descend(side, factors, variable=None, loss=tf.multiply):
     """Minimises w * factor for one factor after another, from w = 1 on: the gradient is the factor."""
     variable = keras.Variable(1.0) if variable is None else variable
 
@@ -97,7 +103,7 @@ def descend(side, factors, variable=None):
     def step(factor):
         with tf.GradientTape() as tape:
             tape.watch(variable.value)
-            scaled = side.scale(variable * factor)
+            scaled = side.scale(loss(tf.convert_to_tensor(variable), factor))
         side.apply(tape.gradient(scaled, [variable.value]), [variable])
 
     for factor in factors:
@@ -159,9 +165,9 @@ def clipping_on_two_replicas(make) -> Verdict:
     return Verdict("survived" if abs(after) < 1e-5 else "wrong", f"moved by {1 - after:g}, clipped to 1")
 
 
-def nonfinite_steps_then_clean(make) -> Verdict:
+def nonfinite_steps_then_clean(make, loss) -> Verdict:
     side = make(keras.optimizers.SGD(0.01))
-    after = float(descend(side, [float("inf")] * 300 + [1.0] * 20).numpy())
+    after = float(descend(side, [float("inf")] * 300 + [1.0] * 20, loss=loss).numpy())
     seen = f"scale {side.loss_scale():g}"
     return looked_at(weights=after) or Verdict("stuck" if after == 1.0 else "survived", seen)
 
@@ -271,7 +277,8 @@ FAULTS = {
     "overflow on replica 0 of 2": functools.partial(overflow_on_a_replica, replica=0),
     "overflow on replica 1 of 2": functools.partial(overflow_on_a_replica, replica=1),
     "clipping on 2 replicas": clipping_on_two_replicas,
-    "300 non-finite steps, then clean ones": nonfinite_steps_then_clean,
+    "300 overflows, then clean steps": functools.partial(nonfinite_steps_then_clean, loss=steep),
+    "300 batches of bad data, then clean ones": functools.partial(nonfinite_steps_then_clean, loss=tf.multiply),
     "300 growths on zero gradients, then normal ones": growths_then_normal,
     "forward overflow with BatchNorm, then inference": forward_overflow_with_batchnorm,
     "NaN in the data once": nan_in_the_data_once,

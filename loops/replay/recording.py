@@ -25,6 +25,7 @@ class Recording:
         step: Int64 [steps], the steps' numbers.
         scale: Float64 [steps], the recorded loss scales.
         applied: Bool [steps].
+        of_loss: Bool [steps], whether they were skipped because their loss was not finite.
         limits: The scales up to which the steps would have been finite.
     """
 
@@ -33,6 +34,7 @@ class Recording:
     step: np.ndarray
     scale: np.ndarray
     applied: np.ndarray
+    of_loss: np.ndarray
     limits: Limits
 
 
@@ -74,7 +76,8 @@ def recording_of(tables: TraceTables, name: str) -> Recording:
         raise LoopError(f"{name}: none of its {len(steps)} micro-batches ended a window. Let the run take more.")
     causes = np.array(steps["cause"].to_pylist(), object) if steps["cause"].null_count < len(steps) else _none(len(low))
     limits = limits_of(Seen(scale, applied, attempted, causes, low, high, _overflows_at(tables, scale)))
-    return Recording(name, tables, steps["step"].to_numpy()[attempted], scale[attempted], applied[attempted], limits)
+    number, of_loss = steps["step"].to_numpy(), ~applied & (causes == "LOSS")
+    return Recording(name, tables, number[attempted], scale[attempted], applied[attempted], of_loss[attempted], limits)
 
 
 def _how_to_record(parts: Sequence[str]) -> str:

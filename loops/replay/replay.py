@@ -97,7 +97,8 @@ def _replayed(
 
 
 def _overflowing(step_through: Callable[[Facts], Scales], facts: Facts) -> np.ndarray:
-    return step_through(facts._replace(limit=np.zeros_like(facts.limit))).used
+    none = facts._replace(limit=np.zeros_like(facts.limit), of_loss=np.zeros_like(facts.of_loss))
+    return step_through(none).used
 
 
 def _lost(counts: Counted, recording: Recording, used: np.ndarray, skipped: np.ndarray, since: int) -> Lost:
@@ -135,7 +136,7 @@ def _needed(
     strategy: scaler.Strategy,
 ) -> Facts:
     needs = scaler.strategies.needs_of(strategy)
-    return Facts(recording.limits.decided, amax if needs.amax else None, tallies.get(needs.edges))
+    return Facts(recording.limits.decided, recording.of_loss, amax if needs.amax else None, tallies.get(needs.edges))
 
 
 def _check_moved(name: str, strategy: scaler.Strategy, scales: np.ndarray) -> None:

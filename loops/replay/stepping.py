@@ -27,18 +27,22 @@ class Facts(NamedTuple):
 
     Attributes:
         limit: Float32 [steps]; at a scale above it, the step is skipped.
+        of_loss: Bool [steps], whether it was skipped because its loss was not finite, as it is at any scale.
         amax: Float32 [steps], the largest gradients, or None if the strategy does not need them.
         tallies: Counts by magnitude, or None if the strategy does not need them.
     """
 
     limit: np.ndarray
+    of_loss: np.ndarray
     amax: np.ndarray | None = None
     tallies: Tallies | None = None
 
     def first(self, steps: int) -> Facts:
         """The facts of the first `steps` steps."""
         amax = None if self.amax is None else self.amax[:steps]
-        return Facts(self.limit[:steps], amax, None if self.tallies is None else self.tallies.first(steps))
+        return Facts(
+            self.limit[:steps], self.of_loss[:steps], amax, None if self.tallies is None else self.tallies.first(steps)
+        )
 
 
 class Scales(NamedTuple):
@@ -58,7 +62,7 @@ def stepper(strategy: scaler.Strategy) -> Callable[[Facts], Scales]:
     made: dict[tuple, Callable[..., Any]] = {}
 
     def step(facts: Facts) -> Scales:
-        arrays = (facts.limit, *_arrays(facts))
+        arrays = _arrays(facts)
         kind = (*(one.shape for one in arrays), None if facts.tallies is None else facts.tallies.octaves)
         if kind not in made:
             compiled = _ours(strategy) or _compiles(strategy, facts.first(_TRIED))
@@ -90,7 +94,7 @@ def _compiles(strategy: scaler.Strategy, facts: Facts) -> bool:
 def _looped(strategy: scaler.Strategy, facts: Facts, *, compiled: bool) -> Callable[..., Any]:
     # On a GPU, each of these scalar operations would take microseconds.
     with tf.device("CPU:0"):
-        arrays = [tf.constant(one) for one in (facts.limit, *_arrays(facts))]
+        arrays = list(map(tf.constant, _arrays(facts)))
         loop = scaler.tracing.as_written(lambda *arrays: _loop(strategy, facts, *arrays))
         # A direct call of the function would warn of retracing for every strategy.
         return tf.function(loop, jit_compile=compiled).get_concrete_function(*arrays)
@@ -98,18 +102,18 @@ def _looped(strategy: scaler.Strategy, facts: Facts, *, compiled: bool) -> Calla
 
 def _called(looped: Callable[..., Any], facts: Facts) -> Scales:
     with tf.device("CPU:0"):
-        used, final = looped(*map(tf.constant, (facts.limit, *_arrays(facts))))
+        used, final = looped(*map(tf.constant, _arrays(facts)))
     return Scales(used.numpy(), float(final))
 
 
 def _arrays(facts: Facts) -> list[np.ndarray]:
-    amax = [] if facts.amax is None else [facts.amax]
+    amax = [facts.limit, facts.of_loss, *([] if facts.amax is None else [facts.amax])]
     return amax if facts.tallies is None else [*amax, facts.tallies.below, facts.tallies.scale]
 
 
-def _loop(strategy: scaler.Strategy, facts: Facts, limit: tf.Tensor, *rest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    steps, update = limit.shape[0], scaler.tracing.as_called(strategy.update)
-    amax = None if facts.amax is None else rest[0]
+def _loop(strategy: scaler.Strategy, facts: Facts, *arrays: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    limit, of_loss, *rest = arrays
+    steps, amax = limit.shape[0], None if facts.amax is None else rest[0]
 
     def take(step: tf.Tensor, state: Any, used: tf.TensorArray) -> tuple:
         now = scaler.strategies.usable_state(strategy, state)
@@ -119,7 +123,7 @@ def _loop(strategy: scaler.Strategy, facts: Facts, limit: tf.Tensor, *rest: tf.T
             None if amax is None else tf.where(finite, amax[step], np.inf),
             None if facts.tallies is None else facts.tallies.counted(rest[-2], rest[-1], step, now.loss_scale),
         )
-        after = update(now, event)
+        after = scaler.strategies.after_step(strategy, now, event, of_loss[step])
         # As in a loss scaler, whose variables keep their shapes.
         kept = type(after)(*(tf.ensure_shape(new, old.shape) for new, old in zip(after, now, strict=True)))
         return step + 1, kept, used.write(step, now.loss_scale)

@@ -24,7 +24,7 @@ from scaler.gate.spikes import Spikes
 from scaler.gate.targets import Targets
 from scaler.gate.unscale_and_clip import finish_all, unscaled, worth_unscaling_first
 from scaler.gradients.clipping import Clipping
-from scaler.outcome.outcome import Outcome, Skip, not_skipped, unless_limited, whole
+from scaler.outcome.outcome import Cause, Outcome, Skip, not_skipped, unless_limited, whole
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
 
@@ -53,6 +53,11 @@ class Decision(NamedTuple):
     spike: tuple[tf.Tensor, ...]
     clipped: tf.Tensor | None
     event: Event | None = None
+
+    @property
+    def of_loss(self) -> tf.Tensor:
+        """Whether the step was skipped because its loss was not finite, scalar bool: that says nothing of the scale."""
+        return tf.equal(self.skip.cause, int(Cause.LOSS))
 
     def outcome(self, skip: Skip, loss_scale: tf.Tensor, names_from: int) -> Outcome:
         """The outcome of the step.
@@ -110,7 +115,7 @@ class Gate:
         rollback: Snapshot | None,
         when: tf.Tensor,
         on_skip: Callable[[Skip, tf.Tensor | None, tf.Tensor | None], Skip],
-        after: Callable[[Event, tf.Tensor, tf.Tensor], None],
+        after: Callable[[Event, tf.Tensor, tf.Tensor, tf.Tensor], None],
         losses: tuple[tf.Tensor, ...] = (),
     ) -> Decision:
         """Decides once for all replicas; every replica calls it.
@@ -123,8 +128,8 @@ class Gate:
             when: Scalar bool, whether to decide at all: it does where all replicas say so.
             on_skip: Called once for all replicas with why the step is skipped, `Decision.replica`, and whether it is
                 skipped, or None in the branch of a skip. It returns why, which it may know better.
-            after: Called once for all replicas with what was seen, a tensor that is there when the weights have moved
-                or not, and whether there was a step, scalar bool.
+            after: Called once for all replicas with what was seen, `Decision.of_loss`, a tensor that is there when the
+                weights have moved or not, and whether there was a step, scalar bool.
             losses: The loss of this replica, scalar float32; empty if the strategy does not need it.
         """
         if replicas.replica_count() > 1:
@@ -144,7 +149,7 @@ class Gate:
 
             def now(when: tf.Tensor) -> Decision:
                 decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state, when, on_skip, losses)
-                after(event, decision.clipped_norm, when)
+                after(event, decision.of_loss, decision.clipped_norm, when)
                 return decision._replace(event=event) if self.returns_event else decision
 
             if self.selects or tf.get_static_value(when):

@@ -20,14 +20,14 @@ class Later:
 
     decision: Decision | None = None
 
-    def count(self, stored: StoredState, kept: LastSkip, failed: tf.Tensor, skipped: tf.Tensor | None) -> None:
+    def count(self, stored: StoredState, kept: LastSkip, failed: tf.Tensor, kept_now: tf.Tensor) -> None:
         """Has the strategy see the step, and counts it, where there was one. Each replica calls it.
 
         Args:
             stored: What is moved.
             kept: The last skip.
             failed: Scalar bool, whether it was not applied though its gradients were finite.
-            skipped: From `skipped_here`.
+            kept_now: From `LastSkip.kept_now`.
         """
         decision = self.decision
         if decision is None:
@@ -39,8 +39,8 @@ class Later:
         def count(strategy: tf.distribute.Strategy, failed: tf.Tensor) -> None:
             sound = tf.logical_not(replicas.any_of(strategy, failed))
             event = Event(*seen)._replace(finite=tf.logical_and(seen.finite, sound))
-            stored.move(event, when=decision.attempted)
-            kept.count(tf.logical_or(event.finite, tf.logical_not(decision.attempted)), skipped)
+            stored.move(event, decision.of_loss, when=decision.attempted)
+            kept.count(tf.logical_or(event.finite, tf.logical_not(decision.attempted)), kept_now)
 
         replicas.merge(count, failed)
 

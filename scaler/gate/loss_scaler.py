@@ -376,7 +376,7 @@ class LossScaler(tf.Module):
             rollback,
             tf.convert_to_tensor(when),
             on_skip,
-            self._stored.move if update else (lambda event, done, when: None),
+            self._stored.move if update else (lambda event, of_loss, done, when: None),
             () if self._loss is None else (tf.identity(self._loss),),
         )
         self._calls.decided(decision.attempted)
@@ -470,9 +470,10 @@ class LossScaler(tf.Module):
             InvalidArgument: If `event` is not an `Event`, or one of its fields has a wrong shape or dtype.
         """
         check_event(self.strategy, event)
+        kept_now = self._kept.kept_now(skipped_here(self._kept))
+        bad = tf.logical_or(self._calls.step.is_bad(kept_now), self._kept.is_of_loss(kept_now))
         self._calls.updates(event.finite)
-        skipped = skipped_here(self._kept)
-        self._stored.move_together(event, lambda finite: self._kept.count(finite, skipped))
+        self._stored.move_together(event, bad, lambda finite: self._kept.count(finite, kept_now))
 
     @property
     def last_skip(self) -> Outcome:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.autograph import as_called
 from scaler.backend.integers import saved_as_int32
 from scaler.backend.restores import awaited_shape, scope_of
 from scaler.backend.variables import (
@@ -24,6 +23,7 @@ from scaler.errors import InvalidArgument
 from scaler.outcome.stuck import Reading
 from scaler.strategies import Event, Strategy, tensor_norms
 from scaler.strategies.base import (
+    after_step,
     as_taken,
     check_state,
     int32_fields,
@@ -57,7 +57,8 @@ class StoredState:
 
     Attributes:
         fields: The variables of the state, by the names of its fields.
-        counts: Those of the counters, by name.
+        counts: Those of the counters, by name. The higher bits of "attempted" and "consecutive_skips" count those of
+            them that were skipped because of their loss: older checkpoints have 0 there, and no variable more.
         before_retries: For a guard, the state before the first retry of a step that is not decided yet. Its loss scale
             is 0 if there was no retry. Empty for a strategy that has no spikes, or nothing to retry at.
         tensors: The variables of the state that have a number for each variable of a step. Empty until the first step
@@ -183,7 +184,7 @@ class StoredState:
 
     def counters(self) -> Counters:
         """The counters as tensors."""
-        attempted, applied, consecutive = (tf.identity(variable) for variable in self.counts.values())
+        attempted, applied, consecutive = (tf.identity(variable) % _BAD for variable in self.counts.values())
         return Counters(attempted, applied, attempted - applied, consecutive)
 
     def in_words(self) -> str:
@@ -201,7 +202,9 @@ class StoredState:
     def reading(self, attempted: float, applied: float, consecutive_skips: float, stored: float) -> Reading:
         """The numbers of `looked_at` on the host, with a loss scale that a step may use."""
         usable = usable_scale_on_host(self._strategy, stored)
-        return Reading(int(attempted), int(attempted - applied), int(consecutive_skips), usable)
+        bad, attempts = divmod(int(attempted), _BAD)
+        bad_in_a_row, in_a_row = divmod(int(consecutive_skips), _BAD)
+        return Reading(attempts, attempts - int(applied), in_a_row, usable, bad, bad_in_a_row)
 
     def read(self) -> Reading:
         """The counters and the loss scale as they are, on the host."""
@@ -237,39 +240,46 @@ class StoredState:
         now = {field: getattr(state, field) for field in kept}
         return state._replace(**{field: tf.where(back, _like(own, kept[field]), own) for field, own in now.items()})
 
-    def move_together(self, event: Event, count: Callable[[tf.Tensor], None]) -> None:
+    def move_together(self, event: Event, bad: tf.Tensor, count: Callable[[tf.Tensor], None]) -> None:
         """Lets the strategy see a step, and counts it, once for all replicas; each of them calls it.
 
-        `count` is called likewise, with whether the step was applied: scalar bool.
+        Args:
+            event: What it sees.
+            bad: Scalar bool, whether the loss of this replica was not finite.
+            count: Called likewise, with whether the step was applied: scalar bool.
         """
 
-        def move(event: Event) -> None:
-            self.move(event)
+        def move(event: Event, bad: tf.Tensor) -> None:
+            self.move(event, tf.logical_and(bad, tf.logical_not(event.finite)))
             count(tf.equal(tf.identity(self.counts["consecutive_skips"]), 0))
 
         if tf.distribute.in_cross_replica_context():
-            move(event)
+            move(event, bad)
         else:
-            replicas.merge(lambda strategy, event: move(_of_all(strategy, event)), event)
+            replicas.merge(lambda s, event, bad: move(_of_all(s, event), replicas.any_of(s, bad)), event, bad)
 
-    def move(self, event: Event, done: tf.Tensor | None = None, when: tf.Tensor | None = None) -> None:
+    def move(
+        self, event: Event, of_loss: tf.Tensor, done: tf.Tensor | None = None, when: tf.Tensor | None = None
+    ) -> None:
         """As `move_together`, to be called once for all replicas.
 
         Args:
             event: What it sees.
+            of_loss: Scalar bool, whether the step was skipped because its loss was not finite.
             done: A tensor that is there when the step is done.
             when: Scalar bool, whether there was a step. Default: there was.
         """
         if event.norms is not None:
             self.remember_tensors(event.norms.shape[0])
         before = self.now()
-        state = as_called(self._strategy.update)(before, event)
+        state = after_step(self._strategy, before, event, of_loss)
         moved, guard = event.finite, guard_of(self._strategy)
         if guard is not None:
             spike = guard.is_spike(before, event)
             moved, state = tf.logical_and(moved, tf.logical_not(spike)), self._without_retries(state, spike)
         counts, applied = self.counts, tf.cast(moved, tf.int64)
-        skips = (counts["consecutive_skips"] + 1) * (1 - applied)
+        step = tf.where(of_loss, tf.constant(1 + _BAD, tf.int64), tf.constant(1, tf.int64))
+        skips = (counts["consecutive_skips"] + step) * (1 - applied)
         always = when is None or tf.get_static_value(when)
 
         def assign(variable: tf.Variable, value: tf.Tensor) -> None:
@@ -282,9 +292,13 @@ class StoredState:
                     assign(variable, _like(variable, getattr(state, field)))
             if self.before_retries:
                 assign(self.before_retries["loss_scale"], tf.constant(0.0))
-            replicas.add_alike(counts["attempted"], 1 if always else tf.cast(when, tf.int64))
+            replicas.add_alike(counts["attempted"], step if always else step * tf.cast(when, tf.int64))
             replicas.add_alike(counts["applied"], applied)
             assign(counts["consecutive_skips"], skips)
+
+
+_BAD = 2**32
+"""What a skip because of its loss adds to a count besides 1."""
 
 
 def _like(own: tf.Variable | tf.Tensor, value: tf.Tensor) -> tf.Tensor:

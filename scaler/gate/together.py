@@ -124,7 +124,7 @@ def apply_together(
     )
     _put_back(undone, failed, loss_scaler.selects())
     kept = loss_scaler._kept
-    later.count(loss_scaler._stored, kept, failed, skipped_here(kept))
+    later.count(loss_scaler._stored, kept, failed, kept.kept_now(skipped_here(kept)))
     if any(one.clip_norm is not None or one.clip is not None for one in shares):
         squares = [tf.square(one.clipped_norm) for one in outcomes]
         judged = judged._replace(clipped_norm=tf.sqrt(tf.add_n(squares)))

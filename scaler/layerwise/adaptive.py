@@ -28,6 +28,8 @@ class LayerEvent(NamedTuple):
             itself overflows.
         observed: Bool, whether finite gradients that are not all zero entered the group. If not, nothing is known about
             the group, and its state does not change.
+        loss_finite: Bool, whether the scaled loss was finite, alike for all groups. If not, and any group overflowed,
+            the step was skipped because of its loss, and no state changes.
     """
 
     finite: tf.Tensor
@@ -35,6 +37,7 @@ class LayerEvent(NamedTuple):
     deviation: tf.Tensor
     entering: tf.Tensor
     observed: tf.Tensor
+    loss_finite: tf.Tensor | bool = True
 
 
 class AdaptiveScaleState(NamedTuple):

@@ -17,7 +17,15 @@ from scaler.gradients import statistics
 from scaler.layerwise.adaptive import AdaptiveScale, LayerEvent
 from scaler.layerwise.rescaling import MEASURED, measured_rescale, root_mean_square
 from scaler.strategies import Strategy, exact
-from scaler.strategies.base import as_taken, check_state, int32_fields, needs_of, require_inner, usable_scale
+from scaler.strategies.base import (
+    after_step,
+    as_taken,
+    check_state,
+    int32_fields,
+    needs_of,
+    require_inner,
+    usable_scale,
+)
 
 _LARGEST = 2.0**60
 """The quotient of two scales, and a float16 number divided by one, are normal float32 numbers then."""
@@ -183,7 +191,7 @@ class Layerwise(tf.Module):
                 )
         seen = tf.stack([tf.zeros([MEASURED]) if report is None else report for report in reports])
         derivatives = gradients.derivatives(grads, variables)
-        return self.unscale(grads, variables), self._event(derivatives, positions, seen)
+        return self.unscale(grads, variables), self._event(derivatives, positions, seen, scaled)
 
     def unscale(self, grads: Sequence[gradients.Gradient], variables: Sequence) -> list[gradients.Gradient]:
         """Each gradient in float32, divided by the scale of its variable's group: exact within float32's range.
@@ -221,13 +229,14 @@ class Layerwise(tf.Module):
     def _update(self, strategy: tf.distribute.Strategy, *event: tf.Tensor) -> None:
         event = LayerEvent(*(replicas.of_each(strategy, value)[0] for value in event))
         before = self.state
-        after = self.strategy.update(before, event)
+        of_loss = tf.logical_not(tf.reduce_all(tf.logical_or(event.finite, event.loss_finite)))
+        after = after_step(self.strategy, before, event, of_loss)
         for field, variable in self._state.items():
             moved = tf.where(event.observed, getattr(after, field), getattr(before, field))
             variable.assign(tf.cast(moved, variable.dtype))
 
-    def _event(self, grads: Sequence, positions: Sequence[int], seen: tf.Tensor) -> LayerEvent:
-        """From this step's gradients, and what each group's probe reported."""
+    def _event(self, grads: Sequence, positions: Sequence[int], seen: tf.Tensor, scaled: tf.Tensor) -> LayerEvent:
+        """From this step's gradients, what each group's probe reported, and the scaled loss."""
         scales, (entering, spread, rescaled) = self.scales, tf.unstack(seen, axis=1)
         before = self._before(scales)
         amax, deviation = [], []
@@ -250,6 +259,7 @@ class Layerwise(tf.Module):
             deviation=tf.stack(deviation),
             entering=entering / before,
             observed=tf.logical_and(entering > 0.0, tf.math.is_finite(entering)),
+            loss_finite=tf.math.is_finite(tf.stack([scaled] * len(amax))),
         )
 
     def _before(self, scales: tf.Tensor) -> tf.Tensor:
@@ -287,6 +297,7 @@ def _of_all(event: LayerEvent) -> LayerEvent:
         deviation=least.deviation,
         entering=most.entering,
         observed=tf.logical_and(most.observed > 0.0, tf.math.is_finite(most.entering)),
+        loss_finite=least.loss_finite > 0.0,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from scaler import gradients
+from scaler.backend.tapes import tape_records
 from scaler.mistakes import moving_statistics
 from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss, retried_eagerly, scale_read
 from scaler.mistakes.clipped_scaled import clipped_while_scaled
@@ -54,7 +55,7 @@ class Calls:
         self._stored, self._scale_now = stored, scale_now
         self._moves = only_scale(strategy) is None
         self._losses, self._recorded = OpenLosses(scale_now if self._moves else None), RecordedLosses()
-        self._has_retried = False
+        self._has_retried = self._in_a_loss = False
         self._is_constant = isinstance(unguarded(strategy), (NoScaling, Static))
         self._is_one = self._is_constant and bool(tf.get_static_value(tf.equal(strategy.init().loss_scale, 1.0)))
 
@@ -74,6 +75,9 @@ class Calls:
         """Records that a loss is scaled, in float32, and returns the scale that multiplies it."""
         self.use.scales()
         loss_scale, finite = owned(self._scale_now(), LOSS_SCALE, self), tf.math.is_finite(loss)
+        if self._in_a_loss:
+            # A penalty may be infinite because its gradients overflowed. Bad data shows in the loss that they are of.
+            finite, self._in_a_loss = tf.logical_or(finite, self._loss_was_finite()), False
         self.step.begin(loss, finite, knows_its_loss(loss_scale, finite))
         self._losses.opened(loss_scale, finite)
         return loss_scale
@@ -85,6 +89,7 @@ class Calls:
     def scales_by_hand(self) -> tf.Tensor:
         """Records that the user reads the scale to multiply a loss by it, and returns it."""
         self.use.scales_by_hand()
+        self._in_a_loss = True
         self._recorded.scaled_by_hand()
         now = self._scale_now()
         opened = self.step.begin_by_hand(now)
@@ -118,7 +123,8 @@ class Calls:
         return self.carried("unscale", upstream).loss_scale
 
     def unscaled(self, grads: Sequence[gradients.Gradient], result: Sequence[gradients.Gradient]) -> None:
-        """Records what `unscale` made of gradients."""
+        """Records what `unscale` made of gradients. Where a tape records, a loss is computed from them."""
+        self._in_a_loss = tape_records()
         self._losses.ends(grads)
         self.use.unscales(Unscaled.of(grads, result))
 

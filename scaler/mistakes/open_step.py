@@ -71,6 +71,17 @@ class OpenStep:
         """`used` on the host, as `is_decided`."""
         return float(tf.convert_to_tensor(self.used))
 
+    def is_bad(self, judged: tf.Tensor) -> tf.Tensor:
+        """Whether a loss of the step that is counted now was not finite, scalar bool. One that is not known was.
+
+        Args:
+            judged: Scalar bool, whether an `apply` has decided about it, which left the count to others.
+        """
+        apart = not tf.distribute.in_cross_replica_context()
+        finite = tf.identity(self.loss_finite) if apart else _everywhere(self.loss_finite)
+        unknown = tf.logical_and(tf.identity(self.decided), tf.logical_not(judged))
+        return tf.logical_not(tf.logical_or(finite, unknown))
+
     def ended_unseen(self) -> tf.Tensor:
         """Whether a decision followed losses of which one was not finite, on any replica: a scalar bool."""
         return tf.logical_and(tf.logical_not(_everywhere(self.loss_finite)), _everywhere(self.decided))

@@ -84,17 +84,27 @@ class LastSkip:
         for field, value in {"loss_scale": outcome.loss_scale, **packed(skip, replica)}.items():
             self.variables[field].assign(tf.where(skipped, value, self.variables[field]))
 
-    def count(self, finite: tf.Tensor, skipped: tf.Tensor | None = None) -> None:
-        """Records that a step was counted without `keep`: one that was skipped for no reason that was kept has none.
+    def kept_now(self, skipped: tf.Tensor | None) -> tf.Tensor:
+        """Whether a skip was kept of the step that is counted next, scalar bool.
 
         Args:
-            finite: Scalar bool, whether it was applied.
             skipped: Scalar bool, whether a reason was kept in this step; None if only the variables tell, which may
                 hold that of an earlier step that was never counted.
         """
         kept_now = self.variables["loss_scale"] < 0.0
-        if skipped is not None:
-            kept_now = tf.logical_and(kept_now, skipped)
+        return kept_now if skipped is None else tf.logical_and(kept_now, skipped)
+
+    def is_of_loss(self, kept_now: tf.Tensor) -> tf.Tensor:
+        """Whether the kept skip is of the step that is counted next, and because of its loss: scalar bool."""
+        return tf.logical_and(kept_now, tf.equal(self.variables["cause"] % _HELPS, int(Cause.LOSS)))
+
+    def count(self, finite: tf.Tensor, kept_now: tf.Tensor) -> None:
+        """Records that a step was counted without `keep`: one that was skipped for no reason that was kept has none.
+
+        Args:
+            finite: Scalar bool, whether it was applied.
+            kept_now: From the method.
+        """
         known = tf.logical_or(finite, kept_now)
         for field, variable in self.variables.items():
             kept = tf.abs(variable) if field == "loss_scale" else variable

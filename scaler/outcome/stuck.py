@@ -14,12 +14,14 @@ _ACTIONS = ("raise", "warn", "continue")
 
 
 class Reading(NamedTuple):
-    """A scaler's counters and scale, as the host read them at one moment."""
+    """A scaler's counters and scale, as the host read them at one moment: bad losses are skips because of the loss."""
 
     attempted: int
     skipped: int
     consecutive_skips: int
     loss_scale: float
+    bad_losses: int = 0
+    consecutive_bad_losses: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +33,23 @@ class StuckPolicy:
         consecutive_skips: Stuck after so many skipped steps in a row; None for never. From 2^40 down to 2^-14, the
             bounds of `Dynamic`, a scale that is halved each time takes 54.
         at_floor: Also stuck when a step was skipped at the strategy's `min_scale`, where nothing lower can be tried.
+            A skip because of the loss does not count here: no scale helps it.
         at_ceiling: Also stuck when the scale is at the strategy's `max_scale`, where underflow can no longer be cured.
         skip_rate: Also stuck when more than this share of the last `over` attempted steps was skipped; None for never.
-        over: The number of last steps that `skip_rate` is measured over. How exactly depends on when the host visits.
+        consecutive_bad_losses: Also stuck after so many steps, since the last applied one, that were skipped because
+            their loss was not finite; None for never. The loss scale stays at such a step, and waiting helps nothing.
+        bad_loss_rate: Also stuck when more than this share of the last `over` attempted steps was skipped because of
+            the loss; None for never.
+        over: The number of last steps that both shares are measured over. How exactly depends on when the host visits.
             Nothing is concluded from fewer steps.
 
     The default share is above what a sound run skips at common settings. `Dynamic(growth_interval=1)`
     skips half of all steps for ever, and 0.635 of 200 when it comes down from 2^40 to 2^-14 first; with
     `hysteresis=2`, from 2^15, it is 0.685. A preset with its defaults skips at most 0.17 of any 200 while it looks for
-    its level, and 0.02 from then on; `dalle` alone takes a hundred skips in a row for that. One bad batch in ten is far
-    below the default, three in four are above it. Two sound searches exceed it: `Dynamic(2.0**40, growth_interval=1,
-    hysteresis=2)` with 0.73, and a growth factor of 4 that starts 25 octaves too high with 0.705. Pass
-    `skip_rate=None` for these.
+    its level, and 0.02 from then on; `dalle` alone takes a hundred skips in a row for that. Two sound searches
+    exceed it: `Dynamic(2.0**40, growth_interval=1, hysteresis=2)` with 0.73, and a growth factor of 4 that starts 25
+    octaves too high with 0.705. Pass `skip_rate=None` for these. Of bad losses one batch in ten is below the default
+    share, and one in four is above it.
 
     Restoring a checkpoint starts the count again, so that a repaired run can go on.
 
@@ -56,15 +63,19 @@ class StuckPolicy:
     at_floor: bool = False
     at_ceiling: bool = False
     skip_rate: float | None = 0.7
+    consecutive_bad_losses: int | None = 50
+    bad_loss_rate: float | None = 0.2
     over: int = 200
 
     def __post_init__(self) -> None:
         if self.action not in _ACTIONS:
             raise InvalidArgument(f"StuckPolicy(action={self.action!r}): expected one of {', '.join(_ACTIONS)}.")
-        if self.consecutive_skips is not None:
-            check_count("consecutive_skips", self.consecutive_skips, 100)
-        if self.skip_rate is not None:
-            check_number("skip_rate", self.skip_rate, "a share in (0, 1)", lambda v: 0 < v < 1)
+        for name, usual in (("consecutive_skips", 100), ("consecutive_bad_losses", 50)):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), usual)
+        for name in ("skip_rate", "bad_loss_rate"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), "a share in (0, 1)", lambda v: 0 < v < 1)
         check_count("over", self.over, 200)
         check_flag("at_floor", self.at_floor)
         check_flag("at_ceiling", self.at_ceiling)
@@ -79,31 +90,43 @@ class StuckPolicy:
         """
         now = readings[-1]
         moves = min_scale < max_scale
+        bad = _share(readings, self.over, "bad_losses", self.bad_loss_rate)
+        if self.consecutive_bad_losses is not None and now.consecutive_bad_losses >= self.consecutive_bad_losses:
+            bad = f"{now.consecutive_bad_losses} steps since the last applied one were skipped"
+        if bad:
+            return f"{bad} {_BAD}"
         if self.consecutive_skips is not None and now.consecutive_skips >= self.consecutive_skips:
-            return f"{_in_a_row(now.consecutive_skips)} at loss scale {now.loss_scale:g}"
-        if self.at_floor and moves and now.consecutive_skips and now.loss_scale <= min_scale:
+            last = "at" if now.consecutive_skips == 1 else "the last at"
+            return f"{_in_a_row(now.consecutive_skips)}, {last} loss scale {now.loss_scale:g}"
+        overflows = now.consecutive_skips > now.consecutive_bad_losses
+        if self.at_floor and moves and overflows and now.loss_scale <= min_scale:
             return f"a step was skipped and the loss scale is at its floor, {min_scale:g}"
         if self.at_ceiling and moves and now.loss_scale >= max_scale:
             return f"the loss scale is at its ceiling, {max_scale:g}"
-        return self._too_many(readings) if self.skip_rate is not None else None
+        return _share(readings, self.over, "skipped", self.skip_rate)
 
-    def _too_many(self, readings: Sequence[Reading]) -> str | None:
-        now = readings[-1]
-        past = [reading for reading in readings if now.attempted - reading.attempted >= self.over]
-        if not past or self.skip_rate is None:
-            return None
-        steps, skipped = now.attempted - past[-1].attempted, now.skipped - past[-1].skipped
-        return _share(skipped, steps) if skipped > self.skip_rate * steps else None
+
+_BAD = (
+    "because of a loss that was not finite, which no loss scale helps: look at the data, for a NaN, an infinity, an "
+    "empty batch or a wrong label"
+)
 
 
 def _in_a_row(skips: int) -> str:
-    return "the last step was skipped," if skips == 1 else f"{skips} steps in a row were skipped, the last"
+    return "the last step was skipped" if skips == 1 else f"{skips} steps in a row were skipped"
 
 
-def _share(skipped: int, steps: int) -> str:
-    if steps == 1:
-        return "the last step was skipped"
-    return f"{skipped} of the last {steps} steps {'was' if skipped == 1 else 'were'} skipped"
+def _share(readings: Sequence[Reading], over: int, name: str, rate: float | None) -> str | None:
+    """How many of the last steps were skipped, by the count `name`, if that is more than this share of them."""
+    now = readings[-1]
+    past = [reading for reading in readings if now.attempted - reading.attempted >= over]
+    if not past or rate is None:
+        return None
+    steps, skipped = now.attempted - past[-1].attempted, getattr(now, name) - getattr(past[-1], name)
+    if skipped <= rate * steps:
+        return None
+    verb = "was" if skipped == 1 else "were"
+    return f"{skipped} of the last {steps} steps {verb} skipped" if steps > 1 else _in_a_row(1)
 
 
 class History:

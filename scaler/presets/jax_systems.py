@@ -77,4 +77,5 @@ def optax_apply_if_finite_stuck(max_consecutive_errors: int) -> StuckPolicy:
         InvalidArgument: If that is not an integer of at least 1; at 0 optax applies every step.
     """
     check_count("max_consecutive_errors", max_consecutive_errors, 5)
-    return StuckPolicy("raise", consecutive_skips=max_consecutive_errors + 1, skip_rate=None)
+    most = max_consecutive_errors + 1
+    return StuckPolicy(consecutive_skips=most, skip_rate=None, consecutive_bad_losses=None, bad_loss_rate=None)

@@ -51,7 +51,7 @@ def mindspore(initial_scale: float = 2.0**24, *, growth_factor: float = 2.0, gro
 
 def mindspore_stuck() -> StuckPolicy:
     """Raises where MindSpore does: at the 1001st non-finite step in a row."""
-    return StuckPolicy("raise", consecutive_skips=1001, skip_rate=None)
+    return StuckPolicy(consecutive_skips=1001, skip_rate=None, consecutive_bad_losses=None, bad_loss_rate=None)
 
 
 def paddle(

@@ -16,7 +16,13 @@ def keras(initial_scale: float = 2.0**15, *, growth_interval: int = 2000) -> Dyn
     non-finite step in a row and at the 112th growth. There Keras goes on to 0, where its next finite step writes NaN
     into the weights, or to infinity, where it stays.
     """
-    return Dynamic(initial_scale, growth_interval=growth_interval, min_scale=SMALLEST_SCALE, max_scale=LARGEST_SCALE)
+    return Dynamic(
+        initial_scale,
+        growth_interval=growth_interval,
+        min_scale=SMALLEST_SCALE,
+        max_scale=LARGEST_SCALE,
+        sees_every_step=True,
+    )
 
 
 def tf_keras(initial_scale: float = 2.0**15, *, growth_factor: float = 2.0, growth_interval: int = 2000) -> Streak:

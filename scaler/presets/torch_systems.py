@@ -181,6 +181,7 @@ def megatron(
         min_scale=min_scale,
         max_scale=LARGEST_SCALE,
         hysteresis=hysteresis,
+        sees_every_step=True,
     )
 
 
@@ -209,6 +210,7 @@ def colossalai(
         min_scale=checked_bound("min_scale", min_scale, SMALLEST_SCALE),
         max_scale=checked_bound("max_scale", max_scale, LARGEST_SCALE),
         hysteresis=1 if isinstance(hysteresis, int) and hysteresis == 0 else hysteresis,
+        sees_every_step=True,
     )
 
 

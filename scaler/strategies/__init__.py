@@ -3,6 +3,7 @@
 from scaler.strategies.base import Event as Event
 from scaler.strategies.base import Needs as Needs
 from scaler.strategies.base import Strategy as Strategy
+from scaler.strategies.base import after_step as after_step
 from scaler.strategies.base import check_state as check_state
 from scaler.strategies.base import float_bounds_of as float_bounds_of
 from scaler.strategies.base import needs_of as needs_of
@@ -54,6 +55,7 @@ __all__ = [
     "StaticState",
     "Strategy",
     "Warmup",
+    "after_step",
     "check_state",
     "float_bounds_of",
     "in_words",

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import tensorflow as tf
 
+from scaler.backend.autograph import as_called
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number, within
 from scaler.errors import InvalidArgument
 
@@ -77,6 +78,10 @@ class Strategy(Protocol):
     them, is never used, wherever it comes from. It may have `needs`, a `Needs`: the statistics it wants to see; without
     it `event.finite` is all that is promised.
 
+    It is not shown a step that was skipped because its loss was not finite (`Cause.LOSS`): bad data says nothing about
+    the scale, and the state stays as it is. With `sees_every_step = True` it is shown these too, as the scalers of most
+    other systems are. A strategy around another one, which it holds as its `strategy`, does as that one says.
+
     It may have `int64_counts = True`: then `update` takes and returns integer fields as int64 where they are kept so,
     which a GPU computes with; without it they are int32 as `init` made them, and go through the host.
     """
@@ -109,6 +114,30 @@ def needs_of(strategy: object) -> Needs:
 def takes_int64(strategy: object) -> bool:
     """Whether `update` also takes a state with int64 in place of `init`'s int32, and then returns int64."""
     return bool(getattr(strategy, "int64_counts", False))
+
+
+def sees_every_step(strategy: object) -> bool:
+    """Whether a strategy is also shown steps that were skipped because of their loss: see `Strategy`."""
+    inner = getattr(strategy, "strategy", None)
+    return bool(getattr(strategy, "sees_every_step", inner is not None and sees_every_step(inner)))
+
+
+def after_step(strategy: Any, state: Any, event: Any, of_loss: tf.Tensor) -> Any:
+    """The state after a step: as it was where bad data was skipped, unless the strategy sees every step.
+
+    `LossScaler` and whoever steps a strategy without one ask here, so that they cannot part.
+
+    Args:
+        strategy: The strategy.
+        state: With which the step was attempted.
+        event: What it showed.
+        of_loss: Scalar bool, whether it was skipped because its loss was not finite.
+    """
+    after = as_called(strategy.update)(state, event)
+    if sees_every_step(strategy):
+        return after
+    pairs = zip(state, after, strict=True)
+    return type(after)(*(new if new is old else tf.where(of_loss, old, tf.cast(new, old.dtype)) for old, new in pairs))
 
 
 def int32_fields(fields: Mapping[str, tf.Tensor]) -> frozenset[str]:

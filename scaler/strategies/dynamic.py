@@ -45,6 +45,8 @@ class Dynamic:
     The defaults keep the scale between 2^-14, below which a float16 gradient of 1e-3 is flushed to zero, and 2^40,
     from where it is back at 2^15 after 25 skipped steps.
 
+    A step that is skipped because its loss is not finite is bad data. It is not seen, and counts as neither here.
+
     Args:
         initial_scale: Loss scale of the first step, in [min_scale, max_scale].
         growth_factor: Greater than 1.
@@ -55,6 +57,7 @@ class Dynamic:
         max_scale: Ceiling, at most 2^126.
         hysteresis: Non-finite steps to the first backoff, at least 1.
         consecutive_hysteresis: Whether a finite step refills the budget.
+        sees_every_step: Whether bad data counts as non-finite too, as in most other systems.
 
     Every number may also be a scalar tensor or variable, to be changed while a compiled step runs; then nothing is
     checked, but the scale still stays within its bounds.
@@ -76,6 +79,7 @@ class Dynamic:
     max_scale: float = 2.0**40
     hysteresis: int = 1
     consecutive_hysteresis: bool = False
+    sees_every_step: bool = False
     int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -85,6 +89,7 @@ class Dynamic:
         check_count("growth_interval", self.growth_interval, 2000)
         check_count("hysteresis", self.hysteresis, 1)
         check_flag("consecutive_hysteresis", self.consecutive_hysteresis)
+        check_flag("sees_every_step", self.sees_every_step)
 
     def init(self) -> DynamicState:
         """The state before the first step."""

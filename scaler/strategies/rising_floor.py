@@ -30,11 +30,11 @@ class RisingFloor:
         floor(t) = floors[the greatest key <= t], or nothing before the first key
         state = strategy.update(state, event); t += 1; scale = max(scale, floor(t))
 
-    t counts attempted steps from 0. Late in training gradients are small, and one spurious overflow would lower the
-    scale to where many of them become zero. At the floor such a step is skipped, and the scale stays. If the overflow
-    is not spurious, every step is skipped from then on; a `StuckPolicy` says so.
+    t counts the steps seen from 0, as in `Scheduled`. Late in training gradients are small, and one spurious overflow
+    would lower the scale to where many of them become zero. At the floor such a step is skipped, and the scale stays.
+    If the overflow is not spurious, every step is skipped from then on; a `StuckPolicy` says so.
 
-    The state is the strategy's, with `floor_steps` (scalar int32), the steps attempted so far.
+    The state is the strategy's, with `floor_steps` (scalar int32), the steps seen so far.
 
     Args:
         strategy: Any strategy; a `Dynamic` in the paper.

@@ -19,6 +19,7 @@ from scaler.strategies.base import (
     bounds_of,
     needs_of,
     require_inner,
+    sees_every_step,
     takes_int64,
     together,
 )
@@ -33,9 +34,11 @@ class Scheduled:
         state[active] = active.update(state[active], event); t += 1
         at the step of a key: the next strategy starts from its own init(), with the current scale in its bounds
 
-    t counts attempted steps from 0. A strategy that computes its scale from past statistics starts without them.
+    t counts the steps seen, from 0: attempted steps without spikes and, unless all of the strategies see every step,
+    without those that were skipped because of their loss. A strategy that computes its scale from past statistics
+    starts without them.
 
-    The state has `loss_scale`, `schedule_steps` (scalar int32), the steps attempted so far, and the other fields of
+    The state has `loss_scale`, `schedule_steps` (scalar int32), the steps seen so far, and the other fields of
     every strategy, with its number as a suffix: `good_steps_0`, `budget_0`, ...
 
     Args:
@@ -61,6 +64,11 @@ class Scheduled:
     def int64_counts(self) -> bool:
         """Whether all of the strategies can count in int64."""
         return all(map(takes_int64, self._members()))
+
+    @property
+    def sees_every_step(self) -> bool:
+        """Whether all of the strategies do."""
+        return all(map(sees_every_step, self._members()))
 
     @property
     def needs(self) -> Needs:

@@ -28,23 +28,24 @@ from scaler.strategies.nested import count_up, inner_of, join, own_of
 class Warmup:
     """Keep the loss scale below a ceiling that rises to another strategy's in the first steps.
 
-        target:   the strategy's own scale; it sees every step
+        target:   the strategy's own scale; it sees what it would see without a warmup
         rise:     max(floor(log2(target / initial_scale)), 0)
         scale:    min(target, initial_scale * 2^floor(t * rise / steps)) while t < steps, target from then on
         non-finite while t < steps: the strategy goes on from the scale that was used, which is too large already
 
-    t counts attempted steps from 0. The first gradients of a network are often its largest: a scale that fits the
-    rest of the training would overflow in the first steps, one after the other.
+    t counts the steps seen, from 0: attempted steps without spikes and, unless the strategy sees every step, without
+    those that were skipped because of their loss. The first gradients of a network are often its largest: a scale that
+    fits the rest of the training would overflow in the first steps, one after the other.
 
     It rises to the strategy's own scale, whatever the scale was before it began: also in the middle of a `Scheduled`,
     and after a checkpoint of another strategy was restored into it.
 
     The state is the strategy's, with `target_scale` (scalar float32) and `warmup_steps` (scalar int32), the steps
-    attempted so far.
+    seen so far.
 
     Args:
         strategy: Any strategy.
-        steps: Attempted steps until its scale is used as it is, at least 1.
+        steps: Steps seen until its scale is used as it is, at least 1.
         initial_scale: Loss scale of the first step, a power of two of at least 2^-126 and at most the strategy's
             `max_scale`.
 

@@ -1,4 +1,5 @@
-"""Fault 2: 300 non-finite steps in a row. The scale rests at its floor, nothing is corrupted, training goes on.
+"""Fault 2: 300 non-finite steps in a row, nothing is corrupted, training goes on. Overflows end at the floor of the
+scale, and bad data leaves it where it is.
 
 Guards lines 1, 2, 3 and 6 of the promise: never corrupts, never leaves its range, never half-skips, never sticks.
 """
@@ -47,6 +48,21 @@ def test_the_scale_rests_at_its_floor_and_training_goes_on(rig, low):
     assert int(rig.loss_scaler.counters.skipped) == len(bad)
     rig.assert_finite()
     assert rig.bits() != before
+
+
+@pytest.mark.exhaustive_with("composed-eager", "by hand-eager", "by hand-xla")
+def test_bad_data_leaves_the_scale_where_it_is(rig):
+    rig.reset(low=2.0**8, initial=2.0**10, interval=2)
+    before, few = rig.bits(), rig.mode == "eager"
+    bad = [batch(number, y=(np.nan, np.inf, -np.inf)[number % 3]) for number in range(3 if few else 300)]
+    outputs = rig.run([*bad, batch(0, factor=np.inf), *bad])
+    assert not any(output["applied"] for output in outputs)
+    assert rig.bits() == before
+    assert [output["loss_scale"] for output in outputs] == [2.0**10] * (len(bad) + 1) + [2.0**9] * len(bad)
+    clean = rig.run(batches(*range(3)))
+    assert all(output["applied"] for output in clean)
+    assert [output["loss_scale"] for output in clean] == [2.0**9, 2.0**9, 2.0**10]
+    rig.assert_finite()
 
 
 @pytest.mark.slow_with("by hand-graph")

@@ -121,15 +121,18 @@ def test_one_update_for_both_moves_the_scale_once(mode, kind, bad):
     assert [output["a"], output["b"]] == [bad != 0, bad != 1]
     assert pair.bits(bad) == before
     assert pair.bits(1 - bad) != other
-    assert pair.scale() == 2.0**14
+    # Bad data of one of the losses.
+    assert pair.scale() == 2.0**15
     assert [int(count) for count in pair.loss_scaler.counters] == [1, 0, 1, 1]
-    (output,) = pair.run(true(np.inf, -np.inf))
-    assert not output["a"]
-    assert not output["b"]
-    assert pair.scale() == 2.0**13
+    # Finite losses, whose gradients overflow.
+    for scale in (14, 13):
+        (output,) = pair.run(true(2.0**126, -(2.0**126)))
+        assert not output["a"]
+        assert not output["b"]
+        assert pair.scale() == 2.0**scale
     pair.run(true(0.5, 0.5) * 2)
     assert pair.scale() == 2.0**14
-    assert [int(count) for count in pair.loss_scaler.counters] == [4, 2, 2, 0]
+    assert [int(count) for count in pair.loss_scaler.counters] == [5, 2, 3, 0]
 
 
 @pytest.mark.slow_with("xla")
@@ -197,13 +200,17 @@ def test_a_gan_whose_one_half_overflows_trains_the_other(mode):
         return [(draws[0], draws[1] + 2, np.float32(generator), np.float32(discriminator))]
 
     assert gan.run(data())[0] == {"g": True, "d": True}
-    for which, factors in ((0, (np.nan, 1.0)), (1, (1.0, np.inf))):
+    bad_data, overflows = (
+        ((0, (np.nan, 1.0), 1), (1, (1.0, np.inf), 1)),
+        ((0, (2.0**126, 1.0), 2), (1, (1.0, 2.0**126), 2)),
+    )
+    for which, factors, by in (*bad_data, *overflows):
         before, other, scales = gan.bits(which), gan.bits(1 - which), [float(own.loss_scale) for own in gan.scalers]
         (output,) = gan.run(data(*factors))
         assert [output["g"], output["d"]] == [which != 0, which != 1]
         assert gan.bits(which) == before
         assert gan.bits(1 - which) != other
-        scales[which] /= 2
+        scales[which] /= by
         assert [float(own.loss_scale) for own in gan.scalers] == scales
     assert gan.run(data())[0] == {"g": True, "d": True}
     for which in range(2):

@@ -81,7 +81,7 @@ def test_a_scaled_penalty_equals_the_unscaled_one(mode, loss_scale):
         np.testing.assert_allclose(our.numpy(), their.numpy(), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.exhaustive_with("graph-float16", "xla-float16")
+@pytest.mark.exhaustive_with("xla-float16")
 @pytest.mark.parametrize(("mode", "kind"), [("eager", "float32"), ("graph", "float16"), ("xla", "float16")])
 def test_an_overflow_in_the_inner_pass_skips(mode, kind):
     critic = Critic(mode, 2.0**10, kind)
@@ -91,9 +91,14 @@ def test_an_overflow_in_the_inner_pass_skips(mode, kind):
         x, y, _ = batches(2)[0]
         (output,) = critic.run([(x, y, np.float32(factor))])
         assert not output["applied"]
-        assert output["cause"] == scaler.Cause.LOSS
+        # The penalty is not finite, but the loss that its gradients are of is: a lower scale may help.
+        assert output["cause"] == scaler.Cause.OVERFLOW
     assert raw(critic.variables()) == before
     assert float(critic.loss_scaler.loss_scale) == 2.0**7
-    assert int(critic.loss_scaler.counters.attempted) == 4
+    (output,) = critic.run([(np.full_like(x, np.nan), y, np.float32(1))])
+    assert output["cause"] == scaler.Cause.LOSS
+    assert raw(critic.variables()) == before
+    assert float(critic.loss_scaler.loss_scale) == 2.0**7
+    assert int(critic.loss_scaler.counters.attempted) == 5
     assert critic.run(batches(3))[0]["applied"]
     assert_finite(critic.variables())

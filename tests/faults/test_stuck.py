@@ -16,7 +16,7 @@ import scaler
 
 
 def skipping(stuck=None, **strategy):
-    """A scaler, and a compiled step that is skipped where its argument is not finite."""
+    """A scaler, and a compiled step: "0" is bad data, "i" an overflow of a finite loss, "1" is applied."""
     weight = tf.Variable([1.0], name="kernel")
     loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10, **strategy), stuck=stuck)
 
@@ -50,13 +50,57 @@ def test_it_raises_after_so_many_consecutive_skips_and_not_before(limit):
     loss_scaler.check()
 
 
-def test_by_default_it_raises_after_100():
+@pytest.mark.parametrize(("letter", "limit"), [("i", 100), ("0", 50)])
+def test_by_default_it_raises_after_100_and_after_50_of_bad_data(letter, limit):
     loss_scaler, take = skipping()
-    take("0" * 99)
+    take("1" + letter * (limit - 1))
     loss_scaler.check()
-    take("0")
-    with pytest.raises(scaler.StuckError, match="100 steps"):
+    take(letter)
+    with pytest.raises(scaler.StuckError, match=f"{limit} steps"):
         loss_scaler.check()
+    take("1")
+    loss_scaler.check()
+
+
+def test_bad_data_is_told_as_bad_data():
+    """One bad batch in four costs no scale, and is said."""
+    loss_scaler, take = skipping()
+    take("1110" * 49)
+    loss_scaler.check()
+    take("1110")
+    with pytest.raises(
+        scaler.StuckError, match=r"50 of the last 200 .* look at the data, .*loss itself was not finite"
+    ):
+        loss_scaler.check()
+    assert float(loss_scaler.loss_scale) == 2.0**10
+    assert int(loss_scaler.counters.attempted) == 200
+    assert int(loss_scaler.counters.skipped) == 50
+
+
+def test_bad_data_in_a_row_begins_anew_after_an_applied_step():
+    policy = scaler.StuckPolicy(consecutive_bad_losses=3, bad_loss_rate=None)
+    loss_scaler, take = skipping(policy)
+    for word in ("00", "1", "00", "iii"):
+        take(word)
+        loss_scaler.check()
+    assert int(loss_scaler.counters.consecutive_skips) == 5
+    take("0")
+    said = "3 steps since the last applied one were skipped because of a loss that was not finite"
+    with pytest.raises(scaler.StuckError, match=said):
+        loss_scaler.check()
+
+
+def test_counts_of_bad_data_are_restored(tmp_path):
+    policy = scaler.StuckPolicy(consecutive_bad_losses=3)
+    loss_scaler, take = skipping(policy)
+    take("1100")
+    path = tf.train.Checkpoint(loss_scaler=loss_scaler).save(str(tmp_path / "ckpt"))
+    other, take = skipping(policy)
+    tf.train.Checkpoint(loss_scaler=other).restore(path).assert_consumed()
+    assert [int(one) for one in other.counters] == [4, 2, 2, 2]
+    take("0")
+    with pytest.raises(scaler.StuckError, match="3 steps since the last applied one"):
+        other.check()
 
 
 def test_it_warns_once_each_time_it_gets_stuck():
@@ -85,6 +129,10 @@ def test_continue_says_nothing():
 
 def test_none_is_never():
     loss_scaler, take = skipping(scaler.StuckPolicy(consecutive_skips=None))
+    take("i" * 120)
+    loss_scaler.check()
+    never = scaler.StuckPolicy(consecutive_skips=None, consecutive_bad_losses=None)
+    loss_scaler, take = skipping(never)
     take("0" * 120)
     loss_scaler.check()
 
@@ -92,13 +140,24 @@ def test_none_is_never():
 def test_at_the_floor():
     policy = scaler.StuckPolicy(consecutive_skips=None, at_floor=True)
     loss_scaler, take = skipping(policy, min_scale=2.0**8, growth_interval=1)
-    take("0")
+    take("00000i")
     loss_scaler.check()
-    take("0")
+    take("i0")
     with pytest.raises(scaler.StuckError, match="a step was skipped and the loss scale is at its floor, 256"):
         loss_scaler.check()
     take("1")
     loss_scaler.check()
+
+
+def test_bad_data_at_the_floor_says_nothing_about_it():
+    policy = scaler.StuckPolicy(consecutive_skips=None, at_floor=True)
+    loss_scaler, take = skipping(policy, min_scale=2.0**8)
+    take("ii100")
+    assert float(loss_scaler.loss_scale) == 2.0**8
+    loss_scaler.check()
+    take("i0")
+    with pytest.raises(scaler.StuckError, match="at its floor, 256"):
+        loss_scaler.check()
 
 
 def test_at_the_ceiling():
@@ -110,7 +169,7 @@ def test_at_the_ceiling():
     with pytest.raises(scaler.StuckError) as caught:
         loss_scaler.check()
     assert str(caught.value).endswith("the loss scale is at its ceiling, 4096.")
-    take("0")
+    take("i")
     loss_scaler.check()
 
 
@@ -123,12 +182,12 @@ def test_a_scale_that_cannot_move_is_at_no_bound(strategy):
 
 def test_the_skip_rate_over_the_last_steps():
     loss_scaler, take = skipping(scaler.StuckPolicy(consecutive_skips=None, skip_rate=0.5, over=10))
-    take("0" * 9)
+    take("i" * 9)
     loss_scaler.check()  # Fewer than `over` steps say nothing.
     take("1")
     with pytest.raises(scaler.StuckError, match="9 of the last 10 steps were skipped"):
         loss_scaler.check()
-    for letter in "1111011110":
+    for letter in "1111i1111i":
         take(letter)
         try:
             loss_scaler.check()
@@ -136,9 +195,9 @@ def test_the_skip_rate_over_the_last_steps():
             continue
     loss_scaler.check()  # The window has moved on.
     for _ in range(5):
-        take("10")
+        take("1i")
         loss_scaler.check()  # Half is not more than half.
-    take("0")
+    take("i")
     with pytest.raises(scaler.StuckError, match=r"6 of the last 1[01] steps"):
         loss_scaler.check()
 

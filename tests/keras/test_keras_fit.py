@@ -60,7 +60,8 @@ def test_an_overflow_moves_nothing_in_any_mode(policy, mode):
     metrics = {id(variable) for variable in model.metrics_variables}
     assert all(same or id(variable) in metrics for same, variable in zip(kept, moved, strict=True))
     assert model.optimizer.loss_scaler.counters.skipped == skipped + 1
-    assert model.optimizer.loss_scale == scale / 2
+    # Its loss is not finite.
+    assert model.optimizer.loss_scale == scale
     fit(model)
     assert finite(model)
 

@@ -175,10 +175,15 @@ class Scale:
     applied: int = 0
     row: int = 0
 
-    def step(self, finite, interval):
-        """After an attempted step: grows on the interval-th good one in a row, backs off when the patience is over."""
+    def step(self, finite, interval, loss_finite=True):
+        """After an attempted step: grows on the interval-th good one in a row, backs off when the patience is over.
+
+        One that was skipped with a loss that is not finite is counted, and moves nothing else.
+        """
         self.attempted += 1
-        if finite:
+        if not finite and not loss_finite:
+            self.row += 1
+        elif finite:
             self.applied, self.row, self.good = self.applied + 1, 0, self.good + 1
             if self.good >= interval:
                 self.scale, self.good, self.bad = min(2 * self.scale, self.high), 0, 0

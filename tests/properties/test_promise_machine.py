@@ -156,6 +156,7 @@ class Expected:
     micro: int = 0
     sums: list | None = None
     finite: bool | None = True
+    loss_finite: bool = True
     draws: int = 0
     state: list | None = None
 
@@ -265,7 +266,7 @@ class Promise(RuleBasedStateMachine):
         data = batch(seed, fault, setup.kind)
         kernel, bias, mean, draws = (v.numpy() for v in rig.model.variables)
         if want.micro == 0:
-            want.sums, want.finite, want.state = None, True, [mean, draws]
+            want.sums, want.finite, want.loss_finite, want.state = None, True, True, [mean, draws]
         arrays = [value.numpy() for value in data]
         micro = reference.micro_batch(kernel, bias, *arrays, want.scale.scale, 1 / setup.window, setup.kind)
         want.finite = False if False in (want.finite, micro.finite) else None if micro.finite is None else want.finite
@@ -279,6 +280,7 @@ class Promise(RuleBasedStateMachine):
         if self.twin:
             assert bool(self.twin.call(data)["applied"]) == bool(outcome["applied"])
         want.micro = (want.micro + 1) % setup.window
+        want.loss_finite &= bool(np.isfinite(outcome["loss"]))
         assert outcome["loss_scale"] == want.scale.scale
         assert bool(outcome["attempted"]) == (want.micro == 0)
         if want.micro:
@@ -290,7 +292,8 @@ class Promise(RuleBasedStateMachine):
 
         applied = bool(outcome["applied"])
         self.decided(applied, fault)
-        want.scale.step(applied, want.interval)
+        TALLY["bad data"] += not applied and not want.loss_finite
+        want.scale.step(applied, want.interval, want.loss_finite)
         if not applied:
             now = rig.weights()
             assert raw(now[:2]) == raw(before[:2])
@@ -386,6 +389,7 @@ def test_a_few_hundred_rules():
     run(20, 25)
     # The mixture holds what it is about, and rounding decides rarely.
     assert TALLY["rules"] >= 300
+    assert 20 <= TALLY["bad data"] <= sum(TALLY[f"skipped, {fault}"] for fault in FAULTS) - 20
     assert TALLY["rounding decides"] <= 0.05 * TALLY["actions"]
     for fault in FAULTS:
         assert TALLY[f"{'applied' if fault in ('none', 'underflow') else 'skipped'}, {fault}"], fault

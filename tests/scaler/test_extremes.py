@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rigs import raw
-from scaler_cases import modes_with, slots
+from scaler_cases import modes_with, slots, steep
 
 import scaler
 
@@ -13,7 +13,7 @@ SMALLEST, LARGEST = 2.0**-126, 2.0**126
 
 
 def gated(strategy, jit):
-    """A weight under Adam, and a step whose true gradient is given."""
+    """A weight under Adam, and a step whose true gradient is given. Its loss is finite."""
     weight, optimizer = tf.Variable([1.0]), keras.optimizers.Adam(0.5)
     optimizer.build([weight])
     loss_scaler = scaler.LossScaler(strategy)
@@ -21,7 +21,7 @@ def gated(strategy, jit):
     @tf.function(jit_compile=jit)
     def step(gradient):
         with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(weight * gradient))
+            scaled = loss_scaler.scale(tf.reduce_sum(steep(weight, gradient)))
         return loss_scaler.apply(optimizer, tape.gradient(scaled, [weight]), [weight]).finite
 
     return weight, optimizer, loss_scaler, step

@@ -7,7 +7,7 @@ by the grown scale on a growth step: there, the weights would move by half of it
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import modes, modes_with, plain_descent
+from scaler_cases import modes, modes_with, plain_descent, steep
 
 import scaler
 
@@ -15,14 +15,14 @@ TRUE = np.float32([0.125, -2.0])
 
 
 def constant_gradient(execute, strategy, masters=False):
-    """A step whose true gradient is `TRUE`, whatever the weights; a factor of infinity spoils it."""
+    """A step whose true gradient is `TRUE`, whatever the weights; a factor of infinity spoils it, and not the loss."""
     weights = tf.Variable(tf.zeros([2], tf.float16 if masters else tf.float32))
     targets = scaler.MasterWeights([weights]) if masters else [weights]
     loss_scaler = scaler.LossScaler(strategy)
 
     def step(factor):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.cast(weights, tf.float32) * TRUE) * factor
+            loss = tf.reduce_sum(steep(tf.cast(weights, tf.float32) * TRUE, factor))
             scaled = loss_scaler.scale(loss)
         return loss_scaler.apply(plain_descent, tape.gradient(scaled, [weights]), targets)
 

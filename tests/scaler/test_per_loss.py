@@ -48,6 +48,8 @@ class Reference:
         if applied:
             self.weights = self.weights - (grads["large"] + grads["small"])
         for name, (_, interval) in START.items():
+            if np.isnan(factors[name]):
+                continue  # Bad data of this loss.
             self.good[name] = self.good[name] + 1 if finite[name] else 0
             if not finite[name]:
                 self.scales[name] = max(self.scales[name] / 2, 2.0**-14)

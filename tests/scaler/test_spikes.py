@@ -131,8 +131,8 @@ def test_losses_that_are_scaled_together_are_watched():
 @pytest.mark.parametrize("select", [None, True])
 def test_an_overflow_is_no_spike_and_costs_the_scale(select):
     line = warmed(shared(select=select))
-    outcome = line.step(float("inf"))
-    assert Cause(int(outcome.cause)) in (Cause.OVERFLOW, Cause.LOSS)
+    outcome = line.step(1e6)
+    assert Cause(int(outcome.cause)) == Cause.OVERFLOW
     assert float(outcome.value) == float(outcome.limit) == 0.0
     assert float(line.loss_scaler.loss_scale) < float(outcome.loss_scale)
     assert int(line.loss_scaler.state.spikes) == 0

@@ -32,7 +32,14 @@ def test_one_skip_in_a_row_may_be_the_limit():
 
 def test_the_default_is_a_hundred_in_a_row_or_seven_in_ten_of_two_hundred_and_nothing_else():
     assert StuckPolicy() == StuckPolicy(
-        "raise", consecutive_skips=100, at_floor=False, at_ceiling=False, skip_rate=0.7, over=200
+        "raise",
+        consecutive_skips=100,
+        at_floor=False,
+        at_ceiling=False,
+        skip_rate=0.7,
+        consecutive_bad_losses=50,
+        bad_loss_rate=0.2,
+        over=200,
     )
     assert problem(StuckPolicy(), Reading(2000, 1400, 99, LOW)) is None
     assert problem(StuckPolicy(), Reading(2000, 1401, 0, LOW)) == "1401 of the last 2000 steps were skipped"
@@ -51,6 +58,39 @@ def test_stuck_at_the_floor_when_a_step_was_skipped_there(scale, row, stuck):
     said = problem(StuckPolicy(at_floor=True), Reading(10, 5, row, scale))
     assert said == ("a step was skipped and the loss scale is at its floor, 0.25" if stuck else None)
     assert problem(StuckPolicy(), Reading(10, 5, row, scale)) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "bad", "stuck"), [(1, 1, False), (3, 3, False), (3, 2, True), (2, 0, True), (0, 0, False)]
+)
+def test_the_floor_passes_over_bad_data(row, bad, stuck):
+    said = problem(StuckPolicy(at_floor=True), Reading(100, 5, row, LOW, bad, bad))
+    assert (said is not None) == stuck
+
+
+DATA = "because of a loss that was not finite, which no loss scale helps: look at the data"
+
+
+def test_bad_data_has_limits_of_its_own():
+    policy = StuckPolicy(consecutive_bad_losses=3, bad_loss_rate=0.5, over=10)
+    said = problem(policy, Reading(9, 3, 3, 8.0, 3, 3))
+    assert said.startswith(f"3 steps since the last applied one were skipped {DATA}")
+    assert problem(policy, Reading(9, 9, 9, 8.0, 2, 2)) is None
+    said = problem(policy, Reading(10, 7, 1, 8.0, 6, 0))
+    assert said.startswith(f"6 of the last 10 steps were skipped {DATA}")
+    assert problem(policy, Reading(10, 7, 1, 8.0, 5, 0)) is None
+    assert problem(policy, Reading(9, 9, 1, 8.0, 9, 0)) is None
+    assert problem(StuckPolicy(), Reading(2000, 1400, 49, LOW, 400, 49)) is None
+    assert problem(StuckPolicy(), Reading(2000, 1400, 50, LOW, 400, 50))
+    assert problem(StuckPolicy(), Reading(2000, 1400, 0, LOW, 401, 0))
+    never = StuckPolicy(consecutive_bad_losses=None, bad_loss_rate=None)
+    assert problem(never, Reading(2000, 1400, 99, LOW, 1400, 99)) is None
+
+
+def test_the_other_limits_count_bad_data():
+    others = StuckPolicy(consecutive_bad_losses=None, bad_loss_rate=None)
+    assert problem(others, Reading(2000, 1400, 100, LOW, 1400, 100))
+    assert problem(others, Reading(2000, 1401, 0, LOW, 1401, 0))
 
 
 @pytest.mark.parametrize(("scale", "stuck"), [(HIGH, True), (2 * HIGH, True), (HIGH / 2, False)])
@@ -89,7 +129,6 @@ def test_a_share_is_of_the_shortest_time_that_is_long_enough():
 def test_too_many_needs_a_rate():
     never = StuckPolicy(skip_rate=None, over=10)
     assert never.problem([Reading(0, 0, 0, 0.0), Reading(10, 10, 0, 8.0)], LOW, HIGH) is None
-    assert never._too_many([Reading(0, 0, 0, 0.0), Reading(10, 10, 0, 8.0)]) is None
 
 
 def test_history_keeps_one_reading_from_long_enough_ago_and_all_since():
@@ -139,6 +178,8 @@ def test_history_of_one_step():
         ({"skip_rate": 1.0}, ["skip_rate=1.0", "(0, 1)"]),
         ({"skip_rate": 1.5}, ["skip_rate=1.5", "(0, 1)"]),
         ({"skip_rate": -0.5}, ["skip_rate=-0.5", "(0, 1)"]),
+        ({"consecutive_bad_losses": 0}, ["consecutive_bad_losses=0", "such as 50"]),
+        ({"bad_loss_rate": 1}, ["bad_loss_rate=1", "(0, 1)"]),
         ({"over": 0}, ["over=0", "such as 200"]),
         ({"over": None}, ["over=None", "such as 200"]),
     ],

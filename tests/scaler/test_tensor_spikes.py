@@ -143,8 +143,8 @@ def test_more_in_a_row_than_the_share_is_stuck():
 def test_an_overflow_is_none_and_no_window_takes_it(by_tensor):
     lines = shared(by_tensor)
     before = raw([lines.loss_scaler.state.tensor_norms])
-    outcome = lines.step((float("inf"), 80.0))
-    assert Cause(int(outcome.cause)) in (Cause.OVERFLOW, Cause.LOSS)
+    outcome = lines.step((1e6, 80.0))
+    assert Cause(int(outcome.cause)) == Cause.OVERFLOW
     assert int(outcome.clipped_tensors) == 0
     assert raw([lines.loss_scaler.state.tensor_norms]) == before
     assert float(lines.loss_scaler.loss_scale) < float(outcome.loss_scale)

@@ -46,6 +46,7 @@ class FirstOverflow:
     min_scale = 1.0
     max_scale = 65504.0
     int64_counts: ClassVar[bool] = True
+    sees_every_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("interval", self.interval, 1000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
@@ -44,6 +44,7 @@ class OneStepLate:
     """
 
     strategy: Dynamic
+    sees_every_step: ClassVar[bool] = True
 
     @property
     def int64_counts(self) -> bool:

@@ -45,6 +45,7 @@ class Log2:
     _: dataclasses.KW_ONLY
     growth: float = 1e-3
     int64_counts: ClassVar[bool] = True
+    sees_every_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number(

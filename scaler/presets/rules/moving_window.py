@@ -67,6 +67,7 @@ class MovingWindow:
     threshold: float | None = None
     min_loss_scale: float = 2.0**-5
     int64_counts: ClassVar[bool] = True
+    sees_every_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_tolerance(self.initial_scale, self.growth_factor, self.growth_interval, self.tolerance, self.threshold)

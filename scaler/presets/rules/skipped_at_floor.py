@@ -23,6 +23,8 @@ class SkippedAtFloor(StuckPolicy):
 
     consecutive_skips: int | None = None
     skip_rate: float | None = None
+    consecutive_bad_losses: int | None = None
+    bad_loss_rate: float | None = None
     in_a_row: int = 1
 
     def __post_init__(self) -> None:

@@ -45,6 +45,7 @@ class Spaced:
 
     replicas: int = 1
     int64_counts: ClassVar[bool] = True
+    sees_every_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("replicas", self.replicas, 1)

@@ -84,6 +84,7 @@ class Streak:
     growth_ceiling: float = LARGEST_SCALE
     double: bool = False
     int64_counts: ClassVar[bool] = True
+    sees_every_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("initial_scale", "backoff_floor", "growth_ceiling"):

@@ -66,6 +66,7 @@ class Tolerance:
     threshold: float | None = None
     min_loss_scale: float = 1e-4
     int64_counts: ClassVar[bool] = True
+    sees_every_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_tolerance(self.initial_scale, self.growth_factor, self.growth_interval, self.tolerance, self.threshold)

@@ -53,7 +53,9 @@ EVERY = range(1, 13)
 
 @pytest.mark.exhaustive_with("strategy0-1-4", "strategy1-4-1")
 @pytest.mark.parametrize("steps_per_call", [1, 4])
-@pytest.mark.parametrize(("strategy", "first"), [(scaler.Static(64.0), 1), (scaler.Dynamic(2.0**12), 4)])
+@pytest.mark.parametrize(
+    ("strategy", "first"), [(scaler.Static(64.0), 1), (scaler.Dynamic(2.0**12, sees_every_step=True), 4)]
+)
 def test_the_first_applied_step_is_named_once(strategy, first, steps_per_call):
     (message,) = said(train_step(strategy), EVERY, steps_per_call)
     assert message.startswith(f"Step {first} was applied though its loss is not finite.")

@@ -39,13 +39,17 @@ def facts(steps, seed=0):
     limit = np.exp2(rng.normal(16, 4, steps)).astype(np.float32)
     # A scale that is the limit is finite.
     limit[::2] = np.exp2(np.round(np.log2(limit[::2])))
-    return limit, np.where(rng.random(steps) < 0.1, 0, 2.0**14 / limit).astype(np.float32)
+    amax = np.where(rng.random(steps) < 0.1, 0, 2.0**14 / limit).astype(np.float32)
+    # Bad data is skipped at any scale.
+    of_loss = rng.random(steps) < 0.2
+    return np.where(of_loss, np.float32(0), limit), of_loss, amax
 
 
-def taken(strategy, limit, amax):
+def taken(strategy, limit, of_loss, amax):
     """The scales of a real loss scaler that sees the same steps, one event at a time."""
     loss_scaler, used = scaler.LossScaler(strategy), []
-    for most, largest in zip(limit, amax, strict=True):
+    for most, bad, largest in zip(limit, of_loss, amax, strict=True):
+        loss_scaler.scale(np.float32(np.nan if bad else 1.0))
         used.append(loss_scaler.loss_scale.numpy())
         finite = bool(used[-1] <= most)
         loss_scaler.update(
@@ -68,10 +72,10 @@ def taken(strategy, limit, amax):
 )
 @pytest.mark.parametrize("text", STRATEGIES)
 def test_the_scales_are_those_of_a_loss_scaler(text):
-    strategy, (limit, amax) = parse_strategy(text), facts(60)
+    strategy, (limit, of_loss, amax) = parse_strategy(text), facts(60)
     needs = scaler.strategies.needs_of(strategy)
-    found = step_through(strategy, Facts(limit, amax if needs.amax else None))
-    used, final = taken(strategy, limit, amax)
+    found = step_through(strategy, Facts(limit, of_loss, amax if needs.amax else None))
+    used, final = taken(strategy, limit, of_loss, amax)
     np.testing.assert_array_equal(found.used, used)
     assert found.final == final
 
@@ -110,14 +114,14 @@ class OtherBits(Own):
 @pytest.mark.exhaustive_with("strategy0", "strategy1", "strategy3")
 @pytest.mark.parametrize("strategy", [Own(), Uncompiled(), OtherBits(), scaler.strategies.Bounded(Own(), 1.0, 64.0)])
 def test_strategies_of_ones_own(strategy):
-    limit, _ = facts(30)
+    limit, of_loss, _ = facts(30)
     graph = tf.function(lambda state, event: strategy.update(state, event))
     state, used = strategy.init(), []
-    for most in limit:
+    for most, bad in zip(limit, of_loss, strict=True):
         state = scaler.strategies.usable_state(strategy, state)
         used.append(state.loss_scale.numpy())
-        state = graph(state, scaler.Event(tf.constant(bool(used[-1] <= most))))
-    np.testing.assert_array_equal(step_through(strategy, Facts(limit)).used, used)
+        state = state if bad else graph(state, scaler.Event(tf.constant(bool(used[-1] <= most))))
+    np.testing.assert_array_equal(step_through(strategy, Facts(limit, of_loss)).used, used)
 
 
 def dynamic(critical, interval, scale=2.0**15):
@@ -190,6 +194,16 @@ def test_what_no_scale_helps_is_skipped_at_each(cause):
     skipped = {"applied": [False], "cause": [cause]}
     assert outcome(2.0**-14, gradient=[1.0], **skipped) == (1, 0)
     assert outcome(2.0**15, gradient=[1.0], **skipped) == (1, 0)
+
+
+def test_bad_data_leaves_the_strategy_alone_unless_it_sees_every_step():
+    trace = tables(
+        [1.0] * 6, applied=[True, False, False, True, False, True], cause=[None, "LOSS", "LOSS", None, "UPDATE", None]
+    )
+    ours, theirs = loops.observe.replay(trace, ["dynamic:growth_interval=2", "pytorch:initial_scale=2**15"]).strategies
+    assert np.log2(ours.scales).tolist() == [15, 15, 15, 15, 16, 15]
+    assert np.log2(theirs.scales).tolist() == [15, 15, 14, 13, 13, 12]
+    assert ours.skips == theirs.skips == 3
 
 
 def test_a_spike_is_finite_at_its_scale():

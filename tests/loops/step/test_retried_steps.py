@@ -113,7 +113,8 @@ def test_a_batch_that_one_replica_cannot_use_is_skipped_though_another_could_ret
     outcome = step()
     assert not any(map(bool, strategy.experimental_local_results(outcome.finite)))
     assert not any(map(int, strategy.experimental_local_results(outcome.retries)))
-    assert float(loss_scaler.loss_scale) == 2.0**19
+    assert set(map(int, strategy.experimental_local_results(outcome.cause))) == {scaler.Cause.LOSS}
+    assert float(loss_scaler.loss_scale) == 2.0**20
     assert [part.numpy().tolist() for part in weight.values] == [[0.0], [0.0]]
 
 

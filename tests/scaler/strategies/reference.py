@@ -29,8 +29,9 @@ def dynamic(
     max_scale=2.0**40,
     hysteresis=1,
     consecutive_hysteresis=False,
+    bad=None,
 ):
-    """The trace of Dynamic."""
+    """The trace of Dynamic. Steps that are `bad`, of the shape of `words`, are bad data, and leave all as it was."""
     steps, count = words.shape
     scale = spread(initial_scale, count, np.float32).copy()
     growth, backoff = spread(growth_factor, count, np.float32), spread(backoff_factor, count, np.float32)
@@ -42,6 +43,7 @@ def dynamic(
     trace = Trace(*(np.empty((steps, count), kind) for kind in (np.float32, np.int64, np.int64)))
 
     for step, finite in enumerate(words):
+        before = [scale.copy(), good.copy(), budget.copy()]
         good[finite] += 1
         good[~finite] = 0
         budget[~finite] = np.maximum(budget[~finite] - 1, 0)
@@ -53,7 +55,9 @@ def dynamic(
         good[grows] = 0
         refilled = grows | (finite & consecutive)
         budget[refilled] = full[refilled]
-        for record, value in zip(trace, (scale, good, budget), strict=True):
+        for record, value, old in zip(trace, (scale, good, budget), before, strict=True):
+            if bad is not None:
+                value[bad[step]] = old[bad[step]]
             record[step] = value
     return trace
 
@@ -71,3 +75,8 @@ def spread(value, count, kind):
 def word(text):
     """A word of the shape [steps, 1] from a text such as "1101", where 1 is a finite step."""
     return np.array([[letter == "1"] for letter in text])
+
+
+def bad(text, letters):
+    """Which steps of a text are bad data, by their letters: of the shape [steps, 1]."""
+    return np.array([[letter in letters] for letter in text])
