@@ -25,7 +25,7 @@ import pages
 import paired
 
 from loops.diagnose.doctor.gpu import Surroundings, about_gpus, unusable
-from loops.diagnose.doctor.surroundings import surroundings
+from loops.diagnose.doctor.machine import surroundings
 
 NO_GPU = 3
 ROOT = pathlib.Path(__file__).parents[1]

@@ -1,7 +1,7 @@
 """The command `halfstep`, also `python -m halfstep`.
 
 Each command is a module that declares its arguments and defines `run`. Only `run` imports TensorFlow, so help and
-usage errors are fast.
+usage errors are fast. Standard output whose reader is gone is handled here.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import argparse
 import contextlib
 import importlib
 import os
+import select
 import signal
 import sys
 import threading
 import types
 from collections.abc import Iterator, Sequence
 
-from halfstep import hiding, statuses, streams
+from halfstep import hiding, statuses
 from halfstep.parsing import parser
 
 
@@ -31,12 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _answered(sys.argv[1:] if arguments is None else list(arguments))
         finally:
-            streams.flush()
+            _flush()
     except BrokenPipeError:
-        streams.give_up()
+        _give_up()
         return statuses.EXIT_CLOSED_PIPE
     except OSError as error:
-        streams.give_up()
+        _give_up()
         return _fail(f"standard output: {error.strerror or error}.", statuses.EXIT_ERROR)
 
 
@@ -77,7 +78,7 @@ def _message_and_status(error: Exception, has_out: bool) -> tuple[str, int] | No
         error: What ended the command.
         has_out: Whether the command has the option `--out`.
     """
-    if isinstance(error, BrokenPipeError) and streams.reader_is_gone():
+    if isinstance(error, BrokenPipeError) and _reader_is_gone():
         return None
     # Both import TensorFlow.
     import scaler
@@ -118,3 +119,28 @@ def _termination_is_an_exit() -> Iterator[None]:
 def _fail(message: str, status: int) -> int:
     print(f"halfstep: {message}", file=sys.stderr)
     return status
+
+
+def _flush() -> None:
+    """Flushes standard output while an error can still be reported."""
+    if sys.stdout:
+        sys.stdout.flush()
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output or standard error is a pipe whose reader is gone."""
+    poll = select.poll()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):
+            poll.register(stream.fileno(), select.POLLERR)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _give_up() -> None:
+    """Discards output that cannot be written: otherwise Python would try again at exit."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

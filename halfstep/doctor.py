@@ -43,8 +43,7 @@ def run(options: argparse.Namespace) -> None:
 def _examine_machine(options: argparse.Namespace) -> None:
     from halfstep.hiding import hiding_files, namesakes
     from loops.diagnose.doctor.gpu import about_gpus
-    from loops.diagnose.doctor.machine import measure_machine
-    from loops.diagnose.doctor.surroundings import surroundings
+    from loops.diagnose.doctor.machine import measure_machine, surroundings
 
     others = [*namesakes(), *hiding_files(pathlib.Path.cwd())]
     found = {**measure_machine(), "gpus": about_gpus(surroundings()), "namesakes": others}

@@ -21,7 +21,7 @@ IMPORTING = {
     "halfstep/command.py": "its own commands",
 }
 """The files that import by a name, and where the name comes from: never a file of a run."""
-STARTING = {"halfstep/launch.py": "workers", "loops/study/energy/gpus.py": "nvidia-smi"}
+STARTING = {"halfstep/launch.py": "workers", "loops/study/energy.py": "nvidia-smi"}
 """The files that start a process."""
 
 

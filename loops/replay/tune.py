@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import scaler
 from loops.record.trace import TraceTables
-from loops.replay.costs import cost, cost_interval, flushed, skip_rate
 from loops.replay.intervals import Range
 from loops.replay.recording import Recording, recording_of
 from loops.replay.replay import replay_recordings
@@ -140,8 +140,8 @@ def tune(
             f"of a run. Record at a scale that skips nothing, or use a strategy that moves."
         )
     # The first one of equal cost, and thus the default if it is among them.
-    best = min(allowed, key=lambda one: cost(one.searched))
-    gain, interval = cost(usual.held_out) - cost(best.held_out), _gain_interval(best, usual)
+    best = min(allowed, key=lambda one: _cost(one.searched))
+    gain, interval = _cost(usual.held_out) - _cost(best.held_out), _gain_interval(best, usual)
     remark = None
     if usual not in allowed:
         remark = f"{default} may skip more than {MOST_SKIPPED:.0%} of the steps of a run."
@@ -152,15 +152,15 @@ def tune(
         best.name,
         default,
         len(found),
-        cost(best.searched),
-        cost(best.held_out),
-        cost(usual.searched),
-        cost(usual.held_out),
+        _cost(best.searched),
+        _cost(best.held_out),
+        _cost(usual.searched),
+        _cost(usual.held_out),
         gain,
         interval,
         remark,
-        (skip_rate(best.held_out), skip_rate(usual.held_out)),
-        (flushed(best.held_out) or 0.0, flushed(usual.held_out) or 0.0),
+        (_skip_rate(best.held_out), _skip_rate(usual.held_out)),
+        (_flushed(best.held_out) or 0.0, _flushed(usual.held_out) or 0.0),
     )
 
 
@@ -178,9 +178,9 @@ class _Candidate(NamedTuple):
 
 def _gain_interval(best: _Candidate, usual: _Candidate) -> Range | None:
     # Where a searched run differs and has no interval, the held-out steps are not those of a run that went on.
-    if any(cost_interval(one.searched) is None for one in (best, usual)):
+    if any(_cost_interval(one.searched) is None for one in (best, usual)):
         return None
-    ours, theirs = cost_interval(best.held_out), cost_interval(usual.held_out)
+    ours, theirs = _cost_interval(best.held_out), _cost_interval(usual.held_out)
     return None if ours is None or theirs is None else (theirs[0] - ours[1], theirs[1] - ours[0])
 
 
@@ -223,3 +223,43 @@ def _parts(tables: Sequence[tuple[str, TraceTables]]) -> tuple[list[Recording], 
                 "Record them more often: halfstep train --trace 10, or loops.Trace(path, every=10)."
             )
     return recordings[0], recordings[1]
+
+
+def _cost(runs: Sequence[Replayed]) -> float:
+    """All gradients of skipped steps, and those of the others that are flushed to zero, as a share of all."""
+    share = _flushed(runs)
+    if share is None:
+        # No step with a histogram was applied; traces without histograms are refused before.
+        return 1.0
+    return _lost(_skip_rate(runs), share)
+
+
+def _skip_rate(runs: Sequence[Replayed]) -> float:
+    """The share of skipped steps."""
+    return sum(run.skips for run in runs) / sum(len(run.scales) for run in runs)
+
+
+def _flushed(runs: Sequence[Replayed]) -> float | None:
+    """The mean share of flushed gradients over the runs of which it is known; None if there is none."""
+    known = [(run.flushed, len(run.scales)) for run in runs if run.flushed is not None]
+    return sum(share * steps for share, steps in known) / sum(steps for _, steps in known) if known else None
+
+
+def _cost_interval(runs: Sequence[Replayed]) -> Range | None:
+    """The lowest and the highest mean cost that the intervals of the runs allow; None if one is unknown."""
+    ends: list[Range] = []
+    for run in runs:
+        if run.may_differ_at is None:
+            ends.append((_cost([run]), _cost([run])))
+        elif run.intervals is None or (run.flushed is not None and run.intervals.flushed is None):
+            return None
+        else:
+            rate, share = run.intervals.skip_rate, run.intervals.flushed or (1.0, 1.0)
+            ends.append((_lost(rate[0], share[0]), _lost(rate[1], share[1])))
+    weights = [len(run.scales) for run in runs]
+    low, high = (sum(map(operator.mul, side, weights)) / sum(weights) for side in zip(*ends, strict=True))
+    return low, high
+
+
+def _lost(skipped: float, flushed: float) -> float:
+    return skipped + (1 - skipped) * flushed

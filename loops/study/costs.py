@@ -15,7 +15,7 @@ from loops.diagnose.memory.count import footprints
 from loops.loop.loop import Loop
 from loops.loop.visit import Visit
 from loops.step.train_step import TrainStep
-from loops.study.energy.meter import EnergyMeter
+from loops.study.energy import EnergyMeter
 from loops.tasks import ImageTask
 
 COSTS = ("ms/step", "MB", "J/step")

@@ -1,17 +1,17 @@
-"""The page of a study: the values for its template."""
+"""The page of a study: the values for its template, captions, and the command that repeats it."""
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
 
-from loops.study import texts
 from loops.study.costs import COSTS, cost_cells
 from loops.study.marks import marks
-from loops.study.sentences import command, result_sentence
+from loops.study.setups import FURTHER, SETUPS
 from loops.study.summaries import Steps, constant_scale, failed, failure, options_of, place, runs_of, split_rows
 from loops.support.marks import Mark
 from loops.support.pages import Table, render
@@ -32,6 +32,41 @@ _SHAPES = {
     "X": "M-4,-4 h2.6 l1.4,1.6 l1.4,-1.6 h2.6 l-2.4,4 l2.4,4 h-2.6 l-1.4,-1.6 l-1.4,1.6 h-2.6 l2.4,-4 z",
     "P": "M-1.4,-4.2 h2.8 v2.8 h2.8 v2.8 h-2.8 v2.8 h-2.8 v-2.8 h-2.8 v-2.8 h2.8 z",
 }
+_TABLE = Markup("""<b>Accuracy</b> is on held-out examples. <b>Skipped</b> counts the steps that were not applied
+because the gradients were not finite. <b>Flushed</b> is the share of gradient values, not zero in float32, that float16
+makes zero at the loss scale in use. <b>vs float32</b> is the difference in accuracy, in percentage points.""")
+_COMPARISON = Markup("""A dot is the mean over the seeds, with a line from the lowest to the highest; the grey line is
+float32. Shares are on a logarithmic axis. Below are the loss scales of all 16-bit set-ups, where one of them moves.""")
+_COSTS = Markup("""Time is the median over the calls of a run but the first, in which the step is traced, with a line
+from the lower to the upper quartile. The set-ups ran one after the other, so differences smaller than these lines mean
+nothing. Operations were deterministic, which costs time. Memory is counted: weights, masters, slots of the
+optimizer, gradients, and what the forward pass keeps for the backward pass. Energy is what the
+machine's processors (RAPL) and GPUs (NVML, nvidia-smi) report for the same time, for everything that ran on it; a dash
+means unknown.""")
+_LOSS = Markup("""A panel is one set-up, with the range of float32 in grey where float32 was run: a set-up that trains
+as float32 does keeps to the grey. The curves are moving means over a few steps, on a logarithmic axis.""")
+_SEEDS = Markup("""The line is the mean over the seeds, the band reaches from the lowest seed to the highest; a bump in
+one seed alone is variation from seed to seed.""")
+_LOSS_SCALE = Markup("""A line is one run: the widest and palest is seed 0, and each further seed lies on it
+thinner and stronger. A dynamic scale grows after a number of steps with finite gradients and backs off at one without:
+that step is skipped (×) and leaves the weights as they were. A skipped step now and then is how the largest usable
+scale is found; many in a row would mean that something else overflows.""")
+_GRADIENTS = Markup("""A line is one set-up: its gradients of activations, and those of weights. Values are counted by
+size, on one fixed batch at regular intervals of the run, in a float32 copy of the model, because float16 cannot show
+what it loses; zeros are left out, and the outermost bins hold all values beyond. In float16, values on the left
+become zero, subnormal values keep fewer bits the smaller they are, and values on the right become infinite.
+Scaling the loss moves the whole histogram to the right, by log<sub>2</sub> of the scale; the gradients of activations
+are what backpropagation hands from layer to layer, and those of weights are computed from them.""")
+_SMALL = Markup("""Here the loss is multiplied by {}, as a term with a small weight would be, and Adam’s epsilon with
+it, so that without rounding nothing would change. The gradients shrink by that factor, towards what float16 makes zero;
+a loss scale moves them back before they are rounded.""")
+_NO_MASTERS = Markup("""<b>What can happen without masters</b> (an explanation, measured on the digits, not in these
+runs): after the first step, 18% of Adam’s second moments are 0 in float16 while the first moment is not. Only epsilon
+is left to divide by, so with a learning rate of 0.01 those weights jump by 6.5 (median) and up to 14.5, where the
+others move by 0.01.""")
+_FAILED = Markup("""These runs ended with an error. No mean includes their numbers; the figures show them up to the
+failure. “vs float32” and the first sentence are about those that finished.""")
+_CLOSE = 1.0  # Percentage points that count as "within" of float32.
 
 
 class Sample(NamedTuple):
@@ -84,7 +119,7 @@ def page(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> str:
         title=f"Halfstep study: {summary['task']}",
         sentence=result_sentence(summary),
         failures=[failure(run) for run in failed(summary["runs"])],
-        texts=texts,
+        texts={"FAILED": _FAILED, "TABLE": _TABLE},
         results=Table(("Set-up", *_HEADS), [(row["title"], *_cells(summary, row)) for row in rows]),
         seeds=seeds,
         samples=[_sample(found[row["name"]]) for row in rows],
@@ -120,27 +155,27 @@ def _cells(summary: Mapping, row: Mapping) -> tuple[str, ...]:
 
 
 def _pictures(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> Iterator[Picture]:
-    yield Picture("Side by side", images["comparison"], "Accuracy, flushed shares and skips", [texts.COMPARISON])
+    yield Picture("Side by side", images["comparison"], "Accuracy, flushed shares and skips", [_COMPARISON])
     if "costs" in images:
         alt = "Time, memory and energy of a step"
-        yield Picture("Time and memory", images["costs"], alt, [texts.COSTS], costs=True)
+        yield Picture("Time and memory", images["costs"], alt, [_COSTS], costs=True)
     alt = "Loss over the steps, a panel for each set-up"
     yield Picture("Loss", images["loss"], alt, _loss_texts(summary, steps))
     if "loss_scale" in images:
-        said = [texts.LOSS_SCALE, *_constant_notes(summary, steps)]
+        said = [_LOSS_SCALE, *_constant_notes(summary, steps)]
         yield Picture("Loss scale", images["loss_scale"], "Loss scale over the steps", said)
     alt = "Histograms of gradient sizes"
-    yield Picture("Gradients in float16’s range", images["gradients"], alt, [texts.GRADIENTS])
+    yield Picture("Gradients in float16’s range", images["gradients"], alt, [_GRADIENTS])
     if small := split_rows(summary)[1]:
         factors = dict.fromkeys(_factor(options_of(summary, row)["loss_factor"]) for row in small)
-        said = [texts.SMALL.format(Markup(" or ").join(factors)), *_small_notes(summary, small)]
+        said = [_SMALL.format(Markup(" or ").join(factors)), *_small_notes(summary, small)]
         yield Picture(
             "A small loss", images["small_loss"], "Loss and gradient sizes of a small loss", said, narrow=True
         )
 
 
 def _loss_texts(summary: Mapping, steps: Steps) -> list[str]:
-    notes: list[str] = [texts.LOSS if summary["seeds"] == 1 else texts.LOSS + " " + texts.SEEDS]
+    notes: list[str] = [_LOSS if summary["seeds"] == 1 else _LOSS + " " + _SEEDS]
     for row in summary["setups"]:
         for run in runs_of(summary, row):
             lost = [record["step"] for record in steps[run["folder"]] if record["loss"] is None]
@@ -149,7 +184,7 @@ def _loss_texts(summary: Mapping, steps: Steps) -> list[str]:
                 notes.append(f"Not finite: the loss of “{row['title']}”, seed {run['seed']}, {where}.")
     bare = next((row for row in summary["setups"] if row["name"] == "float16-none"), None)
     if bare and bare["difference"] is not None and bare["difference"] < -_FAR:
-        notes.append(texts.NO_MASTERS)
+        notes.append(_NO_MASTERS)
     return notes
 
 
@@ -213,3 +248,60 @@ def _share(value: float | None) -> str:
 
 def _points(value: float) -> str:
     return "0.0" if abs(value) < 0.05 else f"{value:+.1f}".replace("-", "−")
+
+
+def result_sentence(summary: Mapping) -> str:
+    """The result in one sentence, made from the numbers."""
+    rows = [row for row in summary["setups"] if row["accuracy"] is not None]
+    lost = [row for row in summary["setups"] if row["accuracy"] is None]
+    none = [f"no run of “{row['title']}” finished" for row in lost]
+    if not rows:
+        return f"No run on {summary['task']} finished."
+    runs = "one seed" if summary["seeds"] == 1 else f"mean of {summary['seeds']} seeds"
+    reference = next((row for row in rows if row["name"] == "float32"), None)
+    if reference is None:
+        best, worst = max(rows, key=_accuracy), min(rows, key=_accuracy)
+        sentence = f"{best['title']} reaches {_accuracy(best):.1%} accuracy on {summary['task']} ({runs})"
+        sentence += f", {worst['title']} {_accuracy(worst):.1%}" if worst is not best else ""
+        return "; ".join([sentence, *none]) + "."
+    sentence = f"float32 reaches {_accuracy(reference):.1%} accuracy on {summary['task']} ({runs})"
+    others = [row for row in rows if _is_narrow(options_of(summary, row))]
+    close = [row for row in others if abs(row["difference"]) <= _CLOSE]
+    far = sorted((row for row in others if row not in close), key=_accuracy, reverse=True)
+    parts = []
+    if close:
+        alone = len(close) == len(others)
+        count = f"{len(close)} of {len(others)}" if not alone else "both" if len(others) == 2 else f"all {len(others)}"
+        named = (
+            f"“{close[0]['title']}” is" if len(close) == 1 else f"{count} set-ups in {_width(summary, close)} bits are"
+        )
+        # Rounded up, so that "within" holds.
+        widest = max(0.1, *(math.ceil(10 * abs(row["difference"]) - 1e-6) / 10 for row in close))
+        parts.append(f"{named} within {widest:.1f} points of it")
+    for row in far:
+        side = "below" if row["difference"] < 0 else "above"
+        parts.append(f"“{row['title']}” is {abs(row['difference']):.1f} points {side}")
+    return "; ".join([sentence, *parts, *none]) + "."
+
+
+def command(summary: Mapping) -> str:
+    """The command that repeats this study."""
+    names, known = [row["name"] for row in summary["setups"]], [setup.name for setup in (*SETUPS, *FURTHER)]
+    strategies = [options_of(summary, row)["strategy"] for row in summary["setups"] if row["name"] not in known]
+    chosen = [] if names == [setup.name for setup in SETUPS] else [f"--setup {name}" for name in names]
+    if strategies:  # They come with float32.
+        chosen = [f"--strategy {shlex.quote(strategy)}" for strategy in strategies]
+    counts = [f"--steps {summary['steps']}", f"--seeds {summary['seeds']}"]
+    return " ".join(["halfstep study", summary["task"], *counts, *chosen])
+
+
+def _accuracy(row: Mapping) -> float:
+    return row["accuracy"]
+
+
+def _is_narrow(options: Mapping) -> bool:
+    return options["policy"] != "float32" or "emulated" in options
+
+
+def _width(summary: Mapping, rows: Sequence[Mapping]) -> str:
+    return "16 or fewer" if any("emulated" in options_of(summary, row) for row in rows) else "16"

@@ -35,9 +35,8 @@ def report_study(folder: str | os.PathLike) -> list[pathlib.Path]:
         OSError: If a file of the study is missing, or one of the report cannot be written.
     """
     require_matplotlib()
-    from loops.study.comparison_figure import comparison_figure
-    from loops.study.costs_figure import costs_figure
     from loops.study.curves import loss_figure, loss_scale_figure
+    from loops.study.dots import comparison_figure, costs_figure
     from loops.study.histograms import gradients_figure, small_loss_figure
 
     folder = pathlib.Path(folder)

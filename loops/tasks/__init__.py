@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import scaler
-from loops.tasks import digits, mnist, text
+from loops.tasks import images, text
 from loops.tasks.images import ImageTask as ImageTask
 from loops.tasks.text import TextTask as TextTask
 
 Task = ImageTask | TextTask
 IMAGE_TASKS = ("digits", "mnist")
 """The tasks that are `ImageTask`s, as studies need them."""
-_TASKS: dict[str, Callable[[], Task]] = {"digits": digits.load, "mnist": mnist.load, "text": text.load}
+_TASKS: dict[str, Callable[[], Task]] = {"digits": images.digits, "mnist": images.mnist, "text": text.load}
 
 
 def load(name: str) -> Task:

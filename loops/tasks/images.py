@@ -9,7 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from loops.support.errors import LoopError
 from loops.tasks.ahead import ahead
+
+_TEST_SHARE = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,3 +84,43 @@ class ImageTask:
         logits = np.asarray(model.predict(self.test_images, batch_size=512, verbose=0), np.float32)
         right = (logits.argmax(axis=1) == self.test_labels) & np.isfinite(logits).all(axis=1)
         return float(right.mean())
+
+
+def digits() -> ImageTask:
+    """1,797 real handwritten digits of 8x8 pixels, a fifth of them held out by a fixed shuffle.
+
+    Raises:
+        LoopError: If scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise LoopError('the digits come with scikit-learn: pip install "halfstep[study]"') from error
+    pixels, labels = load_digits(return_X_y=True)
+    order = np.random.RandomState(0).permutation(len(labels))
+    images = (pixels / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)[order]
+    labels = labels.astype(np.int32)[order]
+    held_out = int(len(labels) * _TEST_SHARE)
+    return ImageTask("digits", images[held_out:], labels[held_out:], images[:held_out], labels[:held_out])
+
+
+def mnist() -> ImageTask:
+    """MNIST through Keras's loader, which downloads it once: 60,000 images for training, and 10,000 held out.
+
+    Raises:
+        LoopError: If it is not in Keras's cache and cannot be downloaded.
+    """
+    try:
+        (images, labels), (test_images, test_labels) = keras.datasets.mnist.load_data()
+    except Exception as error:  # Keras raises a bare Exception for a failed download.
+        raise LoopError(
+            f"MNIST could not be downloaded ({error}). Put mnist.npz into ~/.keras/datasets, or use the task digits, "
+            "which needs no download."
+        ) from error
+    return ImageTask(
+        "mnist", _pixels(images), labels.astype(np.int32), _pixels(test_images), test_labels.astype(np.int32)
+    )
+
+
+def _pixels(images: np.ndarray) -> np.ndarray:
+    return (images / 255.0).astype(np.float32)[..., np.newaxis]

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 
 import loops
-from loops.record.trace.critical import critical_scales
 from loops.record.trace.tensors import Tensor
+from loops.record.trace.visit_columns import critical_scales
 
 GRADIENT, WEIGHT, ACTIVATION = "activation_gradients/a", "weight_gradients/a/kernel", "activations/a"
 TENSORS = [Tensor(GRADIENT, "float16", True), Tensor(WEIGHT, "float16", True), Tensor(ACTIVATION, "float16", False)]

@@ -1,8 +1,11 @@
-"""Measures how fast this machine computes in float16."""
+"""What this machine is: its GPUs, their driver and libraries, and how fast it computes in float16."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import pathlib
 import platform
+import re
 import statistics
 import time
 
@@ -10,8 +13,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from loops.diagnose.doctor.gpu import Gpu, Surroundings
+
 _FORMATS = ("float32", "float16", "bfloat16")
 _SECONDS_EACH = 0.5
+_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
+_CARDS = pathlib.Path("/dev/nvidia0"), pathlib.Path("/proc/driver/nvidia/gpus")
+_CUDNN = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu11")
 
 
 def measure_machine() -> dict:
@@ -72,3 +80,42 @@ def _matmul_rate(name: str, size: int) -> float:
         multiply(matrix)[0, 0].numpy()
         seconds.append(time.perf_counter() - start)
     return 2 * size**3 / statistics.median(seconds) / 1e9
+
+
+def surroundings() -> Surroundings:
+    """Reads the GPUs and the software of this machine, without initializing a GPU."""
+    return Surroundings(
+        build=dict(tf.sysconfig.get_build_info()),
+        version=tf.__version__,
+        gpus=[_gpu(device) for device in tf.config.list_physical_devices("GPU")],
+        card=any(path.exists() for path in _CARDS),
+        driver=_driver(),
+        cudnn=_cudnn(),
+        clusters=bool(tf.config.optimizer.get_jit()),
+    )
+
+
+def _gpu(device: tf.config.PhysicalDevice) -> Gpu:
+    details = tf.config.experimental.get_device_details(device)
+    capability = details.get("compute_capability")
+    return Gpu(
+        name=str(details.get("device_name", device.name)),
+        capability=None if capability is None else (int(capability[0]), int(capability[1])),
+        grows=bool(tf.config.experimental.get_memory_growth(device)),
+    )
+
+
+def _driver() -> str | None:
+    if not _DRIVER.exists():
+        return None
+    found = re.search(r"\s(\d{3}\.\d+(?:\.\d+)*)\s", _DRIVER.read_text(encoding="utf-8", errors="replace"))
+    return found[1] if found else None
+
+
+def _cudnn() -> str | None:
+    for name in _CUDNN:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None

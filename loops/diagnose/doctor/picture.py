@@ -1,4 +1,4 @@
-"""Draws the memory of a step: under each policy, and layer by layer."""
+"""Draws the memory of a step: under each policy, and layer by layer; also as an HTML page with its numbers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from loops.diagnose.doctor.page import memory_page
 from loops.diagnose.memory.footprint import Bytes, Footprint
 from loops.support.drawing import drawing, require_matplotlib, save
 from loops.support.errors import NotWritable
+from loops.support.pages import Table, render
 from loops.support.palette import BLUE, GREEN, ORANGE, PINK, RED, SKY, TEXT
+from loops.support.svg import as_source, svg_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 _PARTS = {
     "weights": BLUE,
@@ -90,3 +92,38 @@ def _bars(axes: Any, rows: Sequence[tuple[str, Bytes]]) -> None:
         label.set_parse_math(False)
     axes.grid(axis="y", visible=False)
     axes.invert_yaxis()
+
+
+def memory_page(found: Sequence[Footprint], figure: Figure) -> str:
+    """A page that needs no other file.
+
+    Args:
+        found: The footprint under each policy, the model's own first.
+        figure: The picture of these footprints.
+    """
+    own = found[0]
+    layers = sorted(own.layers.items(), key=lambda item: -item[1].total)
+    return render(
+        __package__,
+        "memory.html",
+        title="Memory of a training step",
+        picture=as_source(svg_of(figure)),
+        policies=Table(
+            ("MB", *_PARTS, "total", "with checkpointing"),
+            [(one.policy, *_cells(one.all), _cell(one.total_recomputed)) for one in found],
+            "Under each policy",
+        ),
+        layers=Table(
+            ("MB", *_PARTS, "total"),
+            [(name or "(the loss, all else)", *_cells(one)) for name, one in layers],
+            f"By layer, {own.policy}",
+        ),
+    )
+
+
+def _cells(one: Bytes) -> list[str]:
+    return [_cell(getattr(one, part)) for part in (*_PARTS, "total")]
+
+
+def _cell(count: int | None) -> str:
+    return "–" if count is None else f"{count / 1e6:.3g}"

@@ -14,9 +14,17 @@ import tensorflow as tf
 
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
-from loops.record.tensorboard.curves import SKIPS, TEXT, curves_of, metadata, skip_texts
-from loops.record.tensorboard.exponents import METADATA, headroom_curves, histograms
-from loops.record.tensorboard.gauges import GaugeCurves
+from loops.record.tensorboard.curves import (
+    METADATA,
+    SKIPS,
+    TEXT,
+    GaugeCurves,
+    curves_of,
+    headroom_curves,
+    histograms,
+    metadata,
+    skip_texts,
+)
 from loops.record.trace.tensors import tensors_of
 from loops.step.composed_step import ComposedStep
 from loops.step.train_step import TrainStep

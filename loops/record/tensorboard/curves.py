@@ -1,15 +1,23 @@
-"""The names of TensorBoard's curves, what each shows, and the texts beside them."""
+"""What TensorBoard shows: its curves and what each means, texts of skips, and histograms of exponents."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from loops.loop.visit import Visit
+from loops.record.columns import octaves_to_critical
+from loops.record.noise_scale import Averages
 from loops.record.skip_names import skip_names
+from loops.record.trace.gauges import gauge_values, gauges_of, noise_pairs
+from loops.record.trace.tensors import tensors_of_watch
+from loops.record.trace.visit_columns import margins, measured
+from loops.step.watched import Watched, watched_by
 from loops.support.part_names import columns_of
+from scaler import observe
 
 _TAGS = {
     "loss": "loss",
@@ -49,6 +57,10 @@ TEXT = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="text"),
     summary_description="Why each skipped step was skipped, and the variable whose gradient was to blame.",
 )
+_WHOLE = "noise_scale"
+"""The curve of a step that has no parts."""
+METADATA = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms"))
+"""Marks an array [bins, 3] as a histogram for TensorBoard: its columns are left edge, right edge and count."""
 
 
 def metadata(name: str) -> tf.compat.v1.SummaryMetadata:
@@ -87,3 +99,124 @@ def skip_texts(visit: Visit, train_step: Any) -> list[tuple[int, str]]:
         for row, (cause, variable) in enumerate(pairs)
         if cause
     ]
+
+
+class GaugeCurves:
+    """The points of ready probes, and the averages that the noise scale is the ratio of."""
+
+    def __init__(self) -> None:
+        self._averages: dict[str, Averages] = {}
+
+    def save_state(self) -> dict[str, Any]:
+        """The averages, as JSON: that of a whole step, and those of parts by their curves."""
+        found = {name: one.save_state() for name, one in self._averages.items()}
+        whole: dict[str, Any] = {"averages": found.pop(_WHOLE, Averages().save_state())}
+        return {**whole, "averages_of_parts": found} if found else whole
+
+    def load_state(self, value: Mapping[str, Any]) -> None:
+        """Restores what `save_state` returned."""
+        for name, state in {_WHOLE: value["averages"], **value.get("averages_of_parts", {})}.items():
+            self._averages.setdefault(name, Averages()).load_state(state)
+
+    def points(self, visit: Visit, rows: Sequence[int], train_step: Any) -> list[tuple[int, str, float]]:
+        """The points (step, curve, value) of some steps of a visit, without those that were not measured.
+
+        Args:
+            visit: Its steps all count for the averages.
+            rows: The indices of the steps to show.
+            train_step: The visit's step.
+        """
+        names = gauges_of(train_step)
+        if not names:
+            return []
+        columns = dict(zip(names, gauge_values(visit.vectors, train_step).astype(np.float64).T, strict=True))
+        for name, noise, signal in noise_pairs(names):
+            averages = self._averages.setdefault(name, Averages())
+            parts = zip(columns.pop(noise).tolist(), columns.pop(signal).tolist(), strict=True)
+            seen = [(averages.add(*pair), np.isfinite(pair).all()) for pair in parts]
+            columns[name] = np.array([value if known else np.nan for value, known in seen])
+        return [
+            (visit.first + row, name, float(values[row]))
+            for row in rows
+            for name, values in columns.items()
+            if not np.isnan(values[row])
+        ]
+
+
+class _Histogram(NamedTuple):
+    """The exponents of a tensor's values at a step.
+
+    Attributes:
+        step: The step's number.
+        name: The curve's name.
+        bins: Float64 [bins, 3]: left edge, right edge and count; without zeros, infinities and NaN.
+    """
+
+    step: int
+    name: str
+    bins: np.ndarray
+
+
+def headroom_curves(visit: Visit, rows: Sequence[int], train_step: Any) -> list[tuple[int, str, float]]:
+    """The headroom at some steps in octaves, as points (step, curve, value); without those that are unknown.
+
+    Args:
+        visit: A visit of the step, with what its probes measured.
+        rows: The indices of the steps in it.
+        train_step: The step. Each part of a `ComposedStep` has curves of its own.
+    """
+    seen = measured(visit, train_step)
+    return [
+        point
+        for place, one in enumerate(watched_by(train_step))
+        for point in _curves(visit, [row for row in rows if seen[row, place]], one)
+    ]
+
+
+def _curves(visit: Visit, chosen: list[int], watched: Watched) -> list[tuple[int, str, float]]:
+    if not chosen:
+        return []
+    amax = visit.vectors[watched.output("amax")]
+    scale = np.asarray(visit.outputs.get(watched.output("loss_scale"), np.ones(len(amax))), np.float64)[chosen]
+    found = margins(amax[chosen], scale, tensors_of_watch(watched))
+    of_gradients = octaves_to_critical(*found.critical, scale)
+    curves: Mapping[str, np.ndarray] = {
+        watched.output("scaler/headroom"): of_gradients,
+        watched.output("activations/headroom"): found.headroom,
+    }
+    return [
+        (visit.first + row, name, float(values[place]))
+        for place, row in enumerate(chosen)
+        for name, values in curves.items()
+        if np.isfinite(values[place])
+    ]
+
+
+def histograms(visit: Visit, rows: Sequence[int], train_step: Any) -> list[_Histogram]:
+    """The histogram of each tensor at the last of some steps that has counts, of a part at the last that it has.
+
+    Args:
+        visit: A visit of the step, with what its probes measured.
+        rows: The indices of the steps in it.
+        train_step: The step.
+    """
+    watches = watched_by(train_step)
+    return [found for one in watches for found in _histograms(visit, rows, one)]
+
+
+def _histograms(visit: Visit, rows: Sequence[int], watched: Watched) -> list[_Histogram]:
+    counts, tensors = visit.vectors[watched.output("counts")], tensors_of_watch(watched)
+    counted = [row for row in rows if counts[row].any()]
+    if not counted:
+        return []
+    step = visit.first + counted[-1]
+    first, end = observe.bin_of(observe.LOWEST), observe.INFINITY
+    found = []
+    for tensor, bins in zip(tensors, counts[counted[-1]], strict=True):
+        inside = np.flatnonzero(bins[first:end])
+        if len(inside):
+            exponents = np.arange(inside[0], inside[-1] + 1)
+            edges = exponents + observe.LOWEST
+            table = np.stack([edges, edges + 1, bins[first:end][exponents]], axis=1).astype(np.float64)
+            found.append(_Histogram(step, f"exponents/{tensor.name}", table))
+    return found

@@ -1,4 +1,4 @@
-"""Computes the columns of a trace from a visit."""
+"""Computes the columns of a trace from a visit, with the critical scale of each step."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import numpy as np
 import scaler
 from loops.loop.visit import Visit
 from loops.record.columns import cause_names
-from loops.record.trace.critical import Critical, critical_scales
 from loops.record.trace.tensors import Tensor
 from loops.step.composed_step import ComposedStep
 from loops.step.train_step import TrainStep
 from loops.step.watched import Watched, watched_by
+
+_FLOAT32 = scaler.float_format("float32")
+_ABOVE = 1.0 + 2.0**-52
+"""Just above 1, so that the largest power of two below a scale times this can be the scale itself."""
 
 
 class Margins(NamedTuple):
@@ -27,7 +30,7 @@ class Margins(NamedTuple):
             its format; minus infinity if a value is infinite or NaN, NaN if none was measured or all are 0.
     """
 
-    critical: Critical
+    critical: _Critical
     headroom: np.ndarray
 
 
@@ -131,3 +134,98 @@ def skipped(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
     everything = np.ones(steps, bool)
     applied, attempted = outputs.get("applied", everything), outputs.get("attempted", everything)
     return np.asarray(attempted).astype(bool) & ~np.asarray(applied).astype(bool)
+
+
+class _Critical(NamedTuple):
+    """Bounds of each step's critical scale: float64 [steps], equal if it is known exactly.
+
+    Attributes:
+        low: The lower bound; 0 if a tensor was not finite, infinity if every scale is finite.
+        high: The upper bound; 0 if an activation or a weight was not finite, so that no scale helps.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+
+
+def critical_scales(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[Tensor]) -> _Critical:
+    """The critical scale: the largest power of two at which all that a step measured would still have been finite.
+
+    It follows from the largest magnitude of each tensor. A gradient x of the unscaled loss is x S at the loss scale S,
+    rounded, and would be x P at another scale P. It stays finite as long as x P is below the format's overflow
+    threshold, 65520 in float16. A tensor that does not carry the scale, such as an activation or a weight, is finite at
+    every scale or at none.
+
+    The result is an interval. For a normal gradient, seen at a power of two, both ends are equal: it is rounded at the
+    same bit at any scale. For an infinite or NaN gradient, the scale was too high by an unknown factor: the interval is
+    from 0 to the next lower power of two. For a subnormal or zero gradient, rounding has hidden the value that a higher
+    scale would show.
+
+    If a gradient's format is uncertain, the lower end is that of its narrow format, and the upper end that of float32.
+    If all gradients of a step were finite, the step's own scale is a lower bound, too.
+
+    Args:
+        amax: Float [steps, tensors], the largest measured magnitudes; NaN if a value was NaN.
+        loss_scale: Float [steps], the scales at which they were measured: finite and above 0.
+        tensors: The measured tensors.
+    """
+    seen = np.asarray(amax, np.float64)
+    scales = np.asarray(loss_scale, np.float64)[:, np.newaxis]
+    low, high = np.full(len(seen), np.inf), np.full(len(seen), np.inf)
+    carries, groups = _groups(tuple(tensors))
+    # All tensors of a format at once: vectorized over tensors, because a visit may have a single step.
+    for limits, certain, chosen in groups:
+        least, most = _scaled(seen[:, chosen], scales, limits) if certain else _unsure(seen[:, chosen], scales, limits)
+        low, high = (
+            np.minimum(low, least.min(axis=1, initial=np.inf)),
+            np.minimum(high, most.min(axis=1, initial=np.inf)),
+        )
+    # If everything was finite at this scale, the scale is a lower bound, whatever an uncertain format suggests.
+    proven = _largest_power(scales[:, 0] * _ABOVE, np.ones(len(seen)), np.zeros(len(seen), bool))
+    low = np.where(np.isfinite(seen[:, carries]).all(axis=1), np.maximum(low, proven), low)
+    high = np.maximum(high, low)
+    finite = np.isfinite(seen[:, ~carries]).all(axis=1)
+    return _Critical(np.where(finite, low, 0.0), np.where(finite, high, 0.0))
+
+
+@functools.lru_cache(maxsize=8)
+def _groups(tensors: tuple[Tensor, ...]) -> tuple[np.ndarray, list[tuple[scaler.FloatFormat, bool, np.ndarray]]]:
+    """Which tensors carry the scale, and of these those of each format, known or not."""
+    carries = np.array([tensor.carries_scale for tensor in tensors], bool)
+    kinds = [(tensor.limits, tensor.certain) for tensor in tensors]
+    groups = [(*kind, carries & np.array([own == kind for own in kinds], bool)) for kind in dict.fromkeys(kinds)]
+    return carries, [group for group in groups if group[2].any()]
+
+
+def _unsure(amax: np.ndarray, scale: np.ndarray, limits: scaler.FloatFormat) -> tuple[np.ndarray, np.ndarray]:
+    """The lower bound of a narrow format, and the upper bound of float32.
+
+    A value above the narrow format's limit may be a float32 sum of parts that the narrow format can hold.
+    """
+    return _scaled(amax, scale, limits)[0], _scaled(amax, scale, _FLOAT32)[1]
+
+
+def _scaled(amax: np.ndarray, scale: np.ndarray, limits: scaler.FloatFormat) -> tuple[np.ndarray, np.ndarray]:
+    finite = np.isfinite(amax)
+    value = np.where(finite, amax, 0.0)
+    _, exponent = np.frexp(value)
+    step = np.maximum(np.ldexp(limits.epsilon, exponent - 1), limits.smallest_subnormal)
+    step = np.where(value == 0, limits.smallest_subnormal, step)
+    # Below a power of two, the spacing is half as large.
+    is_power = (np.frexp(value)[0] == 0.5) & (step > limits.smallest_subnormal)
+    least, most = np.maximum(value - np.where(is_power, step / 4, step / 2), 0.0), value + step / 2
+    # Ties round to even, so the end points of an odd value's interval do not round to it.
+    odd = np.remainder(value / step, 2) == 1
+    reached = limits.overflow_threshold * scale
+    low = _largest_power(reached, most, inclusive=odd)
+    high = np.where(least > 0, _largest_power(reached, least, inclusive=np.zeros_like(odd)), np.inf)
+    below = _largest_power(scale, np.ones_like(scale), inclusive=np.zeros_like(odd))
+    return np.where(finite, low, 0.0), np.where(finite, high, below)
+
+
+def _largest_power(limit: np.ndarray, value: np.ndarray, inclusive: np.ndarray) -> np.ndarray:
+    """The largest power of two by which a value stays below the limit; at most the limit where `inclusive`."""
+    limit_part, limit_exponent = np.frexp(limit)
+    part, exponent = np.frexp(np.where(value > 0, value, 1.0))
+    fits = (part < limit_part) | (inclusive & (part == limit_part))
+    return np.ldexp(1.0, limit_exponent - exponent - np.where(fits, 0, 1))

@@ -1,17 +1,18 @@
-"""Compares two recorded runs."""
+"""Compares two recorded runs: where they first differ, in which settings, and how far each is from float32."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import scaler
 from loops.record import Recorded, as_recorded
+from loops.support.part_names import columns_of
 from loops.views.compare.aligned import aligned, lost_of, other_batches_at, step_at, window_of
-from loops.views.compare.differences import first_other_decision, first_other_scale, scales_known
 from loops.views.compare.result import Comparison, Row
 from loops.views.compare.sentence import sentence_of
 from loops.views.compare.series import (
@@ -24,11 +25,10 @@ from loops.views.compare.series import (
     together,
     tolerance,
 )
-from loops.views.compare.settings import settings_that_differ
-from loops.views.compare.truth import Truth
 
 _MARGIN = 2.0
 """How many times the effect of other batches in the float32 run another run may owe to its batches."""
+_SETTINGS = ("task", "seed", "learning_rate", "batch_size", "batches", "accumulate", "optimizer", "loss_factor")
 
 
 def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
@@ -62,12 +62,12 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
     how = aligned([*runs, *([true] if true else [])])
     numbers = how.numbers[:2]
     first, second = (series_of(run, number) for run, number in zip(runs, numbers, strict=True))
-    truth = Truth.of(true, how.numbers[2], runs, numbers) if true else None
+    truth = _Truth.of(true, how.numbers[2], runs, numbers) if true else None
     within = tolerance(*runs)
     rows = tuple(_row(name, first[name], second[name], truth, within) for name in first if name in second)
     rows = tuple(row for row in rows if row.steps)
     common = np.intersect1d(numbers[0][numbers[0] >= 0], numbers[1][numbers[1] >= 0])
-    scales, decisions = first_other_scale(*runs), first_other_decision(*runs)
+    scales, decisions = _first_other_scale(*runs), _first_other_decision(*runs)
     found = Comparison(
         runs=(runs[0].name, runs[1].name),
         by=how.by,
@@ -76,7 +76,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         batches=(len(runs[0]), len(runs[1])),
         other_batches_at=None if how.why else other_batches_at(runs, numbers),
         scale_differs_at=scales.step,
-        scales_known=all(scales_known(run) for run in runs),
+        scales_known=all(_scales_known(run) for run in runs),
         decision_differs_at=decisions.step,
         parts_at_steps=None,
         rows=rows,
@@ -84,7 +84,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
             tuple(name for name in first if name not in second and not is_loss(name)),
             tuple(name for name in second if name not in first and not is_loss(name)),
         ),
-        settings=settings_that_differ(*({"accumulate": window_of(run), **run.facts} for run in runs)),
+        settings=_settings_that_differ(*({"accumulate": window_of(run), **run.facts} for run in runs)),
         reference=true.name if true else None,
         closer=_closer(runs, rows, true),
         sentence="",
@@ -116,7 +116,7 @@ def _named(
     return (named[0], named[1]), named[twin] if third is not None else None
 
 
-def _row(name: str, one: Series, other: Series, truth: Truth | None, within: float) -> Row:
+def _row(name: str, one: Series, other: Series, truth: _Truth | None, within: float) -> Row:
     number, first, second = together(one, other)
     far = octaves(first, second)
     with np.errstate(invalid="ignore"):
@@ -154,3 +154,126 @@ def _closer(runs: tuple[Recorded, Recorded], rows: tuple[Row, ...], true: Record
         return None
     wins = [sum(row.closer == place for row in rows) for place in (0, 1)]
     return None if wins[0] == wins[1] else runs[int(np.argmax(wins))].name
+
+
+class _FirstDifference(NamedTuple):
+    """The first step at which a column of two runs differs.
+
+    Attributes:
+        step: Its number, or None.
+        parts: The parts of a composed step that differ there; none for a step of one loss.
+    """
+
+    step: int | None
+    parts: tuple[str, ...]
+
+
+def _first_other_scale(run: Recorded, other: Recorded) -> _FirstDifference:
+    """Where the loss scales of two runs first differ, or those of any part that both have."""
+    return _first_of_all(run, other, "loss_scale", lambda recorded, name, part: recorded.columns[name])
+
+
+def _first_other_decision(run: Recorded, other: Recorded) -> _FirstDifference:
+    """The first step that one run skipped and the other did not; a micro-batch of a window is not skipped."""
+    return _first_of_all(run, other, "applied", _skips)
+
+
+def _skips(run: Recorded, name: str, part: str) -> np.ndarray:
+    attempted = run.column(f"{part}/attempted" if part else "attempted") != 0
+    return (attempted & (run.columns[name] == 0)).astype(float)
+
+
+def _first_of_all(run: Recorded, other: Recorded, column: str, values: Callable) -> _FirstDifference:
+    names = columns_of(run.columns, column)
+    found = {
+        part: _first((run, other), [values(one, name, part) for one in (run, other)])
+        for part, name in names.items()
+        if name in other.columns
+    }
+    at = min((step for step in found.values() if step is not None), default=None)
+    return _FirstDifference(at, tuple(part for part, step in found.items() if part and step is not None and step == at))
+
+
+def _scales_known(run: Recorded) -> bool:
+    """Whether a run records the loss scale of each step, and of each part of a composed step where it was attempted."""
+    found = False
+    for part, name in columns_of(run.columns, "loss_scale").items():
+        known = np.isfinite(run.column(name))
+        attempted = run.column(f"{part}/attempted") != 0 if part else np.full(len(run), True)
+        if not (known | ~attempted).all():
+            return False
+        found = True
+    return found
+
+
+def _first(runs: Sequence[Recorded], values: Sequence[np.ndarray]) -> int | None:
+    step, first, second = np.intersect1d(runs[0].step, runs[1].step, assume_unique=True, return_indices=True)
+    one, two = values[0][first], values[1][second]
+    differs = (one != two) & ~(np.isnan(one) & np.isnan(two))
+    return int(step[np.argmax(differs)]) if differs.any() else None
+
+
+def _settings_that_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+    """The settings that both runs record with different values, each with both values.
+
+    Args:
+        one: The first run's `Recorded.facts`.
+        other: The other run's `Recorded.facts`.
+    """
+    first, second = _flat(one), _flat(other)
+    shared = [name for name in first if name in second]
+    different = [name for name in shared if str(first[name]) != str(second[name])]
+    return tuple(f"{name} is {_shown(first[name])} and {_shown(second[name])}" for name in different)
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name in _SETTINGS:
+        value = facts.get(name)
+        parts = value.items() if isinstance(value, Mapping) else [(None, value)]
+        flat.update({f"{name}.{part}" if part else name: each for part, each in parts if each is not None})
+    return flat
+
+
+def _shown(value: object) -> str:
+    # Keras keeps a learning rate in float32.
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Truth:
+    """The float32 run.
+
+    Attributes:
+        series: Its values by name, aligned with those of the two runs.
+        at_batches: For each run, the float32 run's values at that run's batches, aligned with the run; None if both
+            took the same batches.
+    """
+
+    series: Mapping[str, Series]
+    at_batches: tuple[Mapping[str, Series] | None, ...]
+
+    @classmethod
+    def of(cls, true: Recorded, number: np.ndarray, runs: Sequence[Recorded], numbers: Sequence[np.ndarray]) -> _Truth:
+        """Reads the float32 run.
+
+        Args:
+            true: The run.
+            number: Int64 [steps], the number that each of its steps is aligned by.
+            runs: The two other runs.
+            numbers: The numbers of their steps.
+        """
+        counted = (_at_steps(true, run, counts) for run, counts in zip(runs, numbers, strict=True))
+        at_batches = tuple(None if np.array_equal(one, number) else series_of(true, one) for one in counted)
+        return cls(series_of(true, number), at_batches)
+
+    def of_batches(self, name: str, place: int) -> float:
+        """The median octaves that other batches alone change a value by; 0 if the run has the same batches."""
+        at_batches = self.at_batches[place]
+        return 0.0 if at_batches is None else median_octaves(at_batches[name], self.series[name])
+
+
+def _at_steps(true: Recorded, run: Recorded, number: np.ndarray) -> np.ndarray:
+    """The numbers of the float32 run's steps if it had applied and skipped as the other run did."""
+    at = np.searchsorted(run.step, true.step).clip(0, len(run) - 1)
+    return np.where(run.step[at] == true.step, number[at], -1)

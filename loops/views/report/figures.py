@@ -1,4 +1,7 @@
-"""The curves of a report: each chart with its caption, and the numbers behind it."""
+"""The curves of a report: each chart with its caption, and the numbers behind it.
+
+A chart is paths of an SVG that stretches to any width, with labels outside it that keep their size.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,16 @@ import numpy as np
 from markupsafe import Markup
 
 from loops.record.columns import RETRIES
-from loops.record.run import Recorded
+from loops.record.noise_scale import noise_scale
+from loops.record.run import Gauges, Recorded
 from loops.record.summary import number
+from loops.record.thin import Envelope, envelope, sampled
+from loops.record.trace.gauges import noise_pairs
 from loops.support.pages import Table
 from loops.support.part_names import columns_of, named
 from loops.support.text import agreeing, amount
-from loops.views.charts.axis import Axis
-from loops.views.charts.chart import RUNS
+from loops.views.charts.axis import Axis, linear_axis, loss_axis, steps_axis
+from loops.views.charts.chart import RUNS, Chart, Curve, Lane
 from loops.views.charts.headroom import headroom_chart, others_of
 from loops.views.charts.losses import loss_chart, losses_chart, smoothed
 from loops.views.charts.scales import (
@@ -29,8 +35,7 @@ from loops.views.charts.scales import (
     skipped_by,
     step_word,
 )
-from loops.views.report.drawn import Drawn, drawn
-from loops.views.report.tables import of_skips, of_steps
+from loops.views.report.tables import cell, of_skips, of_steps
 
 _SAID = {
     "OVERFLOW": "the scaled gradients overflowed",
@@ -44,6 +49,39 @@ _SAID = {
         "<code>cause</code>, and <code>outcome.variable</code> as <code>variable</code>)"
     ),
 }
+_ROWS = 24
+"""The most rows of a table."""
+_FIGURES = {
+    "attention_logit": (
+        "Attention logits",
+        "The largest magnitude of a logit of each attention layer. Logits that grow without bound go before many "
+        "divergences of transformers.",
+    ),
+    "attention_entropy": (
+        "Attention entropy, in nats",
+        "The mean entropy of each layer's attention: 0 where each query sees one key alone. An entropy that falls to 0 "
+        "goes before divergences, too.",
+    ),
+    "update_rms": (
+        "Size of updates",
+        "The root mean square of what a step added to a layer's weights. Skipped steps have none.",
+    ),
+    "update_ratio": (
+        "Size of updates, relative to the weights",
+        "The same over the root mean square of the weights before the step. About 0.001 is a usual rule of thumb.",
+    ),
+}
+_NOISE = (
+    "Gradient noise scale, in examples",
+    "The simple noise scale, the ratio of two averages over about a hundred measured steps. Batches much smaller than "
+    "it gain nearly all of each further example, larger ones little.",
+)
+_LOWEST_FIRST = ("attention_entropy",)
+"""Outputs of which small values are those to look at."""
+_SIZE = 1000
+"""Units of an SVG in each direction. The SVG is stretched; the width of its lines is not."""
+_EXACT = 1500
+"""The most changes of a staircase that is drawn exactly."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +96,7 @@ class Figure:
     """
 
     heading: str
-    drawn: Drawn | None
+    drawn: _Drawn | None
     said: str
     numbers: Sequence[tuple[str, Table]]
 
@@ -72,7 +110,7 @@ def _loss_figure(run: Recorded, part: str, name: str, columns: int) -> Figure:
     loss, chart, of = run.column(name), loss_chart(run, part, name), f" of {part}" if part else ""
     said = f"The loss{of}{_logarithmic(chart.y)}.{_columns(run, columns)}"
     numbers = [("", of_steps(run, [("loss", loss), ("moving mean", smoothed(run, loss))]))]
-    return Figure(f"Loss{of}", drawn(chart, columns), said, numbers)
+    return Figure(f"Loss{of}", _drawn(chart, columns), said, numbers)
 
 
 def scale_figure(run: Recorded, columns: int) -> Figure | None:
@@ -93,7 +131,7 @@ def scale_figure(run: Recorded, columns: int) -> Figure | None:
     if known.any() and not known.all():
         said += f" Where it is missing it is not known, or beyond 2^{math.log2(NEAR):.0f} times the largest loss scale."
     numbers = [("", table) for table in (of_steps(run, [("loss scale", scale)]), *of_skips(run))]
-    return Figure(heading, drawn(scale_chart(run), columns), said, numbers)
+    return Figure(heading, _drawn(scale_chart(run), columns), said, numbers)
 
 
 def part_scale_figures(run: Recorded, columns: int) -> list[Figure]:
@@ -114,7 +152,7 @@ def _part_figure(run: Recorded, part: str, name: str, columns: int) -> Figure:
     said = f"The loss scale of {part}, as a power of two."
     said += " Below it a mark for each step that it skipped." if skips else ""
     numbers = [("", of_steps(run, [("loss scale", scale)]))]
-    return Figure(heading, drawn(part_chart(run, part, name), columns), said, numbers)
+    return Figure(heading, _drawn(part_chart(run, part, name), columns), said, numbers)
 
 
 def headroom_figure(run: Recorded, columns: int) -> Figure | None:
@@ -127,7 +165,7 @@ def headroom_figure(run: Recorded, columns: int) -> Figure | None:
         f"over the loss scale{_below(run.margin)}. Activations and weights: up to the largest number of their format."
     )
     numbers = [("", of_steps(run, [("gradients", run.margin), ("activations, weights", others_of(run))]))]
-    return Figure("Headroom, in octaves", drawn(chart, columns), said, numbers)
+    return Figure("Headroom, in octaves", _drawn(chart, columns), said, numbers)
 
 
 def side_by_side(runs: Sequence[Recorded], columns: int) -> list[Figure]:
@@ -141,13 +179,13 @@ def side_by_side(runs: Sequence[Recorded], columns: int) -> list[Figure]:
             (label, of_steps(run, [("moving mean of the loss", smoothed(run, run.column(name)))]))
             for label, run, _, name in shown
         ]
-        found.append(Figure("Loss, side by side", drawn(chart, columns), said, numbers))
+        found.append(Figure("Loss, side by side", _drawn(chart, columns), said, numbers))
     shown, left_out = _shown(runs, "loss_scale")
     if shown:
         chart = scales_chart(shown)
         said = f"Where scales are equal, dashes lie on a line.{left_out}"
         numbers = [(label, of_steps(run, [("loss scale", run.column(name))])) for label, run, _, name in shown]
-        found.append(Figure("Loss scale, side by side", drawn(chart, columns), said, numbers))
+        found.append(Figure("Loss scale, side by side", _drawn(chart, columns), said, numbers))
     return found
 
 
@@ -181,3 +219,153 @@ def _columns(run: Recorded, columns: int) -> str:
 def _below(margin: np.ndarray) -> str:
     below = int((margin < 0).sum())
     return f"; below 0 a step was not finite: {amount(below, 'step')}" if below else ""
+
+
+def gauge_figures(run: Recorded, columns: int) -> list[Figure]:
+    """The figures of what a run's ready probes measured; none without any."""
+    if run.gauges is None:
+        return []
+    found = [_figure(output, *said, run.gauges.of(output), columns) for output, said in _FIGURES.items()]
+    names, scales = run.gauges.names, {}
+    for name, noise, signal in noise_pairs(names):
+        parts = [run.gauges.values[:, names.index(one)] for one in (noise, signal)]
+        scales[name.partition("/")[2] or "noise scale"] = np.where(np.isfinite(parts[0]), noise_scale(*parts), np.nan)
+    if scales:
+        values = np.stack(list(scales.values()), axis=1)
+        found.append(_figure("noise_scale", *_NOISE, Gauges(run.gauges.step, tuple(scales), values), columns))
+    return [figure for figure in found if figure is not None]
+
+
+def _figure(output: str, heading: str, said: str, gauges: Gauges, columns: int) -> Figure | None:
+    known = np.isfinite(gauges.values).any(axis=1)
+    if not known.any():
+        return None
+    step, values = gauges.step[known], np.where(np.isfinite(gauges.values), gauges.values, np.nan)[known]
+    with np.errstate(all="ignore"):
+        means = np.array([np.nanmean(column) if np.isfinite(column).any() else np.nan for column in values.T])
+    order = np.argsort(means if output in _LOWEST_FIRST else -means, kind="stable")[: min(RUNS, len(means))]
+    if len(means) > RUNS:
+        which = "lowest" if output in _LOWEST_FIRST else "highest"
+        said += f" The {RUNS} of {amount(len(means), 'layer')} with the {which} mean."
+    places = sorted(place for place in order.tolist() if np.isfinite(means[place]))
+    shown, names = values[:, places], [gauges.names[place] for place in places]
+    y = loss_axis(shown) if (shown[np.isfinite(shown)] > 0).all() else linear_axis(shown)
+    curves = [
+        Curve(name, step, column, f"run{place}")
+        for place, (name, column) in enumerate(zip(names, shown.T, strict=True))
+    ]
+    finite = shown[np.isfinite(shown)]
+    alt = f"{heading} over {amount(len(step), 'measured step')}, from {finite.min():.3g} to {finite.max():.3g}."
+    if y.log:
+        said += " The axis is logarithmic."
+    chart = Chart(alt, heading, int(gauges.step[0]), int(gauges.step[-1]), y, curves)
+    return Figure(heading, _drawn(chart, columns), said, [("", _table(step, names, shown))])
+
+
+def _table(step: np.ndarray, names: list[str], values: np.ndarray) -> Table:
+    at = sampled(len(step), _ROWS).tolist()
+    rows = [[cell(int(step[place])), *(cell(float(one)) for one in values[place])] for place in at]
+    said = "" if len(at) == len(step) else f"{len(at)} of {len(step):,} measured steps"
+    return Table(["step", *names], rows, said)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Drawn:
+    """What `page.html` draws.
+
+    Attributes:
+        alt: What it shows, in words.
+        x: The axis of the steps.
+        y: The axis of the values.
+        grid: The SVG path of the grid lines.
+        level: The SVG path of a horizontal line; "" for none.
+        lines: The look, label and SVG path of each curve, drawn in this order.
+        lanes: The look, label and SVG path of each strip below.
+    """
+
+    alt: str
+    x: Axis
+    y: Axis
+    grid: str
+    level: str
+    lines: tuple[tuple[str, str, str], ...]
+    lanes: tuple[tuple[str, str, str], ...]
+
+    @property
+    def legend(self) -> list[tuple[str, str, str]]:
+        """The lines to name: none if there is only one."""
+        named = [line for line in self.lines if line[1]]
+        return named if len(named) > 1 else []
+
+
+def _drawn(chart: Chart, columns: int) -> _Drawn:
+    """The paths of a chart.
+
+    Args:
+        chart: The chart.
+        columns: The most points of a curve; a longer one keeps the extremes of each column. Marks of steps in the same
+            column are one.
+    """
+    x, y = steps_axis(chart.first, chart.last), chart.y
+    level = "" if chart.level is None else f"M0 {_across(float(y.of(np.array(chart.level))))}H{_SIZE}"
+    return _Drawn(
+        chart.alt,
+        x,
+        y,
+        "".join(f"M0 {_across(place)}H{_SIZE}" for place, _ in y.ticks),
+        level,
+        tuple((curve.look, curve.label, _path(curve, x, y, columns)) for curve in chart.curves),
+        tuple((lane.look, lane.label, _marks(lane, x, columns)) for lane in chart.lanes),
+    )
+
+
+def _marks(lane: Lane, axis: Axis, columns: int) -> str:
+    # Each mark is at least as wide as a column, so none is lost between them.
+    places = np.unique((axis.of(lane.step) * columns).astype(np.int64))
+    return "".join(f"M{round(_SIZE * place / columns, 1):g} 0V10" for place in places.tolist())
+
+
+def _path(curve: Curve, along: Axis, across: Axis, columns: int) -> str:
+    x, y = along.of(curve.step), across.of(curve.values)
+    if curve.stairs:
+        changes = np.flatnonzero(np.diff(np.nan_to_num(y, nan=-1.0), prepend=np.nan))
+        if len(changes) <= max(_EXACT * columns // 600, 2):
+            return _staircase(x, y, changes)
+    found = envelope(x, y, columns)
+    return _zigzag(found) if len(found.x) else ""
+
+
+def _staircase(x: np.ndarray, y: np.ndarray, changes: np.ndarray) -> str:
+    parts, down = [], True
+    for place in changes.tolist():
+        at, value = _along(x[place]), y[place]
+        if np.isnan(value):
+            parts.append("" if down else f"H{at}")
+            down = True
+        else:
+            parts.append(f"M{at} {_across(value)}" if down else f"H{at}V{_across(value)}")
+            down = False
+    return "".join(parts) + ("" if down or not parts else f"H{_along(x[-1])}")
+
+
+def _zigzag(found: Envelope) -> str:
+    parts = []
+    ends = [*found.broken[1:].tolist(), True]
+    columns = zip(*(column.tolist() for column in found), ends, strict=True)
+    for place, (at, low, high, broken, last) in enumerate(columns):
+        begins = broken or not place
+        first, second = (low, high) if place % 2 else (high, low)
+        parts.append(f"{'M' if begins else 'L'}{_along(at)} {_across(first)}")
+        if high > low:
+            parts.append(f"V{_across(second)}")
+        elif begins and last:  # A single point would be invisible.
+            parts.append(f"h{_SIZE / 100 if len(ends) == 1 else _SIZE / 500:g}")
+    return "".join(parts)
+
+
+def _along(place: float) -> str:
+    return f"{_SIZE * place:.1f}".removesuffix(".0")
+
+
+def _across(place: float) -> str:
+    return f"{_SIZE * (1 - place):.0f}"

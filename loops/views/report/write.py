@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+import platform
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import keras
+import tensorflow as tf
+from markupsafe import Markup
+
 import scaler
+from loops.diagnose.explain.explain import explain
+from loops.diagnose.explain.explanation import Explanation
+from loops.diagnose.explain.remedies import Remedy
 from loops.record import Recorded, as_recorded
+from loops.record.skips import in_words, not_logged, what_is_wrong
 from loops.record.summary import Digest, digest, sentence
+from loops.run.rewind.open import open_run
+from loops.run.train import POLICIES
 from loops.support.errors import LoopError
-from loops.support.pages import render
+from loops.support.pages import Table, render
 from loops.support.written.place import as_path, writing
-from loops.views.report.explanations import autopsy_of, section
-from loops.views.report.figures import headroom_figure, loss_figures, part_scale_figures, scale_figure, side_by_side
-from loops.views.report.gauges import gauge_figures
+from loops.views.report.figures import (
+    gauge_figures,
+    headroom_figure,
+    loss_figures,
+    part_scale_figures,
+    scale_figure,
+    side_by_side,
+)
 from loops.views.report.heat import heat_map
-from loops.views.report.provenance import made
 from loops.views.report.strategies import replayed_table, strategies_table
+from loops.views.report.tables import cell
 
 MOST = 1_000_000
 """The most bytes of a report."""
@@ -28,6 +45,17 @@ _CELLS = 240
 """The most columns of a heat map."""
 _HISTOGRAMS = 400_000
 """The most bytes of all histograms."""
+_NAMES = {
+    "tensorflow": "TensorFlow",
+    "keras": "Keras",
+    "python": "Python",
+    "numpy": "NumPy",
+    "devices": "devices",
+    "intra_op_threads": "threads within an operation",
+    "inter_op_threads": "threads between operations",
+    "op_determinism": "deterministic operations",
+    "jit_compile": "XLA",
+}
 
 
 def write_report(
@@ -68,7 +96,7 @@ def write_report(
     digests = [digest(run) for run in recorded]
     if explain:
         autopsies = [
-            autopsy_of(run, build, progress) if not found.health.healthy else None
+            _autopsy_of(run, build, progress) if not found.health.healthy else None
             for run, found in zip(recorded, digests, strict=True)
         ]
     said = arguments or ["report", *(run.place for run in recorded if run.place), "--out", str(path)]
@@ -112,7 +140,7 @@ def _page(
     share = detail / max(shown, 1)
     columns = max(60, int(_COLUMNS * min(1.0, 4 * share)))
     cells = max(40, int(_CELLS * min(1.0, 3 * share)))
-    facts, commands = made(runs, arguments)
+    facts, commands = _made(runs, arguments)
     return render(
         __package__,
         "page.html",
@@ -141,3 +169,118 @@ def _page(
         facts=facts,
         commands=commands,
     )
+
+
+def _made(runs: Sequence[Recorded], arguments: Sequence[str]) -> tuple[list[tuple[str, str]], str]:
+    """The versions and machine of each run and of this report, and the commands that make it again.
+
+    Args:
+        runs: The runs in the report.
+        arguments: The arguments of `halfstep` that make the report again.
+    """
+    facts = list({run.name: _of_run(run) for run in runs}.items())
+    this = (
+        f"TensorFlow {tf.__version__}, Keras {keras.__version__}, Python {platform.python_version()}, "
+        f"{platform.system()} on {platform.machine()}, {os.cpu_count()} CPUs"
+    )
+    trained = [command for command in map(_training_command, runs) if command]
+    return [*facts, ("this report", this)], "\n".join([*trained, shlex.join(["halfstep", *arguments])])
+
+
+def _training_command(run: Recorded) -> str:
+    """The command that trains a run of `halfstep train` again; "" for any other run."""
+    facts = run.facts
+    wanted = {"task": str, "policy": str, "strategy": str, "seed": int}
+    if any(not isinstance(facts.get(name), kind) for name, kind in wanted.items()) or facts["policy"] not in POLICIES:
+        return ""
+    options = {name: facts[name] for name in ("policy", "strategy", "seed")}
+    options["steps"], options["out"] = facts.get("steps", int(run.step[-1])), run.place
+    words = ["halfstep", "train", facts["task"]]
+    for name, value in options.items():
+        words += [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def _of_run(run: Recorded) -> str:
+    known = [f"{said} {_spelled(run.versions[name])}" for name, said in _NAMES.items() if name in run.versions]
+    return ", ".join(known) or "does not record its versions: halfstep train and loops.Checkpoint do"
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return " and ".join(map(str, value))
+    return ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, Mapping) else str(value)
+
+
+def _autopsy_of(run: Recorded, build: str | None, progress: Callable[[str], object]) -> Explanation | str:
+    """The explanation that `halfstep explain` gives for a run, or the reason why there is none.
+
+    Args:
+        run: A run with a folder, and with checkpoints unless it is short enough to run again from its start.
+        build: `MODULE:FUNCTION` that rebuilds the run's loop; None for a run of `halfstep train`.
+        progress: Called now and then with a text that says what is being done.
+    """
+    try:
+        return explain(open_run(run.place, build), run=run.place, progress=progress)
+    except scaler.ScalerError as error:
+        return str(error)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Section:
+    """An autopsy on a page.
+
+    Attributes:
+        said: The text of the autopsy.
+        tried: The remedies that were tried.
+        magnitudes: The largest values of each layer.
+    """
+
+    said: str
+    tried: Table | None = None
+    magnitudes: Table | None = None
+
+
+def section(run: Recorded, found: Digest, autopsy: Explanation | str | None) -> _Section | None:
+    """The autopsy's findings, why there are none, or the command for it; None if nothing went wrong."""
+    if autopsy is None:
+        return _suggested(run, found)
+    if isinstance(autopsy, str):
+        return _Section(f"This run cannot be explained: {autopsy}")
+    tried = magnitudes = None
+    if autopsy.remedies:
+        # A remedy that did not help is not worth advising.
+        rows = [[one.name, _did(one), one.advice if one.helps else one.why_not or ""] for one in autopsy.remedies]
+        tried = Table(["tried", "the step", "to do"], rows)
+    if autopsy.magnitudes:
+        rows = [[row.layer, row.dtype, cell(row.forward), cell(row.backward)] for row in autopsy.magnitudes]
+        heads = ["layer", "computed in", "largest output", "largest gradient, scaled"]
+        magnitudes = Table(heads, rows, f"Magnitudes in step {autopsy.step}")
+    return _Section(autopsy.sentence, tried, magnitudes)
+
+
+def _suggested(run: Recorded, found: Digest) -> _Section | None:
+    if not run.place or (found.health.healthy and not found.skips):
+        return None
+    if found.health.healthy and not found.health.sure:
+        return _Section(f"The log shows nothing wrong: {in_words(found.health)}. {not_logged(found.health)}".rstrip())
+    if found.health.healthy:
+        return _Section(f"Not needed: {in_words(found.health)}.")
+    said = Markup(
+        "{} What went wrong last began at step {}. <code>{}</code> takes it again and says why; <code>halfstep report "
+        "--explain</code> puts the answer here. Both need the run’s checkpoints, and for a program "
+        "<code>--build</code>."
+    )
+    command = shlex.join(["halfstep", "explain", run.place, "--step", str(found.health.step)])
+    return _Section(said.format(what_is_wrong(found.health), f"{found.health.step:,}", command))
+
+
+def _did(remedy: Remedy) -> str:
+    if not remedy.tried:
+        return "could not be tried"
+    if not remedy.finite:
+        return "fails"
+    said = "passes" if remedy.at_scale is None else f"passes at a loss scale of {remedy.at_scale:g}"
+    return said if remedy.helps else f"{said}, no help"

@@ -1,10 +1,11 @@
-"""The progress of a running run, read from its files."""
+"""The progress of a running run, from what was appended to its log and its trace since the last look."""
 
 from __future__ import annotations
 
 import collections
 import importlib.util
 import math
+import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -12,13 +13,15 @@ from collections.abc import Callable
 import numpy as np
 
 from loops.record.files import read_summary
-from loops.record.joined import joined
-from loops.record.log import Log
+from loops.record.joined import joined, parts_at
+from loops.record.log import Log, columns_in
 from loops.record.reading import files_of
 from loops.record.run import Recorded
+from loops.record.trace.file import contents
+from loops.record.trace.messages import arrow, whole_messages
+from loops.record.trace.stream import STEP, read_tensors
+from loops.record.trace_columns import columns_of
 from loops.support.part_names import in_turn
-from loops.views.watch.counted_once import CountedOnce
-from loops.views.watch.tail import LogTail, TraceTail
 
 HISTORY = 2000
 """Steps kept for the small curves."""
@@ -51,8 +54,8 @@ class LiveRun:
 
     def __init__(self, place: pathlib.Path, clock: Callable[[], float] = time.monotonic):
         self._place, self._clock = place, clock
-        self._log: LogTail | None = None
-        self._trace: TraceTail | None = None
+        self._log: _LogTail | None = None
+        self._trace: _TraceTail | None = None
         self._moved = clock()
         self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=_LOOKS)
         self.rate, self.quiet = math.nan, 0.0
@@ -62,7 +65,7 @@ class LiveRun:
 
     def _start(self) -> None:
         self.step, self.logged, self.attempted, self.last_skip = 0, 0, 0, 0
-        self._once = CountedOnce()
+        self._once = _CountedOnce()
         self.skips: collections.Counter[str] = collections.Counter()
         self.losses: dict[str, collections.deque[float]] = {}
         self.scales: dict[str, collections.deque[float]] = {}
@@ -93,10 +96,10 @@ class LiveRun:
     def _open(self) -> None:
         trace, log = files_of(self._place)
         if log is not None and self._log is None:
-            self._log = LogTail(log)
+            self._log = _LogTail(log)
             self._again()
         if trace is not None and self._trace is None and not self.other_trace and importlib.util.find_spec("pyarrow"):
-            self._trace = TraceTail(trace)
+            self._trace = _TraceTail(trace)
             self._again()
 
     def _again(self) -> None:
@@ -152,3 +155,130 @@ class LiveRun:
 
 def _as_run(found: Log) -> Recorded:
     return Recorded("", "", found.step, found.columns, found.cause)
+
+
+class _CountedOnce:
+    """The steps that were counted, as far as a file may still bring them a second time."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, float] = {}
+        self._ahead: set[int] = set()
+        self._both_until = -1.0
+        self._unlogged = joined(None, None)
+
+    def goes_back(self, file: str, piece: Log) -> bool:
+        """Whether a piece has steps that its file has brought before."""
+        return bool(piece.step[0] <= self._ends.get(file, -1))
+
+    def are_of_two_runs(self, trace: Log | None, log: Log | None) -> bool:
+        """Whether a step that the log has now has other numbers in the trace, which may have brought it before."""
+        traced = joined(self._unlogged, trace)
+        if log is None or not len(log.step):
+            self._unlogged = traced
+            return False
+        later = traced.step > log.step[-1]
+        columns = {name: values[later] for name, values in traced.columns.items()}
+        self._unlogged = Log(traced.step[later], columns, traced.cause[later], 0)
+        return parts_at(traced, log) is not None
+
+    def new(self, trace: Log | None, log: Log | None) -> Log:
+        """The steps of two pieces that were not counted before. A piece is None if there is no such file."""
+        both = joined(trace, log)
+        fresh = np.array([step not in self._ahead for step in both.step.tolist()], bool)
+        for file, piece in (("trace", trace), ("log", log)):
+            if piece is None:
+                self._ends[file] = math.inf
+            elif len(piece.step):
+                self._ends[file] = int(piece.step[-1])
+        until = min(self._ends.get(file, -1) for file in ("trace", "log"))
+        self._ahead.update(both.step[both.step > until].tolist())
+        if until > self._both_until:
+            self._both_until, self._ahead = until, {step for step in self._ahead if step > until}
+        columns = {name: values[fresh] for name, values in both.columns.items()}
+        return Log(both.step[fresh], columns, both.cause[fresh], 0)
+
+
+class _Tail:
+    """Reads a file piece by piece, and again from the start if it was truncated or replaced.
+
+    Args:
+        path: The file, which may not exist yet.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self._end = 0
+        self._file = (0, 0)
+
+    def rewind(self) -> None:
+        """Makes the next read begin at the start of the file."""
+        self._end = 0
+
+    def more(self) -> tuple[bytes, bool]:
+        """The new bytes, and whether they begin at the start of the file. Only `take` advances the position."""
+        try:
+            with self.path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                identity = (found.st_dev, found.st_ino)
+                if found.st_size < self._end or identity != self._file:
+                    self._end, self._file = 0, identity
+                file.seek(self._end)
+                return file.read(), self._end == 0
+        except OSError:
+            self._end = 0
+            return b"", True
+
+    def take(self, size: int) -> None:
+        """Marks the next `size` bytes as read."""
+        self._end += size
+
+
+class _LogTail:
+    """The steps that were added to a log of lines."""
+
+    def __init__(self, path: pathlib.Path):
+        self._tail = _Tail(path)
+        self._comma = path.suffix == ".csv"
+        self._header = b""
+
+    def rewind(self) -> None:
+        """Makes the next read begin at the start of the file."""
+        self._tail.rewind()
+
+    def more(self) -> tuple[Log, bool]:
+        """The new steps, and whether they begin at the start of the file. An incomplete line waits for its end."""
+        data, from_start = self._tail.more()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._tail.take(len(whole))
+        if self._comma and from_start:
+            self._header = whole[: whole.find(b"\n") + 1]
+        elif self._comma:
+            whole = self._header + whole
+        return columns_in(whole.decode("utf-8", errors="replace").splitlines(), comma=self._comma), from_start
+
+
+class _TraceTail:
+    """The steps that were added to a trace. An incomplete message waits for its end."""
+
+    def __init__(self, path: pathlib.Path):
+        self._tail = _Tail(path)
+        self._opening = b""
+
+    def rewind(self) -> None:
+        """Makes the next read begin at the start of the file."""
+        self._tail.rewind()
+
+    def more(self) -> tuple[Log | None, bool]:
+        """The new steps, None before the schema is complete, and whether they begin at the start of the file."""
+        data, from_start = self._tail.more()
+        if from_start:
+            self._opening = b""
+        found = contents(self._opening + data)
+        if found.schema is None or read_tensors(found.schema) is None:
+            return None, from_start
+        self._tail.take(found.end - len(self._opening))
+        self._opening = self._opening or data[: next(whole_messages(data)).end]
+        pa = arrow()
+        table = pa.Table.from_batches(found.batches, found.schema)
+        steps = [kind == STEP for kind in table["kind"].to_pylist()]
+        return columns_of(table.filter(pa.array(steps, pa.bool_()))), from_start

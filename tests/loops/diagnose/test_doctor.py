@@ -16,12 +16,11 @@ import loops
 import scaler
 from loops.diagnose.doctor import diagnosis, trials
 from loops.diagnose.doctor import timing as turns
-from loops.diagnose.doctor.advice import advice
 from loops.diagnose.doctor.diagnosis import Diagnosis
 from loops.diagnose.doctor.matrix_products import Casts, Padded, casts_of, padded, products_of, shares
 from loops.diagnose.doctor.pipeline import Pipeline, pipeline_of
 from loops.diagnose.doctor.program import program_of
-from loops.diagnose.doctor.text import sized, text
+from loops.diagnose.doctor.text import advice, sized, text
 from loops.diagnose.doctor.timing import STEPS_A_CALL, Batches, PairedTiming, Running, Spread, time_interleaved
 from loops.diagnose.doctor.trials import Kind, Trial, try_all
 from loops.diagnose.graph.census import Census, Row

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loops.diagnose.doctor import surroundings as looked
+from loops.diagnose.doctor import machine as looked
 from loops.diagnose.doctor.gpu import Gpu, Surroundings, about_gpus
 
 BUILD = {

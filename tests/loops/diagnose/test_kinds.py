@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from loops.diagnose.doctor import trials
-from loops.diagnose.doctor.advice import advice
+from loops.diagnose.doctor.text import advice
 from loops.diagnose.doctor.trials import Kind as Change
 from loops.diagnose.doctor.trials import Trial
 from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order

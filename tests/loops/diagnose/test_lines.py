@@ -7,7 +7,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from loops.diagnose.graph.lines import line_of
+from loops.diagnose.graph.scan import line_of
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from loops.loop import batch_files
 from loops.loop.state import folder
 from loops.record.log import read_columns
 from loops.record.trace import checked, frames
+from loops.record.trace.checked import unpacked_size
 from loops.record.trace.file import contents
 from loops.record.trace.frames import unpack
 from loops.record.trace.messages import _DIGITS, _MARK, _digits
 from loops.record.trace.stream import batch_of, opening, schema_of
-from loops.record.trace.unpacked import unpacked_size
 from loops.run.strategy_text import parse_strategy
 
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import loops
 import scaler
-from loops.record.trace.critical import critical_scales
 from loops.record.trace.tensors import tensors_of
+from loops.record.trace.visit_columns import critical_scales
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loops.record.trace.critical import critical_scales
 from loops.record.trace.tensors import Tensor
-from loops.record.trace.visit_columns import margins
+from loops.record.trace.visit_columns import critical_scales, margins
 
 GRADIENT = {name: Tensor("weight_gradients/w", name, True) for name in ("float16", "bfloat16")}
 ACTIVATION = Tensor("activations/a", "float16", False)

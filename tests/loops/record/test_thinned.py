@@ -10,11 +10,11 @@ from loops.record.run import Recorded
 from loops.record.skips import health
 from loops.record.summary import digest, sentence
 from loops.record.thinned import Counted, said_of, thinned
-from loops.views.report.explanations import section
 from loops.views.report.figures import scale_figure
 from loops.views.report.strategies import strategies_table
+from loops.views.report.write import section
 from loops.views.watch.progress import LiveRun
-from loops.views.watch.screen import line
+from loops.views.watch.watch import line
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from loops.study import costs as module
 from loops.study import report
 from loops.study.compare import run_study
 from loops.study.costs import Costs, cost_cells, costs_of, has_costs
-from loops.study.costs_figure import costs_figure
-from loops.study.energy.meter import EnergyMeter
+from loops.study.dots import costs_figure
+from loops.study.energy import EnergyMeter
 from loops.study.setups import choose_setups
 
 

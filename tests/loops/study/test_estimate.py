@@ -2,7 +2,7 @@
 
 import pytest
 
-from loops.study.estimate import Estimate, duration
+from loops.study.compare import Estimate, duration
 from loops.study.setups import choose_setups
 
 THREE = choose_setups(["float32", "mixed-none", "mixed-dynamic"])

@@ -9,8 +9,7 @@ from recorded_cases import write_run
 from test_study_report import FLOAT32, figures_of, write_study
 
 import loops
-from loops.diagnose.doctor.page import memory_page
-from loops.diagnose.doctor.picture import memory_figure
+from loops.diagnose.doctor.picture import memory_figure, memory_page
 from loops.diagnose.memory.footprint import Bytes, Footprint
 from loops.study.page import page
 from loops.study.setups import Setup

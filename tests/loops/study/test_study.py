@@ -11,7 +11,7 @@ import tensorflow as tf
 import loops
 import scaler
 from loops.run.train import RunOptions, train
-from loops.study import sentences
+from loops.study import page
 from loops.study.compare import run_study, summarise
 from loops.study.gradients import HIGHEST, LOWEST, GradientProbe
 from loops.study.setups import EMULATED, SETUPS, SMALL, Setup, choose_setups, strategy_setups
@@ -190,8 +190,8 @@ def test_a_study_trains_in_an_emulated_format(small, tmp_path):
     assert [run.get("emulated") for run in summary["runs"]] == [None, None, "float8_e4m3fn", "float8_e4m3fn"]
     assert len({run["final_loss"] for run in summary["runs"]}) == 4
     assert [run["costs"]["bytes"] is None for run in summary["runs"]] == [False, False, True, True]
-    assert "--setup emulated-float8" in sentences.command(summary)
-    assert "gradients in E5M2" in sentences.result_sentence(summary)
+    assert "--setup emulated-float8" in page.command(summary)
+    assert "gradients in E5M2" in page.result_sentence(summary)
 
 
 def test_every_set_up_makes_valid_options():

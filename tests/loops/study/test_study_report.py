@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import loops
-from loops.study import page, report, sentences, summaries
+from loops.study import page, report, summaries
 from loops.study.compare import summarise
 from loops.study.setups import SETUPS, SMALL, Setup
 
@@ -240,12 +240,12 @@ def test_explains_float16_without_masters_where_it_fails(tmp_path):
 )
 def test_result_sentence_comes_from_the_numbers(tmp_path, setups, sentence):
     summary = json.loads((write_study(tmp_path, setups, seeds=1, steps=1) / "summary.json").read_text())
-    assert sentences.result_sentence(summary).endswith(sentence)
+    assert page.result_sentence(summary).endswith(sentence)
 
 
 def test_command_of_a_whole_study_names_no_setup():
     summary = {"task": "mnist", "steps": 5, "seeds": 1, "setups": [{"name": setup.name} for setup in SETUPS]}
-    assert sentences.command(summary) == "halfstep study mnist --steps 5 --seeds 1"
+    assert page.command(summary) == "halfstep study mnist --steps 5 --seeds 1"
 
 
 def figures_of(folder):

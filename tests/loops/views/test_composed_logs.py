@@ -23,7 +23,7 @@ from loops.views.report.figures import loss_figures, part_scale_figures, scale_f
 from loops.views.report.strategies import strategies_table
 from loops.views.report.write import write_report
 from loops.views.watch.progress import LiveRun
-from loops.views.watch.screen import line, panel
+from loops.views.watch.watch import line, panel
 
 STEPS = 30
 

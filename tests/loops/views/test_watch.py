@@ -14,7 +14,7 @@ from recorded_cases import write_run
 import halfstep as cli
 from loops.views.watch import watch
 from loops.views.watch.progress import LiveRun
-from loops.views.watch.screen import line, panel, spark
+from loops.views.watch.watch import line, panel, spark
 
 
 class Leave(Exception):

@@ -1,4 +1,4 @@
-"""A chart as a figure of matplotlib."""
+"""Curves over the steps as figures of matplotlib: the loss, the loss scale and the headroom."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import scaler
+from loops.record import as_recorded
 from loops.record.run import Recorded
 from loops.record.thin import envelope
 from loops.support.drawing import drawing
 from loops.support.errors import LoopError
 from loops.support.palette import BLACK, BLUE, BY_NAME, FAINT, ORANGE, RED, SERIES
-from loops.support.part_names import columns_of
+from loops.support.part_names import columns_of, named
 from loops.views.charts.axis import steps_axis
-from loops.views.charts.chart import Chart, Curve
+from loops.views.charts.chart import RUNS, Chart, Curve
+from loops.views.charts.headroom import headroom_chart
+from loops.views.charts.losses import loss_chart, losses_chart
+from loops.views.charts.scales import scale_chart, scales_chart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 _COLUMNS = 2000
 """The most points of a curve; a longer one keeps the extremes of each column."""
@@ -40,7 +46,33 @@ _LOOKS: dict[str, tuple[str, Any, float]] = {
 """The colour, dashes and width of a curve."""
 
 
-def draw(chart: Chart) -> Figure:
+def loss(*runs: Any) -> Figure:
+    """The loss of each step, its moving mean, and marks where it was not finite.
+
+    Args:
+        runs: One to six runs, in any form that `loops.views.plots` takes. For several, only moving means are drawn. Of
+            a composed step each part has a loss: six losses of all runs together.
+
+    Raises:
+        scaler.InvalidArgument: For no run, more than six losses, or something that is not a run.
+        LoopError: Without matplotlib, or if no loss is finite.
+    """
+    if not 0 < len(runs) <= RUNS:
+        raise scaler.InvalidArgument(f"loss: {len(runs)} runs: expected 1 to {RUNS}, so that curves stay distinct.")
+    found = [as_recorded(run) for run in runs]
+    shown = [(run, part, name) for run in found for part, name in columns_of(run.columns, "loss").items()]
+    _needs("loss", *found)
+    if len(shown) > RUNS:
+        raise scaler.InvalidArgument(
+            f"loss: {len(shown)} losses of {len(runs)} runs: expected 1 to {RUNS}, so that curves stay distinct."
+        )
+    if len(shown) == 1:
+        return _draw(loss_chart(*shown[0]))
+    one = len(found) == 1
+    return _draw(losses_chart([(part if one else named(run.name, part), run, part, name) for run, part, name in shown]))
+
+
+def _draw(chart: Chart) -> Figure:
     """Draws a chart: its curves over the steps, and below them a strip for each lane.
 
     Raises:
@@ -80,7 +112,7 @@ def draw(chart: Chart) -> Figure:
         return figure
 
 
-def needs(name: str, *runs: Recorded) -> None:
+def _needs(name: str, *runs: Recorded) -> None:
     """Refuses runs that have nothing to draw.
 
     Args:
@@ -132,3 +164,40 @@ def _legend(figure: Figure, axes: Any) -> None:
     if len(labels) > 1:
         for text in figure.legend(handles, labels, loc="outside upper left", ncols=3).get_texts():
             text.set_parse_math(False)
+
+
+def headroom(run: Any) -> Figure:
+    """How often values could double: gradients up to the critical scale, others up to the format's largest number.
+
+    Args:
+        run: A run, in any form that `loops.views.plots` takes.
+
+    Raises:
+        scaler.InvalidArgument: If `run` is not a run.
+        LoopError: Without matplotlib, or if the headroom is unknown: it needs a trace with probes.
+    """
+    found = as_recorded(run)
+    chart = headroom_chart(found)
+    if chart is None:
+        raise LoopError(f"{found.name}: its headroom is not known. {' '.join(found.notes)}".rstrip())
+    return _draw(chart)
+
+
+def loss_scale(run: Any) -> Figure:
+    """The loss scale, the largest one that would have been finite, and below it each skip, by its cause.
+
+    Of a composed step it draws the scale of each part, and below them the steps that each part skipped.
+
+    Args:
+        run: A run, in any form that `loops.views.plots` takes.
+
+    Raises:
+        scaler.InvalidArgument: If `run` is not a run.
+        LoopError: Without matplotlib, or if the run has no loss scale.
+    """
+    found = as_recorded(run)
+    _needs("loss_scale", found)
+    parts = columns_of(found.columns, "loss_scale")
+    if parts and "" not in parts:
+        return _draw(scales_chart([(part, found, part, name) for part, name in parts.items()]))
+    return _draw(scale_chart(found))

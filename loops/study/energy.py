@@ -1,8 +1,13 @@
-"""The energy of NVIDIA's GPUs: counted by NVML, or summed from the power that `nvidia-smi` prints."""
+"""A meter of the energy that this machine reports.
+
+RAPL counts that of processors, in Linux. That of NVIDIA's GPUs is counted by NVML, or summed from the power that
+`nvidia-smi` prints.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import pathlib
 import shutil
 import subprocess
 import threading
@@ -10,16 +15,86 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+_POWERCAP = pathlib.Path("/sys/class/powercap")
 _EVERY = 0.2
 """Seconds between two readings of `nvidia-smi`."""
 
 
-def gpus() -> Sequence[Nvml | Smi]:
+class EnergyMeter:
+    """Sums joules since its creation: of processors by RAPL, and of NVIDIA's GPUs by NVML or `nvidia-smi`.
+
+    The counters cover the whole machine, including other programs. RAPL's wrap around every few minutes to hours, so
+    read the meter more often than that.
+
+    Args:
+        powercap: The folder of RAPL's counters in Linux, with a subfolder for each processor. Users other than root
+            can read them only if the administrator allows it.
+    """
+
+    def __init__(self, powercap: pathlib.Path = _POWERCAP):
+        self._gpus = _gpus()
+        self._sources: Sequence[Any] = [*_processors(powercap), *self._gpus]
+
+    def __enter__(self) -> EnergyMeter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for gpu in self._gpus:
+            gpu.close()
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the sources; empty if the machine reports no energy."""
+        return [one.name for one in self._sources]
+
+    def joules(self) -> float | None:
+        """Joules since the meter was created; None if the machine does not report them, or no longer does."""
+        try:
+            return sum(one.joules() for one in self._sources) if self._sources else None
+        except (OSError, ValueError):
+            return None
+
+
+def _processors(powercap: pathlib.Path) -> list[_Rapl]:
+    """The counters that can be read, one for each processor package: intel-rapl:0:1 is a part of intel-rapl:0."""
+    places = sorted(place for place in powercap.glob("intel-rapl:*") if place.name.count(":") == 1)
+    return [found for place in places if (found := _Rapl.readable(place))]
+
+
+class _Rapl:
+    """A counter of microjoules that wraps around to 0."""
+
+    def __init__(self, place: pathlib.Path):
+        self.name = f"RAPL {(place / 'name').read_text(encoding='ascii').strip()}"
+        self._counter = place / "energy_uj"
+        self._range = int((place / "max_energy_range_uj").read_text(encoding="ascii")) + 1
+        self._last, self._sum = self._now(), 0
+
+    @classmethod
+    def readable(cls, place: pathlib.Path) -> _Rapl | None:
+        """The counter in a folder; None if it cannot be read."""
+        try:
+            return cls(place)
+        except (OSError, ValueError):
+            return None
+
+    def joules(self) -> float:
+        """Joules since the object was created."""
+        now = self._now()
+        self._sum += (now - self._last) % self._range
+        self._last = now
+        return self._sum / 1e6
+
+    def _now(self) -> int:
+        return int(self._counter.read_text(encoding="ascii"))
+
+
+def _gpus() -> Sequence[_Nvml | _Smi]:
     """The readable energy sources of this machine's GPUs; empty without one."""
     return _by_nvml() or _by_smi()
 
 
-class Nvml:
+class _Nvml:
     """NVML's counter of millijoules since the driver was loaded."""
 
     def __init__(self, nvml: Any, handle: Any, number: int):
@@ -39,7 +114,7 @@ class Nvml:
         """Does nothing: nothing is open."""
 
 
-class Smi:
+class _Smi:
     """The power of all GPUs, which an `nvidia-smi` process prints periodically, summed over time."""
 
     def __init__(self, program: str):
@@ -88,25 +163,25 @@ def _end(process: subprocess.Popen) -> None:
         process.stdout.close()
 
 
-def _by_nvml() -> list[Nvml]:
+def _by_nvml() -> list[_Nvml]:
     try:
         import pynvml
     except ImportError:
         return []
-    found: list[Nvml] = []
+    found: list[_Nvml] = []
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         for number in range(pynvml.nvmlDeviceGetCount()):
-            found.append(Nvml(pynvml, pynvml.nvmlDeviceGetHandleByIndex(number), number))
+            found.append(_Nvml(pynvml, pynvml.nvmlDeviceGetHandleByIndex(number), number))
     return found
 
 
-def _by_smi(patience: float = 5.0) -> list[Smi]:
+def _by_smi(patience: float = 5.0) -> list[_Smi]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
     try:
-        found = Smi(program)
+        found = _Smi(program)
     except OSError:
         return []
     if found.says(patience):

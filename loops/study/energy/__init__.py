@@ -1,1 +1,0 @@
-"""The energy that the machine reports."""
