@@ -146,18 +146,6 @@ class Forecast:
     def load_state(self, value: dict) -> None:
         """Restores what `save_state` returned."""
         self._warned, self._began = value["warned"], value["began"]
-        if "seen" not in value:
-            # The state of 0.2.0: growth is seen as before, headroom and the mean gradient from here on.
-            critical, loss, lows = value["recent"]
-            mean = sum(critical) / max(len(critical), 1)
-            known = {
-                "critical": critical,
-                "loss": loss,
-                "lows": lows,
-                "best": value["best"],
-                "first": value.get("first"),
-            }
-            value = {"seen": {**known, "fresh": len(loss), "usual": mean, "steps": len(critical)}}
         self._seen = Seen(**{name: _from_json(one) for name, one in value["seen"].items()})
 
     def __call__(self, visit: Visit) -> None:

@@ -42,14 +42,13 @@ class StepLines:
         """The last step of the run and the step of the last line, for a `Checkpoint`."""
         return {"step": self._step, "line": self._line}
 
-    def load_state(self, value: dict[str, int] | int) -> None:
+    def load_state(self, value: dict[str, int]) -> None:
         """Makes the next run continue the file after a step, and warns of missing lines.
 
         Args:
-            value: From `save_state`; in an older checkpoint only the last step.
+            value: From `save_state`.
         """
-        saved = {"step": value, "line": 0} if isinstance(value, int) else value
-        self._step, self._line = saved["step"], saved["line"]
+        self._step, self._line = value["step"], value["line"]
         found = self._cut()
         if found < self._line:
             warnings.warn(

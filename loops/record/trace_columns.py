@@ -24,9 +24,6 @@ def columns_of(steps: Any) -> Log:
         for name in (*NUMBERS, *DECISIONS)
         if name in steps.column_names and steps[name].null_count < len(steps)
     }
-    if "headroom" in columns:
-        # Older traces have infinity where nothing is known.
-        columns["headroom"] = np.where(np.isposinf(columns["headroom"]), np.nan, columns["headroom"])
     cause = np.array([cause_name(one) for one in steps["cause"].to_pylist()], np.str_)
     return Log(steps["step"].to_numpy().astype(np.int64), columns, cause, 0)
 

@@ -6,16 +6,13 @@ import csv
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from loops.replay.intervals import Intervals, Range
 from loops.support.text import columns
 from loops.support.written.place import as_path, writing
-
-if TYPE_CHECKING:
-    from loops.replay.results import Replayed
 
 _ARRAYS = ("scales", "skipped")
 _HEADS = ("strategy", "skips", "rate", "mean scale", "final scale", "flushed", "floor", "ceiling")

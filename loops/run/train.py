@@ -31,8 +31,6 @@ POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 """The Keras dtype policies of runs."""
 STEPS_PER_CALL = 50
 """Steps between visits, unless checkpoints are saved more often."""
-LATER = ("emulated", "unit_scaled")
-"""The options that were added after files with options were first written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +70,8 @@ class RunOptions:
         parse_strategy(self.strategy)
 
     def facts(self) -> dict:
-        """All options by name, as files hold them: those of `LATER` only if asked for, which older files lack."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value or name not in LATER}
+        """All options by name, as files hold them."""
+        return dataclasses.asdict(self)
 
 
 def model_of(task: Task, options: RunOptions) -> keras.Model:

@@ -119,5 +119,5 @@ def cost_cells(row: Mapping) -> tuple[str, str, str]:
 
 
 def has_costs(summary: Mapping) -> bool:
-    """Whether any set-up has known costs; a study of an older release has none."""
+    """Whether any set-up has known costs."""
     return any(cell != "–" for row in summary["setups"] for cell in cost_cells(row))

@@ -300,8 +300,8 @@ def _accuracy(row: Mapping) -> float:
 
 
 def _is_narrow(options: Mapping) -> bool:
-    return options["policy"] != "float32" or "emulated" in options
+    return options["policy"] != "float32" or options["emulated"] is not None
 
 
 def _width(summary: Mapping, rows: Sequence[Mapping]) -> str:
-    return "16 or fewer" if any("emulated" in options_of(summary, row) for row in rows) else "16"
+    return "16 or fewer" if any(options_of(summary, row)["emulated"] for row in rows) else "16"

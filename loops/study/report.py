@@ -52,9 +52,8 @@ def report_study(folder: str | os.PathLike) -> list[pathlib.Path]:
     }
     written, images = [], {}
     for name, figure in figures.items():
-        # An earlier study in this folder may have left them, those of version 0.2 as PNGs.
-        for ending in ("svg", "png"):
-            (folder / f"{name}.{ending}").unlink(missing_ok=True)
+        # An earlier study in this folder may have left one that this study does not draw.
+        (folder / f"{name}.svg").unlink(missing_ok=True)
         if figure is not None:
             drawn = svg_of(figure)
             images[name] = as_source(drawn)

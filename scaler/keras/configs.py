@@ -69,11 +69,9 @@ def _find(config: dict[str, Any], custom_objects: dict | None) -> Any:
         if found:
             return found
     # Nothing is imported: a file must not choose which code runs.
-    if module and module.startswith("scaler."):
-        # Older files hold the internal module of the class instead of the public namespace.
-        found = next((_named(name, public) for public in _namespaces() if name in public.__all__), None)
-        if dataclasses.is_dataclass(found):
-            return found
+    found = next((_named(name, public) for public in _namespaces() if public.__name__ == module), None)
+    if dataclasses.is_dataclass(found):
+        return found
     raise InvalidArgument(
         f"from_config: the saved optimizer uses the strategy {registered or name!r}, which is not known here. Import "
         "the module that registers it with @keras.saving.register_keras_serializable first, or load with "

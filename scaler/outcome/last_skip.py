@@ -14,8 +14,7 @@ its own step from that of an older one.
 
 A scaler may apply gradients to several lists of variables, and another process may trace them in another order. Each
 list has a place that follows from its names, and positions are kept from that place on, so that they tell which list it
-was. An index of -1 or -2 is no position: twice the place is taken off it. Positions below `FIRST_PLACE` are those of an
-older checkpoint, which counted them in the order of tracing.
+was. An index of -1 or -2 is no position: twice the place is taken off it. Positions below `FIRST_PLACE` are in no list.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ def _moved(skip: Skip, by: int | tf.Tensor) -> Skip:
 
 
 def _beginning(place: tf.Tensor, lists: Mapping[int, int]) -> tf.Tensor:
-    """Where the list begins that holds this place, scalar int64. 0 for an older checkpoint, -1 if no list does."""
+    """Where the list begins that holds this place, scalar int64. 0 below the first list, -1 if no list does."""
     lists = {0: FIRST_PLACE, **lists}
     begin, count = tf.constant(list(lists), tf.int64), tf.constant(list(lists.values()), tf.int64)
     return tf.reduce_max(tf.where((begin <= place) & (place < begin + count), begin, -tf.ones_like(begin)))

@@ -163,10 +163,8 @@ class Names:
 
     def of(self, beginning: int) -> tuple[Sequence[str], str]:
         """The names that begin there, and the name of their optimizer."""
-        known = [(names, optimizer, at) for (optimizer, names), at in self._known.items()]
-        # An older checkpoint does not tell the lists apart.
-        found = known if beginning == 0 and len(known) == 1 else [each for each in known if each[2] == beginning]
-        return found[0][:2] if found else ((), "the optimizer")
+        known = ((names, optimizer) for (optimizer, names), at in self._known.items() if at == beginning)
+        return next(known, ((), "the optimizer"))
 
 
 _UNKNOWN = "the variable is unknown in this process until it has traced the step that was skipped"

@@ -18,9 +18,11 @@ _PARTS = {
     "variables": dict,
     "actions": dict,
     "random": dict,
+    "settings": dict,
+    "trainable": dict,
+    "held": list,
+    "action_keys": dict,
 }
-_OPTIONAL = {"settings": dict, "trainable": dict, "held": list, "action_keys": dict, "loss_scaler": dict}
-"""Parts that older checkpoints lack."""
 _NO_SOURCE = {"name": "", "length": None, "state": None}
 _COUNTERS = ("data", "attempted", "applied", "skipped")
 
@@ -35,8 +37,9 @@ def parse(text: str | bytes) -> dict[str, Any]:
     if facts.get("format") not in READ:
         said = ", ".join(map(str, READ))
         raise ValueError(f"its format is {repr(facts.get('format'))[:40]}, and this version reads {said}")
-    for name, kind in {**_PARTS, **_OPTIONAL}.items():
-        if not isinstance(facts.get(name, None if name in _PARTS else kind()), kind):
+    # A train step may have no scaler.
+    for name, kind in {**_PARTS, "loss_scaler": dict}.items():
+        if not isinstance({"loss_scaler": {}, **facts}.get(name), kind):
             raise ValueError(f"its {name} are not those of a run")
     counters, data = facts["counters"], facts["data"]
     if not all(_is_count(counters.get(name)) for name in _COUNTERS):
@@ -49,9 +52,9 @@ def parse(text: str | bytes) -> dict[str, Any]:
         raise ValueError("its data is not that of a run")
     if not all(isinstance(group, list) and all(map(_is_variable, group)) for group in facts["variables"].values()):
         raise ValueError("its variables are not those of a run")
-    if not all(isinstance(flags, str) for flags in facts.get("trainable", {}).values()):
+    if not all(isinstance(flags, str) for flags in facts["trainable"].values()):
         raise ValueError("its trainable are not those of a run")
-    keys = facts.get("action_keys", {}).values()
+    keys = facts["action_keys"].values()
     if not all(isinstance(one, list) and all(isinstance(key, str) for key in one) for one in keys):
         raise ValueError("its action_keys are not those of a run")
     return facts

@@ -13,7 +13,7 @@ from loops.loop.loop import Loop
 from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, check_run
 from loops.record.jsonl import JsonLines
 from loops.record.run_metadata import metadata_of
-from loops.run.train import LATER, RunOptions, build, run_identity
+from loops.run.train import RunOptions, build, run_identity
 from loops.support.errors import LoopError
 from loops.support.user_function import called
 
@@ -63,14 +63,14 @@ def _of_train(run: pathlib.Path) -> Loop:
             "tf.distribute.MirroredStrategy; run a program of several workers again in this way."
         )
     fields = {field.name for field in dataclasses.fields(RunOptions)} - {"steps"}
-    missing = sorted(({"task"} | fields) - set(LATER) - set(metadata))
+    missing = sorted(({"task"} | fields) - set(metadata))
     if missing:
         raise LoopError(
             f"{run}: its files lack its {', '.join(missing)}, which those of halfstep train have. Name the program "
             "that made the run: --build module:function."
         )
     task = tasks.load(metadata["task"])
-    options = RunOptions(steps=_NEVER, **{name: metadata[name] for name in fields & set(metadata)})
+    options = RunOptions(steps=_NEVER, **{name: metadata[name] for name in fields})
     return build(
         task,
         options,

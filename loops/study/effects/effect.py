@@ -203,8 +203,7 @@ def percent(values: Any, form: str = ".1f") -> str:
 
 
 def _panel(values: Mapping[str, Any]) -> Panel:
-    # Files of earlier versions have no bounds.
-    bounds = tuple(map(tuple, values.get("bounds", ())))
+    bounds = tuple(map(tuple, values["bounds"]))
     lines = tuple(map(_line, values["lines"]))
     return Panel(**{**values, **_tuples(values, "reference", "ticks"), "lines": lines, "bounds": bounds})
 

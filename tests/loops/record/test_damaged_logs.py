@@ -47,7 +47,7 @@ def test_every_reader_passes_a_damaged_line_over(line, tmp_path):
     assert course.step == 10
     before = path.read_bytes()
     resumed = loops.JsonLines(path)
-    resumed.load_state(10)
+    resumed.load_state({"step": 10, "line": 0})
     assert path.read_bytes() == before
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 0
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 0
@@ -93,7 +93,7 @@ def test_damaged_lines_of_a_csv_are_passed_over(line, tmp_path):
     path.write_text(f"step,loss\n1,1.0\n{line}\n2,2.0\n")
     assert read_run(path).step.tolist() == [1, 2]
     resumed = loops.Csv(path)
-    resumed.load_state(2)
+    resumed.load_state({"step": 2, "line": 0})
     assert path.read_text().endswith("2,2.0\n")
 
 

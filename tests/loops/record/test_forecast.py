@@ -120,25 +120,6 @@ def visits(log2_critical, loss, ends):
         yield loops.Visit(loops.Counters(last, last, last), outputs, 0.0, last, {"amax": amax})
 
 
-def test_a_state_of_0_2_0_goes_on_with_growth(step):
-    """It had the last losses and critical scales, and no headroom."""
-    critical, loss = np.floor(falling(60)), rising(60)
-    first, rest = visits(critical, loss, [64])
-    action = loops.Forecast()
-    action.begin(types.SimpleNamespace(train_step=step))
-    action(first)
-    seen = action.save_state()["seen"]
-    old = {"warned": False, "began": True, "recent": [seen["critical"], seen["loss"][-LOSS_OF:], seen["lows"]]}
-    action = loops.Forecast()
-    action.load_state({**old, "best": seen["best"], "first": seen["first"]})
-    assert action._seen.fresh == LOSS_OF
-    action.begin(types.SimpleNamespace(train_step=step))
-    expected = loops.observe.forecast(columns(critical, loss))
-    assert expected.step < 64 + LOSS_OF
-    with pytest.warns(loops.DivergenceWarning, match=f"at step {expected.step} "):
-        action(rest)
-
-
 def test_a_state_is_json():
     action = loops.Forecast()
     action._seen = Seen(headroom=(1.0, math.inf), best=math.inf)

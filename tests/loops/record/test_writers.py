@@ -86,7 +86,7 @@ def test_csv_refuses_a_step_and_the_columns_of_another_run(tmp_path):
         loop.run(1)
     (tmp_path / "steps.csv").write_text("step,other\n1,2\n")
     action = loops.Csv(tmp_path / "steps.csv")
-    action.load_state(1)
+    action.load_state({"step": 1, "line": 0})
     with pytest.raises(loops.LoopError, match="step,other"):
         looping(action).run(3)
 

@@ -48,7 +48,7 @@ def test_a_run_of_train_is_had_again(trained, left):
         (None, "neither a readable checkpoint in checkpoints nor a summary.json"),
         ("[1]", "neither a readable checkpoint"),
         ("{", "neither a readable checkpoint"),
-        ('{"task": "digits", "seed": 0}', "lack its batch_size, .*strategy, which those of halfstep train have"),
+        ('{"task": "digits", "seed": 0}', "lack its batch_size, .*strategy, unit_scaled, which those of halfstep"),
         ('{"task": "digits", "replicas": 2}', "its 2 replicas cannot be rewound.*--build"),
     ],
 )

@@ -185,7 +185,7 @@ def test_the_figure_has_a_panel_for_each_cost_that_is_known(costly):
     for row in summary["setups"]:
         row["joules"] = None
     assert len(costs_figure(summary).axes) == 2
-    assert not has_costs({"setups": [{"name": "of an older study"}]})
+    assert not has_costs({"setups": [{"name": "float32"}]})
 
 
 def test_the_rows_of_the_table_have_a_dash_for_what_is_not_known(costly):

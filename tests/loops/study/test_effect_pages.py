@@ -9,6 +9,7 @@ import command_cases
 import pytest
 from command_cases import strict
 
+import scaler
 from halfstep import effects as command
 from loops.study.effects import PRESETS, Preset, choose, measure, pages
 from loops.study.effects.effect import Claim, Effect, Line, Panel, curve, spread
@@ -133,12 +134,12 @@ def test_a_bound_is_drawn_with_its_label():
     assert [1.5, 1.5] in [list(line.get_xdata()) for line in axes[0].lines]
 
 
-def test_an_effect_comes_back_from_its_values_also_from_those_without_bounds():
+def test_an_effect_comes_back_from_its_values():
     values = json.loads(pages.as_json(dataclasses.replace(SMALL, measured={})))
     assert pages.from_values(values) == dataclasses.replace(SMALL, measured={})
-    for panel in values["panels"]:
-        del panel["bounds"]
-    assert [panel.bounds for panel in pages.from_values(values).panels] == [(), ()]
+    del values["panels"][0]["bounds"]
+    with pytest.raises(scaler.InvalidArgument, match="not the values of an effect"):
+        pages.from_values(values)
 
 
 def test_a_curve_leaves_out_what_is_not_finite():
