@@ -104,7 +104,7 @@ def _loss_around(frame: Any) -> Any:
 
 def _reduced(reduce: Callable, values: tf.Tensor, sample_weight: Any, reduction: str | None) -> tf.Tensor:
     loss = reduce(values, sample_weight, reduction)
-    if not _within.get() or reduction != "sum" or not values.shape.rank:
+    if not _within.get() or reduction != "sum":
         return loss
     if not isinstance(_loss_around(inspect.currentframe()), keras.losses.Loss):
         instead = "pass this Keras loss itself as the loss, or write reduction='sum_over_batch_size'."

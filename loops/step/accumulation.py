@@ -61,8 +61,11 @@ class MicroBatches(tf.Module):
         new = [variable for variable in now.variables if id(variable) not in known]
         if new:
             tf.distribute.get_replica_context().merge_call(lambda strategy: self._keep(new))
+        # What no micro-batch of this window has moved before is as it was at its start.
+        first = set(map(id, new)) if tf.executing_eagerly() else ()
         for saved, variable in zip(self._before, self._state, strict=True):
-            saved.assign(tf.where(self._opens, values.get(id(variable), variable), saved))
+            opens = tf.logical_or(self._opens, id(variable) in first)
+            saved.assign(tf.where(opens, values.get(id(variable), variable), saved))
         return scaler.Snapshot(tuple(self._state), tuple(tf.identity(saved) for saved in self._before))
 
     def _keep(self, state: list) -> None:

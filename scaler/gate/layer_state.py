@@ -13,7 +13,7 @@ import tensorflow as tf
 from scaler.backend import replicas
 from scaler.backend.assignments import assigned_since
 from scaler.backend.graphs import variables_read
-from scaler.backend.layers import calls_noted, layers_of, owners_of, state_of
+from scaler.backend.layers import alive, calls_noted, layers_of, owners_of, state_of
 from scaler.backend.variables import owner_of
 from scaler.errors import ScaleWarning
 from scaler.gate.rollback import Snapshot
@@ -37,6 +37,16 @@ class LayerState:
     def __init__(self, layers: Iterable[keras.layers.Layer] = ()):
         self._layers = {id(layer): layer for layer in layers}
 
+    def learn(self, graph: Any, apart_from: Iterable) -> None:
+        """Learns of the layers whose state a function moves that is traced, and not called yet.
+
+        Args:
+            graph: The function's.
+            apart_from: Variables that are somebody else's concern.
+        """
+        left_out = {id(part) for one in apart_from for part in _parts(one)}
+        self._layers |= {id(layer): layer for _, layer in _owned(graph, assigned_since(graph, 0), left_out)}
+
     @contextlib.contextmanager
     def watched(self, *, apart_from: Iterable = ()) -> Iterator[Moved]:
         """Watches the pass that is taken within this context.
@@ -59,7 +69,7 @@ class Moved:
     """
 
     def __init__(self, layers: dict[int, keras.layers.Layer], apart_from: Iterable):
-        self._layers, self._left_out = layers, {id(replicas.native(one)) for one in apart_from}
+        self._layers, self._left_out = layers, {id(part) for one in apart_from for part in _parts(one)}
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._start = 0 if self._graph is None else len(self._graph.get_operations())
         self._seen: set[int] = set()
@@ -87,34 +97,59 @@ class Moved:
     def snapshot(self) -> Snapshot:
         """The state that the pass has moved since, with its values before; in eager mode all that it may have moved.
 
-        It warns of state that a function moves which was traced before the step: what it was is not known.
+        It warns of state in a graph that no call of a layer told of: what it was before is not known.
         """
         before = self._before
         if self._graph is not None:
             assigned = assigned_since(self._graph, self._start)
             before = [(variable, value) for variable, value in before if _handle(variable) in assigned]
-            self._warn_of_others(assigned)
+            # Replicas that wait for each other are traced in turns, in one graph.
+            known = {id(part) for variable, _ in self._before for part in _parts(variable)} | self._left_out
+            unknown = list(_owned(self._graph, assigned, known))
+            # The next trace reads it in time.
+            self._layers |= {id(layer): layer for _, layer in unknown}
+            if unknown:
+                warnings.warn(_UNKNOWN.format(unknown[0][0].name.split(":")[0]), ScaleWarning, stacklevel=2)
         return Snapshot(tuple(variable for variable, _ in before), tuple(value for _, value in before))
 
-    def _warn_of_others(self, assigned: set[int]) -> None:
-        known = {_handle(variable) for variable, _ in self._before} | self._left_out
-        read = [one for one in variables_read(self._graph).values() if one.dtype.is_floating and owner_of(one) is None]
-        others = {id(one): one for one in read if _handle(one) in assigned and not known & {id(one), _handle(one)}}
-        for key, layer in owners_of(others.values()).items():
-            # The next trace reads it in time.
-            self._layers.setdefault(id(layer), layer)
-            warnings.warn(
-                f"A tf.function moves {others[key].name.split(':')[0]!r}, the state of a layer, and was traced before "
-                "this step: a skipped step cannot put it back, and one bad batch may leave it NaN for good. Make the "
-                "step first, or give it the Python function, as `function.python_function`.",
-                ScaleWarning,
-                stacklevel=2,
-            )
-            return
+
+_UNKNOWN = (
+    "A step moves {!r}, the state of a layer, in a tf.function that was traced before the step, or by a layer's `call` "
+    "in place of the layer itself: a skipped step cannot put it back. Make the step before the function is traced, "
+    "or give it the Python function, as `function.python_function`; call the layer itself."
+)
+
+
+def _owned(graph: Any, assigned: set[int], left_out: set[int]) -> Iterator[tuple[tf.Variable, keras.layers.Layer]]:
+    """The state of layers, each with a layer that holds it, among the variables that a graph assigns."""
+    read = {id(one): one for one in variables_read(graph).values() if owner_of(one) is None and id(one) not in left_out}
+    owners = owners_of(one for one in read.values() if _handle(one) in assigned)
+    return ((read[key], layer) for key, layer in owners.items())
+
+
+def spoiled_layer() -> str | None:
+    """The warning for a living layer whose state is not finite after an eager step put back what it knew; else None."""
+    if replicas.replica_count() > 1:
+        return None
+    for layer in next(alive(keras.layers.Layer)):
+        for one in state_of(layer) if layer.built else ():
+            value = tf.convert_to_tensor(replicas.native(one))
+            if value.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(value))):
+                return (
+                    f"{getattr(one, 'path', one.name)!r}, the state of a layer, is not finite after a skipped step, "
+                    "which did not know of it and left it so. In eager mode a step knows of layers that are called "
+                    "themselves, and of none in a tf.function that was traced before."
+                )
+    return None
 
 
 def _handle(variable: Any) -> int:
     return id(replicas.own_part(variable).handle)
+
+
+def _parts(variable: Any) -> tuple:
+    own = replicas.native(variable)
+    return (own, *getattr(own, "values", ()))
 
 
 def _is_of_keras(layer: keras.layers.Layer) -> bool:

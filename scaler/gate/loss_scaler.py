@@ -19,6 +19,7 @@ from scaler.gate import choose, later, optimizers
 from scaler.gate.arguments import check_apply
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
+from scaler.gate.layer_state import spoiled_layer
 from scaler.gate.retry import Again, first_gradients, retry
 from scaler.gate.rollback import Snapshot
 from scaler.gate.spikes import Spikes
@@ -29,6 +30,7 @@ from scaler.gradients.pairs import as_list, check_gradients, check_pairs
 from scaler.mistakes.calls import Calls
 from scaler.mistakes.carried import Carried
 from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities
+from scaler.mistakes.loss_on_replicas import divided_sum
 from scaler.mistakes.marks import marked_unscaled
 from scaler.mistakes.unconnected import without_gradient
 from scaler.mistakes.upstream import Upstream
@@ -380,6 +382,8 @@ class LossScaler(tf.Module):
             () if self._loss is None else (tf.identity(self._loss),),
         )
         self._calls.decided(decision.attempted)
+        if rollback is not None and tf.executing_eagerly() and decision.attempted and not decision.finite:
+            self._calls.use.say_once(spoiled_layer())
         skip = decision.skip
         if diagnose is not None and not alone and not selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
@@ -423,8 +427,12 @@ class LossScaler(tf.Module):
         return choose.selects_here(self.select)
 
     def check_precision(self, prediction: Any, loss: Any) -> None:
-        """Warns once about probabilities or a loss in float16: for a step that casts the loss before `scale`."""
+        """Warns once about probabilities or a loss in float16, for a step that casts the loss before `scale`.
+
+        On several replicas also about a loss that is a sum: such a step divides it by their number.
+        """
         self._calls.use.say_once(float16_probabilities(prediction))
+        self._calls.use.say_once(divided_sum(loss) if tf.is_tensor(loss) else None)
         self._calls.use.say_once(float16_loss(loss))
 
     def check_connected(self, grads: Sequence[gradients.Gradient], variables: Sequence) -> None:

@@ -24,8 +24,8 @@ from scaler.gradients.pairs import as_list
 from scaler.keras import accumulation, arguments, configs, following_masters, optimizers_in_step
 from scaler.keras.other_names import OtherNames
 from scaler.keras.variable_order import Order
+from scaler.mistakes.loss_on_replicas import undivided_mean
 from scaler.mistakes.marks import UNSCALED, as_given
-from scaler.mistakes.undivided_loss import undivided_loss
 from scaler.mistakes.upstream import Upstream
 from scaler.outcome.outcome import Outcome
 from scaler.strategies import Strategy
@@ -193,7 +193,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         if self._by_hand:
             self._unscaled.assign(False)
         if loss.shape.rank in (0, None):
-            self.loss_scaler._calls.use.say_once(undivided_loss(loss))
+            self.loss_scaler._calls.use.say_once(undivided_mean(loss))
             return self.loss_scaler.scale(loss)
         whole, calls = as_loss(tf.reduce_sum(loss)), self.loss_scaler._calls
         calls.check_loss(whole)

@@ -88,8 +88,13 @@ def protect(model: keras.Model) -> keras.Model:
         # The optimizer alone cannot notice that layers were unfrozen.
         TrainableSet.of(model.weights).keep(f"fit of model {model.name!r}", "Compile the model again.")
         shown.forget()
+
+        def tell(graph: Any) -> None:
+            protected.traced_as(graph)
+            others.learn(graph, _all_variables(model))
+
         with protected.open(optimizers), others.watched(apart_from=_all_variables(model)):
-            step = _with_its_variables(lambda data: shown.look(own_step(data)), data, made, protected)
+            step = _with_its_variables(lambda data: shown.look(own_step(data)), data, made, tell)
         before = [(variable, tf.identity(variable)) for variable in _state(model, protected)]
         weights = [(one, tf.identity(one)) for one in _updated(model, before) if _may_assign(protected, one)]
         every = [held.optimizer for held in optimizers_of(model)]
@@ -171,20 +176,23 @@ def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
     return list(found.values())
 
 
-def _with_its_variables(step: Callable, data: Any, made: list[bool], protected: ProtectedStep) -> Callable:
-    """Traces the step, which creates its variables before it runs. Their values can then be read before the step."""
+def _with_its_variables(step: Callable, data: Any, made: list[bool], tell: Callable[[Any], None]) -> Callable:
+    """Traces the step, which creates its variables before it runs. Their values can then be read before the step.
+
+    `tell` is called with the graph.
+    """
     # Replicas cannot synchronise in a function inside their own. There Keras builds the model earlier.
     if not replicas.in_place():
         return step
     traced = tf.function(functools.partial(_making_variables_outside, step), autograph=False)
     if not tf.executing_eagerly():
-        protected.traced_as(traced.get_concrete_function(data).graph)
+        tell(traced.get_concrete_function(data).graph)
         return traced
     if not made:
         made.append(True)
         # A step that runs eagerly may be impossible to trace.
         with contextlib.suppress(Exception):
-            protected.traced_as(traced.get_concrete_function(data).graph)
+            tell(traced.get_concrete_function(data).graph)
     return step
 
 

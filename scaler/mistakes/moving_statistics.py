@@ -88,9 +88,8 @@ def before_apply(
     moved = moved_before(variables, upstream, user)
     # A seed that moved does no harm.
     lost = [one for one in moved if (one.before is None or when is None) and one.variable.dtype.is_floating]
-    if lost or not moved:
-        return [], lost[0].variable.name if lost else elsewhere(variables)
-    return [one for one in moved if one.before is not None and when is not None], None
+    known = [one for one in moved if one.before is not None and when is not None]
+    return known, lost[0].variable.name if lost else None if moved else elsewhere(variables)
 
 
 def moved_before(targets: Iterable, upstream: Upstream, user: object) -> list[Moved]:

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import scaler
 
@@ -25,11 +26,15 @@ class Head(keras.Model):
         return keras.ops.mean(keras.ops.square(y_pred - keras.ops.mean(self.encode(x), -1, keepdims=True)))
 
 
-@pytest.mark.slow_with("xla")
+@pytest.mark.slow_with("xla-new", "xla-traced before", "graph-traced before", "eager-traced before")
+@pytest.mark.parametrize("traced", [False, True], ids=["new", "traced before"])
 @pytest.mark.parametrize("way", ["graph", "eager", "xla"])
-def test_a_model_that_the_step_calls_is_put_back(way):
+def test_a_model_that_the_step_calls_is_put_back(way, traced):
     encoder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])
-    model = Head(lambda x: encoder(x, training=True))
+    encode = tf.function(lambda x: encoder(x, training=True))
+    if traced:
+        encode(tf.constant(X))
+    model = Head(encode if traced else encode.python_function)
     model.compile(
         scaler.LossScaleOptimizer(keras.optimizers.SGD(0.01)), run_eagerly=way == "eager", jit_compile=way == "xla"
     )

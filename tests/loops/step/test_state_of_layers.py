@@ -192,8 +192,33 @@ def test_a_function_that_was_traced_before_the_step_is_told():
     encoder = an_encoder()
     ways = Ways(encoder)
     ways.function(tf.constant(X))
-    with pytest.warns(scaler.ScaleWarning, match=r"moving_mean.* traced before this step"):
+    with pytest.warns(
+        scaler.ScaleWarning, match=r"the state of a layer, in a tf.function that was traced before the step"
+    ):
         tf.function(a_train_step(ways.function), autograph=False)(a_batch(X))
+
+
+def test_an_eager_step_tells_of_a_layer_that_it_did_not_know():
+    encoder = an_encoder()
+    ways = Ways(encoder)
+    ways.function(tf.constant(X))
+    step = a_train_step(ways.function)
+    with pytest.warns(scaler.ScaleWarning, match=r"the state of a layer, is not finite after a skipped step"):
+        step(a_batch(BAD))
+
+
+def test_a_layer_that_is_first_called_within_a_window_goes_back_to_its_start():
+    encoder, calls = an_encoder(), []
+
+    def late(x):
+        calls.append(x)
+        return encoder(x, training=True) if len(calls) > 1 else x
+
+    step = a_train_step(late, accumulate=2)
+    before = values(encoder)
+    step(a_batch(X))
+    assert not step(a_batch(BAD))["applied"]
+    assert same(before, values(encoder))
 
 
 @pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False])
