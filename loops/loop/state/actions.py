@@ -62,9 +62,7 @@ class ActionStates:
             CheckpointError: If an action cannot take its state.
         """
         saved, keys = facts["actions"], self._keys()
-        # A checkpoint without keys was saved by a version that went by the order alone.
-        by_order = {label: label for label in keys if label in saved}
-        taken = _matched(keys, facts[_KEYS]) if _KEYS in facts else by_order
+        taken = _matched(keys, facts[_KEYS])
         loaded = {id(_state_of(self._actions[label])) for label in taken}
         for label, action in self._actions.items():
             with named(action):
@@ -76,7 +74,7 @@ class ActionStates:
                 elif id(_state_of(action)) not in loaded:
                     loaded.add(id(_state_of(action)))
                     _warn_of_new(path, label, keys[label])
-        _warn_of_order(path, keys, facts.get(_KEYS, {}))
+        _warn_of_order(path, keys, facts[_KEYS])
 
     def _keys(self) -> dict[str, list[str]]:
         return {label: self._keys_of(action) for label, action in self._actions.items()}

@@ -114,7 +114,7 @@ def other_rates(train_step: object, saved: Mapping) -> list[str]:
             schedule = getattr(keras.optimizers.schedules, then["class_name"]).from_config(then["config"])
             before, now = float(schedule(optimizer.iterations)), float(optimizer.learning_rate)
             at = f"at update {int(optimizer.iterations)} of {name}"
-            found += [f"{at} the learning rate was to be {before:g}, and is {now:g}."] if before != now else []
+            found += [f"{at} the learning rate was to be {before:g}, and is {now:g}."] if not same(before, now) else []
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ from loops.loop.state.settings import differences
 from loops.loop.state.source_position import SourcePosition
 from loops.loop.state.trainable import check_trainable
 from loops.loop.state.variables import Groups, layout
-from loops.support.errors import CheckpointError, ResumeWarning
+from loops.support.errors import CheckpointError
 from loops.support.written.place import reason
 
 
@@ -105,15 +104,7 @@ class RunState:
                 f"{path} holds a position in the data, and this dataset's cannot be saved: {self._position.problem}. "
                 "Use the dataset of that run, or choose another folder."
             )
-        if self.held.saved and "held" not in facts:
-            warnings.warn(
-                f"{path} was saved by a version that did not save the tables and iterators of a train step: "
-                f"{', '.join(self.held.described)} start again.",
-                ResumeWarning,
-                stacklevel=3,
-            )
-            checkpoint = tf.train.Checkpoint(**{k: v for k, v in self.trackables().items() if k != "held"})
-        elif (then := facts.get("held", [])) != self.held.described:
+        if (then := facts["held"]) != self.held.described:
             raise CheckpointError(
                 f"{path} was saved with another train step: its tables and iterators were {then} and are "
                 f"{self.held.described}. Build what that run built, or choose another folder."

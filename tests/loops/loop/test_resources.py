@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import loops
 from loops.backend import captured, steps
-from loops.loop.state import state
 from loops.run.rewind import rewind
 
 CPUS = ["CPU:0", "CPU:1"]
@@ -347,24 +346,6 @@ def test_replicas_are_warned_of_nothing():
 
 
 # ---------------------------------------------------------------------------------------------- folders
-
-
-@pytest.mark.slow
-def test_a_checkpoint_from_before_tables_were_saved_goes_on_without_them(tmp_path, monkeypatch):
-    old = state._Facts.serialize
-
-    def without(facts):
-        return old(facts).replace('"held"', '"unheard"')
-
-    with monkeypatch.context() as patch:
-        patch.setattr(state._Facts, "serialize", without)
-        patch.setattr("loops.loop.loop.resources_of", lambda concrete: state.StepResources([], [], []))
-        looping(with_mutable_table, tmp_path)[0].run(7)
-    with pytest.warns(loops.ResumeWarning, match=r"did not save the tables.*MutableHashTable\(int64, float32\) start"):
-        looping(with_mutable_table, tmp_path)[0].run(9)
-    with warnings.catch_warnings():  # The next checkpoint has them.
-        warnings.simplefilter("error", loops.ResumeWarning)
-        looping(with_mutable_table, tmp_path)[0].run(11)
 
 
 @pytest.mark.slow
