@@ -1,15 +1,12 @@
 """How `tf.function` traces the parts of a step, for whoever writes a class of steps."""
 
-from scaler.backend.autograph import as_called as as_called
-from scaler.backend.autograph import as_written as as_written
-from scaler.backend.autograph import nested as nested
-from scaler.backend.graphs import at_each_call as at_each_call
-from scaler.backend.integers import saved_as_int32 as saved_as_int32
-from scaler.backend.integers import saved_dtype as saved_dtype
-from scaler.backend.layers import alive as alive
-from scaler.backend.variables import made_outside as made_outside
-from scaler.gate.layer_state import LayerState as LayerState
-from scaler.mistakes.moving_statistics import no_forward_pass as no_forward_pass
+from scaler.backend.autograph import as_called, as_written, nested
+from scaler.backend.graphs import at_each_call
+from scaler.backend.integers import saved_as_int32, saved_dtype
+from scaler.backend.layers import alive
+from scaler.backend.variables import made_outside
+from scaler.gate.layer_state import LayerState
+from scaler.mistakes.moving_statistics import no_forward_pass
 
 __all__ = [
     "LayerState",

@@ -129,9 +129,7 @@ def _owned(graph: Any, assigned: set[int], left_out: set[int]) -> Iterator[tuple
 
 def spoiled_layer() -> str | None:
     """The warning for a living layer whose state is not finite after an eager step put back what it knew; else None."""
-    if replicas.replica_count() > 1:
-        return None
-    for layer in next(alive(keras.layers.Layer)):
+    for layer in next(alive(keras.layers.Layer)) if replicas.replica_count() == 1 else ():
         for one in state_of(layer) if layer.built else ():
             value = tf.convert_to_tensor(replicas.native(one))
             if value.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(value))):

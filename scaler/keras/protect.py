@@ -223,9 +223,8 @@ def _state(model: keras.Model, protected: ProtectedStep) -> list:
 
 def _all_variables(model: keras.Model) -> list:
     """The variables of a model, of its metrics and of its optimizers."""
-    optimizers = [held.optimizer for held in optimizers_of(model)]
-    held = [variable for optimizer in optimizers for variable in optimizer.variables]
-    return [*model.variables, *model.metrics_variables, *held]
+    own = [variable for held in optimizers_of(model) for variable in held.optimizer.variables]
+    return [*model.variables, *model.metrics_variables, *own]
 
 
 def _updated(model: keras.Model, state: list[tuple]) -> list:

@@ -161,8 +161,7 @@ class Calls:
             InvalidArgument: If one scale of this scaler cannot unscale the gradients, or it is not known which.
         """
         upstream = Upstream(grads)
-        if not tf.executing_eagerly():
-            moving_statistics.begins()
+        moving_statistics.begins()
         nobody_scaled = self._check_scales(upstream, model, unscaled, when, loss_scale)
         self.use.begins()
         if ends:

@@ -140,7 +140,7 @@ def elsewhere(variables: Iterable) -> str | None:
 
 def begins() -> None:
     """Records that an `apply` begins: what it assigns itself is no forward pass."""
-    for graph in graphs_around():
+    for graph in () if tf.executing_eagerly() else graphs_around():
         _look(graph)
 
 
