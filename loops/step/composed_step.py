@@ -226,6 +226,7 @@ class ComposedStep(tf.Module):
             found = self._together(forward, batch, due, outputs, retries)
         else:
             found = self._in_turn(batch, due, outputs, retries)
+        self._state.check(*(decided.applied for _, decided in found))
         outputs |= summed_up(found) | ({"retries": sum(retries, tf.constant(0, tf.int64))} if self.retry else {})
         if self._turns is not None:
             # A step that fails must not be counted.
@@ -311,9 +312,8 @@ class ComposedStep(tf.Module):
         # Parts that take turns are skipped one by one, each with all that its own pass has moved.
         rest = [part for part in self.parts if part not in group] if self.forward else []
         others = [variable for part in rest for variable in _states(part.own_models)]
-        kept = set(map(id, others))
         found = {id(variable): variable for variable in _states(self.models)}
-        return [variable for key, variable in found.items() if key not in kept], others
+        return [variable for key, variable in found.items() if key not in set(map(id, others))], others
 
 
 def _states(models: Sequence[keras.layers.Layer]) -> list:

@@ -277,6 +277,7 @@ class TrainStep(tf.Module):
             grads, groups = grads
             self.layerwise.update(groups)
         attempted, outcome, retried = self._decide(grads, before, again)
+        self._state.check(outcome.finite)
         swallowed = getattr(self.masters, "swallowed", None)
 
         def noise(of: NoiseScale, grads: list) -> tf.Tensor:

@@ -16,7 +16,7 @@ from scaler.backend.graphs import variables_read
 from scaler.backend.layers import alive, calls_noted, layers_of, owners_of, state_of
 from scaler.backend.variables import owner_of
 from scaler.errors import ScaleWarning
-from scaler.gate.rollback import Snapshot
+from scaler.gate.rollback import Snapshot, all_finite
 
 
 class LayerState:
@@ -36,6 +36,7 @@ class LayerState:
 
     def __init__(self, layers: Iterable[keras.layers.Layer] = ()):
         self._layers = {id(layer): layer for layer in layers}
+        self._spoiled: dict[int, str] | None = None
 
     def learn(self, graph: Any, apart_from: Iterable) -> None:
         """Learns of the layers whose state a function moves that is traced, and not called yet.
@@ -54,10 +55,27 @@ class LayerState:
         Args:
             apart_from: Variables that are somebody else's concern.
         """
+        if self._spoiled is None and tf.executing_eagerly():
+            self._spoiled = _spoiled()
         # A tf.function that was traced in an earlier trace of the step calls no layer in this one.
         moved = Moved(self._layers, apart_from)
         with calls_noted(moved.note):
             yield moved
+
+    def check(self, *applied: tf.Tensor) -> None:
+        """Warns of state that an eager step has spoiled that was skipped, in a layer that it did not know."""
+        if self._spoiled is None or not tf.executing_eagerly() or all(applied):
+            return
+        new = {key: path for key, path in _spoiled().items() if key not in self._spoiled}
+        self._spoiled |= new
+        if new:
+            warnings.warn(
+                f"{next(iter(new.values()))!r}, the state of a layer, is not finite after a skipped step that did not "
+                "know the layer. An eager step knows layers that are called themselves, but not in a tf.function that "
+                "was traced before.",
+                ScaleWarning,
+                stacklevel=2,
+            )
 
 
 class Moved:
@@ -127,18 +145,12 @@ def _owned(graph: Any, assigned: set[int], left_out: set[int]) -> Iterator[tuple
     return ((read[key], layer) for key, layer in owners.items())
 
 
-def spoiled_layer() -> str | None:
-    """The warning for a living layer whose state is not finite after an eager step put back what it knew; else None."""
-    for layer in next(alive(keras.layers.Layer)) if replicas.replica_count() == 1 else ():
-        for one in state_of(layer) if layer.built else ():
-            value = tf.convert_to_tensor(replicas.native(one))
-            if value.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(value))):
-                return (
-                    f"{getattr(one, 'path', one.name)!r}, the state of a layer, is not finite after a skipped step, "
-                    "which did not know of it and left it so. In eager mode a step knows of layers that are called "
-                    "themselves, and of none in a tf.function that was traced before."
-                )
-    return None
+def _spoiled() -> dict[int, str]:
+    """The state of living layers that is not finite, in eager mode: names, by the ids of variables."""
+    states = (
+        replicas.native(one) for layer in next(alive(keras.layers.Layer)) if layer.built for one in state_of(layer)
+    )
+    return {id(one): one.name for one in map(replicas.native, states) if not all_finite([one])}
 
 
 def _handle(variable: Any) -> int:

@@ -19,7 +19,6 @@ from scaler.gate import choose, later, optimizers
 from scaler.gate.arguments import check_apply
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
-from scaler.gate.layer_state import spoiled_layer
 from scaler.gate.retry import Again, first_gradients, retry
 from scaler.gate.rollback import Snapshot
 from scaler.gate.spikes import Spikes
@@ -382,8 +381,6 @@ class LossScaler(tf.Module):
             () if self._loss is None else (tf.identity(self._loss),),
         )
         self._calls.decided(decision.attempted)
-        if rollback is not None and tf.executing_eagerly() and decision.attempted and not decision.finite:
-            self._calls.use.say_once(spoiled_layer())
         skip = decision.skip
         if diagnose is not None and not alone and not selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)

@@ -53,7 +53,7 @@ def _is_only(loss: tf.Tensor, reduction: str) -> bool:
     """
     if replicas.replica_count() == 1 or is_eager(loss):
         return False
-    waiting, reduced = [(loss, False)], False
+    waiting = [(loss, False)]
     while waiting:
         tensor, behind = waiting.pop()
         op = tensor.op
@@ -62,5 +62,4 @@ def _is_only(loss: tf.Tensor, reduction: str) -> bool:
             waiting += [(one, behind or (op.type == reduction and one.shape.rank != 0)) for one in inputs]
         elif not behind or op.type not in _EACH:
             return False
-        reduced = reduced or behind
-    return reduced
+    return True

@@ -173,13 +173,11 @@ def warn_if_late(variables: Sequence) -> None:
     if tf.executing_eagerly() or replicas.replica_count() > 1:
         return
     graph = tf.compat.v1.get_default_graph()
-    asked = {id(replicas.native(variable)) for variable in variables}
-    assigned = [one for one in _look(graph).assigned.values() if one.fresh and id(one.variable) in asked]
-    moved = {id(one.variable) for one in _look(graph).moved} if assigned else set()
-    moved &= {id(one.variable) for one in assigned}
-    late = [variable for variable in variables if id(replicas.native(variable)) in moved]
+    steps, asked = _look(graph), {id(replicas.native(variable)) for variable in variables}
+    fresh = any(one.fresh and id(one.variable) in asked for one in steps.assigned.values())
+    late = [one for one in (steps.moved if fresh else ()) if one.fresh and id(one.variable) in asked]
     if late:
-        name = replicas.native(late[0]).name.split(":")[0]
+        name = late[0].variable.name.split(":")[0]
         warnings.warn(
             f"snapshot(variables): a forward pass moved {name!r} before this snapshot, which now holds the very values "
             "that a skipped step must undo: take the snapshot before the forward pass.",
