@@ -18,6 +18,7 @@ FACTS = json.dumps(
     {
         "format": 1,
         **{part: {} for part in ("identity", "versions", "variables", "actions", "random")},
+        **{"settings": {}, "trainable": {}, "action_keys": {}, "held": []},
         "counters": dict.fromkeys(("data", "attempted", "applied", "skipped"), 0),
         "data": {"batches": 0, "problem": None, "caveats": []},
     }
