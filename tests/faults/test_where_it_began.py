@@ -284,8 +284,8 @@ def test_a_window_names_a_weight_that_is_not_finite():
     assert f"the weight {kernel.path!r} is already non-finite, and so is the loss" in step.loss_scaler.explain()
 
 
-def test_a_checkpoint_from_before_is_restored_with_its_last_skip(tmp_path):
-    """As `LossScaler` saved itself when the numbers of a skip were its cause and its index alone."""
+def test_a_checkpoint_holds_counts_and_the_last_skip_as_int32(tmp_path):
+    """What XLA needs as int64 on a GPU is saved as int32."""
     now = scaler.LossScaler()
     values = {"loss_scale": tf.Variable(8.0), "cause": tf.Variable(3), "has_nan": tf.Variable(True)}
     old = tf.Module()
@@ -299,6 +299,4 @@ def test_a_checkpoint_from_before_is_restored_with_its_last_skip(tmp_path):
     last = now.last_skip
     assert (int(last.cause), int(last.index), bool(last.has_nan), float(last.loss_scale)) == (3, 1, True, 8.0)
     assert (int(last.count), int(last.nearest), int(last.weight), bool(last.lower_helps)) == (0, -1, -1, False)
-    now._names.begin(["a", "b"], "SGD")
-    assert "the gradient of 'b' is the first with a NaN. A lower scale may help" in now.explain()
     assert len(old.variables) == len(now.variables)

@@ -88,13 +88,6 @@ def test_a_state_that_two_share_is_not_new_where_one_has_it(tmp_path):
     assert len(said) == 1
 
 
-def test_a_checkpoint_of_a_version_before_goes_by_the_order(tmp_path):
-    saved = ActionStates([Kept(1, name="one"), Kept(2, name="two")], tmp_path).save()["actions"]
-    here = [Kept(name="two"), Kept(name="one")]
-    ActionStates(here, tmp_path).restore("ckpt-3", {"actions": saved}, 3)
-    assert [action.value for action in here] == [1, 2]
-
-
 def loop(folder, *actions, resume=True):
     """Its losses are the numbers of its steps."""
     loss = tf.Variable(0.0)
