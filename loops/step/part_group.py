@@ -91,8 +91,7 @@ class PartGroup(tf.Module):
         Args:
             moved: What the pass has moved, with the values before it.
         """
-        pairs = zip(moved.variables, moved.values, strict=True)
-        own = [(variable, value) for variable, value in pairs if id(variable) not in self._others]
+        own = [pair for pair in zip(moved.variables, moved.values, strict=True) if id(pair[0]) not in self._others]
         now = scaler.Snapshot(tuple(one for one, _ in own), tuple(value for _, value in own))
         return self.window.open(now) if self.window else now
 

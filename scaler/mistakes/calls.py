@@ -104,7 +104,7 @@ class Calls:
 
     def asks(self) -> tf.Tensor:
         """Records that the user asks for the scale that gradients carry, and returns it."""
-        self.use.asked = True
+        self.use.asked, self._in_a_loss = True, self._in_a_loss or tape_records()
         return owned(self._last_scale(), LOSS_SCALE, self)
 
     def unscales(self, grads: Sequence[gradients.Gradient]) -> tf.Tensor:

@@ -23,10 +23,9 @@ def undivided_mean(loss: tf.Tensor) -> str | None:
     """
     if not _is_only(loss, "Mean"):
         return None
-    count = replicas.replica_count()
     return (
-        f"scale_loss(loss): the gradients of {count} replicas are added up, and nothing divides this mean "
-        f"by their number: the step is {count} times as large as on one device. Divide it by "
+        f"scale_loss(loss): the gradients of {replicas.replica_count()} replicas are added up, and nothing divides this "
+        "mean by their number: the step is that many times as large as on one device. Divide it by "
         "tf.distribute.get_strategy().num_replicas_in_sync, or use a loss of keras.losses, which does."
     )
 
@@ -60,6 +59,6 @@ def _is_only(loss: tf.Tensor, reduction: str) -> bool:
         if op.type in _PASS or (op.type == reduction and not behind):
             inputs = op.inputs if op.type in ("AddV2", "AddN", "Sub", "Pack") else op.inputs[:1]
             waiting += [(one, behind or (op.type == reduction and one.shape.rank != 0)) for one in inputs]
-        elif not behind or op.type not in _EACH:
+        elif not behind or op.type not in _EACH or op.inputs[0].op.type == "ReadVariableOp":
             return False
     return True

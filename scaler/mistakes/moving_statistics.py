@@ -127,9 +127,8 @@ def likely(variables: Iterable) -> str | None:
 
 def of_replicas(variables: Iterable) -> str | None:
     """State that moved since the last `apply` in the graph shared by all replicas, else one by `likely`."""
-    moved = _look(tf.compat.v1.get_default_graph()).moved
-    floats = (one.variable.name for one in moved if one.fresh and one.variable.dtype.is_floating)
-    return next(floats, None) or likely(variables)
+    moved = [one for one in _look(tf.compat.v1.get_default_graph()).moved if one.fresh]
+    return next((one.variable.name for one in moved if one.variable.dtype.is_floating), None) or likely(variables)
 
 
 def elsewhere(variables: Iterable) -> str | None:

@@ -151,14 +151,14 @@ def test_a_loop_with_480_of_512_rows_nan_is_stopped():
     with pytest.raises(StuckError) as raised:
         loop.run(800)
     said = str(raised.value)
-    assert said.startswith("The loss scaler with Dynamic() is stuck: 188 of the last 200 steps were skipped.")
+    assert said.startswith("The loss scaler with Dynamic() is stuck: 188 of the last 200 steps were skipped because")
     assert "the loss itself was not finite" in said
     assert loop.counters.data == 200
 
 
 @pytest.mark.slow
-def test_a_loop_with_half_of_the_rows_nan_goes_on():
-    loop = loops.Loop(train_step(), mostly_nan(256), steps_per_call=100)
+def test_a_loop_with_half_of_the_rows_nan_goes_on_where_it_may():
+    loop = loops.Loop(train_step(StuckPolicy(bad_loss_rate=None)), mostly_nan(256), steps_per_call=100)
     assert loop.run(800).skipped == 400
 
 

@@ -126,7 +126,7 @@ def test_an_optimizer_may_be_made_in_the_first_trace():
             scaled = made[0].scale_loss(tf.reduce_sum(weight * x))
         return made[0].apply([tape.gradient(scaled, weight)], [weight]).finite
 
-    assert [bool(step(tf.constant([value]))) for value in (1.0, np.inf, 1.0)] == [True, False, True]
+    assert [bool(step(tf.constant([value]))) for value in (1.0, 3e38, 1.0)] == [True, False, True]
     assert weight.numpy() == [0.0]
     assert int(made[0].iterations) == 2
     assert float(made[0].loss_scale) == 2.0**14

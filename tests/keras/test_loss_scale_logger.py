@@ -18,11 +18,11 @@ def test_history_files_and_the_progress_bar_see_it(tmp_path, capsys):
     x, y = data(16)
     log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     history = model.fit(x, y, batch_size=8, verbose=2, callbacks=[scaler.LossScaleLogger(), log]).history
-    wanted = {"loss_scale": SCALE / 2, "skipped_steps": 1, "last_skip": scaler.Cause.LOSS}
+    wanted = {"loss_scale": SCALE, "skipped_steps": 1, "last_skip": scaler.Cause.LOSS}
     assert {name: history[name] for name in wanted} == {name: [value] for name, value in wanted.items()}
     (row,) = csv.DictReader((tmp_path / "log.csv").read_text().splitlines())
     assert {name: float(row[name]) for name in wanted} == wanted
-    assert "loss_scale: 128.0000" in capsys.readouterr().out
+    assert "loss_scale: 256.0000" in capsys.readouterr().out
 
 
 @pytest.mark.slow_with("{}")

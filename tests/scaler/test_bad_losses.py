@@ -267,3 +267,22 @@ def test_a_strategy_of_ones_own_is_not_shown_them():
     made.apply(*step_of(NAN))
     made.apply(*step_of(OVERFLOW))
     assert float(made.loss_scaler.loss_scale) == 4.0
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_penalty_that_divides_by_the_scale_of_gradients_is_no_bad_data(graph):
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic(2.0**120, max_scale=2.0**126)), keras.optimizers.SGD(0.0)
+    weight = tf.Variable([2.0**10])
+
+    def step():
+        x = tf.ones([1])
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                scaled = loss_scaler.scale(tf.reduce_sum(weight * x))
+            slope = inner.gradient(scaled, x) / loss_scaler.scale_of_gradients
+            penalty = loss_scaler.scale(tf.reduce_sum(slope**2))
+        return loss_scaler.apply(optimizer, [outer.gradient(penalty, weight)], [weight]).finite
+
+    assert not (tf.function(step) if graph else step)()
+    assert float(loss_scaler.loss_scale) == 2.0**119
