@@ -24,7 +24,7 @@ def undivided_mean(loss: tf.Tensor) -> str | None:
     if not _is_only(loss, "Mean"):
         return None
     return (
-        f"scale_loss(loss): the gradients of {replicas.replica_count()} replicas are added up, and nothing divides this "
+        f"scale_loss(loss): the gradients of {replicas.replica_count()} replicas are added, and nothing divides this "
         "mean by their number: the step is that many times as large as on one device. Divide it by "
         "tf.distribute.get_strategy().num_replicas_in_sync, or use a loss of keras.losses, which does."
     )

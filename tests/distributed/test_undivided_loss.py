@@ -42,7 +42,7 @@ def test_a_mean_that_nothing_divides_is_told(way):
         model.fit(tf.ones((8, 4)), tf.ones((8, 1)), batch_size=8, epochs=1, verbose=0)
     said = [str(one.message) for one in caught if issubclass(one.category, scaler.ScaleWarning)]
     assert len(said) == told
-    assert all("2 replicas are added up, and nothing divides this mean" in one for one in said)
+    assert all("2 replicas are added, and nothing divides this mean" in one for one in said)
 
 
 @pytest.mark.parametrize(
