@@ -62,7 +62,7 @@ def test_an_applied_step_is_named_with_where_its_loss_began_and_what_to_do(tmp_p
 
 @pytest.mark.slow
 def test_before_a_skip_is_said_to_have_no_scale_lower_ones_are_tried(tmp_path):
-    found, said = explained(tmp_path, scaler.Dynamic(2.0**8), step=1)
+    found, said = explained(tmp_path, scaler.Dynamic(2.0**8, sees_every_step=True), step=1)
     assert said[0].startswith("Step 3 was applied")
     assert (found.verdict, found.applied, found.loss_scale, found.applied_at) == ("loss", False, 256.0, 64.0)
     assert "no loss scale helps" not in found.sentence
