@@ -83,7 +83,7 @@ def test_readers_name_the_skips_that_are_not_logged(run):
     )
     table = {row[0]: row[1] for row in strategies_table([recorded], [found]).rows}
     assert (table["steps"], table["skips"], table["skip rate"]) == ("60", "3", "5%")
-    assert "no logged step was skipped" in str(scale_figure(recorded, 600))
+    assert "The loss scale was 8 at each logged step. No logged step was skipped." in str(scale_figure(recorded, 600))
     course = LiveRun(run)
     course.look()
     assert "skipped 0 of 6 logged steps" in line(course)
