@@ -57,8 +57,7 @@ class MicroBatches(tf.Module):
             now: What the micro-batch has moved, with the values before it.
         """
         values = {id(variable): value for variable, value in zip(now.variables, now.values, strict=True)}
-        known = set(map(id, self._state))
-        new = [variable for variable in now.variables if id(variable) not in known]
+        new = [one for one in now.variables if all(one is not known for known in self._state)]
         if new:
             tf.distribute.get_replica_context().merge_call(lambda strategy: self._keep(new))
         # What no micro-batch of this window has moved before is as it was at its start.

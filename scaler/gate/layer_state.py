@@ -141,8 +141,7 @@ _UNKNOWN = (
 def _owned(graph: Any, assigned: set[int], left_out: set[int]) -> Iterator[tuple[tf.Variable, keras.layers.Layer]]:
     """The state of layers, each with a layer that holds it, among the variables that a graph assigns."""
     read = {id(one): one for one in variables_read(graph).values() if owner_of(one) is None and id(one) not in left_out}
-    owners = owners_of(one for one in read.values() if _handle(one) in assigned)
-    return ((read[key], layer) for key, layer in owners.items())
+    return ((read[key], layer) for key, layer in owners_of(o for o in read.values() if _handle(o) in assigned).items())
 
 
 def _spoiled() -> dict[int, str]:
