@@ -58,7 +58,7 @@ class StoredState:
     Attributes:
         fields: The variables of the state, by the names of its fields.
         counts: Those of the counters, by name. The higher bits of "attempted" and "consecutive_skips" count those of
-            them that were skipped because of their loss: older checkpoints have 0 there, and no variable more.
+            them that were skipped because of their loss: a variable more would cost each step.
         before_retries: For a guard, the state before the first retry of a step that is not decided yet. Its loss scale
             is 0 if there was no retry. Empty for a strategy that has no spikes, or nothing to retry at.
         tensors: The variables of the state that have a number for each variable of a step. Empty until the first step
