@@ -21,11 +21,16 @@ pictures: study
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: .venv/ready
-	$(BIN)/pytest $(SHARED)
+	$(BIN)/pytest $(SHARED) --budget 3
 
 # What is marked slow: whole runs, processes, kills, several workers. A third process works while others wait for theirs.
 test-slow: .venv/ready
 	$(BIN)/pytest $(SHARED) -n 3 -m "slow and not exhaustive"
+
+# What is said, as the code says it now: read the diff.
+.PHONY: wording
+wording: .venv/ready
+	$(BIN)/pytest $(SHARED) -m "not exhaustive" --snapshot-update $$(grep -rl --include='test_*.py' '== snapshot' tests)
 
 # The promise once more, with steps that select their new values as on a GPU.
 test-select: .venv/ready
@@ -50,12 +55,16 @@ lint: .venv/ready .venv-workflows/ready
 	touch .venv-workflows/ready
 
 # The pages, with a reference from the docstrings; the notebooks among them are executed. A warning is an error, and so is anything
-# a page would fetch from the network.
+# a page would fetch from the network. They are built when what they are made of has changed.
 .PHONY: docs
-docs: .venv/docs-ready
+docs: docs/_build/html/index.html
+	@echo "docs/_build/html/index.html"
+
+.DELETE_ON_ERROR:
+docs/_build/html/index.html: .venv/docs-ready $(shell find docs scaler loops halfstep -type f -not -path 'docs/_build/*' -not -name '*.pyc')
 	$(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees docs docs/_build/html
 	@! grep -rlE '<(link|script|img)[^>]* (href|src)="(https?:)?//' docs/_build/html --include='*.html'
-	@echo "docs/_build/html/index.html"
+	touch $@
 
 .venv/docs-ready: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
@@ -76,7 +85,7 @@ newest: .venv-newest/ready
 prereleases: .venv-prereleases/ready
 	@tests/matrix/core.sh .venv-prereleases
 
-MATRIX := --quiet --disable-pip-version-check --editable ".[study,trace]" hypothesis pytest pytest-xdist
+MATRIX := --quiet --disable-pip-version-check --editable ".[study,trace]" hypothesis pytest pytest-xdist syrupy
 
 # TensorFlow 2.18 knows no Python after 3.12.
 .venv-oldest/ready: pyproject.toml constraints-oldest.txt

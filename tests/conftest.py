@@ -57,6 +57,8 @@ DETERMINISTIC = config.is_op_determinism_enabled()
 # On a GPU products of float32 would be rounded to ten bits before they are added. Tests compare with references.
 tf.config.experimental.enable_tensor_float_32_execution(False)
 
+pytest_plugins = ["budget"]
+
 MODES = ("eager", "graph", "loop", "xla")
 TIERS = ("exhaustive", "slow")
 LONGEST = ("test_docs.py", "test_audit.py", "test_promise_machine.py")
