@@ -9,6 +9,7 @@ import pathlib
 import resource
 import signal
 import sys
+import unittest.mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Consoles of tests are terminals that can move a cursor, also where the tests run without one.
@@ -26,6 +27,7 @@ import pytest
 import tensorflow as tf
 import ways
 from mirrored import let_strategies_follow_each_other
+from tensorflow.python.eager import context
 from tensorflow.python.framework import config
 
 from scaler.gate import choose, joined
@@ -43,6 +45,20 @@ gc.disable()
 
 # A shell starts background jobs with Ctrl-C ignored, and what they start inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_seed_all = keras.utils.set_random_seed
+
+
+def _seed_and_keep_functions(seed):
+    """As Keras's own, but TensorFlow does not optimize each traced function again, which it does after a seed.
+
+    What is random in Keras and in `tf.data` begins anew all the same. `tf.random.set_seed` is as it was.
+    """
+    with unittest.mock.patch.object(context.pywrap_tfe, "TFE_ContextClearCaches", lambda handle: None):
+        _seed_all(seed)
+
+
+keras.utils.set_random_seed = _seed_and_keep_functions
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
 hypothesis.settings.register_profile("slow", deadline=None, max_examples=2000)
