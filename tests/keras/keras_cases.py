@@ -1,5 +1,7 @@
 """What the tests of the Keras drop-in share: a model with all kinds of state, data, batches that overflow, bytes."""
 
+import functools
+
 import keras
 import models
 import numpy as np
@@ -39,6 +41,22 @@ def compiled(
     optimizer = scaler.LossScaleOptimizer(inner or keras.optimizers.Adam(1e-2), strategy)
     model.compile(optimizer, loss="mse", metrics=["mae"], **arguments)
     return scaler.protect(model) if protect else model
+
+
+@functools.cache
+def _kept(kind, arguments):
+    model = compiled(**dict(arguments)) if kind is None else kind(**dict(arguments))
+    model.optimizer.build(model.trainable_variables)
+    return model, [(variable, np.asarray(variable)) for variable in (*model.variables, *model.optimizer.variables)]
+
+
+def started(kind=None, **arguments):
+    """A model that is compiled and traced once for all tests of a process, as it was when it was made."""
+    model, start = _kept(kind, tuple(arguments.items()))
+    for variable, value in start:
+        variable.assign(value)
+    model.reset_metrics()
+    return model
 
 
 def fit(model, epochs=1, **arguments):
