@@ -27,7 +27,7 @@ def test_a_skipped_batch_never_happened(mode):
     """BatchNorm, the dropout's generator and metrics are those of the data without it."""
     ends = []
     for batches, skipped in ((one_bad_batch_among_good(), 1), (data(24), 0)):
-        model = started(strategy=scaler.Static(64.0), **mode)
+        model = started(policy="mixed_float16", **mode)
         logs = model.fit(*batches, batch_size=8, shuffle=False, verbose=0).history
         assert model.optimizer.loss_scaler.counters.skipped == skipped
         ends.append((logs, state(model), raw(model.weights)))
