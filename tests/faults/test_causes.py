@@ -4,7 +4,6 @@ Guards line 6 of the promise: a skip names its tensor and what would help, in ev
 """
 
 import functools
-import re
 
 import keras
 import numpy as np
@@ -52,38 +51,31 @@ def given(true=(1.0, 1.0, 1.0), added=0.0, root=1.0):
 
 
 CASES = {
-    "applied": (given(), Cause.NONE, -1, None, r"applied at loss scale"),
-    "loss infinite, gradients sound": (given(added=np.inf), Cause.NONE, -1, None, r"applied at loss scale"),
-    "loss NaN": (given(true=(1, 1, np.nan), added=np.nan), Cause.LOSS, 3, True, r"loss itself was not finite.*'c.*NaN"),
-    "overflow": (given(true=(1, 4096.0, 1)), Cause.OVERFLOW, 2, False, r"at loss scale \d+.*'b.*an infinity"),
-    "two overflow": (given(true=(1, -4096.0, 4096.0)), Cause.OVERFLOW, 2, False, r"'b.*an infinity.*lower scale helps"),
-    "square root at 0": (given(root=0.0), Cause.BACKWARD, 2, False, r"no loss scale that was tried.*'b.*square root"),
-    "only the last": (given(true=(1, 1, 1e5)), Cause.OVERFLOW, 3, False, r"'c.*an infinity"),
+    "applied": (given(), Cause.NONE, -1, None),
+    "loss infinite, gradients sound": (given(added=np.inf), Cause.NONE, -1, None),
+    "loss NaN": (given(true=(1, 1, np.nan), added=np.nan), Cause.LOSS, 3, True),
+    "overflow": (given(true=(1, 4096.0, 1)), Cause.OVERFLOW, 2, False),
+    "two overflow": (given(true=(1, -4096.0, 4096.0)), Cause.OVERFLOW, 2, False),
+    "square root at 0": (given(root=0.0), Cause.BACKWARD, 2, False),
+    "only the last": (given(true=(1, 1, 1e5)), Cause.OVERFLOW, 3, False),
 }
 
 
-@pytest.mark.slow_with("graph-loss infinite, gradients sound", "loop-overflow", "loop-loss NaN", "xla-overflow")
-@pytest.mark.exhaustive_with(
-    "graph-applied",
-    "loop-applied",
-    "loop-loss infinite, gradients sound",
-    "loop-only the last",
-    "loop-square root at 0",
-    "loop-two overflow",
-    "xla-applied",
-    "xla-loss NaN",
-    "xla-loss infinite, gradients sound",
-)
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("mode", MODES)
-def test_a_step_says_why_it_was_skipped(mode, case):
-    batch, cause, index, has_nan, sentence = case
-    if mode == "xla" and cause is Cause.OVERFLOW and has_gpu():
-        pytest.skip("XLA for a GPU leaves out the rounding to float16 that would overflow")
+def taken(mode, batch):
+    """The outcome of one batch at a loss scale of 2^15."""
     run, loss_scaler = judged(mode)
     loss_scaler._state["loss_scale"].assign(2.0**15)
     (output,) = run(batch)
-    outcome = scaler.Outcome(**output)
+    return scaler.Outcome(**output), loss_scaler
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_says_why_it_was_skipped(mode, case):
+    batch, cause, index, has_nan = case
+    if mode == "xla" and cause is Cause.OVERFLOW and has_gpu():
+        pytest.skip("XLA for a GPU leaves out the rounding to float16 that would overflow")
+    outcome, loss_scaler = taken(mode, batch)
     assert Cause(int(outcome.cause)) is cause
     assert outcome.finite == (cause is Cause.NONE)
     assert outcome.index == index
@@ -95,7 +87,13 @@ def test_a_step_says_why_it_was_skipped(mode, case):
         assert not last.finite
         assert float(last.loss_scale) == 2.0**15
         assert loss_scaler.explain() == loss_scaler.explain(outcome)
-    assert re.search(sentence, loss_scaler.explain(outcome)), loss_scaler.explain(outcome)
+
+
+@second_look
+@pytest.mark.parametrize("batch", [case[0] for case in CASES.values()], ids=CASES)
+def test_sentences(batch, snapshot):
+    outcome, loss_scaler = taken("graph", batch)
+    assert loss_scaler.explain(outcome) == snapshot
 
 
 @functools.cache
@@ -111,17 +109,6 @@ def float32_step(mode):
     return run_in(mode, step), loss_scaler
 
 
-@pytest.mark.slow_with("x1-y1-4-1-False-xla", "x1-y1-4-1-False-graph", "x3-y3-3-2-True-loop", "x3-y3-3-2-True-xla")
-@pytest.mark.exhaustive_with(
-    "x0-y0-4-2-False-graph",
-    "x0-y0-4-2-False-loop",
-    "x0-y0-4-2-False-xla",
-    "x1-y1-4-1-False-loop",
-    "x2-y2-4-1-False-loop",
-    "x2-y2-4-1-False-xla",
-    "x4-y4-3-1-False-loop",
-    "x5-y5-3-1-True-loop",
-)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("x", "y", "cause", "index", "nan"),
