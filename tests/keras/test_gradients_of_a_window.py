@@ -2,6 +2,8 @@
 names what spoiled it, and is judged by the mean of its losses.
 """
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -73,9 +75,7 @@ def test_a_part_of_the_variables_may_be_applied_and_not_another_part_in_its_wind
 ALL = ["first", "middle", "last"]
 
 
-@pytest.fixture(scope="module")
-def spoilable(execute):
-    """Three weights, their optimizer, and a micro-batch that was traced once, whose gradients are its factors."""
+def test_a_spoiled_window_names_what_was_not_finite(execute):
     weights = [tf.Variable(1.0, name=name) for name in ALL]
     optimizer = window(scaler.Dynamic(8.0), *weights)
 
@@ -84,23 +84,14 @@ def spoilable(execute):
             scaled = optimizer.scale_loss(tf.reduce_sum(tf.stack(weights) * factors))
         return optimizer.apply(tape.gradient(scaled, weights), weights).finite
 
-    return weights, optimizer, execute(micro_batch)
-
-
-@pytest.mark.parametrize("guilty", [["last"], ["middle"], ["middle", "last"], ALL], ids="-".join)
-def test_a_spoiled_window_names_what_was_not_finite(spoilable, guilty):
-    weights, optimizer, run = spoilable
-    optimizer.loss_scaler._state["loss_scale"].assign(8.0)
-    good, bad = np.ones(3, np.float32), np.float32([np.inf if name in guilty else 1.0 for name in ALL])
-    for micro_batches in ((bad, good), (good, bad)):
+    run, good = execute(micro_batch), np.ones(3, np.float32)
+    for guilty, bad_at in itertools.product((["last"], ["middle"], ["middle", "last"], ALL), range(2)):
+        bad = np.float32([np.inf if name in guilty else 1.0 for name in ALL])
         before = weights[0].numpy()
-        assert not [run(factors) for factors in micro_batches][-1]
+        assert not [run(bad if number == bad_at else good) for number in range(2)][-1]
         last = optimizer.loss_scaler.last_skip
-        assert (int(last.index), int(last.count), int(last.nearest)) == (
-            ALL.index(guilty[0]),
-            len(guilty),
-            ALL.index(guilty[-1]),
-        )
+        first, nearest = ALL.index(guilty[0]), ALL.index(guilty[-1])
+        assert (int(last.index), int(last.count), int(last.nearest)) == (first, len(guilty), nearest)
         assert f"the gradient of '{guilty[0]}" in optimizer.loss_scaler.explain()
         assert [run(good) for _ in range(2)][-1]
         assert all(np.isfinite(variable.numpy()) for variable in [*weights, *optimizer.inner_optimizer.variables])
