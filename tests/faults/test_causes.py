@@ -4,7 +4,6 @@ Guards line 6 of the promise: a skip names its tensor and what would help, in ev
 """
 
 import functools
-import re
 
 import keras
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import tensorflow as tf
 from fault_cases import MODES, batches, run_in
 from mirrored import mirrored
-from ways import second_look
+from ways import second_look, selects
 
 import scaler
 from scaler import Cause
@@ -52,50 +51,52 @@ def given(true=(1.0, 1.0, 1.0), added=0.0, root=1.0):
 
 
 CASES = {
-    "applied": (given(), Cause.NONE, -1, None, r"applied at loss scale"),
-    "loss infinite, gradients sound": (given(added=np.inf), Cause.NONE, -1, None, r"applied at loss scale"),
-    "loss NaN": (given(true=(1, 1, np.nan), added=np.nan), Cause.LOSS, 3, True, r"loss itself was not finite.*'c.*NaN"),
-    "overflow": (given(true=(1, 4096.0, 1)), Cause.OVERFLOW, 2, False, r"at loss scale \d+.*'b.*an infinity"),
-    "two overflow": (given(true=(1, -4096.0, 4096.0)), Cause.OVERFLOW, 2, False, r"'b.*an infinity.*lower scale helps"),
-    "square root at 0": (given(root=0.0), Cause.BACKWARD, 2, False, r"no loss scale that was tried.*'b.*square root"),
-    "only the last": (given(true=(1, 1, 1e5)), Cause.OVERFLOW, 3, False, r"'c.*an infinity"),
+    "applied": (given(), Cause.NONE, -1, None),
+    "loss infinite, gradients sound": (given(added=np.inf), Cause.NONE, -1, None),
+    "loss NaN": (given(true=(1, 1, np.nan), added=np.nan), Cause.LOSS, 3, True),
+    "overflow": (given(true=(1, 4096.0, 1)), Cause.OVERFLOW, 2, False),
+    "two overflow": (given(true=(1, -4096.0, 4096.0)), Cause.OVERFLOW, 2, False),
+    "square root at 0": (given(root=0.0), Cause.BACKWARD, 2, False),
+    "only the last": (given(true=(1, 1, 1e5)), Cause.OVERFLOW, 3, False),
 }
 
 
-@pytest.mark.slow_with("graph-loss infinite, gradients sound", "loop-overflow", "loop-loss NaN", "xla-overflow")
-@pytest.mark.exhaustive_with(
-    "graph-applied",
-    "loop-applied",
-    "loop-loss infinite, gradients sound",
-    "loop-only the last",
-    "loop-square root at 0",
-    "loop-two overflow",
-    "xla-applied",
-    "xla-loss NaN",
-    "xla-loss infinite, gradients sound",
-)
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("mode", MODES)
-def test_a_step_says_why_it_was_skipped(mode, case):
-    batch, cause, index, has_nan, sentence = case
-    if mode == "xla" and cause is Cause.OVERFLOW and has_gpu():
-        pytest.skip("XLA for a GPU leaves out the rounding to float16 that would overflow")
+def taken(mode, batch):
+    """The outcome of one batch at a loss scale of 2^15."""
     run, loss_scaler = judged(mode)
     loss_scaler._state["loss_scale"].assign(2.0**15)
     (output,) = run(batch)
-    outcome = scaler.Outcome(**output)
-    assert Cause(int(outcome.cause)) is cause
-    assert outcome.finite == (cause is Cause.NONE)
-    assert outcome.index == index
-    assert outcome.loss_scale == 2.0**15
-    if has_nan is not None:
-        assert bool(outcome.has_nan) == has_nan
-        last = loss_scaler.last_skip
-        assert (int(last.cause), int(last.index), bool(last.has_nan)) == (cause, index, has_nan)
-        assert not last.finite
-        assert float(last.loss_scale) == 2.0**15
-        assert loss_scaler.explain() == loss_scaler.explain(outcome)
-    assert re.search(sentence, loss_scaler.explain(outcome)), loss_scaler.explain(outcome)
+    return scaler.Outcome(**output), loss_scaler
+
+
+# Cases are taken one after the other: TensorFlow instantiates a graph anew in each test, as seeds are set there.
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_says_why_it_was_skipped(mode):
+    for case, (batch, cause, index, has_nan) in CASES.items():
+        if mode == "xla" and cause is Cause.OVERFLOW and has_gpu():
+            continue  # XLA for a GPU leaves out the rounding to float16 that would overflow.
+        outcome, loss_scaler = taken(mode, batch)
+        assert Cause(int(outcome.cause)) is cause, case
+        assert outcome.finite == (cause is Cause.NONE), case
+        assert outcome.index == index, case
+        assert outcome.loss_scale == 2.0**15
+        if has_nan is not None:
+            assert bool(outcome.has_nan) == has_nan, case
+            last = loss_scaler.last_skip
+            assert (int(last.cause), int(last.index), bool(last.has_nan)) == (cause, index, has_nan), case
+            assert not last.finite
+            assert float(last.loss_scale) == 2.0**15
+            assert loss_scaler.explain() == loss_scaler.explain(outcome)
+
+
+def test_sentences(snapshot):
+    if selects("graph"):
+        pytest.skip("without a second look a cause is presumed, and said to be")
+    said = {}
+    for case, (batch, *_) in CASES.items():
+        outcome, loss_scaler = taken("graph", batch)
+        said[case] = loss_scaler.explain(outcome)
+    assert said == snapshot
 
 
 @functools.cache
@@ -111,37 +112,23 @@ def float32_step(mode):
     return run_in(mode, step), loss_scaler
 
 
-@pytest.mark.slow_with("x1-y1-4-1-False-xla", "x1-y1-4-1-False-graph", "x3-y3-3-2-True-loop", "x3-y3-3-2-True-xla")
-@pytest.mark.exhaustive_with(
-    "x0-y0-4-2-False-graph",
-    "x0-y0-4-2-False-loop",
-    "x0-y0-4-2-False-xla",
-    "x1-y1-4-1-False-loop",
-    "x2-y2-4-1-False-loop",
-    "x2-y2-4-1-False-xla",
-    "x4-y4-3-1-False-loop",
-    "x5-y5-3-1-True-loop",
-)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("x", "y", "cause", "index", "nan"),
-    [
+def test_the_first_that_is_not_finite_or_the_largest(mode):
+    run, loss_scaler = float32_step(mode)
+    for x, y, cause, index, nan in (
         ([1, 1], [1e15, 1e14], Cause.TOO_LARGE, 2, False),
         ([9.9e12, 9.9e12], [1.3e13, 1], Cause.TOO_LARGE, 1, False),
         ([1, 1e35], [1, 1], Cause.TOO_LARGE, 1, False),
         ([1, 1], [np.nan, np.inf], Cause.OVERFLOW, 2, True),
         ([np.inf, -np.inf], [1, 1], Cause.OVERFLOW, 1, False),
         ([1, -np.inf], [np.nan, 1], Cause.OVERFLOW, 1, True),
-    ],
-)
-def test_the_first_that_is_not_finite_or_the_largest(mode, x, y, cause, index, nan):
-    run, loss_scaler = float32_step(mode)
-    (output,) = run([(np.float32(x), np.float32(y))])
-    outcome = scaler.Outcome(**output)
-    assert not outcome.finite
-    assert (Cause(int(outcome.cause)), int(outcome.index), bool(outcome.has_nan)) == (cause, index, nan)
-    assert not np.isfinite(outcome.grad_norm)
-    assert ("'x:0'", "'y:0'")[index - 1] in loss_scaler.explain(outcome)
+    ):
+        (output,) = run([(np.float32(x), np.float32(y))])
+        outcome = scaler.Outcome(**output)
+        assert not outcome.finite
+        assert (Cause(int(outcome.cause)), int(outcome.index), bool(outcome.has_nan)) == (cause, index, nan), (x, y)
+        assert not np.isfinite(outcome.grad_norm)
+        assert ("'x:0'", "'y:0'")[index - 1] in loss_scaler.explain(outcome)
 
 
 @pytest.mark.slow_with("by hand-graph", "by hand-eager")

@@ -93,24 +93,17 @@ CALIBRATING = {
 }
 
 
+SELDOM = [
+    f"presets.{name}"
+    for name in (
+        *("apex", "colossalai", "fairscale", "flax", "keras", "megatron", "mindspore", "nemo"),
+        *("openseq2seq_backoff", "tf_contrib", "tf_keras", "deepspeed"),
+    )
+]
+
+
 @pytest.mark.slow_with("presets.fairseq")
-@pytest.mark.exhaustive_with(
-    "Headroom",
-    "LogNormal",
-    "presets.apex",
-    "presets.colossalai",
-    "presets.fairscale",
-    "presets.flax",
-    "presets.keras",
-    "presets.megatron",
-    "presets.mindspore",
-    "presets.nemo",
-    "presets.openseq2seq_backoff",
-    "presets.tf_contrib",
-    "presets.tf_keras",
-    "presets.deepspeed",
-    "Warmup",
-)
+@pytest.mark.exhaustive_with("Headroom", "LogNormal", "Warmup", *SELDOM)
 @pytest.mark.parametrize(("strategy", "levels"), CALIBRATING.values(), ids=CALIBRATING)
 def test_no_strategy_is_stuck_while_it_looks_for_its_level(strategy, levels):
     run = calibrating(strategy)
@@ -148,11 +141,8 @@ def train_step(stuck=None):
 @pytest.mark.slow
 def test_a_loop_with_480_of_512_rows_nan_is_stopped():
     loop = loops.Loop(train_step(), mostly_nan(), steps_per_call=50)
-    with pytest.raises(StuckError) as raised:
+    with pytest.raises(StuckError, match=r"188 of the last 200 steps.*the loss itself was not finite"):
         loop.run(800)
-    said = str(raised.value)
-    assert said.startswith("The loss scaler with Dynamic() is stuck: 188 of the last 200 steps were skipped because")
-    assert "the loss itself was not finite" in said
     assert loop.counters.data == 200
 
 
@@ -202,10 +192,7 @@ def test_each_loss_is_watched_by_itself():
 
     for number in range(200):
         step(np.float32(np.nan if number % 5 else 1.0))
-    with pytest.raises(
-        StuckError,
-        match=r"^Loss 'bad': The loss scaler with Dynamic\(growth_interval=7\) is stuck: 160 of the last 200",
-    ):
+    with pytest.raises(StuckError, match=r"^Loss 'bad': .* 160 of the last 200"):
         losses.check()
     losses["good"].check()
 
@@ -213,9 +200,7 @@ def test_each_loss_is_watched_by_itself():
 def test_a_warning_about_a_loss_names_it():
     losses = scaler.PerLoss({"task": Dynamic()}, stuck=StuckPolicy("warn", consecutive_skips=1))
     losses["task"].update(Event(tf.constant(False)))
-    with pytest.warns(
-        scaler.StuckWarning, match=r"^Loss 'task': The loss scaler with Dynamic\(\) is stuck: the last step"
-    ):
+    with pytest.warns(scaler.StuckWarning, match="^Loss 'task': "):
         losses.check()
 
 
@@ -259,44 +244,27 @@ def test_a_restored_scaler_on_replicas(tmp_path, number):
     fresh.check()
 
 
-@pytest.mark.parametrize(
-    ("strategy", "said"),
-    [
-        (Dynamic(), "Dynamic()"),
-        (Dynamic(2.0**10, growth_interval=5), "Dynamic(initial_scale=1024.0, growth_interval=5)"),
-        (scaler.Static(8.0), "Static(loss_scale=8.0)"),
-        (scaler.NoScaling(), "NoScaling()"),
-        (scaler.strategies.Warmup(Dynamic(hysteresis=2), 50), "Warmup(strategy=Dynamic(hysteresis=2), steps=50)"),
-        (
-            scaler.strategies.Scheduled({0: Dynamic(), 9: scaler.NoScaling()}),
-            "Scheduled(strategies=((0, Dynamic()), (9, NoScaling())))",
-        ),
-        (Dynamic(growth_interval=tf.Variable(7)), "Dynamic(growth_interval=7)"),
-    ],
-    ids=str,
-)
-def test_the_error_names_the_strategy(strategy, said):
-    loss_scaler = LossScaler(strategy, stuck=StuckPolicy(consecutive_skips=1))
+class Mine:
+    init, update = Dynamic().init, Dynamic().update
+
+
+STRATEGIES = {
+    "default": Dynamic(),
+    "arguments": Dynamic(2.0**10, growth_interval=5),
+    "static": scaler.Static(8.0),
+    "none": scaler.NoScaling(),
+    "in another": scaler.strategies.Warmup(Dynamic(hysteresis=2), 50),
+    "in a schedule": scaler.strategies.Scheduled({0: Dynamic(), 9: scaler.NoScaling()}),
+    "variable": Dynamic(growth_interval=tf.Variable(7)),
+    "of one's own": Mine(),
+}
+NAMED = {name: {"strategy": strategy} for name, strategy in STRATEGIES.items()} | {"named": {"name": "critic"}}
+
+
+@pytest.mark.parametrize("arguments", NAMED.values(), ids=NAMED)
+def test_the_error_names_the_scaler_and_its_strategy(arguments, snapshot):
+    loss_scaler = LossScaler(**arguments, stuck=StuckPolicy(consecutive_skips=1))
     loss_scaler.update(Event(tf.constant(False)))
     with pytest.raises(StuckError) as raised:
         loss_scaler.check()
-    assert str(raised.value).startswith(
-        f"The loss scaler with {said} is stuck: the last step was skipped, at loss scale"
-    )
-
-
-def test_the_error_names_a_strategy_of_ones_own():
-    class Mine:
-        init, update = Dynamic().init, Dynamic().update
-
-    loss_scaler = LossScaler(Mine(), stuck=StuckPolicy(consecutive_skips=1))
-    loss_scaler.update(Event(tf.constant(False)))
-    with pytest.raises(StuckError, match=r"^The loss scaler with Mine\(\) is stuck"):
-        loss_scaler.check()
-
-
-def test_the_error_names_the_scaler_where_it_was_given_a_name():
-    loss_scaler = LossScaler(name="critic", stuck=StuckPolicy(consecutive_skips=1))
-    loss_scaler.update(Event(tf.constant(False)))
-    with pytest.raises(StuckError, match=r"^The loss scaler 'critic' with Dynamic\(\) is stuck"):
-        loss_scaler.check()
+    assert str(raised.value) == snapshot

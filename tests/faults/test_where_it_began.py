@@ -3,7 +3,7 @@
 Guards line 6 of the promise: a skip names its tensor and what would help, and claims nothing that was not seen.
 """
 
-import functools
+import itertools
 import json
 
 import keras
@@ -111,7 +111,6 @@ def zero_model(policy):
     return keras.Sequential([keras.Input([3]), keras.layers.Dense(2, dtype=policy, kernel_initializer="zeros")])
 
 
-@functools.cache
 def singular(policy):
     """A compiled step whose loss has a singular derivative, and its loss scale, which may be assigned."""
     scale = tf.Variable(1.0)
@@ -120,45 +119,19 @@ def singular(policy):
     return step, tf.function(step, input_signature=[rows]), scale
 
 
-@pytest.mark.exhaustive_with(
-    "float16-32768.0-2048",
-    "float16-32768.0-8",
-    "float32-32768.0-2048",
-    "float32-32768.0-8",
-    "mixed_bfloat16-32768.0-16384",
-    "mixed_bfloat16-32768.0-2048",
-    "mixed_bfloat16-32768.0-8",
-    "mixed_float16-1.2676506002282294e+30-2048",
-    "mixed_float16-1.2676506002282294e+30-8",
-    "mixed_float16-4.0-2048",
-    "mixed_float16-4.0-8",
-    "mixed_float16-8.507059173023462e+37-2048",
-    "mixed_float16-8.507059173023462e+37-8",
-    "float32-32768.0-16384",
-    "float16-32768.0-16384",
-)
-@pytest.mark.parametrize("rows", [8, 2048, 16384])
-@pytest.mark.parametrize(
-    ("policy", "scale"),
-    [
-        ("mixed_float16", 2.0**15),
-        ("mixed_float16", 2.0**2),
-        ("mixed_float16", 2.0**100),
-        ("mixed_float16", 2.0**126),
-        ("float16", 2.0**15),
-        ("mixed_bfloat16", 2.0**15),
-        ("float32", 2.0**15),
-    ],
-)
+@pytest.mark.exhaustive_with("float16", "mixed_bfloat16", "float32")
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16", "mixed_bfloat16", "float32"])
 @second_look
-def test_a_singular_derivative_is_not_called_an_overflow_though_float16_flushes_it(policy, scale, rows):
+def test_a_singular_derivative_is_not_called_an_overflow_though_float16_flushes_it(policy):
     step, call, current = singular(policy)
-    current.assign(scale)
-    outputs = call(inputs(rows))
-    assert outputs["loss_scale"] == scale
-    assert Cause(int(outputs["cause"])) is Cause.BACKWARD
-    assert Cause(int(step.loss_scaler.last_skip.cause)) is Cause.BACKWARD
-    assert "no loss scale that was tried" in step.loss_scaler.explain()
+    scales = (2.0**15, 2.0**2, 2.0**100, 2.0**126) if policy == "mixed_float16" else (2.0**15,)
+    for scale, rows in itertools.product(scales, (8, 2048, 16384)):
+        current.assign(scale)
+        outputs = call(inputs(rows))
+        assert outputs["loss_scale"] == scale
+        assert Cause(int(outputs["cause"])) is Cause.BACKWARD, (scale, rows)
+        assert Cause(int(step.loss_scaler.last_skip.cause)) is Cause.BACKWARD
+        assert "no loss scale that was tried" in step.loss_scaler.explain()
 
 
 def test_a_singular_derivative_beside_a_sound_one_is_not_said_to_be_cured_by_a_lower_scale():

@@ -1,5 +1,7 @@
 """What the tests of the Keras drop-in share: a model with all kinds of state, data, batches that overflow, bytes."""
 
+import functools
+
 import keras
 import models
 import numpy as np
@@ -33,12 +35,38 @@ def compiled(
     policy="mixed_float16", inner=None, strategy=None, *, stateful=True, dropout=0.25, protect=True, **arguments
 ):
     """A model that is compiled with ours; by XLA, which takes seconds, only where a test asks for it."""
-    arguments.setdefault("jit_compile", False)
+    arguments = {"jit_compile": False, "metrics": ["mae"] if stateful else None, **arguments}
     model = make_model(policy, stateful, dropout)
     strategy = strategy or scaler.Dynamic(SCALE)
     optimizer = scaler.LossScaleOptimizer(inner or keras.optimizers.Adam(1e-2), strategy)
-    model.compile(optimizer, loss="mse", metrics=["mae"], **arguments)
+    model.compile(optimizer, loss="mse", **arguments)
     return scaler.protect(model) if protect else model
+
+
+def returner(model):
+    """A function that sets the model, its optimizer and its metrics back to where they are now."""
+    model.optimizer.build(model.trainable_variables)
+    start = [(variable, np.asarray(variable)) for variable in (*model.variables, *model.optimizer.variables)]
+
+    def set_back():
+        for variable, value in start:
+            variable.assign(value)
+        model.reset_metrics()
+
+    return set_back
+
+
+@functools.cache
+def _kept(make, arguments):
+    model = make(**dict(arguments))
+    return model, returner(model)
+
+
+def started(make=compiled, **arguments):
+    """A model that is made and traced once for all tests of a process, as it was when it was made."""
+    model, set_back = _kept(make, tuple(arguments.items()))
+    set_back()
+    return model
 
 
 def fit(model, epochs=1, **arguments):

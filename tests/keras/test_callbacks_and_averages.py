@@ -140,16 +140,6 @@ def test_the_state_of_a_model_as_a_tree_goes_there_and_back():
     assert_all_close(values(models[0].weights), values(models[1].weights), 0.0)
 
 
-@pytest.mark.slow
-def test_schedules_and_stops_reach_the_optimizer_inside():
-    model = compiled("float16", keras.optimizers.SGD(0.1), stateful=False)
-    rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
-    x, y = data()
-    history = model.fit(x, y, epochs=2, verbose=0, callbacks=[rates]).history
-    np.testing.assert_allclose(history["learning_rate"], [0.05, 0.025])
-    np.testing.assert_allclose(float(model.optimizer.inner_optimizer.learning_rate), 0.025)
-
-
 def test_a_clone_of_a_model_has_masters_of_its_own():
     model = make_model("float16", stateful=False)
     clone = keras.models.clone_model(model)

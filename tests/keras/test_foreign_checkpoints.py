@@ -26,39 +26,29 @@ def trained(optimizer, steps=3):
 
 @pytest.mark.parametrize("built", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_that_was_not_wrapped_is_refused_and_the_way_that_is_named_works(kind, built, tmp_path):
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "of Keras"])
+def test_one_of_keras_is_taken_over_and_one_that_was_not_wrapped_in_the_way_that_is_named(
+    wrapped, kind, built, tmp_path
+):
     plain = KINDS[kind]()
-    trained(plain)
-    path = tf.train.Checkpoint(optimizer=plain).write(str(tmp_path / "plain"))
+    foreign = keras.optimizers.LossScaleOptimizer(plain, initial_scale=4.0) if wrapped else plain
+    trained(foreign)
+    path = tf.train.Checkpoint(optimizer=foreign).write(str(tmp_path / "foreign"))
     variable = keras.Variable(np.ones([3, 2], np.float32))
     optimizer = scaler.LossScaleOptimizer(KINDS[kind](), scaler.Static(2.0))
     if built:
         optimizer.build([variable])
-    with pytest.raises(scaler.InvalidArgument, match=r"was not wrapped.*inner_optimizer"):
-        tf.train.Checkpoint(optimizer=optimizer).read(path)
-    status = tf.train.Checkpoint(optimizer=optimizer.inner_optimizer).read(path)
+    if wrapped:
+        tf.train.Checkpoint(optimizer=optimizer).read(path).expect_partial()
+    else:
+        with pytest.raises(scaler.InvalidArgument, match=r"was not wrapped.*inner_optimizer"):
+            tf.train.Checkpoint(optimizer=optimizer).read(path)
+        status = tf.train.Checkpoint(optimizer=optimizer.inner_optimizer).read(path)
     optimizer.build([variable])
-    if built:
+    if built and not wrapped:
         status.assert_existing_objects_matched()
     assert int(optimizer.iterations) == 3
     for own, other in zip(optimizer.inner_optimizer.variables, plain.variables, strict=True):
-        np.testing.assert_array_equal(np.asarray(own), np.asarray(other))
-
-
-@pytest.mark.parametrize("built", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_of_keras_is_taken_over(kind, built, tmp_path):
-    theirs = keras.optimizers.LossScaleOptimizer(KINDS[kind](), initial_scale=4.0)
-    trained(theirs)
-    path = tf.train.Checkpoint(optimizer=theirs).write(str(tmp_path / "theirs"))
-    variable = keras.Variable(np.ones([3, 2], np.float32))
-    optimizer = scaler.LossScaleOptimizer(KINDS[kind](), scaler.Static(2.0))
-    if built:
-        optimizer.build([variable])
-    tf.train.Checkpoint(optimizer=optimizer).read(path).expect_partial()
-    optimizer.build([variable])
-    assert int(optimizer.iterations) == 3
-    for own, other in zip(optimizer.inner_optimizer.variables, theirs.inner_optimizer.variables, strict=True):
         np.testing.assert_array_equal(np.asarray(own), np.asarray(other))
 
 

@@ -1,5 +1,6 @@
 """Every wrong use gets one sentence that says what was passed and what to do."""
 
+import contextlib
 import re
 
 import keras
@@ -16,54 +17,80 @@ def ours(**arguments):
     return scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0), **arguments)
 
 
+def trained():
+    """One whose single weight, of two numbers, has been updated once."""
+    optimizer = ours()
+    optimizer.apply([tf.constant([1.0, 2.0]) * optimizer.loss_scale], [tf.Variable([1.0, 2.0], name="weight")])
+    return optimizer
+
+
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "wrong",
     [
-        (lambda: scaler.LossScaleOptimizer("adam"), r"'adam'.*expected a Keras optimizer.*keras.optimizers.get"),
-        (lambda: scaler.LossScaleOptimizer(None), r"None.*expected a Keras optimizer"),
-        (lambda: scaler.LossScaleOptimizer(tf.Variable), r"expected a Keras optimizer"),
-        (lambda: scaler.LossScaleOptimizer(ours()), r"LossScaleOptimizer\): it scales losses by itself"),
-        (
-            lambda: scaler.LossScaleOptimizer(keras.optimizers.LossScaleOptimizer(ADAM())),
-            r"it scales losses by itself. Pass its inner_optimizer",
-        ),
+        "scaler.LossScaleOptimizer('adam')",
+        "scaler.LossScaleOptimizer(None)",
+        "scaler.LossScaleOptimizer(tf.Variable)",
+        "scaler.LossScaleOptimizer(ours())",
+        "scaler.LossScaleOptimizer(keras.optimizers.LossScaleOptimizer(ADAM()))",
         pytest.param(
-            lambda: keras.optimizers.LossScaleOptimizer(ours()),
-            r"another loss scaler around it",
+            "keras.optimizers.LossScaleOptimizer(ours())",
             marks=needs_keras("a word from Keras's LossScaleOptimizer to the optimizer that it wraps"),
         ),
-        (
-            lambda: ours(strategy=scaler.Static(2.0), initial_scale=4.0),
-            r"Static.*together with initial_scale=4.0.*configure the default strategy",
-        ),
-        (lambda: ours(strategy=scaler.Dynamic(), dynamic_growth_steps=4), r"dynamic_growth_steps=4"),
-        (lambda: scaler.LossScaleOptimizer(ADAM(), 1024.0), r"1024.0.*second argument is the strategy"),
-        (lambda: ours(strategy=scaler.Dynamic), r"expected a strategy"),
-        (lambda: ours(initial_scale=-1.0), r"initial_scale=-1.0"),
-        (lambda: ours(dynamic_growth_steps=0), r"growth_interval=0"),
-        (lambda: ours(dynamic=False), r"dynamic=False.*scaler.Static"),
-        (lambda: ours(dynamic="dynamic"), r"dynamic='dynamic'.*expected True.*strategy"),
-        (lambda: ours(dynamic=1024.0), r"dynamic=1024.0.*expected True"),
-        (lambda: ours(dynamic=None), r"dynamic=None.*expected True"),
-        (lambda: ours(name=3), r"name=3.*expected a string"),
-        (lambda: ours(inner_optimizer=ADAM()), r"inner_optimizer=.*expected one optimizer"),
-        (lambda: ours(initial_scale="large"), r"initial_scale='large'"),
-        (lambda: ours(initial_scale=True), r"initial_scale=True"),
-        (lambda: ours(initial_scale=float("nan")), r"initial_scale=nan"),
-        (lambda: ours(dynamic_growth_steps="often"), r"growth_interval='often'"),
-        (lambda: ours(dynamic_growth_steps=2.5), r"growth_interval=2.5"),
-        (lambda: ours(dynamic_growth_steps=True), r"growth_interval=True"),
-        (lambda: ours(clipnorm=1.0), r"`clipnorm`.*on the `inner_optimizer`"),
-        (lambda: ours(use_ema=True), r"`use_ema`.*on the `inner_optimizer`"),
-        (lambda: ours(ema_momentum=0.5), r"ema_momentum=0.5.*on the `inner_optimizer`"),
-        (lambda: ours(gradient_accumulation_steps=2), r"steps=2.*on the `inner_optimizer`"),
-        (lambda: ours(loss_scale_factor=2.0), r"loss_scale_factor=2.0.*scaler.Static\(2.0\)"),
-        (lambda: ours(foo=1), r"`foo`"),
+        "scaler.LossScaleOptimizer(ADAM(), 1024.0)",
+        "ours(strategy=scaler.Static(2.0), initial_scale=4.0)",
+        "ours(strategy=scaler.Dynamic(), dynamic_growth_steps=4)",
+        "ours(strategy=scaler.Dynamic)",
+        "ours(initial_scale=-1.0)",
+        "ours(initial_scale='large')",
+        "ours(initial_scale=True)",
+        "ours(initial_scale=float('nan'))",
+        "ours(dynamic_growth_steps=0)",
+        "ours(dynamic_growth_steps='often')",
+        "ours(dynamic_growth_steps=2.5)",
+        "ours(dynamic_growth_steps=True)",
+        "ours(dynamic=False)",
+        "ours(dynamic='dynamic')",
+        "ours(dynamic=1024.0)",
+        "ours(dynamic=None)",
+        "ours(name=3)",
+        "ours(inner_optimizer=ADAM())",
+        "ours(clipnorm=1.0)",
+        "ours(use_ema=True)",
+        "ours(ema_momentum=0.5)",
+        "ours(gradient_accumulation_steps=2)",
+        "ours(loss_scale_factor=2.0)",
+        "ours(foo=1)",
+        "ours().apply([tf.constant([1.0, 2.0])])",
+        "ours().apply([None], [tf.Variable(1.0)])",
+        "ours().apply([], [tf.Variable(1.0)])",
+        "ours().apply(3, [tf.Variable(1.0)])",
+        "ours().apply_gradients([])",
+        "trained().apply([tf.constant([1.0, 2.0])] * 2)",
+        "trained().apply([tf.constant(1.0)], [tf.Variable(1.0, name='other')])",
+        "trained().apply([tf.constant([1.0, 2.0, 3.0])])",
+        "trained().apply([None])",
+        "trained().apply([tf.constant([1, 2])])",
+        "ours().apply([tf.constant(1.0)] * 2, [tf.Variable(1.0)])",
+        "ours().scale_loss(None)",
+        "ours().scale_loss({'loss': tf.constant(1.0)})",
+        "ours().scale_loss(tf.constant(1))",
+        "ours().minimize(tf.constant(1.0), [tf.Variable(1.0)])",
+        "ours().stateless_apply([], [], [])",
     ],
 )
-def test_construction(make, message):
-    with pytest.raises(scaler.InvalidArgument, match=message):
-        make()
+def test_sentences(wrong, snapshot):
+    with pytest.raises(scaler.InvalidArgument) as caught:
+        eval(wrong)
+    assert re.sub(r" at 0x\w+", "", str(caught.value)) == snapshot
+
+
+def test_a_refused_step_moves_nothing():
+    optimizer, weight = ours(), tf.Variable([1.0, 2.0])
+    for grads in ([tf.constant([1.0, 2.0]) * optimizer.loss_scale], [tf.constant([1.0, 2.0, 3.0])], [None]):
+        with contextlib.suppress(scaler.InvalidArgument):
+            optimizer.apply(grads, [weight])
+    assert weight.numpy().tolist() == [0.0, 0.0]
+    assert int(optimizer.iterations) == 1
 
 
 def test_what_old_configurations_hold_does_nothing():
@@ -90,44 +117,6 @@ def test_what_the_message_about_a_factor_says_works(factor):
     assert float(weight) == 0.75
 
 
-def test_gradients_that_do_not_match():
-    weight, other = tf.Variable([1.0, 2.0]), tf.Variable(1.0)
-    optimizer = ours()
-    with pytest.raises(scaler.InvalidArgument, match="call build"):
-        optimizer.apply([tf.constant([1.0, 2.0])])
-    optimizer.apply([tf.constant([1.0, 2.0]) * optimizer.loss_scale], [weight])
-    before = weight.numpy().tolist()
-    for grads, variables, message in (
-        ([tf.constant([1.0, 2.0])] * 2, [weight], "2 gradients for 1 variables"),
-        ([tf.constant([1.0, 2.0])] * 2, None, "2 gradients for 1 variables"),
-        ([tf.constant(1.0)], [other], "is not among those that the optimizer was built for"),
-        ([tf.constant([1.0, 2.0, 3.0])], [weight], r"has shape \(3,\)"),
-        ([None], [weight], "every gradient is None"),
-        ([tf.constant([1, 2])], [weight], "int32"),
-    ):
-        with pytest.raises(scaler.InvalidArgument, match=message):
-            optimizer.apply(grads, variables)
-    assert weight.numpy().tolist() == before
-
-
-@pytest.mark.parametrize(
-    ("grads", "message"),
-    [([None], "every gradient is None"), ([], "expected a list"), (3, r"grads=3.*expected a list")],
-)
-def test_the_first_step_has_no_gradients(grads, message):
-    with pytest.raises(scaler.InvalidArgument, match=message):
-        ours().apply(grads, [tf.Variable(1.0)])
-    with pytest.raises(scaler.InvalidArgument, match="expected a list"):
-        ours().apply_gradients([])
-
-
-def test_what_is_no_loss():
-    with pytest.raises(scaler.InvalidArgument, match=r"scale\(None\): expected the loss"):
-        ours().scale_loss(None)
-    with pytest.raises(scaler.InvalidArgument, match=r"scale\(dict\): expected a scalar"):
-        ours().scale_loss({"loss": tf.constant(1.0)})
-
-
 def test_gradients_that_another_scaler_unscaled():
     """What the error advises works: an optimizer takes what its own method unscaled, a scaler has an argument."""
     weight, optimizer, loss_scaler = tf.Variable(1.0), ours(), scaler.LossScaler(scaler.Static(4.0))
@@ -146,24 +135,9 @@ def test_gradients_that_another_scaler_unscaled():
         return optimizer.apply(unscaled(optimizer.scale_loss, optimizer.get_unscaled_gradients), [weight])
 
     optimizer.build([weight])
-    with pytest.raises(
-        scaler.InvalidArgument, match=r"LossScaleOptimizer whose get_unscaled_gradients.* returned them"
-    ):
+    with pytest.raises(scaler.InvalidArgument, match="get_unscaled_gradients"):
         of_another()
     assert of_its_own().grad_norm == 2.0
-
-
-def test_a_loss_without_a_tape():
-    with pytest.raises(scaler.InvalidArgument, match="needs the tape"):
-        ours().minimize(tf.constant(1.0), [tf.Variable(1.0)])
-
-
-def test_stateless_apply_and_integers():
-    optimizer = ours()
-    with pytest.raises(scaler.InvalidArgument, match="not supported"):
-        optimizer.stateless_apply([], [], [])
-    with pytest.raises(scaler.InvalidArgument, match="int32"):
-        optimizer.scale_loss(tf.constant(1))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +155,7 @@ def test_stateless_apply_and_integers():
 )
 def test_what_only_the_optimizer_inside_has_is_set_there(name, value):
     optimizer = ours()
-    with pytest.raises(scaler.InvalidArgument, match=f"{name}={value}.*Set it on .*inner_optimizer.{name}"):
+    with pytest.raises(scaler.InvalidArgument, match=f"{name}={value}.*inner_optimizer.{name}"):
         setattr(optimizer, name, value)
     setattr(optimizer.inner_optimizer, name, value)
     assert getattr(optimizer.inner_optimizer, name) == value

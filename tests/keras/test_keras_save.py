@@ -33,17 +33,23 @@ def inner(**arguments):
     return keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(1e-2, 3, 0.9), **arguments)
 
 
+def small(policy="mixed_float16", inner=None, strategy=None):
+    """Without dropout: Keras does not save seed generators."""
+    return compiled(policy, inner, strategy, stateful=False, protect=False)
+
+
 def trained(policy, arguments, strategy=None):
     """After a skipped step and, where gradients are accumulated, in the middle of a window."""
-    model = compiled(policy, inner(**arguments), strategy, dropout=0.0)
-    fit(model)
-    model.fit(*overflowing(), batch_size=8, verbose=0)
+    model = small(policy, inner(**arguments), strategy)
+    for batch in (*[data(8)] * 5, overflowing()):
+        model.train_on_batch(*batch)
     return model
 
 
 def go_on(model, kind="ema"):
-    """What it comes to after one more epoch. There is no dropout: Keras does not save seed generators."""
-    logs = fit(model)
+    """What it comes to after some more steps."""
+    model.reset_metrics()
+    logs = [model.train_on_batch(*data(8, seed)) for seed in range(4)]
     if kind == "window":
         # No file holds why a window is spoiled that it was saved in: its skip names the first variable then.
         for variable in model.optimizer.loss_scaler.variables:
@@ -64,16 +70,16 @@ def test_training_goes_on_bit_for_bit(policy, kind, tmp_path):
 
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert type(loaded.optimizer) is scaler.LossScaleOptimizer
-    assert go_on(scaler.protect(loaded), kind) == wanted
+    assert go_on(loaded, kind) == wanted
 
     if kind != "window":  # Which has all that there is to save.
         return
-    weights = compiled(policy, inner(**arguments), dropout=0.0)
+    weights = small(policy, inner(**arguments))
     weights.optimizer.build(weights.trainable_variables)
     weights.load_weights(tmp_path / "model.weights.h5")
     assert go_on(weights, kind) == wanted
 
-    restored = compiled(policy, inner(**arguments), dropout=0.0)
+    restored = small(policy, inner(**arguments))
     status = tf.train.Checkpoint(model=restored, optimizer=restored.optimizer).read(saved)
     ours = go_on(restored, kind)
     status.assert_existing_objects_matched()
@@ -123,18 +129,20 @@ class Registered(OnlyDown):
 @pytest.mark.slow
 def test_a_strategy_of_yours_is_found_by_registration_or_custom_objects(tmp_path):
     path = tmp_path / "model.keras"
+
+    def save(strategy):
+        model = small(strategy=strategy)
+        model.optimizer.build(model.trainable_variables)
+        model.save(path)
+
     with keras.saving.custom_object_scope({}):
         keras.saving.register_keras_serializable("yours")(Registered)
-        model = compiled(strategy=Registered(2.0**7))
-        fit(model)
-        model.save(path)
+        save(Registered(2.0**7))
         assert keras.saving.load_model(path).optimizer.loss_scaler.strategy == Registered(2.0**7)
-    model = compiled(strategy=OnlyDown(2.0**7))
-    fit(model)
-    model.save(path)
+    save(OnlyDown(2.0**7))
     loaded = keras.saving.load_model(path, custom_objects={"OnlyDown": OnlyDown})
     assert loaded.optimizer.loss_scaler.strategy == OnlyDown(2.0**7)
-    with pytest.raises(scaler.InvalidArgument, match=r"strategy 'OnlyDown', which is not known here. Import"):
+    with pytest.raises(scaler.InvalidArgument, match="'OnlyDown', which is not known here"):
         keras.saving.load_model(path)
 
 
@@ -154,15 +162,14 @@ def modules_in(config):
 
 def test_files_hold_public_names(tmp_path):
     strategies = {0: scaler.presets.deepspeed(), 5: Bounded(scaler.presets.fairseq(), 1.0, 2.0**20)}
-    model = compiled(strategy=Warmup(Scheduled(strategies), 3))
-    fit(model)
+    model = small(strategy=Warmup(Scheduled(strategies), 3))
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.loss_scaler.update(scaler.Event(tf.constant(True)))
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.optimizer.loss_scaler.strategy == Warmup(Scheduled(strategies), 3)
-    for ours, theirs in zip(model.weights, loaded.weights, strict=True):
-        assert ours.numpy().tolist() == theirs.numpy().tolist()
-    counters = (one.optimizer.loss_scaler.counters for one in (model, loaded))
-    assert len({int(each.applied) for each in counters}) == 1
+    assert raw(loaded.weights) == raw(model.weights)
+    assert loaded.optimizer.loss_scaler.counters.applied == 1
     assert modules_in(loaded.optimizer.get_config()["strategy"]) == {"scaler.strategies", "scaler.presets.rules"}
 
 
@@ -182,18 +189,19 @@ def test_what_cannot_be_written_down_is_named():
 
 def load_and_go_on(path):
     """In a process that has not used TensorFlow yet; what it comes to is left beside the model."""
-    model = scaler.protect(keras.saving.load_model(path))
-    fit(model)
+    model = keras.saving.load_model(path)
+    model.train_on_batch(*data(8))
     path.with_suffix(".bits").write_bytes(b"".join(everything(model)))
 
 
 def test_a_model_goes_on_in_a_new_process(tmp_path):
     path = tmp_path / "model.keras"
-    model = compiled(strategy=scaler.Dynamic(SCALE, growth_interval=5), dropout=0.0)
-    fit(model)
+    model = small(strategy=scaler.Dynamic(SCALE, growth_interval=2))
+    for _ in range(3):
+        model.train_on_batch(*data(8))
     model.save(path)
     process = start(load_and_go_on, path)
-    fit(model)
+    model.train_on_batch(*data(8))
     process.join(300)
     assert path.with_suffix(".bits").read_bytes() == b"".join(everything(model))
 
@@ -209,16 +217,13 @@ def test_backup_and_restore_goes_on_in_the_middle(tmp_path):
             if epoch == 2:
                 raise Interrupted
 
-    whole = compiled("float16", dropout=0.0)
-    fit(whole, epochs=4)
-    first = compiled("float16", dropout=0.0)
-
     def backup():
         return keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
 
+    whole, first, second = (small("float16") for _ in range(3))
+    fit(whole, epochs=4)
     with pytest.raises(Interrupted):
         fit(first, epochs=4, callbacks=[backup(), Interrupt()])
-    second = compiled("float16", dropout=0.0)
     second.optimizer.build(second.trainable_variables)
     fit(second, epochs=4, callbacks=[backup()])
     assert everything(second) == everything(whole)
@@ -239,27 +244,25 @@ def test_hundreds_of_small_variables_go_on_too(tmp_path):
 
 @pytest.mark.slow
 def test_a_model_saved_without_its_optimizer_gets_new_masters(tmp_path):
-    model = compiled("float16", stateful=False)
-    fit(model)
+    model = small("float16")
     model.save(tmp_path / "model.keras", include_optimizer=False)
     loaded = keras.saving.load_model(tmp_path / "model.keras", compile=False)
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=SCALE)
     loaded.compile(optimizer, loss="mse", jit_compile=False)
-    before = raw(loaded.weights)
     loaded.train_on_batch(*data(8))
-    assert raw(loaded.weights) == before
+    assert raw(loaded.weights) == raw(model.weights)
 
 
 @pytest.mark.slow
 def test_an_hdf5_file_holds_the_weights_and_the_optimizer_starts_anew(tmp_path):
     """Keras builds the optimizer of a loaded HDF5 file for no variables, whichever it is."""
-    model = compiled("float16", stateful=False)
+    model = small("float16")
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     model.compile(optimizer, loss=keras.losses.MeanSquaredError(), jit_compile=False)
-    fit(model)
+    model.train_on_batch(*data(8))
     model.save(tmp_path / "model.h5")
     loaded = keras.saving.load_model(tmp_path / "model.h5")
     for one, other in zip(loaded.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
-    fit(loaded)
-    assert int(loaded.optimizer.iterations) == int(loaded.optimizer.loss_scaler.counters.applied) > 0
+    loaded.train_on_batch(*data(8))
+    assert int(loaded.optimizer.iterations) == int(loaded.optimizer.loss_scaler.counters.applied) == 1

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_cases import compiled, data, finite, fit, make_model, overflowing
+from keras_cases import compiled, data, finite, make_model, overflowing, started
 from rigs import raw
 
 import scaler
@@ -25,62 +25,47 @@ def one_bad_batch_among_good():
 )
 def test_a_skipped_batch_never_happened(mode):
     """BatchNorm, the dropout's generator and metrics are those of the data without it."""
-    x, y = one_bad_batch_among_good()
-    skipped = compiled(strategy=scaler.Static(64.0), **mode)
-    logs = skipped.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
-    assert skipped.optimizer.loss_scaler.counters.skipped == 1
-    clean = compiled(strategy=scaler.Static(64.0), **mode)
-    assert clean.fit(*data(24), batch_size=8, shuffle=False, verbose=0).history == logs
-    assert state(skipped) == state(clean)
-    assert raw(skipped.weights) == raw(clean.weights)
+    ends = []
+    for batches, skipped in ((one_bad_batch_among_good(), 1), (data(24), 0)):
+        model = started(policy="mixed_float16", **mode)
+        logs = model.fit(*batches, batch_size=8, shuffle=False, verbose=0).history
+        assert model.optimizer.loss_scaler.counters.skipped == skipped
+        ends.append((logs, state(model), raw(model.weights)))
+    assert ends[0] == ends[1]
 
 
-def test_without_it_weights_are_safe_and_statistics_in_eager_mode_are_not():
-    model = compiled(protect=False, run_eagerly=True)
-    fit(model)
-    before = raw(model.trainable_variables)
+@pytest.mark.slow_with("graph")
+@pytest.mark.parametrize("run_eagerly", [True, False], ids=["eager", "graph"])
+def test_without_it_weights_are_safe_and_state_of_layers_in_eager_mode_and_metrics_are_not(run_eagerly):
+    model = compiled(protect=False, run_eagerly=run_eagerly)
+    model.train_on_batch(*data(8))
+    before, everything = raw(model.trainable_variables), raw(model.variables)
     model.train_on_batch(*overflowing())
     assert raw(model.trainable_variables) == before
-    assert not finite(model)
-
-
-@pytest.mark.slow
-def test_without_it_state_of_layers_in_a_graph_is_safe_and_metrics_are_not():
-    model = compiled(protect=False)
-    fit(model)
-    before = raw(model.variables)
-    model.train_on_batch(*overflowing())
-    assert raw(model.variables) == before
+    assert (raw(model.variables) == everything) is not run_eagerly
     assert not all(np.isfinite(np.asarray(variable)).all() for variable in model.metrics_variables)
 
 
-@pytest.mark.slow
-def test_what_a_step_returns_is_computed_anew_and_the_rest_is_left():
-    class Mine(keras.Sequential):
-        def train_step(self, batch):
-            logs = super().train_step(batch)
-            return {**logs, "one": tf.constant(1.0)}
+class Mine(keras.Sequential):
+    """Returns a number of its own beside Keras's."""
 
+    def train_step(self, batch):
+        return {**super().train_step(batch), "one": tf.constant(1.0)}
+
+
+@pytest.mark.slow
+def test_what_a_step_returns_is_computed_anew_and_the_rest_is_left_whenever_it_is_asked_for():
     model = Mine(make_model().layers)
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), loss="mse", jit_compile=False)
-    scaler.protect(model)
-    logs = model.train_on_batch(*overflowing(), return_dict=True)
-    assert logs == {"loss": np.inf, "one": 1.0}
-
-
-@pytest.mark.slow
-def test_before_or_after_compile_and_again_is_the_same():
-    model = make_model()
     assert scaler.protect(model) is model
     step = model.train_step
     model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), loss="mse", jit_compile=False)
     assert scaler.protect(model).train_step is step
-    model.train_on_batch(*overflowing())
+    assert model.train_on_batch(*overflowing(), return_dict=True) == {"loss": np.inf, "one": 1.0}
     assert finite(model)
 
 
 def test_a_window_puts_back_the_micro_batch_that_overflowed():
-    model = compiled(inner=keras.optimizers.Adam(gradient_accumulation_steps=3))
+    model = compiled(inner=keras.optimizers.SGD(gradient_accumulation_steps=3))
     for _ in range(6):  # Two windows, without the trace of its own that `fit` has.
         model.train_on_batch(*data(8))
     before = raw(model.non_trainable_variables)
@@ -91,18 +76,27 @@ def test_a_window_puts_back_the_micro_batch_that_overflowed():
     assert finite(model)
 
 
+class Beside(keras.layers.Layer):
+    """Assigns an infinity to its state."""
+
+    def build(self, shape):
+        self.largest = self.add_weight(shape=(2,), initializer="ones", trainable=False)
+
+    def call(self, x):
+        self.largest.assign(tf.stack([tf.reduce_max(x) * 1e30 * 1e30, 2.0]))
+        return x
+
+
+def protected(*layers, optimizer=None, **arguments):
+    """A model that `train_on_batch` builds and trains."""
+    model = keras.Sequential(layers)
+    optimizer = scaler.LossScaleOptimizer(optimizer or keras.optimizers.SGD(0.1), scaler.Static(4.0))
+    model.compile(optimizer, loss="mse", **{"jit_compile": False, **arguments})
+    return scaler.protect(model)
+
+
 def test_statistics_that_overflow_on_an_applied_step_keep_their_last_finite_value():
-    class Beside(keras.layers.Layer):
-        def build(self, shape):
-            self.largest = self.add_weight(shape=(2,), initializer="ones", trainable=False)
-
-        def call(self, x):
-            self.largest.assign(tf.stack([tf.reduce_max(x) * 1e30 * 1e30, 2.0]))
-            return x
-
-    model = keras.Sequential([keras.Input([4]), Beside(), keras.layers.Dense(1)])
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss="mse", jit_compile=False)
-    scaler.protect(model)
+    model = protected(keras.Input([4]), Beside(), keras.layers.Dense(1))
     model.train_on_batch(*data(8))
     assert model.optimizer.loss_scaler.counters.applied == 1
     np.testing.assert_array_equal(model.layers[0].largest, [1.0, 2.0])
@@ -111,28 +105,19 @@ def test_statistics_that_overflow_on_an_applied_step_keep_their_last_finite_valu
 @pytest.mark.exhaustive_with("{'jit_compile': False}", "{'run_eagerly': True}")
 @pytest.mark.parametrize("mode", [{"jit_compile": False}, {"run_eagerly": True}], ids=str)
 def test_a_model_is_built_on_the_first_batch_even_if_that_overflows(mode):
-    model = keras.Sequential(
-        [
-            keras.layers.Dense(4, dtype="float16"),
-            keras.layers.BatchNormalization(dtype="float16"),
-            keras.layers.Dense(1, dtype="float32"),
-        ]
-    )
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), loss="mse", metrics=["mae"], **mode)
-    scaler.protect(model)
-    logs = model.train_on_batch(*overflowing(), return_dict=True)
-    assert logs == {"loss": np.inf, "mae": np.inf}
+    layers = keras.layers.Dense(4, dtype="float16"), keras.layers.BatchNormalization(dtype="float16")
+    model = protected(*layers, keras.layers.Dense(1), optimizer=keras.optimizers.Adam(), metrics=["mae"], **mode)
+    assert model.train_on_batch(*overflowing(), return_dict=True) == {"loss": np.inf, "mae": np.inf}
     assert finite(model)
 
 
 def test_it_says_what_it_needs():
-    with pytest.raises(scaler.InvalidArgument, match=r"protect\(3\): expected a keras.Model"):
+    with pytest.raises(scaler.InvalidArgument, match=r"protect\(3\)"):
         scaler.protect(3)
     model = make_model()
     model.compile("adam", loss="mse")
-    scaler.protect(model)
     with pytest.raises(scaler.InvalidArgument, match=r"has no scaler.LossScaleOptimizer"):
-        model.train_on_batch(*data(8))
+        scaler.protect(model).train_on_batch(*data(8))
 
 
 class Adds(keras.layers.Layer):
@@ -153,9 +138,7 @@ PENALTIES = {
 @pytest.mark.slow_with("activity", "kernel")
 @pytest.mark.parametrize("kind", PENALTIES)
 def test_a_penalty_in_float16_is_added_to_the_loss(kind):
-    model = keras.Sequential([keras.Input([4]), PENALTIES[kind](), keras.layers.Dense(1, kernel_initializer="zeros")])
-    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1), scaler.Static(4.0))
-    scaler.protect(model).compile(optimizer, loss="mse", jit_compile=False)
+    model = protected(keras.Input([4]), PENALTIES[kind](), keras.layers.Dense(1, kernel_initializer="zeros"))
     loss = model.train_on_batch(np.ones([8, 4]), np.zeros([8, 1]))
-    assert optimizer.loss_scaler.counters.applied == 1
+    assert model.optimizer.loss_scaler.counters.applied == 1
     assert 0.0 < loss < 5.0

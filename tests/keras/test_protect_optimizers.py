@@ -67,19 +67,8 @@ def factors(first, second):
     return np.concatenate([ONES * first, ONES * second], 1)
 
 
-@pytest.mark.exhaustive_with(
-    "compiled-{'jit_compile': False}",
-    "layer-{'jit_compile': False}",
-    "list-{'jit_compile': True}",
-    "compiled-{'run_eagerly': True}",
-    "list-{'jit_compile': False}",
-)
-@pytest.mark.slow_with(
-    "compiled-{'jit_compile': False}",
-    "dict-{'jit_compile': False}",
-    "layer-{'jit_compile': False}",
-    "list-{'jit_compile': True}",
-)
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("list", "layer", "compiled", "compiled, eagerly", "list, by XLA")
 @pytest.mark.parametrize(
     ("where", "mode"),
     [
@@ -87,7 +76,7 @@ def factors(first, second):
         ("compiled", {"run_eagerly": True}),
         ("list", {"jit_compile": True}),
     ],
-    ids=str,
+    ids=["list", "dict", "layer", "compiled", "compiled, eagerly", "list, by XLA"],
 )
 def test_what_one_has_applied_stays_where_the_other_skips(where, mode):
     """Without `protect` a skip moves no weight and no slot, and leaves those of the other optimizer alone."""

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_cases import compiled, data, make_model, overflowing
+from keras_cases import compiled, data, overflowing, started
 
 import scaler
 
@@ -24,11 +24,25 @@ class Own(keras.Sequential):
         return {"loss": loss}
 
 
-def own_model(kind=Own, **arguments):
-    model = kind(make_model(stateful=False).layers)
+def linear(kind=Own, **arguments):
+    """A model whose weights do not move."""
+    keras.utils.set_random_seed(7)
+    model = kind([keras.Input([4]), keras.layers.Dense(1, dtype="mixed_float16"), keras.layers.Activation("linear")])
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0), scaler.Static(64.0))
-    model.compile(optimizer, loss="mse", **{"jit_compile": False, **arguments})
+    model.compile(optimizer, **{"loss": "mse", "jit_compile": False, **arguments})
     return scaler.protect(model)
+
+
+def own_model(**mode):
+    """The same one for all tests of a process, traced once."""
+    return started(linear, **mode)
+
+
+def steep():
+    """A batch whose loss is finite, and whose gradient is not: a label of 1e18."""
+    x, y = data(8)
+    y[0] = 1e18
+    return x, y
 
 
 def true_loss(model, batch):
@@ -65,10 +79,8 @@ def test_a_loss_that_no_tracker_saw_is_what_is_shown(mode):
 @pytest.mark.parametrize("mode", MODES[:3], ids=str)
 def test_a_skipped_step_shows_its_own_number_as_it_was(mode):
     model = own_model(**mode)
-    assert np.isnan(model.train_on_batch(*overflowing(), return_dict=True)["loss"])
-    x, y = data(8)
-    y[0] = 1e18  # Its square is finite, its gradient's is not.
-    logs = model.train_on_batch(x, y, return_dict=True)
+    assert not np.isfinite(model.train_on_batch(*overflowing(), return_dict=True)["loss"])
+    logs = model.train_on_batch(*steep(), return_dict=True)
     assert model.optimizer.loss_scaler.counters.skipped == 2
     np.testing.assert_allclose(logs["loss"], 1e36 / 8, rtol=1e-3)
 
@@ -86,6 +98,12 @@ class OwnUnderAMetricsName(Own):
         return {"m": loss}
 
 
+class Nested(OwnUnderAMetricsName):
+    """The same in a function of its own."""
+
+    train_step = tf.function(OwnUnderAMetricsName.train_step)
+
+
 @pytest.mark.slow_with("nan-graph-{'run_eagerly': True}", "nan-nested-{}", "inf-graph-{}")
 @pytest.mark.exhaustive_with(
     "nan-graph-{'jit_compile': True}",
@@ -98,10 +116,7 @@ class OwnUnderAMetricsName(Own):
 @pytest.mark.parametrize("nested", [False, True], ids=["graph", "nested"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_number_under_a_metrics_name_is_the_steps_own_where_both_are_not_finite(nested, mode, bad):
-    class Model(OwnUnderAMetricsName):
-        train_step = tf.function(OwnUnderAMetricsName.train_step) if nested else OwnUnderAMetricsName.train_step
-
-    model, batches = own_model(Model, **mode), Batches()
+    model, batches = started(linear, kind=Nested if nested else OwnUnderAMetricsName, **mode), Batches()
     x, y = data(32)
     y[24:] = bad
     history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[batches]).history
@@ -120,17 +135,15 @@ class TwiceTheMetric(OwnUnderAMetricsName):
 
 
 def test_what_is_computed_from_a_metric_and_is_not_its_result_is_shown_as_it_was():
-    model = own_model(TwiceTheMetric)
-    x, y = data(8)
-    y[0] = 1e18  # Its square is finite, its gradient's is not.
-    logs = model.train_on_batch(x, y, return_dict=True)
+    model = linear(TwiceTheMetric)
+    logs = model.train_on_batch(*steep(), return_dict=True)
     assert model.optimizer.loss_scaler.counters.skipped == 1
     np.testing.assert_allclose(logs["m"], 2e36 / 8, rtol=1e-3)
 
 
 @pytest.mark.slow
 def test_validation_is_shown_beside_a_step_of_its_own():
-    model = own_model(metrics=["mae"])
+    model = linear(metrics=["mae"])
     x, y = data(16)
     history = model.fit(x, y, batch_size=8, verbose=0, validation_data=(x, y)).history
     np.testing.assert_allclose(history["val_loss"], [true_loss(model, (x, y))], rtol=2e-3)
@@ -152,7 +165,7 @@ def test_results_of_metrics_are_computed_anew_however_they_are_returned(decorate
             self.tracker.update_state(loss)
             return {"tracked": self.tracker.result(), "twice": 2.0 * self.tracker.result()}
 
-    model = own_model(Tracking)
+    model = linear(Tracking)
     x, y = data(8)
     first = model.train_on_batch(x, y, return_dict=True)
     bad = overflowing()
@@ -169,7 +182,7 @@ def test_numbers_of_other_types_are_left():
             logs = super().train_step(batch)
             return {**logs, "mae": tf.constant(3), "list": [1.0], "half": tf.constant(0.5, tf.float16), "one": 1.0}
 
-    model = own_model(Odd, metrics=["mae"])
+    model = linear(Odd, metrics=["mae"])
     logs = model.train_on_batch(*data(8), return_dict=True)
     assert (logs["mae"], logs["half"], logs["one"]) == (3, 0.5, 1.0)
 
@@ -197,9 +210,7 @@ def fit_all_skipped_then_good(callbacks, epochs=3, metrics=("accuracy",), first_
 
 @pytest.mark.slow
 @pytest.mark.exhaustive_with("{'jit_compile': True}", "{'run_eagerly': True}", "{'steps_per_execution': 2}")
-@pytest.mark.parametrize(
-    "mode", [{}, {"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 2}], ids=str
-)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 def test_an_epoch_of_skipped_steps_is_the_worst_there_is(mode):
     batches = Batches()
     model, history = fit_all_skipped_then_good([batches], **mode)
@@ -240,22 +251,19 @@ def test_a_skip_of_an_overflow_alone_does_not_end_a_run_that_stops_at_nan():
     assert not np.isnan(history["loss"]).any()
 
 
-@pytest.mark.slow
-def test_what_keras_does_not_know_is_nan():
-    class Score(keras.metrics.Mean):
-        def update_state(self, y, prediction, sample_weight=None):
-            return super().update_state(y)
+class Score(keras.metrics.Mean):
+    """Of which Keras does not know which way is better."""
 
-    _, history = fit_all_skipped_then_good([], epochs=2, metrics=[Score(name="score"), "accuracy"])
-    assert np.isnan(history["score"][0])
-    assert history["accuracy"][0] == -np.inf
+    def update_state(self, y, prediction, sample_weight=None):
+        return super().update_state(y)
 
 
 @pytest.mark.slow
-def test_evaluation_after_skipped_steps_counts_for_itself():
-    model, _ = fit_all_skipped_then_good([], epochs=1)
-    x = data(16)[0]
-    results = model.evaluate(x, np.zeros(16, np.int32), verbose=0, return_dict=True)
+def test_what_keras_does_not_know_is_nan_and_evaluation_counts_for_itself():
+    model, history = fit_all_skipped_then_good([], epochs=1, metrics=[Score(name="score"), "accuracy"])
+    assert np.isnan(history["score"])
+    assert history["accuracy"] == [-np.inf]
+    results = model.evaluate(data(16)[0], np.zeros(16, np.int32), verbose=0, return_dict=True)
     assert all(np.isfinite(value) for value in results.values())
 
 
@@ -296,34 +304,25 @@ def fit_with_five(model, epochs=1, callbacks=()):
     return history, " ".join(str(one.message) for one in said)
 
 
-def linear(loss, metrics, **mode):
-    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
-    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0), scaler.Static(64.0))
-    model.compile(optimizer, loss=loss, metrics=metrics, **{"jit_compile": False, **mode})
-    return scaler.protect(model)
-
-
 @pytest.mark.slow_with(*map(str, MODES[1:]))
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_metric_that_is_nan_on_an_applied_step_is_shown_without_that_batch(mode):
-    model, batches = linear("mse", [reaches_five, nothing_but_nan, Lowest()], **mode), Batches()
+    model, batches = linear(keras.Sequential, metrics=[reaches_five, nothing_but_nan, Lowest()], **mode), Batches()
     history, said = fit_with_five(model, epochs=2, callbacks=[batches])
     assert history["reaches_five"] == [1.0, 1.0]
     assert np.isnan(history["nothing_but_nan"]).all()
     assert history["lowest"] == [1.0, 1.0]  # What is infinite from the start holds nothing back.
     assert {logs["reaches_five"] for logs in batches.seen} == {1.0}
     assert np.isnan([logs["nothing_but_nan"] for logs in batches.seen]).all()
-    assert [24.0, 24.0] in [[float(one) for one in variables] for variables in variables_of_metrics(model)]
+    metrics = [inner for metric in model.metrics for inner in getattr(metric, "metrics", [metric])]
+    assert [24.0, 24.0] in [
+        [float(one) for one in metric.variables] for metric in metrics if len(metric.variables) == 2
+    ]
     assert [said.count(name) for name in ("'reaches_five'", "'nothing_but_nan'", "'lowest'", "'loss'")] == [1, 1, 0, 0]
 
 
-def variables_of_metrics(model):
-    metrics = [inner for metric in model.metrics for inner in getattr(metric, "metrics", [metric])]
-    return [metric.variables for metric in metrics if len(metric.variables) == 2]
-
-
 def test_a_loss_that_is_infinite_on_an_applied_step_is_shown_without_that_batch():
-    model = linear(lambda y, prediction: tf.where(y >= 5.0, np.inf, 2.0) + 0.0 * prediction, [])
+    model = linear(keras.Sequential, loss=lambda y, prediction: tf.where(y >= 5.0, np.inf, 2.0) + 0.0 * prediction)
     history, said = fit_with_five(model)
     assert history["loss"] == [2.0]
     assert "['loss']" in said
@@ -348,5 +347,5 @@ def test_a_step_may_show_a_part_of_its_metrics():
         def train_step(self, batch):
             return {"loss": super().train_step(batch)["loss"]}
 
-    model = own_model(Part, metrics=["mae"])
+    model = linear(Part, metrics=["mae"])
     assert np.isfinite(model.train_on_batch(*data(8), return_dict=True)["loss"])
