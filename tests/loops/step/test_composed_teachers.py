@@ -123,33 +123,3 @@ def test_its_batch_norm_follows_without_a_warning_of_the_next_parts_snapshot():
 
     parts = [part("student", student, teacher=teacher, momentum=0.5), part("other", other)]
     tf.function(loops.ComposedStep(parts)).get_concrete_function(tuple(map(tf.constant, batch())))
-
-
-def small():
-    return keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
-
-
-REFUSED = {
-    "another shape": (lambda student: {"teacher": small()}, "has weights of other shapes than 'sequential'"),
-    "the student": (lambda student: {"teacher": student}, "shares weights with"),
-    "no model": (lambda student: {"teacher": 5}, "teacher=5: expected a built Keras model"),
-    "a momentum of 1": (lambda student: {"teacher": plain_model(), "momentum": 1.0}, "momentum=1.0: expected a float"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_teacher_that_cannot_follow_is_refused(case):
-    make, named = REFUSED[case]
-    student = plain_model()
-    with pytest.raises(scaler.InvalidArgument, match=named):
-        loops.Part("student", student, student, keras.optimizers.SGD(), **make(student))
-
-
-def test_a_teacher_that_an_optimizer_moves_is_refused():
-    student, teacher = plain_model(), plain_model()
-    parts = [
-        loops.Part("student", student, student, keras.optimizers.SGD(), teacher=teacher),
-        loops.Part("other", teacher, teacher, keras.optimizers.SGD()),
-    ]
-    with pytest.raises(scaler.InvalidArgument, match="the teacher of part 'student' is moved by part 'other', too"):
-        loops.ComposedStep(parts)

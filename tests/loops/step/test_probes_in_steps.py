@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from loop_cases import batch, dataset, static
-from models import plain_model, squared_error
+from models import squared_error
 
 import loops
 import scaler
@@ -177,36 +177,6 @@ def test_probes_do_not_change_the_weights():
             call(batch(seed))
         results.append([value.numpy().tobytes() for value in step.model.variables])
     assert results[0] == results[1]
-
-
-def test_what_is_refused():
-    step = step_of()
-    with pytest.raises(scaler.InvalidArgument, match=r"expected scaler\.observe\.watch"):
-        step.probes = step.model
-    with pytest.raises(scaler.InvalidArgument, match="expected a watch of the same model"):
-        step.probes = observe.watch(plain_model())
-    model, layerwise = scaler.layerwise.insert_rescales(named_model("float16"), ["dense_0"])
-    with pytest.raises(scaler.InvalidArgument, match="another scale in each group"):
-        loops.TrainStep(
-            model, squared_error, keras.optimizers.SGD(0.1), layerwise=layerwise, probes=observe.watch(model)
-        )
-    step(batch())
-    with pytest.raises(scaler.InvalidArgument, match=r"TrainStep\.probes: the step is already traced"):
-        step.probes = None
-    with pytest.raises(scaler.InvalidArgument, match=r"TrainStep\.jit_compile: the step is already traced"):
-        step.jit_compile = True
-    assert not step.jit_compile
-
-
-def test_a_loss_with_a_name_of_the_probes_is_refused():
-    model = plain_model()
-
-    def loss(y, prediction):
-        return squared_error(y, prediction), {"amax": tf.reduce_max(prediction)}
-
-    step = loops.TrainStep(model, loss, keras.optimizers.SGD(0.1), probes=observe.watch(model))
-    with pytest.raises(loops.BadOutputs, match="'amax'"):
-        step(batch())
 
 
 def test_an_rnn_says_what_it_does_not_show():

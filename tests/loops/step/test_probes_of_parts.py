@@ -324,22 +324,6 @@ def test_the_noise_scale_of_a_part_is_of_the_examples_of_a_batch():
     assert known == {"critic": [False, True] * 4, "actor": [False, False, False, True] * 2}
 
 
-def refused(sentence, probes, **arguments):
-    players = Players("shared")
-    watch = observe.watch(players.critic)
-    probes = {name: watch if given == "watch" else given for name, given in probes.items()}
-    with pytest.raises(scaler.InvalidArgument, match=sentence):
-        loops.ComposedStep(players.step.parts, players.step.forward, probes=probes, **arguments)
-
-
-def test_what_is_refused():
-    refused(r"expected a dict of scaler\.observe\.watch\(model\) by the names of parts.*critic, actor", probes={"c": 1})
-    refused("expected a dict", probes={})
-    refused(r"part 'critic' has 3: expected scaler\.observe\.watch", probes={"critic": 3})
-    refused("none of the variables that this part moves", probes={"actor": "watch"})
-    refused("measure the first backward pass", probes={"critic": "watch"}, retry=True)
-
-
 def test_one_watch_for_two_parts_is_refused():
     whole = plain_model()
     first, second = whole.layers
@@ -355,26 +339,3 @@ def test_one_watch_for_two_parts_is_refused():
     step(batch())
     weights = [[name for name in one.names if name.startswith("weight_")] for one in step.probes.values()]
     assert weights == [[f"weight_gradients/{name}/{of}" for of in ("kernel", "bias")] for name in ("dense", "dense_1")]
-
-
-def test_a_loss_with_a_name_of_the_probes_is_refused():
-    model = plain_model()
-
-    def loss(given):
-        value = squared_error(given[1], model(given[0]))
-        return value, {"amax": value}
-
-    part = loops.Part("only", model, loss, keras.optimizers.SGD(0.1))
-    with pytest.raises(loops.BadOutputs, match="'amax'"):
-        loops.ComposedStep([part], probes={"only": observe.watch(model)})(batch())
-    assert "only/amax" in loops.ComposedStep([part])(batch())
-
-
-def test_a_noise_scale_needs_examples():
-    model = plain_model()
-    part = loops.Part("only", model, lambda given: given[0] * 0.0, keras.optimizers.SGD(0.1))
-    step = loops.ComposedStep([part], probes={"only": observe.watch(model, kinds=["noise_scale"])})
-    with pytest.raises(scaler.InvalidArgument, match="noise scale of part 'only' needs the number of examples"):
-        step((tf.constant(1.0), tf.zeros([2, 4])))
-    with pytest.raises(scaler.InvalidArgument, match=r"ComposedStep\(forward=\.\.\., accumulate=2\)"):
-        step((tf.zeros([2, 4]), tf.constant(1.0)))

@@ -100,17 +100,6 @@ def test_the_loss_of_a_window_is_the_mean_of_its_micro_batches():
     np.testing.assert_allclose(limits[0], limits[1], rtol=1e-5)
 
 
-def test_a_loss_function_may_not_return_the_name_of_a_limit():
-    step = loops.TrainStep(
-        plain_model(),
-        lambda y, p: (squared_error(y, p), {"norm_limit": 1.0}),
-        keras.optimizers.SGD(),
-        loss_scaler=guarded(),
-    )
-    with pytest.raises(loops.BadOutputs, match="'norm_limit', which the step itself returns"):
-        step(batch())
-
-
 @pytest.mark.exhaustive
 def test_retry_repeats_the_overflow_and_not_the_spike():
     keras.utils.set_random_seed(1)

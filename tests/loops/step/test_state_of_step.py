@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from models import batch, plain_model, squared_error
 
 import loops
 import scaler
@@ -129,3 +130,20 @@ def test_protect_puts_it_back(name, eagerly):
     assert everything(model) == before
     model.train_on_batch(x, y)
     assert everything(model) != before
+
+
+def test_variables_that_a_model_gets_after_the_step_was_made_are_put_back():
+    model = plain_model()
+    x, y = batch()
+    steps = [
+        (loops.ComposedStep([loops.Part("one", model, lambda x: tf.reduce_mean(model(x)), SGD())]), x * np.nan),
+        (loops.TrainStep(model, squared_error, SGD(), accumulate=2), (x * np.nan, y)),
+    ]
+    scaler.formats.emulated("float8_e4m3fn")(model)
+    for step, bad in steps:
+        before = [variable.numpy() for variable in model.variables]
+        for _ in range(2):
+            outputs = step(bad)
+        assert outputs["attempted"]
+        assert not outputs["applied"]
+        assert all(map(np.array_equal, before, [variable.numpy() for variable in model.variables]))

@@ -114,37 +114,3 @@ def test_a_checkpoint_of_the_step_holds_everything():
     tracked = {id(variable) for variable in rig.step.variables}
     own = [*rig.step.masters.weights, *rig.step.loss_scaler.variables, *rig.step.window.variables]
     assert tracked.issuperset(id(variable) for variable in own)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"model": "resnet"}, ["model='resnet'", "keras.Model"]),
-        ({"loss_fn": 3}, ["loss_fn=3", "function of (y, prediction)"]),
-        ({"loss_scaler": 1024.0}, ["loss_scaler=1024.0", "scaler.LossScaler"]),
-        ({"loss_scaler": scaler.Dynamic}, ["Dynamic", "scaler.LossScaler"]),
-        ({"accumulate": 0}, ["accumulate=0", "at least 1"]),
-        ({"accumulate": -1}, ["accumulate=-1", "at least 1"]),
-        ({"accumulate": 2.0}, ["accumulate=2.0", "integer"]),
-        ({"accumulate": True}, ["accumulate=True", "integer"]),
-    ],
-)
-def test_arguments_that_cannot_work_are_named_at_once(arguments, named):
-    usual = {"model": plain_model(), "loss_fn": squared_error, "optimizer": keras.optimizers.SGD()}
-    with pytest.raises(scaler.InvalidArgument) as caught:
-        loops.TrainStep(**{**usual, **arguments})
-    for text in named:
-        assert text in str(caught.value)
-
-
-def test_a_model_without_trainable_variables_is_named():
-    model = plain_model()
-    model.trainable = False
-    with pytest.raises(scaler.InvalidArgument, match=f"{model.name!r} has no trainable variables"):
-        loops.TrainStep(model, squared_error, keras.optimizers.SGD())
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_bad_clip_norm_is_named(accumulate):
-    with pytest.raises(scaler.InvalidArgument, match="clip_norm=-1"):
-        loops.TrainStep(plain_model(), squared_error, keras.optimizers.SGD(), clip_norm=-1, accumulate=accumulate)

@@ -115,3 +115,15 @@ def test_layers_made_late_are_not_overlooked():
     built(pair[0])
     assert of(built) == scaler.Dynamic()
     assert "loss" in loops.TrainStep(Late("mixed_float16"), squared_error, SGD(), loss_scaler=scaler.LossScaler())(pair)
+
+
+def test_a_composed_step_scales_by_itself_where_one_of_its_models_computes_in_float16():
+    def scales(**kinds):
+        parts = []
+        for name, kind in kinds.items():
+            model = sequential(kind)
+            parts.append(loops.Part(name, model, lambda x, model=model: tf.reduce_mean(model(x)), SGD()))
+        return {name: float(one.loss_scale) for name, one in loops.ComposedStep(parts).scalers.items()}
+
+    assert scales(half="mixed_float16", full="float32") == {"half": 2.0**15, "full": 2.0**15}
+    assert scales(full="float32") == {"full": 1.0}
