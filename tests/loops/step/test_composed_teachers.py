@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from composed_cases import Players, batches
+from loop_cases import static
 from models import batch, plain_model, squared_error
 from rigs import raw
 
 import loops
-import scaler
 
 
 def values(model):
@@ -95,7 +95,7 @@ def test_a_teacher_of_float16_does_not_stand_still():
                 student,
                 lambda x: tf.reduce_mean(tf.cast(student(x), tf.float32)),
                 keras.optimizers.SGD(1e-3),
-                loss_scaler=scaler.LossScaler(scaler.Static(8.0)),
+                loss_scaler=static(8.0),
                 teacher=teacher,
                 momentum=0.5,
             )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
+from loop_cases import static
 from mirrored import mirrored
 from rigs import raw
 
@@ -47,7 +48,7 @@ def windows(size):
 
 
 def accumulates(model):
-    loss_scaler = scaler.LossScaler(scaler.Static(8.0))
+    loss_scaler = static(8.0)
     step = loops.TrainStep(
         model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.01), loss_scaler=loss_scaler, accumulate=4
     )
@@ -58,9 +59,7 @@ def accumulates_in_parts(model):
     def loss(batch):
         return tf.reduce_mean(batch[1])
 
-    part = loops.Part(
-        "only", model, loss, keras.optimizers.SGD(0.01), loss_scaler=scaler.LossScaler(scaler.Static(8.0))
-    )
+    part = loops.Part("only", model, loss, keras.optimizers.SGD(0.01), loss_scaler=static(8.0))
 
     def forward(batch):
         return batch[0], tf.square(model(batch[0], training=True) - batch[1])
@@ -147,12 +146,7 @@ def test_a_group_of_layers_does_not_divide_it():
 def test_the_average_of_a_float8_model_has_the_scales_that_it_trains_with():
     model = quantized()
     optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
-    step = loops.TrainStep(
-        model,
-        keras.losses.MeanSquaredError(),
-        optimizer,
-        loss_scaler=scaler.LossScaler(scaler.Static(8.0)),
-    )
+    step = loops.TrainStep(model, keras.losses.MeanSquaredError(), optimizer, loss_scaler=static(8.0))
     loops.Loop(step, windows(4)).run(3)
     averaged, own = loops.Averaged(model, optimizer), raw(model.variables)
     predicted = averaged(data()[0]).numpy()
@@ -175,7 +169,7 @@ def test_a_teacher_has_the_scales_of_its_student(replicas):
             student,
             lambda batch: tf.reduce_mean(tf.square(student(batch[0], training=True) - batch[1])),
             keras.optimizers.SGD(0.1),
-            loss_scaler=scaler.LossScaler(scaler.Static(8.0)),
+            loss_scaler=static(8.0),
             teacher=teacher,
             momentum=0.75,
         )
@@ -194,7 +188,7 @@ NEW_VALUES = ("scale", "history")
 def test_probes_leave_new_values_out(makes):
     """The micro-batches are alike, so that their gradients have no noise."""
     model, error, optimizer = quantized(), keras.losses.MeanSquaredError(), keras.optimizers.Adam(0.01)
-    loss_scaler, watch = scaler.LossScaler(scaler.Static(8.0)), scaler.observe.watch(model, kinds=KINDS)
+    loss_scaler, watch = static(8.0), scaler.observe.watch(model, kinds=KINDS)
     if makes == "a step":
         step, prefix = loops.TrainStep(model, error, optimizer, loss_scaler=loss_scaler, probes=watch, accumulate=2), ""
     else:
@@ -240,7 +234,7 @@ def test_a_group_of_layers_does_not_count_it():
 def test_what_looks_at_a_step_counts_none_of_them():
     variables = [keras.Variable(tf.ones([2])), keras.Variable(tf.zeros([3]))]
     variables[1].overwrite_with_gradient = True
-    loss_scaler, counts = scaler.LossScaler(scaler.Static(2.0)), [tf.Variable([9.0, 9.0]) for _ in range(2)]
+    loss_scaler, counts = static(2.0), [tf.Variable([9.0, 9.0]) for _ in range(2)]
     optimizer = keras.optimizers.SGD(1.0)
 
     @tf.function

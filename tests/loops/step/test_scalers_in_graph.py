@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import rich.console
 import tensorflow as tf
+from loop_cases import static
 from mirrored import mirrored
 
 import loops
@@ -128,7 +129,7 @@ def kerass_own():
 
 KINDS = {
     "apply": with_scaler,
-    "static": lambda: with_scaler(scaler.LossScaler(scaler.Static(8.0))),
+    "static": lambda: with_scaler(static(8.0)),
     "a tf.function": compiled,
     "in another function": inside_of_another_function,
     "in a branch": under_a_condition,
@@ -224,7 +225,7 @@ def shown(step, **arguments):
 
 
 def unscale_alone():
-    loss_scaler, variable = scaler.LossScaler(scaler.Static(8.0)), weight()
+    loss_scaler, variable = static(8.0), weight()
 
     def step(number):
         (grad,) = loss_scaler.unscale(differentiated(loss_scaler, variable, number))

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from loop_cases import static
 from models import batch, plain_model, squared_error
 
 import loops
@@ -49,9 +50,7 @@ SGD, RMSprop = keras.optimizers.SGD, keras.optimizers.RMSprop
 )
 def test_a_skip_puts_back_what_the_forward_pass_moved(name, mode, optimizer):
     model, shape = MODELS[name]()
-    step = loops.TrainStep(
-        model, keras.losses.MeanSquaredError(), optimizer(0.01), loss_scaler=scaler.LossScaler(scaler.Static(16.0))
-    )
+    step = loops.TrainStep(model, keras.losses.MeanSquaredError(), optimizer(0.01), loss_scaler=static(16.0))
     take = MODES[mode](step)
     rng = np.random.default_rng(0)
     x, y = tf.constant(rng.normal(size=shape), tf.float32), tf.ones([2, 1])
@@ -107,7 +106,7 @@ def by_hand(model, optimizer, loss_scaler):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_by_hand_puts_it_back(name):
     model, shape = MODELS[name]()
-    step = by_hand(model, keras.optimizers.SGD(0.01), scaler.LossScaler(scaler.Static(16.0)))
+    step = by_hand(model, keras.optimizers.SGD(0.01), static(16.0))
     assert step((tf.ones(shape), tf.ones([2, 1])))
     before = everything(model)
     assert not step((tf.ones(shape) * np.inf, tf.ones([2, 1])))

@@ -8,6 +8,7 @@ import re
 import keras
 import pytest
 import tensorflow as tf
+from loop_cases import static
 from models import batch, plain_model, squared_error
 
 import loops
@@ -276,7 +277,7 @@ def test_the_name_of_an_optimizer_is_taken_as_by_compile(name):
 
 
 def test_attempts_of_its_own_scaler_are_taken():
-    loss_scaler = scaler.LossScaler(scaler.Static(2.0))
+    loss_scaler = static(2.0)
     optimizer = SGD(loops.ByAttempts(lambda step: 0.1, loss_scaler))
     assert loops.TrainStep(plain_model(), squared_error, optimizer, loss_scaler=loss_scaler).loss_scaler is loss_scaler
 

@@ -19,16 +19,24 @@ def unbuilt():
     return keras.Sequential(layers)
 
 
-@pytest.mark.exhaustive_with("True")
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_a_model_is_built_inside_of_the_compiled_step(jit_compile):
-    model = unbuilt()
-    step = loops.TrainStep(model, squared_error, keras.optimizers.Adam(0.01), loss_scaler=static(8.0), accumulate=2)
+@pytest.mark.exhaustive_with("True-False", "False-True")
+@pytest.mark.parametrize(("built", "jit_compile"), [(False, False), (False, True), (True, False)])
+def test_a_model_is_built_inside_of_the_compiled_step_and_nothing_is_traced_twice(built, jit_compile):
+    """TensorFlow traces a function again that made a variable: the model's, its masters and slots are made outside."""
+    traced, model = [], unbuilt()
+    if built:
+        model.build([8, 4])
+
+    def counting(y, prediction):
+        traced.append(tuple(y.shape))
+        return squared_error(y, prediction)
+
+    step = loops.TrainStep(model, counting, keras.optimizers.Adam(0.01), accumulate=2)
     compiled = tf.function(step, jit_compile=jit_compile)
-    assert not model.built
-    applied = [bool(compiled(batch(number))["applied"]) for number in range(4)]
-    assert applied == [False, True, False, True]
+    assert model.built == built
+    assert [bool(compiled(batch(number))["applied"]) for number in range(4)] == [False, True, False, True]
     assert model.built
+    assert traced == [(8, 1)]
 
 
 @pytest.mark.slow
@@ -77,24 +85,6 @@ def test_a_step_is_traced_once_for_each_signature(kind):
     # Each trace holds the step and, where it branches, what looks at a skip again.
     assert compiled.experimental_get_tracing_count() == 2
     assert traced == [shape for shape in [(3, 1), (8, 1)] for _ in range(1 if ways.selects("graph") else 2)]
-
-
-@pytest.mark.exhaustive_with("True")
-@pytest.mark.parametrize("built", [False, True])
-def test_what_the_first_call_makes_has_nothing_traced_twice(built):
-    """TensorFlow traces a function again that made a variable: the model's, its masters and slots are made outside."""
-    traced, model = [], unbuilt()
-    if built:
-        model.build([8, 4])
-
-    def counting(y, prediction):
-        traced.append(tuple(y.shape))
-        return squared_error(y, prediction)
-
-    compiled = tf.function(loops.TrainStep(model, counting, keras.optimizers.Adam(0.01), accumulate=2))
-    for number in range(4):
-        compiled(batch(number))
-    assert traced == [(8, 1)]
 
 
 @pytest.mark.slow

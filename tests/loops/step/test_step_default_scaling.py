@@ -5,6 +5,7 @@ import warnings
 import keras
 import pytest
 import tensorflow as tf
+from loop_cases import static
 from models import squared_error
 
 import loops
@@ -84,7 +85,7 @@ def test_any_other_is_not(make):
 
 def test_what_was_asked_for_is_taken():
     assert of(sequential("float16"), loss_scaler=scaler.LossScaler(scaler.NoScaling())) == scaler.NoScaling()
-    assert of(sequential("float32"), loss_scaler=scaler.LossScaler(scaler.Static(8.0))) == scaler.Static(8.0)
+    assert of(sequential("float32"), loss_scaler=static(8.0)) == scaler.Static(8.0)
 
 
 def test_a_layerwise_scales_by_itself():

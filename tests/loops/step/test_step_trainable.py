@@ -3,6 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
+from loop_cases import static
 from mirrored import mirrored
 from models import kernels, squared_error, two_layers
 
@@ -22,11 +23,7 @@ CHANGES = {
         "frozen since it was made: .*dense_0/kernel.*; made trainable since it was made: .*dense_1/kernel",
     ),
 }
-RUNS = {
-    "eager": lambda step: step,
-    "compiled": tf.function,
-    "xla": lambda step: tf.function(step, jit_compile=True),
-}
+RUNS = {"eager": lambda step: step, "compiled": tf.function, "xla": lambda step: tf.function(step, jit_compile=True)}
 
 
 # Every pair of a change, a dtype and a way to run but those of XLA, which traces as the compiled ones do.
@@ -98,7 +95,7 @@ def test_made_anew_it_trains_what_is_trainable():
 def test_a_loop_with_a_step_of_ones_own_warns(steps_per_call, takes_snapshot):
     """By the snapshot, or else by the model that the step names; never by both."""
     made = two_layers("float32", [1])
-    optimizer, loss_scaler = keras.optimizers.SGD(0.1), scaler.LossScaler(scaler.Static(16.0))
+    optimizer, loss_scaler = keras.optimizers.SGD(0.1), static(16.0)
 
     def step(x, y):
         before = scaler.snapshot(made.non_trainable_variables) if takes_snapshot else None
@@ -129,7 +126,7 @@ def test_on_replicas_a_step_without_a_snapshot_is_watched_too():
     strategy = mirrored(2)
     with strategy.scope():
         made = two_layers("float32", [1])
-        optimizer, loss_scaler = keras.optimizers.SGD(0.1), scaler.LossScaler(scaler.Static(16.0))
+        optimizer, loss_scaler = keras.optimizers.SGD(0.1), static(16.0)
 
     def step(x, y):
         with tf.GradientTape() as tape:
