@@ -10,6 +10,7 @@ import tensorflow as tf
 from composed_cases import Players, batches
 from mirrored import mirrored
 from rigs import raw
+from step_cases import part, tensors
 
 import loops
 import scaler
@@ -58,20 +59,28 @@ def each_scaler(here):
     return {id(one): (name, one) for name, one in here.step.scalers.items()}.values()
 
 
-def runs(here, call, count=STEPS):
+def moved(here):
+    return [*here.held("critic"), *here.held("actor"), *here.teacher.variables]
+
+
+def runs(variables, scalers, call, batches):
     """The outputs of the run from the low scale and of that from the high one, and what each came to."""
-    variables = [*here.variables(), *here.teacher.variables]
-    start, found = [variable.numpy() for variable in variables], []
+    own = [*variables, *(variable for one in scalers for variable in one.variables)]
+    start, found = [variable.numpy() for variable in own], []
     for scale in (LOW, HIGH):
-        for variable, value in zip(variables, start, strict=True):
+        for variable, value in zip(own, start, strict=True):
             variable.assign(value)
-        for _, one in each_scaler(here):
+        for one in scalers:
             one._state["loss_scale"].assign(scale)
-        outputs = [call(tuple(map(tf.constant, one))) for one in steep(count)]
+        outputs = [call(one) for one in batches]
         seen = [{name: np.asarray(value) for name, value in one.items()} for one in outputs]
-        ends = [*here.held("critic"), *here.held("actor"), *here.teacher.variables]
-        found.append((seen, [np.asarray(one).copy() for one in ends]))
+        found.append((seen, [np.asarray(variable).copy() for variable in variables]))
     return found
+
+
+def runs_of(here, call, count=STEPS):
+    scalers = [one for _, one in each_scaler(here)]
+    return runs(moved(here), scalers, call, list(map(tensors, steep(count))))
 
 
 KINDS = [
@@ -98,7 +107,7 @@ def test_a_run_from_too_high_a_scale_is_the_run_from_a_sound_one(kind, mode):
     """BatchNorm's statistics, the masks of a Dropout, the teacher and the losses too."""
     shape, every, accumulate = kind
     here = players(shape, every=every, accumulate=accumulate)
-    (low, end), (seen, other_end) = runs(here, here.step if mode == "eager" else tf.function(here.step))
+    (low, end), (seen, other_end) = runs_of(here, here.step if mode == "eager" else tf.function(here.step))
     assert [bool(one["applied"]) for one in low + seen] == [bool(one["attempted"]) for one in low + seen]
     retries = {name: [int(one[f"{name}/retries"]) for one in seen] for name, _ in each_scaler(here)}
     assert all(map(sum, retries.values()))
@@ -129,7 +138,7 @@ def test_replicas_retry_together_whoever_overflowed(kind):
         outputs = strategy.run(own)
         return {name: tf.stack(strategy.experimental_local_results(one)) for name, one in outputs.items()}
 
-    (_, end), (seen, other_end) = runs(here, call)
+    (_, end), (seen, other_end) = runs_of(here, call)
     for one in seen:
         assert all(len({*each.tolist()}) == 1 for name, each in one.items() if name.endswith(("retries", "applied")))
         assert one["applied"].tolist() == one["attempted"].tolist()
@@ -145,7 +154,7 @@ def test_replicas_retry_together_whoever_overflowed(kind):
 def test_xla_retries_to_the_same_values(shape, every):
     """It compiles a pass that is repeated apart, and rounds it otherwise."""
     here = players(shape, every=every, dropout=0.0)
-    (_, end), (seen, other_end) = runs(here, tf.function(here.step, jit_compile=True), 2)
+    (_, end), (seen, other_end) = runs_of(here, tf.function(here.step, jit_compile=True), 2)
     assert all(sum(int(one[f"{name}/retries"]) for one in seen) > 0 for name in ("critic", "actor"))
     for low, high in zip(end, other_end, strict=True):
         np.testing.assert_allclose(low, high, rtol=1e-3, atol=1e-3)
@@ -157,7 +166,7 @@ class Pair:
     def __init__(self, **arguments):
         self.weights = [tf.Variable([0.0]), tf.Variable([0.0])]
         parts = [
-            loops.Part(name, weight, _item(place), keras.optimizers.SGD(2.0**-20), **own)
+            part(name, weight, _item(place), keras.optimizers.SGD(2.0**-20), **own)
             for place, (name, weight, own) in enumerate(
                 zip("ab", self.weights, arguments.pop("own", ({}, {})), strict=True)
             )
@@ -217,27 +226,16 @@ def test_a_dropout_that_two_losses_share_drops_the_same_again():
 
     scalers = {name: scaler.LossScaler(strategy_from(LOW)(), name=name) for name in "ab"}
     parts = [
-        loops.Part(name, [weights[place], drop], loss(place), keras.optimizers.SGD(0.1), loss_scaler=scalers[name])
-        for place, name in enumerate("ab")
+        part(name, [weights[place], drop], loss(place), loss_scaler=scalers[name]) for place, name in enumerate("ab")
     ]
-    variables = [*weights, *drop.variables, calls]
-    ends, outputs = ends_of(loops.ComposedStep(parts, lambda x: x, retry=True), scalers.values(), variables, 2, 32)
+    call, variables = (
+        tf.function(loops.ComposedStep(parts, lambda x: x, retry=True)),
+        [*weights, *drop.variables, calls],
+    )
+    (_, end), (outputs, other_end) = runs(variables, scalers.values(), call, [tf.fill([32], 2.0**24)] * 2)
     assert int(calls) == 4
     assert min(int(outputs[0]["a/retries"]), int(outputs[0]["b/retries"])) > 0
-    assert ends[0] == ends[1]
-
-
-def ends_of(step, scalers, variables, count, size):
-    """The bytes of the variables after runs from both scales, and the outputs of the second."""
-    start, ends, call = [variable.numpy() for variable in variables], [], tf.function(step)
-    for scale in (LOW, HIGH):
-        for variable, value in zip(variables, start, strict=True):
-            variable.assign(value)
-        for one in scalers:
-            one._state["loss_scale"].assign(scale)
-        outputs = [call(tf.fill([size], 2.0**24)) for _ in range(count)]
-        ends.append(raw(variables))
-    return ends, outputs
+    assert raw(end) == raw(other_end)
 
 
 def test_a_random_generator_in_a_turn_draws_the_same_again():
@@ -248,10 +246,11 @@ def test_a_random_generator_in_a_turn_draws_the_same_again():
     def loss(x):
         return tf.reduce_sum(weight * x * (1.0 + random.uniform([4])))
 
-    part = loops.Part("a", weight, loss, keras.optimizers.SGD(0.1), loss_scaler=made, every=2)
-    ends, outputs = ends_of(loops.ComposedStep([part], retry=True), [made], [weight, random.state], 4, 4)
+    own = part("a", weight, loss, loss_scaler=made, every=2)
+    call = tf.function(loops.ComposedStep([own], retry=True))
+    (_, end), (outputs, other_end) = runs([weight, random.state], [made], call, [tf.fill([4], 2.0**24)] * 4)
     assert [int(one["a/retries"]) > 0 for one in outputs] == [False, True, False, False]
-    assert ends[0] == ends[1]
+    assert raw(end) == raw(other_end)
 
 
 @tf.custom_gradient
@@ -263,10 +262,8 @@ def never_zero(x):
 def test_a_part_whose_turn_it_is_not_takes_nothing_again(mode):
     """Its loss counts as zero, and what the backward pass makes of that means nothing."""
     weight, made = tf.Variable(1.0), scaler.LossScaler(scaler.Dynamic(2.0**10))
-    part = loops.Part(
-        "a", weight, lambda x: never_zero(weight * x), keras.optimizers.SGD(0.5), loss_scaler=made, every=2
-    )
-    step = loops.ComposedStep([part], lambda x: x, retry=True)
+    loss, optimizer = lambda x: never_zero(weight * x), keras.optimizers.SGD(0.5)
+    step = loops.ComposedStep([part("a", weight, loss, optimizer, loss_scaler=made, every=2)], lambda x: x, retry=True)
     step = step if mode == "eager" else tf.function(step)
     seen = [step(tf.constant(1.0)) for _ in range(2)]
     assert [int(one["a/retries"]) for one in seen] == [0, 0]
@@ -277,7 +274,7 @@ def test_a_part_whose_turn_it_is_not_takes_nothing_again(mode):
 
 @pytest.mark.exhaustive
 def test_a_log_and_an_explanation_know_the_retries(tmp_path):
-    log, data = tmp_path / "steps.jsonl", tuple(np.stack(part) for part in zip(*steep(5), strict=True))
+    log, data = tmp_path / "steps.jsonl", tuple(np.stack(one) for one in zip(*steep(5), strict=True))
 
     def run():
         keras.utils.clear_session()

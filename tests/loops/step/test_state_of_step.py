@@ -12,13 +12,13 @@ import scaler
 
 
 def recurrent(cell):
-    layers = [keras.Input(batch_shape=(2, 3, 4)), cell(3, stateful=True), keras.layers.Dense(1)]
-    return keras.Sequential(layers), (2, 3, 4)
+    layers = [keras.Input(batch_shape=(2, 2, 3)), cell(1, stateful=True, unroll=cell is keras.layers.GRU)]
+    return keras.Sequential(layers), (2, 2, 3)
 
 
 def normalised():
-    wrapped = keras.layers.SpectralNormalization(keras.layers.Dense(5))
-    return keras.Sequential([keras.Input([4]), wrapped, keras.layers.Dense(1)]), (2, 4)
+    wrapped = keras.layers.SpectralNormalization(keras.layers.Dense(1))
+    return keras.Sequential([keras.Input([4]), wrapped]), (2, 4)
 
 
 MODELS = {

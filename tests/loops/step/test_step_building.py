@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import ways
 from loop_cases import batch, dataset, static
-from models import plain_model, squared_error
+from models import one_layer, plain_model, squared_error
 from rigs import Rig, raw
 
 import loops
@@ -78,7 +78,7 @@ def test_a_step_is_traced_once_for_each_signature(kind):
         return squared_error(y, prediction)
 
     loss_scaler = scaler.LossScaler(scaler.Dynamic(64.0, growth_interval=2))
-    step = loops.TrainStep(plain_model(kind), counting, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler)
+    step = loops.TrainStep(one_layer(kind), counting, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler)
     compiled = tf.function(step)
     for number in range(50):
         compiled(batch(number, count=8 if number % 2 else 3, bad=np.inf if number % 5 == 4 else None))

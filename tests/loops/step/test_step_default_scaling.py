@@ -55,32 +55,28 @@ def of(model, **arguments):
         return loops.TrainStep(model, squared_error, SGD(0.1), **arguments).loss_scaler.strategy
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: sequential("mixed_float16"),
-        lambda: sequential("float16"),
-        lambda: sequential("float32", "float16", "float32"),
-        lambda: sequential("bfloat16", "mixed_float16"),
-        nested,
-        lambda: Early("mixed_float16"),
-    ],
-)
-def test_a_model_that_computes_in_float16_is_scaled(make):
-    assert of(make()) == scaler.Dynamic()
+SCALED = [
+    lambda: sequential("mixed_float16"),
+    lambda: sequential("float16"),
+    lambda: sequential("float32", "float16", "float32"),
+    lambda: sequential("bfloat16", "mixed_float16"),
+    nested,
+    lambda: Early("mixed_float16"),
+]
+NOT_SCALED = [
+    lambda: sequential("float32", "mixed_bfloat16"),
+    lambda: sequential("bfloat16"),
+    lambda: sequential("float64"),
+    lambda: Early("float32"),
+]
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: sequential("float32", "mixed_bfloat16"),
-        lambda: sequential("bfloat16"),
-        lambda: sequential("float64"),
-        lambda: Early("float32"),
-    ],
+    ("make", "strategy"),
+    [*((make, scaler.Dynamic()) for make in SCALED), *((make, scaler.NoScaling()) for make in NOT_SCALED)],
 )
-def test_any_other_is_not(make):
-    assert of(make()) == scaler.NoScaling()
+def test_a_model_that_computes_in_float16_is_scaled_and_any_other_is_not(make, strategy):
+    assert of(make()) == strategy
 
 
 def test_what_was_asked_for_is_taken():
