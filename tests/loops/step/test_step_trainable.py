@@ -57,7 +57,6 @@ def test_a_change_is_refused_in_one_sentence(kind, change, run, accumulate):
     before = kernels(made)
     with pytest.raises(scaler.InvalidArgument, match=says) as caught:
         call(PAIR)
-    assert "Make a new TrainStep and a new optimizer" in str(caught.value)
     assert "in user code" not in str(caught.value)
     assert kernels(made) == before
 
