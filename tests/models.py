@@ -22,6 +22,13 @@ def plain_model(kind="float32", ends=(), **arguments):
     )
 
 
+def one_layer(kind="float32"):
+    """One dense layer on four numbers: what is traced soonest."""
+    keras.utils.set_random_seed(7)
+    dense = keras.layers.Dense(1, dtype=kind, name="dense")
+    return keras.Sequential([keras.Input([4], dtype=keras.DTypePolicy(kind).compute_dtype), dense], name="sequential")
+
+
 def stateful_model(kind="float32", dropout=0.25, ends=()):
     """The same with BatchNorm and dropout: moving statistics and a seed generator."""
     keras.utils.set_random_seed(7)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from loop_cases import batch, static
-from models import plain_model, squared_error
+from models import one_layer, squared_error
 from rigs import Rig, assert_finite, raw
 
 import loops
@@ -49,14 +49,8 @@ def test_a_variable_without_a_gradient_stays_and_the_others_move():
 
 def embedding(kind):
     keras.utils.set_random_seed(7)
-    return keras.Sequential(
-        [
-            keras.Input([4], dtype="int32"),
-            keras.layers.Embedding(6, 3, dtype=kind),
-            keras.layers.Flatten(dtype=kind),
-            keras.layers.Dense(1, dtype=kind),
-        ]
-    )
+    layers = [keras.layers.Embedding(6, 3, dtype=kind), keras.layers.Flatten(dtype=kind)]
+    return keras.Sequential([keras.Input([4], dtype="int32"), *layers, keras.layers.Dense(1, dtype=kind)])
 
 
 @pytest.mark.slow_with("Adam")
@@ -102,13 +96,8 @@ def test_repeated_tokens_are_summed_in_float32():
 def test_statistics_that_overflow_float16_are_not_kept_until_the_window_ends():
     """The moving variance of these inputs is infinite in float16, while the loss and its gradients are finite."""
     keras.utils.set_random_seed(7)
-    model = keras.Sequential(
-        [
-            keras.Input([4], dtype="float16"),
-            keras.layers.BatchNormalization(momentum=0.0, dtype="float16"),
-            keras.layers.Dense(1, dtype="float16"),
-        ]
-    )
+    layers = [keras.layers.BatchNormalization(momentum=0.0, dtype="float16"), keras.layers.Dense(1, dtype="float16")]
+    model = keras.Sequential([keras.Input([4], dtype="float16"), *layers])
     x, y = batch()
     rig = Rig(model, keras.optimizers.SGD(0.01), example=(x, y), loss_scaler=static(8.0), accumulate=2)
     calls = []
@@ -120,10 +109,10 @@ def test_statistics_that_overflow_float16_are_not_kept_until_the_window_ends():
 
 def test_float16_windows_sum_in_float32():
     """A sum of many gradients of 1 and one of 2^-12 keeps the small one, which float16 would round away."""
-    model = plain_model("float16")
+    model = one_layer("float16")
 
     def loss(y, prediction):
-        return y[0, 0] * tf.cast(model.layers[1].bias[0], tf.float32) + 0.0 * squared_error(y, prediction)
+        return y[0, 0] * tf.cast(model.layers[0].bias[0], tf.float32) + 0.0 * squared_error(y, prediction)
 
     x, _ = batch(count=1)
     rig = Rig(model, keras.optimizers.SGD(1.0), loss, example=(x, tf.ones([1, 1])), accumulate=4)
@@ -136,10 +125,9 @@ class OfTwoTasks(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.a = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="a")
-        self.b = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="b")
-        self.a.build((None, 2))
-        self.b.build((None, 2))
+        self.a, self.b = (keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name=name) for name in "ab")
+        for layer in (self.a, self.b):
+            layer.build((None, 2))
         self.built = True
 
     def call(self, x):

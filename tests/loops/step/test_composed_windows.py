@@ -1,11 +1,11 @@
 """Guards micro-batches in a `ComposedStep`, and turns of whole windows."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from models import batch, plain_model, squared_error
 from rigs import raw
+from step_cases import part
 
 import loops
 import scaler
@@ -18,8 +18,8 @@ class Pair:
         self.models = plain_model(), plain_model()
         every = arguments.pop("every", 1)
         parts = [
-            loops.Part("first", self.models[0], lambda both: both[0], keras.optimizers.SGD(0.1)),
-            loops.Part("second", self.models[1], lambda both: both[1], keras.optimizers.SGD(0.1), every=every),
+            part("first", self.models[0], lambda both: both[0]),
+            part("second", self.models[1], lambda both: both[1], every=every),
         ]
         arguments |= {"loss_scaler": scaler.LossScaler(scaler.Dynamic(2.0**6))} if one_scaler else {}
         self.step = loops.ComposedStep(parts, self.losses, **arguments)
@@ -34,7 +34,7 @@ class Pair:
 
 
 def halves(given):
-    return [tuple(part[half] for part in given) for half in (slice(0, 4), slice(4, 8))]
+    return [tuple(one[half] for one in given) for half in (slice(0, 4), slice(4, 8))]
 
 
 @pytest.mark.slow_with("False-2")
@@ -44,8 +44,8 @@ def test_a_window_is_the_large_batch(one_scaler, every):
     """Of two equal halves: their losses are means."""
     large, windows = Pair(one_scaler, every=every), Pair(one_scaler, every=every, accumulate=2)
     for number in range(1, 5):
-        half = tuple(part[:4] for part in batch(number))
-        expected = large.step(tuple(tf.concat([part, part], axis=0) for part in half))
+        half = tuple(one[:4] for one in batch(number))
+        expected = large.step(tuple(tf.concat([one, one], axis=0) for one in half))
         first, second = (windows.step(half) for _ in range(2))
         assert not first["attempted"]
         for name in ("attempted", "applied", "first/applied", "second/attempted", "second/applied"):
@@ -58,7 +58,7 @@ def test_a_window_is_the_large_batch(one_scaler, every):
 @pytest.mark.parametrize("one_scaler", [False, True])
 def test_a_bad_micro_batch_skips_the_windows_of_the_parts_that_it_is_in(one_scaler):
     pair = Pair(one_scaler, accumulate=2)
-    x, y = (np.copy(part) for part in batch(0))
+    x, y = map(np.copy, batch(0))
     y[0] = np.inf  # In the first loss of the first half.
     before = [raw(model.variables) for model in pair.models]
     outputs = [pair.step(half) for half in halves((x, y))]

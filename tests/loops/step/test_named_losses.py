@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import loops
-import scaler
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 A, B = X[:, :1], X[:, 1:]
@@ -46,23 +45,6 @@ def test_it_trains_as_compile_does(losses, weights, named, outputs):
     assert set(outputs) <= set(found)
     for one, other in zip(step.model.weights, theirs.weights, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: made({"a": MSE}, {"c": 1.0}), "loss_weights=.*expected a number for each loss.*'a'"),
-        (lambda: made([MSE, MSE], [1.0]), "loss_weights=.*expected a number for each loss"),
-        (lambda: made(MSE, [1.0]), "loss_weights=.*expected loss_fn to be a dict or list"),
-        (lambda: made({}), "expected at least one loss"),
-        (lambda: made({"a": MSE, "b": None}), "the loss of 'b' is None"),
-        (lambda: made({"c": MSE})((X, {"a": A, "b": B})), "losses for 'c', but the prediction has 'a', 'b'"),
-        (lambda: made([MSE], named=False)((X, (A, B))), "losses for 0, but the prediction has .*'a', 'b'"),
-    ],
-)
-def test_mistakes_are_named(call, sentence):
-    with pytest.raises(scaler.InvalidArgument, match=sentence):
-        call()
 
 
 @pytest.mark.parametrize("kind", [np.asarray, tf.constant], ids=["NumPy", "tensor"])

@@ -20,27 +20,23 @@ def heads():
     return shared, models
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (lambda shared, one, two: [one, two], 16.0),
-        (lambda shared, one, two: [one, shared], 16.0),
-        (lambda shared, one, two: one, 16.0),
-        (lambda shared, one, two: shared, 16.0),
-    ],
-    ids=["two heads", "a model and its layer", "one model", "a layer"],
-)
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_each_weight_is_regularized_once(given, expected, mode):
+GIVEN = {
+    "two heads": lambda shared, one, two: [one, two],
+    "a model and its layer": lambda shared, one, two: [one, shared],
+    "one model": lambda shared, one, two: one,
+    "a layer": lambda shared, one, two: shared,
+}
+
+
+@pytest.mark.parametrize(("given", "mode"), [*((given, "eager") for given in GIVEN), ("two heads", "graph")])
+def test_each_weight_is_regularized_once(given, mode):
     shared, (one, two) = heads()
-    models = given(shared, one, two)
 
     def loss_fn(x):
         return 0.0 * (tf.reduce_sum(one(x)) + tf.reduce_sum(two(x)))
 
-    part = loops.Part("both", models, loss_fn, keras.optimizers.SGD(0.01))
-    step = loops.ComposedStep([part])
+    step = loops.ComposedStep([loops.Part("both", GIVEN[given](shared, one, two), loss_fn, keras.optimizers.SGD(0.01))])
     outputs = (step if mode == "eager" else tf.function(step))(tf.ones([2, 4]))
-    assert float(outputs["both/loss"]) == expected
+    assert float(outputs["both/loss"]) == 16.0
     # The slope of the penalty is 2.
     assert abs(float(shared.kernel[0, 0]) - 0.98) < 1e-6

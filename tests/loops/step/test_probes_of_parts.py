@@ -9,9 +9,9 @@ from loop_cases import batch, static
 from mirrored import mirrored
 from models import plain_model, squared_error
 from rigs import raw
+from step_cases import part, tensors
 
 import loops
-import scaler
 from scaler import observe
 
 SCALE = 64.0
@@ -38,25 +38,17 @@ def rows(step, outputs, part):
 
 def alone(shared, kind, kinds, every, accumulate):
     """A `TrainStep`, and a `ComposedStep` whose only part does the same."""
-    steps = []
-    for composed in (False, True):
-        model = plain_model(kind)
-        probes, optimizer = observe.watch(model, kinds=kinds, every=every), keras.optimizers.SGD(0.125, momentum=0.5)
-        common = {"accumulate": accumulate}
-        if not composed:
-            common |= {"loss_scaler": static(8.0), "probes": probes}
-            steps.append(loops.TrainStep(model, squared_error, optimizer, **common))
-            continue
-
-        def forward(given, model=model):
-            return given[1], model(given[0], training=True)
-
-        def loss(found, forward=forward):
-            return squared_error(*(found if shared else forward(found)))
-
-        part = loops.Part("only", model, loss, optimizer, loss_scaler=static(8.0))
-        steps.append(loops.ComposedStep([part], forward if shared else None, probes={"only": probes}, **common))
-    return steps
+    models = [plain_model(kind) for _ in range(2)]
+    probes = [observe.watch(model, kinds=kinds, every=every) for model in models]
+    optimizers = [keras.optimizers.SGD(0.125, momentum=0.5) for _ in models]
+    step = loops.TrainStep(
+        models[0], squared_error, optimizers[0], loss_scaler=static(8.0), probes=probes[0], accumulate=accumulate
+    )
+    forward = lambda given: (given[1], models[1](given[0], training=True))  # noqa: E731
+    loss = (lambda found: squared_error(*found)) if shared else None
+    own = part("only", models[1], loss, optimizers[1], scale=8.0)
+    made = {"probes": {"only": probes[1]}, "accumulate": accumulate}
+    return [step, loops.ComposedStep([own], forward if shared else None, **made)]
 
 
 @pytest.mark.slow
@@ -79,7 +71,7 @@ def test_one_part_alone_is_measured_as_a_train_step(shared, kind, every, accumul
     calls = [tf.function(step, jit_compile=jit) for step in steps]
     for seed in range(6):
         bad = np.inf if seed == 2 else None
-        one, other = (call(tuple(map(tf.constant, batch(seed, bad=bad)))) for call in calls)
+        one, other = (call(batch(seed, bad=bad)) for call in calls)
         assert steps[0].probes.names == steps[1].probes["only"].names
         assert steps[0].probes.gauges == steps[1].probes["only"].gauges
         found = [name for name in one if one[name].shape.rank]
@@ -127,7 +119,8 @@ def test_a_part_has_the_gradients_of_its_own_loss_in_its_own_pass(shape):
     start = [variable.numpy() for variable in players.actor.trainable_variables]
     expected = {} if shape == "turns" else {"actor": by_hand(players, given, "actor")}
     expected["critic"] = by_hand(players, given, "critic")
-    outputs = tf.function(step)(tuple(map(tf.constant, given)))
+    # The step of one pass in turns is a graph, and that of a shared pass is none.
+    outputs = (tf.function(step) if shape == "turns" else step)(tensors(given))
     if shape == "turns":
         # The actor saw the critic as it had moved.
         for variable, value in zip(players.actor.trainable_variables, start, strict=True):
@@ -149,7 +142,7 @@ def test_where_it_is_not_its_turn_a_part_has_nothing(shape, mode):
     eager, step = Players(shape, every=2, dropout=0.0), watched(players)
     reference, call = watched(eager), tf.function(step, jit_compile=mode == "jit" or None)
     for number, given in enumerate(batches(4), 1):
-        outputs, expected = call(tuple(map(tf.constant, given))), reference(tuple(map(tf.constant, given)))
+        outputs, expected = call(tensors(given)), reference(tensors(given))
         if number % 2:
             assert not outputs["actor/amax"].numpy().any()
             assert not outputs["actor/counts"].numpy().any()
@@ -171,7 +164,7 @@ def test_a_skip_shows_where_it_is_and_has_no_updates(shape):
     players = Players(shape)
     step = watched(players)
     call = tf.function(step)
-    _, outputs = (call(tuple(map(tf.constant, given))) for given in batches(2, bad=((2, "actor"),)))
+    _, outputs = (call(tensors(given)) for given in batches(2, bad=((2, "actor"),)))
     assert not outputs["actor/applied"]
     assert np.isnan(outputs["actor/update_rms"]).all()
     assert not np.isfinite(rows(step, outputs, "actor")["weight_gradients/dense/kernel"])
@@ -193,7 +186,9 @@ def test_probes_change_no_bit_of_what_moves(shape):
     for names in ((), ("actor", "critic")):
         players = Players(shape, kind="float16", every=2 if shape != "one scaler" else 1)
         step = watched(players, names) if names else players.step
-        loops.Loop(step, dataset(4, bad=((2, "critic"),)), steps_per_call=4).run(4)
+        call = tf.function(step)
+        for given in batches(4, bad=((2, "critic"),)):
+            call(tensors(given))
         moved = [getattr(players, name) for name in ("critic", "actor")]
         bits.append(raw(*(model.variables for model in moved), *(one.variables for one in players.optimizers.values())))
     assert bits[0] == bits[1]
@@ -214,16 +209,16 @@ def test_two_replicas_count_together_and_have_the_largest_of_either(shape):
     call = tf.function(single)
     for number, half in enumerate(halves):
         expected = call(half)
-        for part in ("critic", "actor"):
-            names = single.probes[part].names
-            assert both.probes[part].names == names
-            counted = expected[f"{part}/counts"].numpy().sum(axis=1) * 2
-            np.testing.assert_array_equal(seen[0].vectors[f"{part}/counts"][number].sum(axis=1), counted)
-            share = np.array([0.5 if "_gradients/" in name else 1.0 for name in names])
-            amax = expected[f"{part}/amax"].numpy() * share
-            np.testing.assert_allclose(seen[0].vectors[f"{part}/amax"][number], amax, rtol=1e-3, atol=1e-5)
-            rms = expected[f"{part}/update_rms"].numpy()
-            np.testing.assert_allclose(seen[0].vectors[f"{part}/update_rms"][number], rms, rtol=1e-3, atol=1e-6)
+        for name in ("critic", "actor"):
+            names = single.probes[name].names
+            assert both.probes[name].names == names
+            counted = expected[f"{name}/counts"].numpy().sum(axis=1) * 2
+            np.testing.assert_array_equal(seen[0].vectors[f"{name}/counts"][number].sum(axis=1), counted)
+            share = np.array([0.5 if "_gradients/" in row else 1.0 for row in names])
+            amax = expected[f"{name}/amax"].numpy() * share
+            np.testing.assert_allclose(seen[0].vectors[f"{name}/amax"][number], amax, rtol=1e-3, atol=1e-5)
+            rms = expected[f"{name}/update_rms"].numpy()
+            np.testing.assert_allclose(seen[0].vectors[f"{name}/update_rms"][number], rms, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.exhaustive
@@ -251,14 +246,8 @@ def test_the_largest_of_two_replicas_is_that_of_the_whole_batch():
     for replicas in (1, 2):
         with strategy.scope() if replicas == 2 else tf.name_scope(""):
             model = plain_model()
-
-            def loss(given, model=model):
-                return squared_error(given[1], model(given[0]))
-
-            part = loops.Part("only", model, loss, keras.optimizers.SGD(0.1))
-            step = loops.ComposedStep([part], probes={"only": observe.watch(model, kinds=kinds)})
-        data = tf.data.Dataset.from_tensors(whole)
-        seen = []
+            step = loops.ComposedStep([part("only", model)], probes={"only": observe.watch(model, kinds=kinds)})
+        data, seen = tf.data.Dataset.from_tensors(whole), []
         loops.Loop(step, data, strategy=strategy if replicas == 2 else None, actions=[seen.append]).run(1)
         found.append(seen[0].vectors["only/amax"][0])
     halves = np.abs(plain_model().layers[0](whole[0])).reshape(2, -1).max(axis=1)
@@ -272,17 +261,19 @@ class Shows(keras.layers.Layer):
 
 
 def test_what_is_probed_by_hand_belongs_to_the_model_whose_layer_it_is_in():
+    kinds = ["activations", "activation_gradients"]
     models = {name: keras.Sequential([keras.Input([2]), Shows(), keras.layers.Dense(1)]) for name in ("a", "b")}
 
     def forward(x):
         return [observe.probe(tf.add_n([model(x) for model in models.values()]), "outside")] * 2
 
     parts = [
-        loops.Part(name, model, lambda found, by=by: by * tf.reduce_mean(found[0]), keras.optimizers.SGD(0.1))
+        part(name, model, lambda found, by=by: by * tf.reduce_mean(found[0]))
         for by, (name, model) in enumerate(models.items(), 1)
     ]
     # One of the watches does not take the layer that holds the probe.
-    watches = {"a": observe.watch(models["a"]), "b": observe.watch(models["b"], [models["b"].layers[-1]])}
+    chosen = {"a": None, "b": [models["b"].layers[-1]]}
+    watches = {name: observe.watch(models[name], layers, kinds=kinds) for name, layers in chosen.items()}
     step = loops.ComposedStep(parts, forward, probes=watches)
     outputs = tf.function(step)(tf.ones([4, 2]))
     for by, name in enumerate(models, 1):
@@ -297,14 +288,10 @@ def test_what_is_probed_by_hand_belongs_to_the_model_whose_layer_it_is_in():
 @pytest.mark.slow
 def test_of_a_part_of_several_models_the_rows_are_those_of_the_watched_one():
     encoder, head = plain_model(), keras.Sequential([keras.Input([1]), keras.layers.Dense(1, name="head")])
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-
-    def loss(given):
-        return squared_error(given[1], head(encoder(given[0])))
-
-    part = loops.Part("both", [encoder, head], loss, optimizer)
-    step = loops.ComposedStep([part], probes={"both": observe.watch(encoder, kinds=ALL)})
-    outputs = tf.function(step)(tuple(map(tf.constant, batch())))
+    loss = lambda given: squared_error(given[1], head(encoder(given[0])))  # noqa: E731
+    own = part("both", [encoder, head], loss, keras.optimizers.SGD(0.1, momentum=0.9))
+    step = loops.ComposedStep([own], probes={"both": observe.watch(encoder, kinds=ALL)})
+    outputs = tf.function(step)(batch())
     assert not [name for name in step.probes["both"].names if "head" in name]
     assert [name for name in step.probes["both"].names if name.startswith("slots/")] == [
         f"slots/{layer}/{name}/momentum" for layer in ("dense", "dense_1") for name in ("kernel", "bias")
@@ -319,62 +306,16 @@ def test_the_noise_scale_of_a_part_is_of_the_examples_of_a_batch():
     players = Players("shared", every=2, dropout=0.0, accumulate=2)
     step = watched(players, kinds=["noise_scale"])
     call = tf.function(step)
-    found = [call(tuple(map(tf.constant, given))) for given in batches(8)]
+    found = [call(tensors(given)) for given in batches(8)]
     known = {name: [bool(np.isfinite(one[f"{name}/noise_scale"]).all()) for one in found] for name in step.probes}
     assert known == {"critic": [False, True] * 4, "actor": [False, False, False, True] * 2}
 
 
-def refused(sentence, probes, **arguments):
-    players = Players("shared")
-    watch = observe.watch(players.critic)
-    probes = {name: watch if given == "watch" else given for name, given in probes.items()}
-    with pytest.raises(scaler.InvalidArgument, match=sentence):
-        loops.ComposedStep(players.step.parts, players.step.forward, probes=probes, **arguments)
-
-
-def test_what_is_refused():
-    refused(r"expected a dict of scaler\.observe\.watch\(model\) by the names of parts.*critic, actor", probes={"c": 1})
-    refused("expected a dict", probes={})
-    refused(r"part 'critic' has 3: expected scaler\.observe\.watch", probes={"critic": 3})
-    refused("none of the variables that this part moves", probes={"actor": "watch"})
-    refused("measure the first backward pass", probes={"critic": "watch"}, retry=True)
-
-
-def test_one_watch_for_two_parts_is_refused():
+def test_two_parts_of_one_model_are_measured_each_in_its_own_pass():
     whole = plain_model()
-    first, second = whole.layers
-    parts = [
-        loops.Part(name, layer, lambda given: squared_error(given[1], whole(given[0])), keras.optimizers.SGD(0.1))
-        for name, layer in (("first", first), ("second", second))
-    ]
-    watch = observe.watch(whole)
-    with pytest.raises(scaler.InvalidArgument, match="'first' and 'second' have one watch"):
-        loops.ComposedStep(parts, probes={"first": watch, "second": watch})
-    # Each with its own is measured in its own pass.
-    step = loops.ComposedStep(parts, probes={"first": watch, "second": observe.watch(whole)})
+    loss = lambda given: squared_error(given[1], whole(given[0]))  # noqa: E731
+    parts = [part(name, layer, loss) for name, layer in zip(("first", "second"), whole.layers, strict=True)]
+    step = loops.ComposedStep(parts, probes={name: observe.watch(whole) for name in ("first", "second")})
     step(batch())
     weights = [[name for name in one.names if name.startswith("weight_")] for one in step.probes.values()]
     assert weights == [[f"weight_gradients/{name}/{of}" for of in ("kernel", "bias")] for name in ("dense", "dense_1")]
-
-
-def test_a_loss_with_a_name_of_the_probes_is_refused():
-    model = plain_model()
-
-    def loss(given):
-        value = squared_error(given[1], model(given[0]))
-        return value, {"amax": value}
-
-    part = loops.Part("only", model, loss, keras.optimizers.SGD(0.1))
-    with pytest.raises(loops.BadOutputs, match="'amax'"):
-        loops.ComposedStep([part], probes={"only": observe.watch(model)})(batch())
-    assert "only/amax" in loops.ComposedStep([part])(batch())
-
-
-def test_a_noise_scale_needs_examples():
-    model = plain_model()
-    part = loops.Part("only", model, lambda given: given[0] * 0.0, keras.optimizers.SGD(0.1))
-    step = loops.ComposedStep([part], probes={"only": observe.watch(model, kinds=["noise_scale"])})
-    with pytest.raises(scaler.InvalidArgument, match="noise scale of part 'only' needs the number of examples"):
-        step((tf.constant(1.0), tf.zeros([2, 4])))
-    with pytest.raises(scaler.InvalidArgument, match=r"ComposedStep\(forward=\.\.\., accumulate=2\)"):
-        step((tf.zeros([2, 4]), tf.constant(1.0)))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import rich.console
 import tensorflow as tf
+from loop_cases import static
 from mirrored import mirrored
 
 import loops
@@ -100,43 +101,34 @@ def two_scalers():
     return step
 
 
-def ours_in_keras():
-    optimizer, variable = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.01)), keras.Variable([1.0, 2.0])
+def in_keras(make):
+    def made():
+        optimizer, variable = make(keras.optimizers.SGD(0.01)), keras.Variable([1.0, 2.0])
+        optimizer.build([variable])
 
-    def step(number):
-        with tf.GradientTape() as tape:
-            scaled = optimizer.scale_loss(tf.reduce_sum(variable.value) * number)
-        optimizer.apply(tape.gradient(scaled, [variable.value]), [variable])
-        return {"loss": number}
+        def step(number):
+            with tf.GradientTape() as tape:
+                scaled = optimizer.scale_loss(tf.reduce_sum(variable.value) * number)
+            optimizer.apply(tape.gradient(scaled, [variable.value]), [variable])
+            return {"loss": number}
 
-    return step
+        return step
 
-
-def kerass_own():
-    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), dynamic_growth_steps=2)
-    variable = keras.Variable([1.0, 2.0])
-    optimizer.build([variable])
-
-    def step(number):
-        with tf.GradientTape() as tape:
-            scaled = optimizer.scale_loss(tf.reduce_sum(variable.value) * number)
-        optimizer.apply(tape.gradient(scaled, [variable.value]), [variable])
-        return {"loss": number}
-
-    return step
+    return made
 
 
+kerass_own = functools.partial(keras.optimizers.LossScaleOptimizer, dynamic_growth_steps=2)
 KINDS = {
     "apply": with_scaler,
-    "static": lambda: with_scaler(scaler.LossScaler(scaler.Static(8.0))),
+    "static": lambda: with_scaler(static(8.0)),
     "a tf.function": compiled,
     "in another function": inside_of_another_function,
     "in a branch": under_a_condition,
     "unscale and update": long_form,
     "a scale for each loss": per_loss,
     "two scalers": two_scalers,
-    "LossScaleOptimizer": ours_in_keras,
-    "Keras's LossScaleOptimizer": kerass_own,
+    "LossScaleOptimizer": in_keras(scaler.LossScaleOptimizer),
+    "Keras's LossScaleOptimizer": in_keras(kerass_own),
 }
 
 
@@ -154,8 +146,15 @@ KINDS = {
     ("kind", "steps_per_call"), [*((kind, 4) for kind in KINDS), ("in a branch", 1), ("two scalers", 1)]
 )
 def test_a_step_that_returns_its_loss_alone_is_counted_right(kind, steps_per_call):
-    loop = loops.Loop(KINDS[kind](), data(bad=[0, 1, 5, 11]), steps_per_call=steps_per_call)
+    step, traces = KINDS[kind](), []
+
+    def counted(number):
+        traces.append(number)
+        return step(number)
+
+    loop = loops.Loop(counted, data(bad=[0, 1, 5, 11]), steps_per_call=steps_per_call)
     assert loop.run(12) == loops.Counters(data=12, attempted=12, applied=8)
+    assert len(traces) <= 1 + (steps_per_call == 1)  # Slots made in the first trace.
 
 
 @pytest.mark.slow_with("two scalers")
@@ -216,15 +215,8 @@ def test_a_step_without_any_scaler_is_applied(steps_per_call):
     assert loops.Loop(step, data(), steps_per_call=steps_per_call).run(12) == loops.Counters(12, 12, 12)
 
 
-def shown(step, **arguments):
-    text = io.StringIO()
-    progress = loops.Progress(every=1, console=rich.console.Console(file=text, width=120))
-    loop = loops.Loop(step, data(4, **arguments), steps_per_call=4, actions=[progress])
-    return loop.run(4), text.getvalue()
-
-
 def unscale_alone():
-    loss_scaler, variable = scaler.LossScaler(scaler.Static(8.0)), weight()
+    loss_scaler, variable = static(8.0), weight()
 
     def step(number):
         (grad,) = loss_scaler.unscale(differentiated(loss_scaler, variable, number))
@@ -240,43 +232,51 @@ def scaled_by_hand():
 
 
 @pytest.mark.filterwarnings("ignore:unscale.grads. was used, and no step was ever counted:scaler.ScaleWarning")
-@pytest.mark.parametrize("make", [unscale_alone, scaled_by_hand])
-def test_what_cannot_be_known_is_not_claimed(make):
-    counters, text = shown(make())
-    assert counters == loops.Counters(data=4, attempted=0, applied=0, known=False)
-    assert "applied ?  skipped ?" in text
+@pytest.mark.parametrize(
+    ("make", "counters", "says"),
+    [
+        (unscale_alone, loops.Counters(data=4, attempted=0, applied=0, known=False), "applied ?  skipped ?"),
+        (scaled_by_hand, loops.Counters(data=4, attempted=0, applied=0, known=False), "applied ?  skipped ?"),
+        (with_scaler, loops.Counters(data=4, attempted=4, applied=1), "applied 1  skipped 3"),
+    ],
+)
+def test_what_cannot_be_known_is_not_claimed_and_what_is_known_is_shown(make, counters, says):
+    text = io.StringIO()
+    progress = loops.Progress(every=1, console=rich.console.Console(file=text, width=120))
+    loop = loops.Loop(make(), data(4, bad=[1, 2, 3]), steps_per_call=4, actions=[progress])
+    assert loop.run(4) == counters
+    assert says in text.getvalue()
 
 
-def test_what_is_known_is_shown():
-    counters, text = shown(with_scaler(), bad=[1, 2, 3])
-    assert counters == loops.Counters(data=4, attempted=4, applied=1)
-    assert "applied 1  skipped 3" in text
-
-
-def test_a_reader_of_another_steps_scaler_is_counted_by_its_own():
+def test_a_reader_of_another_steps_scaler_is_counted_by_its_own_also_where_it_is_a_partial():
     others = scaler.LossScaler()
-    own = with_scaler()
 
-    def step(number):
+    def step(own, number):
         return {**own(number), "theirs": others.loss_scale, "attempts": others.counters.attempted}
 
-    assert loops.Loop(step, data(bad=[0]), steps_per_call=1).run(12) == loops.Counters(12, 12, 11)
+    assert loops.Loop(functools.partial(step, with_scaler()), data(bad=[0]), steps_per_call=1).run(
+        12
+    ) == loops.Counters(12, 12, 11)
 
 
-@pytest.mark.slow_with("says0-4")
-@pytest.mark.exhaustive_with("says1-1")
-@both_loops
-@pytest.mark.parametrize("says", [{"applied": True}, {"applied": True, "attempted": True}])
-def test_a_step_that_contradicts_its_scaler_keeps_its_word_and_is_told_once(says, steps_per_call):
+@pytest.mark.slow_with("says0-12-4")
+@pytest.mark.exhaustive_with("says1-12-1")
+@pytest.mark.parametrize(
+    ("says", "applied", "steps_per_call"),
+    [
+        ({"applied": True}, 12, 1),
+        ({"applied": True}, 12, 4),
+        ({"applied": True, "attempted": True}, 12, 1),
+        ({"applied": True, "attempted": True}, 12, 4),
+        ({"applied": False}, 0, 1),
+    ],
+)
+def test_a_step_that_contradicts_its_scaler_keeps_its_word_and_is_told_once(says, applied, steps_per_call):
     loop = loops.Loop(with_scaler(**says), data(bad=[1, 2]), steps_per_call=steps_per_call)
-    with pytest.warns(UserWarning, match="says that it was applied.*the loss scaler") as caught:
-        assert loop.run(12) == loops.Counters(12, 12, 12)
+    word = "was applied" if applied else "was not applied"
+    with pytest.warns(UserWarning, match=f"says that it {word}.*the loss scaler") as caught:
+        assert loop.run(12) == loops.Counters(12, 12, applied)
     assert len(caught) == 1
-
-
-def test_a_step_that_denies_what_its_scaler_did_is_told_too():
-    with pytest.warns(UserWarning, match="says that it was not applied"):
-        assert loops.Loop(with_scaler(applied=False), data(), steps_per_call=1).run(12) == loops.Counters(12, 12, 0)
 
 
 @pytest.mark.slow
@@ -323,19 +323,6 @@ def test_batches_of_another_size_find_the_same_scalers():
         return {"loss": tf.reduce_sum(numbers)}
 
     assert loops.Loop(step, data(7, bad=[0, 6]).batch(2)).run(4) == loops.Counters(4, 4, 2)
-
-
-def test_a_loop_traces_such_a_step_once():
-    traces, step = [], with_scaler()
-
-    def counted(number):
-        traces.append(number)
-        return step(number)
-
-    for steps_per_call in (1, 4):
-        traces.clear()
-        loops.Loop(counted, data(), steps_per_call=steps_per_call).run(12)
-        assert len(traces) <= 1 + (steps_per_call == 1)  # Slots made in the first trace.
 
 
 def test_the_owner_of_a_variable_is_found():
@@ -398,10 +385,3 @@ def test_a_copy_explains_a_checkpoint_of_another_shape(tmp_path):
     saved = tf.train.Checkpoint(made=short).save(str(tmp_path / "c"))
     with pytest.raises(scaler.InvalidArgument, match="the checkpoint holds DelayedAmax's"):
         tf.train.Checkpoint(made=long).restore(saved)
-
-
-def test_partials_and_objects_are_steps_as_well():
-    step = with_scaler()
-    whole = functools.partial(lambda extra, number: step(number), 1)
-    loop = loops.Loop(whole, data(bad=[0]), steps_per_call=1)
-    assert loop.run(12) == loops.Counters(12, 12, 11)

@@ -9,7 +9,6 @@ from models import plain_model, squared_error
 from rigs import raw
 
 import loops
-import scaler
 
 HALVING = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
 BAD = (1, 2)
@@ -85,19 +84,3 @@ def test_it_goes_on_bit_for_bit_after_a_resume(kind, tmp_path):
     other = make("applied" if kind == "attempted" else "attempted", momentum=0.5)
     with pytest.raises(loops.CheckpointError, match="learning_rate"):
         loops.Loop(other, dataset(9), actions=[loops.Checkpoint(tmp_path, every=100, resume=True)]).run(9)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [((0.1, static(8.0)), "schedule=0.1"), ((HALVING, scaler.Dynamic()), "loss_scaler=Dynamic")],
-)
-def test_arguments_that_cannot_work_are_named(arguments, named):
-    with pytest.raises(scaler.InvalidArgument, match=named):
-        loops.ByAttempts(*arguments)
-
-
-def test_it_cannot_be_made_from_a_configuration():
-    optimizer = make("attempted").optimizer
-    config = optimizer.get_config()["learning_rate"]
-    with pytest.raises(scaler.InvalidArgument, match="no loss scaler"):
-        loops.ByAttempts.from_config(config["config"])

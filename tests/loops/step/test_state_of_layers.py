@@ -22,21 +22,23 @@ def small(*layers):
     return keras.Sequential([keras.Input((4,)), *layers])
 
 
-def an_encoder():
-    return small(keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5))
+def an_encoder(dropout=True):
+    """Layers with a state each."""
+    return small(keras.layers.BatchNormalization(), *([keras.layers.Dropout(0.5)] if dropout else []))
 
 
 class Ways:
     """Ways to call an encoder that a step does not know."""
 
     def __init__(self, encoder):
-        self.encoder = MODULE.encoder = encoder
+        self.encoder = encoder
         self.inner = tf.function(self.plain)
 
     def plain(self, x):
         return self.encoder(x, training=True)
 
     def module(self, x):
+        MODULE.encoder = self.encoder
         return MODULE.encode(x)
 
     def function(self, x):
@@ -53,17 +55,17 @@ class Ways:
         return tf.recompute_grad(self.plain)(x)
 
 
-NESTED = ("module", "function", "loop", "branch", "again")
+NESTED = ("function", "loop", "branch", "again")
 
 
 def a_train_step(call, **options):
-    own = small(keras.layers.Dense(4))
+    own = small(keras.layers.Dense(4, use_bias=False))
     loss = lambda y, p: tf.reduce_mean(tf.square(call(p) - y))  # noqa: E731
     return loops.TrainStep(own, loss, keras.optimizers.SGD(0.01), loss_scaler=a_scaler(), **options)
 
 
 def a_part(call, name, **options):
-    head = small(keras.layers.Dense(1), keras.layers.BatchNormalization())
+    head = small(keras.layers.Dense(1, use_bias=False), keras.layers.BatchNormalization(scale=False, center=False))
     loss = lambda given: tf.reduce_mean(tf.square(head(call(given), training=True)))  # noqa: E731
     return loops.Part(name, head, loss, keras.optimizers.SGD(0.01), loss_scaler=a_scaler(), **options)
 
@@ -91,43 +93,49 @@ def same(first, second):
     return all(map(np.array_equal, first, second))
 
 
-def check(step, encoder):
-    """A good batch moves the encoder's state, a bad one leaves every bit of it, and a good one moves it again."""
-    start = values(encoder)
-    assert step(a_batch(X))["applied"]
-    good = values(encoder)
-    assert not step(a_batch(BAD))["applied"]
-    skipped = values(encoder)
-    assert step(a_batch(X))["applied"]
-    assert not same(start, good)
-    assert same(good, skipped)
-    assert not same(skipped, values(encoder))
+def check(step, *encoders):
+    """A good batch moves the encoders' state, a bad one leaves every bit of it, and a good one moves it again.
+
+    Keras calls layers as before, once no step watches.
+    """
+    before, states = keras.Operation.__call__, [list(map(values, encoders))]
+    for x in (X, BAD, X):
+        assert bool(step(a_batch(x))["applied"]) == (x is X)
+        states.append(list(map(values, encoders)))
+    for place in range(len(encoders)):
+        start, good, skipped, last = (state[place] for state in states)
+        assert not same(start, good), place
+        assert same(good, skipped), place
+        assert not same(skipped, last), place
+    assert keras.Operation.__call__ is before
 
 
 def a_batch(x):
     return tf.constant(x), tf.zeros((8, 4))
 
 
-@pytest.mark.slow_with(*(f"{way}-{step}" for way in NESTED[1:] for step in ("in turn", "one pass")))
+@pytest.mark.slow_with("nested-in turn", "nested-one pass")
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("way", NESTED)
-def test_a_model_that_only_the_trace_knows_is_put_back(step, way):
-    encoder = an_encoder()
-    check(tf.function(STEPS[step](getattr(Ways(encoder), way)), autograph=False), encoder)
+@pytest.mark.parametrize("names", [("module",), NESTED], ids=["module", "nested"])
+def test_a_model_that_only_the_trace_knows_is_put_back(step, names):
+    """One for each of the ways, one after the other."""
+    ways = [Ways(an_encoder(dropout=names != NESTED)) for _ in names]
+
+    def call(x):
+        for way, name in zip(ways, names, strict=True):
+            x = getattr(way, name)(x)
+        return x
+
+    check(tf.function(STEPS[step](call), autograph=False), *(way.encoder for way in ways))
 
 
-@pytest.mark.slow_with("in turn", "one pass")
+@pytest.mark.slow_with(*(f"{mode}-{step}" for mode in ("eager", "xla") for step in ("in turn", "one pass")))
 @pytest.mark.parametrize("step", STEPS)
-def test_so_it_is_in_eager_mode(step):
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+def test_so_it_is_without_a_graph_and_under_xla(step, mode):
     encoder = an_encoder()
-    check(STEPS[step](Ways(encoder).module), encoder)
-
-
-@pytest.mark.slow_with("in turn", "one pass")
-@pytest.mark.parametrize("step", STEPS)
-def test_so_it_is_under_xla(step):
-    encoder = an_encoder()
-    check(tf.function(STEPS[step](Ways(encoder).module), autograph=False, jit_compile=True), encoder)
+    made = STEPS[step](Ways(encoder).module)
+    check(made if mode == "eager" else tf.function(made, autograph=False, jit_compile=True), encoder)
 
 
 def test_so_it_is_where_xla_compiles_the_passes_alone():
@@ -184,27 +192,17 @@ def test_a_function_that_a_retry_traces_first_is_no_secret(step):
 def test_the_next_trace_knows_the_layers_of_a_function_that_was_traced_before():
     encoder = an_encoder()
     step = a_train_step(Ways(encoder).function)
-    tf.function(step, autograph=False)(a_batch(X))
+    tf.function(step, autograph=False).get_concrete_function(a_batch(X))
     check(tf.function(step, autograph=False), encoder)
 
 
 def test_a_function_that_was_traced_before_the_step_is_told():
-    encoder = an_encoder()
-    ways = Ways(encoder)
+    ways = Ways(an_encoder())
     ways.function(tf.constant(X))
-    with pytest.warns(
-        scaler.ScaleWarning, match=r"the state of a layer, in a tf.function that was traced before the step"
-    ):
-        tf.function(a_train_step(ways.function), autograph=False)(a_batch(X))
-
-
-def test_an_eager_step_tells_of_a_layer_that_it_did_not_know():
-    encoder = an_encoder()
-    ways = Ways(encoder)
-    ways.function(tf.constant(X))
-    step = a_train_step(ways.function)
-    with pytest.warns(scaler.ScaleWarning, match=r"the state of a layer, is not finite after a skipped step"):
-        step(a_batch(BAD))
+    with pytest.warns(scaler.ScaleWarning, match="the state of a layer, in a tf.function that was traced before"):
+        tf.function(a_train_step(ways.function), autograph=False).get_concrete_function(a_batch(X))
+    with pytest.warns(scaler.ScaleWarning, match="the state of a layer, is not finite after a skipped step"):
+        a_train_step(ways.function)(a_batch(BAD))
 
 
 def test_a_layer_that_is_first_called_within_a_window_goes_back_to_its_start():
@@ -224,14 +222,13 @@ def test_a_layer_that_is_first_called_within_a_window_goes_back_to_its_start():
 @pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_part_whose_turn_it_is_not_keeps_finite_statistics(every):
     encoders = [an_encoder(), an_encoder()]
+    losses = [lambda out: tf.reduce_mean(out[0] ** 2), lambda out: tf.reduce_mean(out[1] ** 2)]
+    parts = [
+        loops.Part(name, encoders[place], losses[place], keras.optimizers.SGD(0.01), every=1 + place)
+        for place, name in enumerate(("first", "second"))
+    ]
     step = loops.ComposedStep(
-        [
-            loops.Part("first", encoders[0], lambda out: tf.reduce_mean(out[0] ** 2), keras.optimizers.SGD(0.01)),
-            loops.Part(
-                "second", encoders[1], lambda out: tf.reduce_mean(out[1] ** 2), keras.optimizers.SGD(0.01), every=2
-            ),
-        ],
-        lambda batch: (encoders[0](batch[0], training=True), encoders[1](batch[1], training=True)),
+        parts, lambda batch: [encoder(x, training=True) for encoder, x in zip(encoders, batch, strict=True)]
     )
     taken = step if every else tf.function(step, autograph=False)
     start = values(encoders[0])
@@ -254,34 +251,21 @@ class Renormed(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("graph", [True, False])
-def test_a_weight_that_a_layer_of_yours_assigns_is_put_back(graph):
-    own = small(Renormed())
-    step = loops.TrainStep(own, lambda y, p: tf.reduce_mean((p - y) ** 2), keras.optimizers.SGD(0.0))
-    taken = tf.function(step, autograph=False) if graph else step
-    with contextlib.nullcontext() if graph else contextlib.suppress(scaler.StuckError):
-        assert taken(a_batch(X))["applied"]
-        assert own.get_weights()[0].max() == 0.5
-        assert not taken(a_batch(BAD))["applied"]
-    assert own.get_weights()[0].min() == 0.5
-
-
-def test_your_own_variables_and_metrics_go_on():
-    count, mean = tf.Variable(0.0), keras.metrics.Mean()
-    own = small(keras.layers.Dense(4))
+def test_a_weight_that_a_layer_of_yours_assigns_is_put_back_and_your_own_variables_and_metrics_go_on(graph):
+    own, count, mean = small(Renormed()), tf.Variable(0.0), keras.metrics.Mean()
 
     def loss(y, p):
         count.assign_add(1.0)
         mean.update_state(1.0)
-        return tf.reduce_mean(tf.square(p - y))
+        return tf.reduce_mean((p - y) ** 2)
 
-    step = tf.function(loops.TrainStep(own, loss, keras.optimizers.SGD(0.01)), autograph=False)
-    assert not step(a_batch(BAD))["applied"]
-    assert count.numpy() >= 1.0
-    assert mean.count.numpy() >= 1.0
-
-
-def test_keras_calls_layers_as_before_once_no_step_watches():
-    call = keras.Operation.__call__
-    encoder = an_encoder()
-    tf.function(a_train_step(Ways(encoder).module), autograph=False)(a_batch(X))
-    assert keras.Operation.__call__ is call
+    step = loops.TrainStep(own, loss, keras.optimizers.SGD(0.0))
+    taken = tf.function(step, autograph=False) if graph else step
+    with contextlib.nullcontext() if graph else contextlib.suppress(scaler.StuckError):
+        assert taken(a_batch(X))["applied"]
+        assert own.get_weights()[0].max() == 0.5
+        assert count.numpy() == mean.count.numpy() == 1.0
+        assert not taken(a_batch(BAD))["applied"]
+    assert own.get_weights()[0].min() == 0.5
+    assert count.numpy() >= 2.0
+    assert mean.count.numpy() >= 2.0

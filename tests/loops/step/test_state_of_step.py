@@ -4,19 +4,21 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from loop_cases import static
+from models import batch, plain_model, squared_error
 
 import loops
 import scaler
 
 
 def recurrent(cell):
-    layers = [keras.Input(batch_shape=(2, 3, 4)), cell(3, stateful=True), keras.layers.Dense(1)]
-    return keras.Sequential(layers), (2, 3, 4)
+    layers = [keras.Input(batch_shape=(2, 2, 3)), cell(1, stateful=True, unroll=cell is keras.layers.GRU)]
+    return keras.Sequential(layers), (2, 2, 3)
 
 
 def normalised():
-    wrapped = keras.layers.SpectralNormalization(keras.layers.Dense(5))
-    return keras.Sequential([keras.Input([4]), wrapped, keras.layers.Dense(1)]), (2, 4)
+    wrapped = keras.layers.SpectralNormalization(keras.layers.Dense(1))
+    return keras.Sequential([keras.Input([4]), wrapped]), (2, 4)
 
 
 MODELS = {
@@ -48,9 +50,7 @@ SGD, RMSprop = keras.optimizers.SGD, keras.optimizers.RMSprop
 )
 def test_a_skip_puts_back_what_the_forward_pass_moved(name, mode, optimizer):
     model, shape = MODELS[name]()
-    step = loops.TrainStep(
-        model, keras.losses.MeanSquaredError(), optimizer(0.01), loss_scaler=scaler.LossScaler(scaler.Static(16.0))
-    )
+    step = loops.TrainStep(model, keras.losses.MeanSquaredError(), optimizer(0.01), loss_scaler=static(16.0))
     take = MODES[mode](step)
     rng = np.random.default_rng(0)
     x, y = tf.constant(rng.normal(size=shape), tf.float32), tf.ones([2, 1])
@@ -106,7 +106,7 @@ def by_hand(model, optimizer, loss_scaler):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_by_hand_puts_it_back(name):
     model, shape = MODELS[name]()
-    step = by_hand(model, keras.optimizers.SGD(0.01), scaler.LossScaler(scaler.Static(16.0)))
+    step = by_hand(model, keras.optimizers.SGD(0.01), static(16.0))
     assert step((tf.ones(shape), tf.ones([2, 1])))
     before = everything(model)
     assert not step((tf.ones(shape) * np.inf, tf.ones([2, 1])))
@@ -129,3 +129,20 @@ def test_protect_puts_it_back(name, eagerly):
     assert everything(model) == before
     model.train_on_batch(x, y)
     assert everything(model) != before
+
+
+def test_variables_that_a_model_gets_after_the_step_was_made_are_put_back():
+    model = plain_model()
+    x, y = batch()
+    steps = [
+        (loops.ComposedStep([loops.Part("one", model, lambda x: tf.reduce_mean(model(x)), SGD())]), x * np.nan),
+        (loops.TrainStep(model, squared_error, SGD(), accumulate=2), (x * np.nan, y)),
+    ]
+    scaler.formats.emulated("float8_e4m3fn")(model)
+    for step, bad in steps:
+        before = [variable.numpy() for variable in model.variables]
+        for _ in range(2):
+            outputs = step(bad)
+        assert outputs["attempted"]
+        assert not outputs["applied"]
+        assert all(map(np.array_equal, before, [variable.numpy() for variable in model.variables]))

@@ -5,6 +5,7 @@ import warnings
 import keras
 import pytest
 import tensorflow as tf
+from loop_cases import static
 from models import squared_error
 
 import loops
@@ -54,37 +55,33 @@ def of(model, **arguments):
         return loops.TrainStep(model, squared_error, SGD(0.1), **arguments).loss_scaler.strategy
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: sequential("mixed_float16"),
-        lambda: sequential("float16"),
-        lambda: sequential("float32", "float16", "float32"),
-        lambda: sequential("bfloat16", "mixed_float16"),
-        nested,
-        lambda: Early("mixed_float16"),
-    ],
-)
-def test_a_model_that_computes_in_float16_is_scaled(make):
-    assert of(make()) == scaler.Dynamic()
+SCALED = [
+    lambda: sequential("mixed_float16"),
+    lambda: sequential("float16"),
+    lambda: sequential("float32", "float16", "float32"),
+    lambda: sequential("bfloat16", "mixed_float16"),
+    nested,
+    lambda: Early("mixed_float16"),
+]
+NOT_SCALED = [
+    lambda: sequential("float32", "mixed_bfloat16"),
+    lambda: sequential("bfloat16"),
+    lambda: sequential("float64"),
+    lambda: Early("float32"),
+]
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: sequential("float32", "mixed_bfloat16"),
-        lambda: sequential("bfloat16"),
-        lambda: sequential("float64"),
-        lambda: Early("float32"),
-    ],
+    ("make", "strategy"),
+    [*((make, scaler.Dynamic()) for make in SCALED), *((make, scaler.NoScaling()) for make in NOT_SCALED)],
 )
-def test_any_other_is_not(make):
-    assert of(make()) == scaler.NoScaling()
+def test_a_model_that_computes_in_float16_is_scaled_and_any_other_is_not(make, strategy):
+    assert of(make()) == strategy
 
 
 def test_what_was_asked_for_is_taken():
     assert of(sequential("float16"), loss_scaler=scaler.LossScaler(scaler.NoScaling())) == scaler.NoScaling()
-    assert of(sequential("float32"), loss_scaler=scaler.LossScaler(scaler.Static(8.0))) == scaler.Static(8.0)
+    assert of(sequential("float32"), loss_scaler=static(8.0)) == scaler.Static(8.0)
 
 
 def test_a_layerwise_scales_by_itself():
@@ -115,3 +112,15 @@ def test_layers_made_late_are_not_overlooked():
     built(pair[0])
     assert of(built) == scaler.Dynamic()
     assert "loss" in loops.TrainStep(Late("mixed_float16"), squared_error, SGD(), loss_scaler=scaler.LossScaler())(pair)
+
+
+def test_a_composed_step_scales_by_itself_where_one_of_its_models_computes_in_float16():
+    def scales(**kinds):
+        parts = []
+        for name, kind in kinds.items():
+            model = sequential(kind)
+            parts.append(loops.Part(name, model, lambda x, model=model: tf.reduce_mean(model(x)), SGD()))
+        return {name: float(one.loss_scale) for name, one in loops.ComposedStep(parts).scalers.items()}
+
+    assert scales(half="mixed_float16", full="float32") == {"half": 2.0**15, "full": 2.0**15}
+    assert scales(full="float32") == {"full": 1.0}

@@ -151,16 +151,3 @@ def test_a_mode_in_a_loop_on_two_replicas_and_resumed(tmp_path, mode):
     whole = run(8)
     assert run(4, tmp_path / "run") != whole
     assert run(8, tmp_path / "run") == whole
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"masters": "kahan"}, r"TrainStep\(masters='kahan'.*a function of the variables"),
-        ({"masters": scaler.weights.KahanWeights, "allow_16bit_updates": True}, "allow_16bit_updates=True"),
-        ({"layerwise": scaler.Dynamic()}, r"TrainStep\(layerwise=Dynamic\(.*insert_rescales"),
-    ],
-)
-def test_what_cannot_work_is_refused(arguments, says):
-    with pytest.raises(scaler.InvalidArgument, match=says):
-        loops.TrainStep(narrow(), squared_error, keras.optimizers.SGD(), **arguments)

@@ -43,22 +43,6 @@ def test_terms_reach_the_actions_of_a_loop(tmp_path):
     assert [visit.outputs["fit"].shape for visit in seen] == [(3,), (1,)]
 
 
-@pytest.mark.parametrize(
-    ("result", "named"),
-    [
-        (lambda loss: (loss, loss), "expected a scalar, or a scalar and a dict"),
-        (lambda loss: (loss, {}, loss), "expected a scalar, or a scalar and a dict"),
-        (lambda loss: {"loss": loss}, "expected a scalar, or a scalar and a dict"),
-        (lambda loss: None, "expected a scalar, or a scalar and a dict"),
-        (lambda loss: (loss, {"applied": loss}), "named 'applied'.*rename it"),
-    ],
-)
-def test_a_loss_function_that_returns_something_else_is_named(result, named):
-    step = loops.TrainStep(plain_model(), lambda y, p: result(squared_error(y, p)), keras.optimizers.SGD(0.1))
-    with pytest.raises(loops.BadOutputs, match=named):
-        tf.function(step)(batch())
-
-
 class Bag(keras.Model):
     """The mean of the rows of some tokens: takes ragged [batch, tokens]."""
 
