@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import tensorflow as tf
-from scaler_cases import plain_descent
+from scaler_cases import open_gate, plain_descent
 
 import scaler
 
@@ -38,6 +38,7 @@ def taken(change, strategy=None, **arguments):
 
 
 @pytest.mark.parametrize("name", CLIPS)
+@open_gate
 def test_a_constant_limit_of_scaled_gradients(name):
     with pytest.warns(scaler.ScaleWarning, match=f"{name} limited these gradients while they carried") as said:
         assert taken(lambda _, grads: CLIPS[name](grads, 1.0))
@@ -45,6 +46,7 @@ def test_a_constant_limit_of_scaled_gradients(name):
 
 
 @pytest.mark.parametrize("clip", CLIPS.values())
+@open_gate
 def test_what_is_no_mistake(clip):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

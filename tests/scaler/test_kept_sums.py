@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from scaler_cases import modes, plain_descent
+from scaler_cases import modes, open_gate, plain_descent
 
 import scaler
 
@@ -115,6 +115,7 @@ REFUSED = {
 )
 @pytest.mark.parametrize("step", REFUSED)
 @pytest.mark.parametrize("compiles", [False, True], ids=["graph", "xla"])
+@open_gate
 def test_what_no_window_begins_anew_is_refused(step, compiles):
     own, words = Step(), REFUSED[step]
     with pytest.raises(scaler.InvalidArgument, match=rf"the variable 'kept:0' keeps.*{words}.*unscaled=True"):
@@ -232,6 +233,7 @@ WINDOWS = [
 )
 @pytest.mark.parametrize("step", WINDOWS)
 @modes("graph", "xla")
+@open_gate
 def test_a_window_works_and_a_warning_says_what_it_needs(execute, step):
     own = Step()
     run = execute(lambda: step(own))
@@ -246,6 +248,7 @@ def test_a_window_works_and_a_warning_says_what_it_needs(execute, step):
 
 
 @pytest.mark.parametrize("step", [assign_add, where])
+@open_gate
 def test_so_does_one_in_a_loop_of_the_graph(step):
     own = Step()
 
@@ -261,6 +264,7 @@ def test_so_does_one_in_a_loop_of_the_graph(step):
 
 @pytest.mark.parametrize("strategy", [scaler.Static(2.0**7), scaler.NoScaling()])
 @pytest.mark.parametrize("step", [momentum, last_gradient, where])
+@open_gate
 def test_a_scale_that_cannot_move_is_not_suspected(step, strategy):
     own = Step(strategy)
     tf.function(lambda: step(own))()  # A warning would be an error.
@@ -421,6 +425,7 @@ HEALTHY = [
 
 @pytest.mark.exhaustive_with("two_applies")
 @pytest.mark.parametrize("step", HEALTHY)
+@open_gate
 def test_other_steps_that_keep_something_are_not_suspected(step):
     own = Step()
     run = tf.function(lambda: step(own), autograph=step is sum_inside_of_one_call)
@@ -429,6 +434,7 @@ def test_other_steps_that_keep_something_are_not_suspected(step):
 
 
 @pytest.mark.parametrize("how", ["the last one", "a momentum", "a window", "one scale", "unscaled", "a norm"])
+@open_gate
 def test_what_a_loop_carries_from_pass_to_pass(how):
     loss_scaler, weight = scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1)), tf.Variable([0.0])
 
