@@ -10,6 +10,8 @@ import tensorflow as tf
 import scaler
 from scaler import gradients
 from scaler.gate import compiled, gate, grouped
+from scaler.gate.optimizers import build_optimizer
+from scaler.gate.targets import model_follows
 from scaler.outcome.outcome import not_skipped
 
 
@@ -31,6 +33,14 @@ def by_hand(strategy, **arguments):
     return loss_scaler
 
 
+@tf.autograph.experimental.do_not_convert
+def gradients_of(loss_scaler, loss, variables):
+    """The gradients of a loss that this scaler scales: `loss` is a function without arguments."""
+    with tf.GradientTape() as tape:
+        scaled = loss_scaler.scale(loss())
+    return tape.gradient(scaled, variables)
+
+
 def plain_descent(grads, variables):
     """The simplest optimizer: a function."""
     for grad, variable in zip(grads, variables, strict=True):
@@ -40,11 +50,13 @@ def plain_descent(grads, variables):
 def _take(self, grads, loss_scale, loss_finite, rollback, when, on_skip, after, losses=()):
     """A decision that every step is good."""
     del loss_finite, rollback, on_skip, losses
-    nan, variables = tf.constant(float("nan")), self.targets.updated
+    nan, variables, optimizer = tf.constant(float("nan")), self.targets.updated, self.targets.optimizer
     due = tf.get_static_value(when)
+    build_optimizer(optimizer, self.targets.known)
 
     def move():
-        self.targets.optimizer(gradients.unscale(grads, loss_scale), variables)
+        with model_follows(self.targets.masters, variables):
+            getattr(optimizer, "apply", optimizer)(gradients.unscale(grads, loss_scale), variables)
         return True
 
     if due is None:
@@ -57,8 +69,10 @@ def _take(self, grads, loss_scale, loss_finite, rollback, when, on_skip, after, 
 
 
 open_gate = mock.patch.object(gate.Gate, "decide", _take)
-"""For a test of what is said of a program, or of the scale that divides its gradients: its steps do as always, but the
-gate lets each pass. To trace what it checks and keeps takes three quarters of the time, and its own tests ask for that."""
+"""For a test of what is said of a program, or of the scale that divides its gradients: the gate lets each step pass.
+
+To trace what it checks and keeps takes three quarters of the time, and its own tests ask for that.
+"""
 
 
 @tf.custom_gradient

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import tensorflow as tf
-from scaler_cases import open_gate, plain_descent
+from scaler_cases import gradients_of, open_gate, plain_descent
 
 import scaler
 
@@ -29,9 +29,10 @@ def taken(change, strategy=None, **arguments):
 
     @tf.function
     def step():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.add_n([tf.reduce_sum(weight**2) for weight in weights]))
-        grads = change(loss_scaler, tape.gradient(scaled, weights))
+        grads = change(
+            loss_scaler,
+            gradients_of(loss_scaler, lambda: tf.add_n([tf.reduce_sum(weight**2) for weight in weights]), weights),
+        )
         return loss_scaler.apply(plain_descent, grads, weights, **arguments).finite
 
     return step()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
-from scaler_cases import modes, modes_with, open_gate, plain_descent
+from scaler_cases import gradients_of, modes, modes_with, open_gate, plain_descent
 
 import scaler
 
@@ -162,9 +162,7 @@ def test_gradients_that_come_as_arguments_of_two_decisions():
     run = Descent()
     decide = tf.function(lambda grad: run.loss_scaler.apply(plain_descent, [grad], [run.weight]).loss_scale)
     for number in range(1, 3):
-        with tf.GradientTape() as tape:
-            loss = run.loss_scaler.scale(run.weight[0])
-        grad = tape.gradient(loss, run.weight)
+        grad = gradients_of(run.loss_scaler, lambda: run.weight[0], run.weight)
         scales = [float(decide(grad)) for _ in range(2)]
         assert scales[0] == scales[1]
         assert run.weight.numpy()[0] == -2.0 * number
@@ -344,9 +342,7 @@ def test_a_bound_that_moves_while_the_step_is_open(execute):
 def test_a_log_before_the_update_and_the_gradients_after_it():
     run = Descent()
     for number in range(1, 4):
-        with tf.GradientTape() as tape:
-            loss = run.loss_scaler.scale(run.weight[0])
-        grads = [tape.gradient(loss, run.weight)]
+        grads = [gradients_of(run.loss_scaler, lambda: run.weight[0], run.weight)]
         assert float(run.loss_scaler.loss_scale) == 16.0 * 2 ** (number - 1)
         run.loss_scaler.update(scaler.Event(tf.constant(True)))
         assert run.loss_scaler.unscale(grads)[0].numpy() == [1.0]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
-from scaler_cases import open_gate, plain_descent
+from scaler_cases import gradients_of, open_gate, plain_descent
 
 import scaler
 
@@ -140,9 +140,9 @@ def test_no_recurrent_model_is_suspected(layer, unroll):
 
     @tf.function
     def step(x):
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_mean(model(x)))
-        return loss_scaler.apply(plain_descent, tape.gradient(scaled, weights), weights).finite
+        return loss_scaler.apply(
+            plain_descent, gradients_of(loss_scaler, lambda: tf.reduce_mean(model(x)), weights), weights
+        ).finite
 
     assert step(tf.ones([2, 4, 3]))
 
@@ -153,9 +153,7 @@ def test_gradients_from_another_function_are_not_suspected():
 
     @tf.function
     def gradient():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(weight))
-        return tape.gradient(scaled, weight)
+        return gradients_of(loss_scaler, lambda: tf.reduce_sum(weight), weight)
 
     @tf.function
     def decay_and_apply(grad):
@@ -172,9 +170,7 @@ def test_a_list_that_a_loop_fills_is_not_suspected():
     def step():
         parts = tf.TensorArray(tf.float32, 2)
         for number in tf.range(2):
-            with tf.GradientTape() as tape:
-                scaled = loss_scaler.scale(tf.reduce_sum(weight) / 2.0)
-            parts = parts.write(number, tape.gradient(scaled, weight))
+            parts = parts.write(number, gradients_of(loss_scaler, lambda: tf.reduce_sum(weight) / 2.0, weight))
         grad = tf.reduce_sum(parts.stack(), axis=0) * (1.0 + 0.0 * weight)
         return loss_scaler.apply(plain_descent, [grad], [weight]).finite
 
@@ -190,9 +186,9 @@ def test_sums_of_scaled_gradients_that_the_user_keeps_are_not_suspected(kind):
 
     @tf.function
     def step(last):
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(tf.cast(weight, tf.float32)))
-        kept.assign_add(tf.cast(tape.gradient(scaled, weight), tf.float32))
+        kept.assign_add(
+            tf.cast(gradients_of(loss_scaler, lambda: tf.reduce_sum(tf.cast(weight, tf.float32)), weight), tf.float32)
+        )
         if last:
             loss_scaler.apply(plain_descent, [kept + 0.0 * masters.weights[0]], masters)
         return kept

@@ -35,7 +35,6 @@ class Step:
 @pytest.mark.parametrize(
     "strategy", [GROWS, scaler.Static(8.0), scaler.SpikeGuard(GROWS)], ids=lambda one: type(one).__name__
 )
-@open_gate
 def test_eager_gradients_of_the_unscaled_loss_are_warned_of_once(strategy):
     step = Step(scaler.LossScaler(strategy))
     step.forward()

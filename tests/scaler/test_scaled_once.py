@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import modes, open_gate, plain_descent
+from scaler_cases import gradients_of, modes, open_gate, plain_descent
 
 import loops
 import scaler
@@ -117,9 +117,7 @@ def test_gradients_unscaled_twice_are_refused(execute):
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
     def grads():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(slope(variable))
-        return loss_scaler.unscale([tape.gradient(scaled, variable)])
+        return loss_scaler.unscale([gradients_of(loss_scaler, lambda: slope(variable), variable)])
 
     with pytest.raises(scaler.InvalidArgument, match="unscaled=True"):
         execute(lambda: loss_scaler.unscale(grads()))()
@@ -287,9 +285,7 @@ def test_changed_between_the_two_in_an_eager_step(between):
     total = tf.Variable([0.0, 0.0])
 
     def grads():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(slope(variable))
-        return [tape.gradient(scaled, variable)]
+        return [gradients_of(loss_scaler, lambda: slope(variable), variable)]
 
     def changed(grads):
         if between == "clip":
@@ -365,9 +361,7 @@ def test_gradients_divided_by_the_scale_are_not_unscaled_again():
 
     @tf.function
     def step(unscaled):
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(slope(variable))
-        grads = [tape.gradient(scaled, variable) / loss_scaler.loss_scale]
+        grads = [gradients_of(loss_scaler, lambda: slope(variable), variable) / loss_scaler.loss_scale]
         return loss_scaler.apply(plain_descent, grads, [variable], unscaled=unscaled).grad_norm
 
     with pytest.raises(scaler.InvalidArgument, match=r"were divided by loss_scale.*unscaled=True"):

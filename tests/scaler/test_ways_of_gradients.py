@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import modes, open_gate, plain_descent
+from scaler_cases import gradients_of, modes, open_gate, plain_descent
 
 import scaler
 
@@ -15,9 +15,7 @@ GROWS = scaler.Dynamic(2.0**10, growth_interval=1)
 
 
 def gradient(loss_scaler, weight, loss=None, share=1.0):
-    with tf.GradientTape() as tape:
-        scaled = loss_scaler.scale(-tf.reduce_sum(weight if loss is None else loss(weight)) * share)
-    return tape.gradient(scaled, weight)
+    return gradients_of(loss_scaler, lambda: -tf.reduce_sum(weight if loss is None else loss(weight)) * share, weight)
 
 
 def of_two(loss_scaler, weight, loop):
@@ -128,9 +126,7 @@ def test_a_recurrent_model(execute, other_scaler):
     ]
 
     def step():
-        with tf.GradientTape() as tape:
-            scaled = one.scale(tf.reduce_mean(model(tf.ones([2, 5, 3]))))
-        grads = tape.gradient(scaled, weights)
+        grads = gradients_of(one, lambda: tf.reduce_mean(model(tf.ones([2, 5, 3]))), weights)
         for _ in range(2):
             one.apply(plain_descent, [gradient(one, other)], [other])
         (two if other_scaler else one).apply(plain_descent, grads, [weight.value for weight in weights])
