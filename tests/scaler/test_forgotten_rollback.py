@@ -7,6 +7,7 @@ import tensorflow as tf
 from mirrored import mirrored
 from models import batch
 from rigs import raw
+from scaler_cases import gradients_of, open_gate
 
 import loops
 import scaler
@@ -20,13 +21,18 @@ def network(kind="float32", name=None):
     return keras.Sequential([keras.Input([4], dtype=kind), *layers, keras.layers.Dense(1, dtype=kind)], name=name)
 
 
+def descent(grads, variables):
+    for grad, variable in zip(grads, variables, strict=True):
+        variable.assign_sub(0.01 * grad)
+
+
 class Step:
     """A step written by hand, whose snapshot is early, late or missing."""
 
     def __init__(self, snapshot=None, kind="float32", inner=False, training=True):
         self.model, self.loss_scaler = network(kind), scaler.LossScaler(scaler.Dynamic(8.0))
         self.masters = scaler.MasterWeights(self.model.trainable_variables)
-        self.snapshot, self.optimizer = snapshot, keras.optimizers.SGD(0.01)
+        self.snapshot, self.optimizer = snapshot, descent
         self.forward = lambda x: self.model(x, training=training)
         if inner:
             self.forward = tf.function(self.forward)
@@ -149,9 +155,9 @@ def test_statistics_of_layers_that_are_not_updated(build):
 
     @tf.function
     def step(x):
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_mean(forward(x) ** 2))
-        return loss_scaler.apply(optimizer, tape.gradient(scaled, weights), weights).finite
+        return loss_scaler.apply(
+            optimizer, gradients_of(loss_scaler, lambda: tf.reduce_mean(forward(x) ** 2), weights), weights
+        ).finite
 
     x, _ = batch()
     before = raw(variables)
@@ -205,9 +211,7 @@ def test_when_is_a_tensor(value):
 
     def step(x, when, rollback):
         before = scaler.snapshot(model.non_trainable_variables) if rollback else None
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_mean(model(x, training=True) ** 2))
-        grads = tape.gradient(scaled, weights)
+        grads = gradients_of(loss_scaler, lambda: tf.reduce_mean(model(x, training=True) ** 2), weights)
         return loss_scaler.apply(optimizer, grads, weights, when=when, rollback=before).finite
 
     x, _ = batch()
@@ -227,11 +231,13 @@ def test_under_fit_without_protect():
     assert raw(model.variables) == before
 
 
+@open_gate
 def test_a_forward_pass_in_a_function_of_its_own_is_named():
     with pytest.warns(scaler.ScaleWarning, match=r"without rollback.*moving_"):
         tf.function(Step(inner=True))(*batch())
 
 
+@open_gate
 def test_eager_steps_and_gradients_from_elsewhere_are_named():
     x, y = batch()
     step = Step()
@@ -268,9 +274,9 @@ def test_batch_norm_by_other_names(name, replicated):
 
     def step(x, training, rollback):
         before = scaler.snapshot(model.non_trainable_variables) if rollback else None
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_mean(model(x, training=training) ** 2))
-        grads = tape.gradient(scaled, model.trainable_variables)
+        grads = gradients_of(
+            loss_scaler, lambda: tf.reduce_mean(model(x, training=training) ** 2), model.trainable_variables
+        )
         return loss_scaler.apply(optimizer, grads, model.trainable_variables, rollback=before).finite
 
     def run(*arguments):
@@ -290,24 +296,25 @@ def test_batch_norm_by_other_names(name, replicated):
 def test_a_bottleneck_is_no_batch_norm():
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="bn")])
     loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic(8.0)), keras.optimizers.SGD(0.01)
-    with tf.GradientTape() as tape:
-        scaled = loss_scaler.scale(tf.reduce_mean(model(tf.ones([2, 4])) ** 2))
-    grads = tape.gradient(scaled, model.trainable_variables)
+    grads = gradients_of(loss_scaler, lambda: tf.reduce_mean(model(tf.ones([2, 4])) ** 2), model.trainable_variables)
     assert loss_scaler.apply(optimizer, grads, model.trainable_variables).finite
 
 
 @pytest.mark.parametrize("mode", ["graph", "xla", "loop"])
+@open_gate
 def test_a_late_snapshot_is_named(mode):
     with pytest.warns(scaler.ScaleWarning, match="before the forward pass"):
         GRAPHS[mode](Step("late")).get_concrete_function(*map(tf.constant, batch()))
 
 
+@open_gate
 def test_a_late_snapshot_after_an_inner_function_is_named():
     with pytest.warns(scaler.ScaleWarning, match="before the forward pass"):
         tf.function(Step("late", inner=True))(*batch())
 
 
 @pytest.mark.parametrize("moves_again", [False, True])
+@open_gate
 def test_an_average_that_follows_is_no_forward_pass_and_hides_none(moves_again):
     step, moving = Step("early"), tf.Variable([0.0], name="moving_mean")
 
@@ -327,6 +334,7 @@ def test_an_average_that_follows_is_no_forward_pass_and_hides_none(moves_again):
         run(*batch())
 
 
+@open_gate
 def test_and_what_moved_before_it_stays_known():
     step, moving = Step("early"), tf.Variable([0.0], name="moving_mean")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from scaler_cases import by_hand, plain_descent
+from scaler_cases import by_hand, gradients_of, plain_descent
 
 import scaler
 
@@ -60,9 +60,7 @@ def test_the_package_is_traced_as_it_is_written():
     @tf.function
     def step(x):
         before = scaler.snapshot([variable])
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(x * variable))
-        grads = tape.gradient(scaled, [variable])
+        grads = gradients_of(loss_scaler, lambda: tf.reduce_sum(x * variable), [variable])
         return loss_scaler.apply(optimizer, grads, [variable], rollback=before).finite
 
     step(np.float32([1.0]))

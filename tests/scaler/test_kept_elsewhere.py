@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import tensorflow as tf
-from scaler_cases import plain_descent
+from scaler_cases import gradients_of, open_gate, plain_descent
 
 import scaler
 
@@ -23,9 +23,9 @@ class Step:
 
     @tf.function
     def __call__(self):
-        with tf.GradientTape() as tape:
-            scaled = self.loss_scaler.scale(tf.reduce_sum(self.weight**2))
-        grad = tf.ensure_shape(self.keep(self, tape.gradient(scaled, self.weight)), [2])
+        grad = tf.ensure_shape(
+            self.keep(self, gradients_of(self.loss_scaler, lambda: tf.reduce_sum(self.weight**2), self.weight)), [2]
+        )
         return self.loss_scaler.apply(plain_descent, [grad], [self.weight], **self.arguments).finite
 
 
@@ -49,12 +49,11 @@ def unscaled_in_a_queue(step, grad):
 
 
 def looked_up_in_the_forward_pass(step, grad):
-    with tf.GradientTape() as tape:
-        scaled = step.loss_scaler.scale(tf.reduce_sum(step.weight * step.table.lookup(ZERO)))
-    return tape.gradient(scaled, step.weight)
+    return gradients_of(step.loss_scaler, lambda: tf.reduce_sum(step.weight * step.table.lookup(ZERO)), step.weight)
 
 
 @pytest.mark.parametrize("keep", [through_a_queue, through_a_table])
+@open_gate
 def test_a_memory_that_is_no_variable(keep):
     step = Step(keep)
     with pytest.warns(scaler.ScaleWarning, match=f"comes out of {keep.__name__[8:].replace('_', ' ')}") as said:
@@ -72,6 +71,7 @@ def test_a_memory_that_is_no_variable(keep):
         (through_a_queue, scaler.Static(1024.0), {}),
     ],
 )
+@open_gate
 def test_what_is_no_mistake_or_cannot_be_known(keep, strategy, arguments):
     step = Step(keep, strategy)
     step.arguments = arguments

@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from scaler_cases import modes, plain_descent
+from scaler_cases import gradients_of, modes_with, open_gate, plain_descent
 
 import scaler
 
@@ -18,9 +18,7 @@ class Step:
         self.count = tf.Variable(0)
 
     def gradient(self):
-        with tf.GradientTape() as tape:
-            scaled = self.loss_scaler.scale(-tf.reduce_sum(self.weight))
-        return tape.gradient(scaled, self.weight)
+        return gradients_of(self.loss_scaler, lambda: -tf.reduce_sum(self.weight), self.weight)
 
     def apply(self, grad, **options):
         return self.loss_scaler.apply(plain_descent, [grad], [self.weight], **options).finite
@@ -104,17 +102,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.exhaustive_with(
-    "xla-average",
-    "xla-average_for_unscale",
-    "xla-average_that_a_branch_applies",
-    "xla-last_gradient_in_a_function",
-    "xla-last_gradient_kept_after_apply",
-    "xla-momentum_in_two_assignments",
-    "xla-nesterov_that_is_stored_after_it_was_applied",
+@pytest.mark.parametrize(
+    ("compiles", "step"),
+    [*((False, step) for step in REFUSED), (True, momentum), (True, last_gradient)],
 )
-@pytest.mark.parametrize("step", REFUSED)
-@pytest.mark.parametrize("compiles", [False, True], ids=["graph", "xla"])
+@open_gate
 def test_what_no_window_begins_anew_is_refused(step, compiles):
     own, words = Step(), REFUSED[step]
     with pytest.raises(scaler.InvalidArgument, match=rf"the variable 'kept:0' keeps.*{words}.*unscaled=True"):
@@ -217,21 +209,9 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.slow_with("xla-masked", "xla-where")
-@pytest.mark.exhaustive_with(
-    "xla-where",
-    "xla-assign_add",
-    "xla-assign_add_in_a_branch",
-    "xla-clipped",
-    "xla-pairs",
-    "xla-scattered",
-    "xla-sliced",
-    "xla-scattered_in_a_tensor",
-    "xla-pairs_that_are_replaced_each_time",
-    "xla-sum_that_a_branch_applies_and_clears",
-)
-@pytest.mark.parametrize("step", WINDOWS)
-@modes("graph", "xla")
+@pytest.mark.slow_with("xla-masked")
+@modes_with(("step",), graph=[(step,) for step in WINDOWS], xla=[(masked,)])
+@open_gate
 def test_a_window_works_and_a_warning_says_what_it_needs(execute, step):
     own = Step()
     run = execute(lambda: step(own))
@@ -246,6 +226,7 @@ def test_a_window_works_and_a_warning_says_what_it_needs(execute, step):
 
 
 @pytest.mark.parametrize("step", [assign_add, where])
+@open_gate
 def test_so_does_one_in_a_loop_of_the_graph(step):
     own = Step()
 
@@ -261,6 +242,7 @@ def test_so_does_one_in_a_loop_of_the_graph(step):
 
 @pytest.mark.parametrize("strategy", [scaler.Static(2.0**7), scaler.NoScaling()])
 @pytest.mark.parametrize("step", [momentum, last_gradient, where])
+@open_gate
 def test_a_scale_that_cannot_move_is_not_suspected(step, strategy):
     own = Step(strategy)
     tf.function(lambda: step(own))()  # A warning would be an error.
@@ -345,9 +327,9 @@ def descent_with_momentum(own):
 
 def sharpness_aware(own):
     def gradient():
-        with tf.GradientTape() as tape:
-            scaled = own.loss_scaler.scale(tf.reduce_sum((own.weight - 1.0) ** 2) + tf.nn.l2_loss(own.weight))
-        return tape.gradient(scaled, own.weight)
+        return gradients_of(
+            own.loss_scaler, lambda: tf.reduce_sum((own.weight - 1.0) ** 2) + tf.nn.l2_loss(own.weight), own.weight
+        )
 
     grad = gradient()
     away = 0.05 * grad / (tf.norm(grad) + 1e-12)
@@ -359,9 +341,11 @@ def sharpness_aware(own):
 
 def two_applies(own):
     def gradient():
-        with tf.GradientTape() as tape:
-            scaled = own.loss_scaler.scale(tf.reduce_sum(own.weight * own.kept) + tf.nn.l2_loss(own.kept))
-        return tape.gradient(scaled, [own.weight, own.kept])
+        return gradients_of(
+            own.loss_scaler,
+            lambda: tf.reduce_sum(own.weight * own.kept) + tf.nn.l2_loss(own.kept),
+            [own.weight, own.kept],
+        )
 
     own.apply(gradient()[0])
     return own.loss_scaler.apply(plain_descent, gradient()[1:], [own.kept]).finite
@@ -421,6 +405,7 @@ HEALTHY = [
 
 @pytest.mark.exhaustive_with("two_applies")
 @pytest.mark.parametrize("step", HEALTHY)
+@open_gate
 def test_other_steps_that_keep_something_are_not_suspected(step):
     own = Step()
     run = tf.function(lambda: step(own), autograph=step is sum_inside_of_one_call)
@@ -429,6 +414,7 @@ def test_other_steps_that_keep_something_are_not_suspected(step):
 
 
 @pytest.mark.parametrize("how", ["the last one", "a momentum", "a window", "one scale", "unscaled", "a norm"])
+@open_gate
 def test_what_a_loop_carries_from_pass_to_pass(how):
     loss_scaler, weight = scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1)), tf.Variable([0.0])
 
@@ -436,9 +422,7 @@ def test_what_a_loop_carries_from_pass_to_pass(how):
     def step():
         carried = tf.zeros([1])
         for index in tf.range(4):
-            with tf.GradientTape() as tape:
-                scaled = loss_scaler.scale(-tf.reduce_sum(weight))
-            grad = tape.gradient(scaled, weight)
+            grad = gradients_of(loss_scaler, lambda: -tf.reduce_sum(weight), weight)
             taken, due, update, options = grad + carried, True, True, {}
             if how == "the last one":
                 carried = grad

@@ -239,20 +239,13 @@ def test_names_of_masters_are_those_of_their_variables():
     assert masters.weights[0].name == "model/first/kernel:0"
 
 
-@pytest.mark.exhaustive_with(
-    "names3-float16",
-    "names3-mixed_float16",
-    "names2-float16",
-    "names2-mixed_float16",
-    "names1-float16",
-    "names1-mixed_float16",
-)
+@pytest.mark.exhaustive_with("names2-float16", "names2-mixed_float16", "names1-float16", "names1-mixed_float16")
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16"])
-@pytest.mark.parametrize("names", [["first"], ["second/kernel"], ["kernel"], ["^first", "bias"]])
+@pytest.mark.parametrize("names", [["first"], ["second/kernel"], ["^first", "bias"]])
 def test_a_pattern_is_sought_in_the_path_wherever_a_step_is_compiled(policy, names):
     """Keras asks of the TensorFlow variable, and not of its own, whose name is "kernel" in every layer."""
     keras.config.set_dtype_policy(policy)
-    layers = [keras.layers.Dense(4, name=name, bias_initializer="ones") for name in ("first", "second", "third")]
+    layers = [keras.layers.Dense(4, name=name, bias_initializer="ones") for name in ("first", "second")]
     model = keras.Sequential([keras.Input([4]), *layers])
     optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
     optimizer.exclude_from_weight_decay(var_names=names)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import modes
+from scaler_cases import gradients_of, modes
 
 import scaler
 from scaler.outcome.last_skip import FIRST_PLACE, MOST_NAMES
@@ -26,9 +26,11 @@ class Parts:
 
     def step(self, body, head):
         variables = [*self.body, *self.head]
-        with tf.GradientTape() as tape:
-            scaled = self.loss_scaler.scale(tf.add_n([tf.reduce_sum(variable.value) for variable in variables]))
-        grads = tape.gradient(scaled, [variable.value for variable in variables])
+        grads = gradients_of(
+            self.loss_scaler,
+            lambda: tf.add_n([tf.reduce_sum(variable.value) for variable in variables]),
+            [variable.value for variable in variables],
+        )
         first = self.loss_scaler.apply(self.optimizers[0], [grads[0], grads[1] * body], self.body)
         second = self.loss_scaler.apply(self.optimizers[1], [grads[2] * head], self.head)
         return first, second
@@ -103,9 +105,13 @@ class Apart:
 
     def step(self, optimizer, variables, factor):
         values = [variable.value for variable in variables]
-        with tf.GradientTape() as tape:
-            scaled = self.loss_scaler.scale(tf.reduce_sum(values[0]) + tf.sqrt(tf.reduce_sum(values[1]) * factor))
-        return self.loss_scaler.apply(optimizer, tape.gradient(scaled, values), variables)
+        return self.loss_scaler.apply(
+            optimizer,
+            gradients_of(
+                self.loss_scaler, lambda: tf.reduce_sum(values[0]) + tf.sqrt(tf.reduce_sum(values[1]) * factor), values
+            ),
+            variables,
+        )
 
     def restored(self, path):
         tf.train.Checkpoint(loss_scaler=self.loss_scaler).restore(path).assert_consumed()
@@ -169,9 +175,11 @@ def test_a_saved_weight_is_not_named_either(tmp_path):
     before = Apart()
     before.first(ONE)
     spoiled = keras.Variable([np.inf], name="spoiled")
-    with tf.GradientTape() as tape:
-        scaled = before.loss_scaler.scale(tf.reduce_sum(spoiled.value) * 0.0)
-    before.loss_scaler.apply(keras.optimizers.SGD(), [tape.gradient(scaled, spoiled.value) * NAN], [spoiled])
+    before.loss_scaler.apply(
+        keras.optimizers.SGD(),
+        [gradients_of(before.loss_scaler, lambda: tf.reduce_sum(spoiled.value) * 0.0, spoiled.value) * NAN],
+        [spoiled],
+    )
     said = before.loss_scaler.explain()
     assert "the weight 'spoiled' is already non-finite" in said
     path = tf.train.Checkpoint(loss_scaler=before.loss_scaler).save(str(tmp_path / "ckpt"))

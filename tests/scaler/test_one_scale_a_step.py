@@ -7,7 +7,7 @@ by the grown scale on a growth step: there, the weights would move by half of it
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import modes, modes_with, plain_descent, steep
+from scaler_cases import gradients_of, modes, modes_with, plain_descent, steep
 
 import scaler
 
@@ -69,9 +69,7 @@ def test_the_long_form_unscales_by_the_scale_before_the_update(execute):
     weights, loss_scaler = tf.Variable(0.0), scaler.LossScaler(scaler.Dynamic(8.0, growth_interval=1))
 
     def step():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(weights * 0.5)
-        (grad,) = loss_scaler.unscale(tape.gradient(scaled, [weights]))
+        (grad,) = loss_scaler.unscale(gradients_of(loss_scaler, lambda: weights * 0.5, [weights]))
         loss_scaler.update(scaler.Event(scaler.all_finite([grad])))
         weights.assign_sub(grad)
         return grad
@@ -85,9 +83,7 @@ def test_an_apply_after_an_update_unscales_by_the_scale_before_it(execute):
     weights, loss_scaler = tf.Variable([0.0]), scaler.LossScaler(scaler.Dynamic(8.0, growth_interval=1))
 
     def step():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(weights) * 0.5)
-        grads = tape.gradient(scaled, [weights])
+        grads = gradients_of(loss_scaler, lambda: tf.reduce_sum(weights) * 0.5, [weights])
         loss_scaler.update(scaler.Event(tf.constant(True)))
         return loss_scaler.apply(plain_descent, grads, [weights], update=False).loss_scale, loss_scaler.unscale(grads)[
             0

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import modes, plain_descent
+from scaler_cases import gradients_of, modes, open_gate, plain_descent
 
 import loops
 import scaler
@@ -34,6 +34,7 @@ def test_a_loss_scaled_twice_is_refused(execute):
         *((True, "half"), (True, "branch")),
     ],
 )
+@open_gate
 def test_whatever_comes_between(between, jit):
     loss_scaler, other, variable = scaler.LossScaler(STATIC), scaler.LossScaler(STATIC), weight()
 
@@ -111,13 +112,12 @@ def test_a_loss_function_that_scales_in_a_train_step_or_under_fit():
 
 
 @modes("eager", "graph")
+@open_gate
 def test_gradients_unscaled_twice_are_refused(execute):
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
     def grads():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(slope(variable))
-        return loss_scaler.unscale([tape.gradient(scaled, variable)])
+        return loss_scaler.unscale([gradients_of(loss_scaler, lambda: slope(variable), variable)])
 
     with pytest.raises(scaler.InvalidArgument, match="unscaled=True"):
         execute(lambda: loss_scaler.unscale(grads()))()
@@ -127,6 +127,7 @@ def test_gradients_unscaled_twice_are_refused(execute):
 
 
 @pytest.mark.parametrize("between", ["clip", "add", "slices"])
+@open_gate
 def test_gradients_changed_between_the_two(between):
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
@@ -166,6 +167,7 @@ def test_tf_keras_names_unscale_once():
 
 @pytest.mark.slow_with("graph")
 @modes("eager", "graph")
+@open_gate
 def test_sums_of_losses_penalties_and_inner_steps_are_no_mistake(execute):
     """Several scaled losses, a penalty on unscaled gradients, an inner step whose weights the outer loss depends on."""
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
@@ -190,6 +192,7 @@ def test_sums_of_losses_penalties_and_inner_steps_are_no_mistake(execute):
     assert all(execute(step)())
 
 
+@open_gate
 def test_a_penalty_divided_by_hand_is_no_mistake():
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
@@ -207,6 +210,7 @@ def test_a_penalty_divided_by_hand_is_no_mistake():
 
 
 @modes("eager", "graph", "xla")
+@open_gate
 def test_the_marks_change_no_value_and_no_gradient(execute):
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
@@ -229,6 +233,7 @@ def test_the_marks_change_no_value_and_no_gradient(execute):
         *((False, "scale", "unscale"), (False, "by hand", "apply"), (False, "before the tape", "unscale")),
     ],
 )
+@open_gate
 def test_gradients_that_another_scaler_scaled(method, how, inner):
     first, second, variable = scaler.LossScaler(scaler.Dynamic(8.0)), scaler.LossScaler(scaler.Dynamic(2.0)), weight()
 
@@ -253,6 +258,7 @@ def test_gradients_that_another_scaler_scaled(method, how, inner):
     np.testing.assert_array_equal(variable.numpy(), before)
 
 
+@open_gate
 def test_an_inner_step_by_another_scaler_is_no_mistake():
     inner, outer, variable = scaler.LossScaler(STATIC), scaler.LossScaler(scaler.Dynamic(2.0)), weight()
     plain = scaler.LossScaler(scaler.NoScaling())
@@ -273,14 +279,13 @@ def test_an_inner_step_by_another_scaler_is_no_mistake():
 
 
 @pytest.mark.parametrize("between", ["clip", "add", "window"])
+@open_gate
 def test_changed_between_the_two_in_an_eager_step(between):
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
     total = tf.Variable([0.0, 0.0])
 
     def grads():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(slope(variable))
-        return [tape.gradient(scaled, variable)]
+        return [gradients_of(loss_scaler, lambda: slope(variable), variable)]
 
     def changed(grads):
         if between == "clip":
@@ -293,6 +298,7 @@ def test_changed_between_the_two_in_an_eager_step(between):
         loss_scaler.apply(plain_descent, changed(loss_scaler.unscale(grads())), [variable])
 
 
+@open_gate
 def test_a_look_at_unscaled_gradients_is_no_mistake():
     loss_scaler, variables = scaler.LossScaler(STATIC), [weight(), weight()]
 
@@ -315,6 +321,7 @@ def test_a_look_at_unscaled_gradients_is_no_mistake():
 
 
 @pytest.mark.parametrize("when", ["in the tape", "before it"])
+@open_gate
 def test_a_loss_multiplied_by_the_scale_is_not_scaled_again(when):
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
@@ -331,6 +338,7 @@ def test_a_loss_multiplied_by_the_scale_is_not_scaled_again(when):
 
 
 @pytest.mark.parametrize("inverse", [False, True])
+@open_gate
 def test_a_penalty_unscaled_by_hand_is_part_of_the_loss(inverse):
     loss_scaler, variable, x = scaler.LossScaler(STATIC), weight(), tf.constant([2.0, 3.0])
 
@@ -353,9 +361,7 @@ def test_gradients_divided_by_the_scale_are_not_unscaled_again():
 
     @tf.function
     def step(unscaled):
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(slope(variable))
-        grads = [tape.gradient(scaled, variable) / loss_scaler.loss_scale]
+        grads = [gradients_of(loss_scaler, lambda: slope(variable), variable) / loss_scaler.loss_scale]
         return loss_scaler.apply(plain_descent, grads, [variable], unscaled=unscaled).grad_norm
 
     with pytest.raises(scaler.InvalidArgument, match=r"were divided by loss_scale.*unscaled=True"):

@@ -3,11 +3,11 @@
 import contextlib
 import itertools
 
-import keras
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scaler_cases import plain_descent
 
 import scaler
 
@@ -22,7 +22,6 @@ class Program:
     def __init__(self):
         self.loss_scaler = scaler.LossScaler(scaler.Dynamic(INITIAL, growth_interval=1))
         self.weights = [tf.Variable([0.0]), tf.Variable([0.0])]
-        self.optimizers = [keras.optimizers.SGD(1.0), keras.optimizers.SGD(1.0)]
         self.taped: list = []
         self.kept: list = []
 
@@ -46,15 +45,13 @@ class Program:
         for which in {which for which, _ in taken}:
             before = float(self.weights[which][0])
             grad = next(grad for one, grad in taken if one == which)
-            self.loss_scaler.apply(self.optimizers[which], [grad], [self.weights[which]])
+            self.loss_scaler.apply(plain_descent, [grad], [self.weights[which]])
             assert before - float(self.weights[which][0]) == self.TRUE[which]
 
     def apply_both(self):
         taken, self.kept = dict(self.kept[:2]), self.kept[2:]
         before = [float(weight[0]) for weight in self.weights]
-        self.loss_scaler.apply(
-            keras.optimizers.SGD(1.0), list(taken.values()), [self.weights[which] for which in taken]
-        )
+        self.loss_scaler.apply(plain_descent, list(taken.values()), [self.weights[which] for which in taken])
         for which in taken:
             assert before[which] - float(self.weights[which][0]) == self.TRUE[which]
 

@@ -3,6 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
+from scaler_cases import gradients_of
 
 import loops
 import scaler
@@ -33,7 +34,7 @@ def test_a_train_step_names_them_once():
 
 def test_fit_names_them_as_with_kerass_own_optimizer():
     model = Unconnected()
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD()), loss="mse", jit_compile=False)
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD()), loss="mse", run_eagerly=True)
     with pytest.warns(scaler.ScaleWarning, match=SAYS):
         model.fit(X, Y, verbose=0)
 
@@ -44,9 +45,7 @@ def partial(execute=tf.function, optimizer=None, **arguments):
     loss_scaler, optimizer = scaler.LossScaler(), optimizer or keras.optimizers.SGD()
 
     def step(variables=(one, other)):
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(one))
-        grads = tape.gradient(scaled, variables)
+        grads = gradients_of(loss_scaler, lambda: tf.reduce_sum(one), variables)
         return loss_scaler.apply(optimizer, grads, variables, **arguments).finite
 
     return execute(step), one, other
@@ -108,9 +107,9 @@ def test_gradients_that_were_unscaled_and_never_counted_are_told_by_check():
 
     @tf.function
     def step():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(weight))
-        optimizer.apply(loss_scaler.unscale(tape.gradient(scaled, [weight])), [weight])
+        optimizer.apply(
+            loss_scaler.unscale(gradients_of(loss_scaler, lambda: tf.reduce_sum(weight), [weight])), [weight]
+        )
 
     step()
     with pytest.warns(scaler.ScaleWarning, match="no step was ever counted"):
@@ -124,9 +123,7 @@ def test_micro_batches_that_are_unscaled_and_summed_by_hand_are_no_mistake():
 
     @tf.function
     def micro_batch(last):
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(weight))
-        total.assign_add(loss_scaler.unscale(tape.gradient(scaled, [weight]))[0])
+        total.assign_add(loss_scaler.unscale(gradients_of(loss_scaler, lambda: tf.reduce_sum(weight), [weight]))[0])
         return loss_scaler.apply(optimizer, [tf.identity(total)], [weight], unscaled=True, when=last).finite
 
     assert not micro_batch(False)

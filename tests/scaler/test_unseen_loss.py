@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import one_for_each
+from scaler_cases import gradients_of
 
 import scaler
 
@@ -28,9 +29,7 @@ class Step:
         self.loss_scaler = scaler.LossScaler(scaler.Dynamic(4.0))
 
     def take(self, constant, gradient=1.0):
-        with tf.GradientTape() as tape:
-            scaled = self.loss_scaler.scale(self.weight * gradient + constant)
-        grads = [tape.gradient(scaled, self.weight)]
+        grads = [gradients_of(self.loss_scaler, lambda: self.weight * gradient + constant, self.weight)]
         return self.loss_scaler.apply(self.optimizer, grads, [self.weight])
 
 

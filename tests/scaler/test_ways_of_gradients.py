@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import modes, plain_descent
+from scaler_cases import gradients_of, modes, open_gate, plain_descent
 
 import scaler
 
@@ -15,9 +15,7 @@ GROWS = scaler.Dynamic(2.0**10, growth_interval=1)
 
 
 def gradient(loss_scaler, weight, loss=None, share=1.0):
-    with tf.GradientTape() as tape:
-        scaled = loss_scaler.scale(-tf.reduce_sum(weight if loss is None else loss(weight)) * share)
-    return tape.gradient(scaled, weight)
+    return gradients_of(loss_scaler, lambda: -tf.reduce_sum(weight if loss is None else loss(weight)) * share, weight)
 
 
 def of_two(loss_scaler, weight, loop):
@@ -63,6 +61,7 @@ WAYS = KNOWN | IN_LOOPS
 @pytest.mark.slow_with("bits", "fft")
 @pytest.mark.exhaustive_with("bits", "TensorArray", "integers", "map_fn", "stop_gradient", "string")
 @pytest.mark.parametrize("way", WAYS)
+@open_gate
 def test_two_steps_of_another_model_come_between(way):
     loss_scaler, weight, other = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4)), tf.Variable([0.0])
 
@@ -82,6 +81,7 @@ def test_two_steps_of_another_model_come_between(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@open_gate
 def test_another_scaler_is_refused(way):
     one, other, weight = scaler.LossScaler(GROWS), scaler.LossScaler(scaler.Dynamic(2.0**6)), tf.Variable(tf.zeros(4))
 
@@ -96,6 +96,7 @@ def test_another_scaler_is_refused(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@open_gate
 def test_steps_of_their_own_are_right(way):
     loss_scaler, weight = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4))
 
@@ -112,6 +113,7 @@ def test_steps_of_their_own_are_right(way):
 @pytest.mark.slow_with("False-xla")
 @modes("graph", "xla")
 @pytest.mark.parametrize("other_scaler", [False, True])
+@open_gate
 def test_a_recurrent_model(execute, other_scaler):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([5, 3]), keras.layers.LSTM(4)])
@@ -124,9 +126,7 @@ def test_a_recurrent_model(execute, other_scaler):
     ]
 
     def step():
-        with tf.GradientTape() as tape:
-            scaled = one.scale(tf.reduce_mean(model(tf.ones([2, 5, 3]))))
-        grads = tape.gradient(scaled, weights)
+        grads = gradients_of(one, lambda: tf.reduce_mean(model(tf.ones([2, 5, 3]))), weights)
         for _ in range(2):
             one.apply(plain_descent, [gradient(one, other)], [other])
         (two if other_scaler else one).apply(plain_descent, grads, [weight.value for weight in weights])
@@ -142,6 +142,7 @@ def test_a_recurrent_model(execute, other_scaler):
 
 
 @pytest.mark.parametrize("loop", ["TensorArray", "map_fn"])
+@open_gate
 def test_a_loss_scaled_in_a_list_is_not_scaled_again(loop):
     loss_scaler, weight = scaler.LossScaler(GROWS), tf.Variable(1.0)
 
@@ -160,6 +161,7 @@ def test_a_loss_scaled_in_a_list_is_not_scaled_again(loop):
         step()
 
 
+@open_gate
 def test_unscaled_gradients_of_a_list_are_not_unscaled_again():
     loss_scaler, weight = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4))
 
@@ -175,6 +177,7 @@ def test_unscaled_gradients_of_a_list_are_not_unscaled_again():
 
 
 @modes("graph")
+@open_gate
 def test_masks_indices_and_weights_of_a_loss_carry_nothing(execute):
     """What another step's gradients decide is no gradient of it: the scale that moved since divides these."""
     loss_scaler, weight = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4))

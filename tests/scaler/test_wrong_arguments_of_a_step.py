@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scaler_cases import gradients_of
 
 import scaler
 from scaler.weights import KahanWeights
@@ -17,9 +18,7 @@ def sgd(grads, variables):
 
 
 def step(loss_scaler, variable, *, swapped=False, bare=False, **arguments):
-    with tf.GradientTape() as tape:
-        scaled = loss_scaler.scale(tf.reduce_sum(tf.square(variable)))
-    grads, variables = [tape.gradient(scaled, variable)], [variable]
+    grads, variables = [gradients_of(loss_scaler, lambda: tf.reduce_sum(tf.square(variable)), variable)], [variable]
     grads, variables = (variables, grads) if swapped else (grads, variables)
     loss_scaler.apply(sgd, grads[0] if bare else grads, variables, **arguments)
 
@@ -68,9 +67,9 @@ def test_unscaled_gradients_are_refused_however_false_is_spelled(false):
 
     @tf.function
     def traced():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(tf.square(variable)))
-        unscaled = loss_scaler.unscale([tape.gradient(scaled, variable)])
+        unscaled = loss_scaler.unscale(
+            [gradients_of(loss_scaler, lambda: tf.reduce_sum(tf.square(variable)), variable)]
+        )
         loss_scaler.apply(sgd, unscaled, [variable], unscaled=false)
 
     with pytest.raises(scaler.InvalidArgument, match="went through unscale already"):
@@ -83,9 +82,14 @@ def test_gradients_divided_by_what_they_carry_are_not_divided_again():
 
     @tf.function
     def traced():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(tf.square(variable)))
-        loss_scaler.apply(sgd, [tape.gradient(scaled, variable) / loss_scaler.scale_of_gradients], [variable])
+        loss_scaler.apply(
+            sgd,
+            [
+                gradients_of(loss_scaler, lambda: tf.reduce_sum(tf.square(variable)), variable)
+                / loss_scaler.scale_of_gradients
+            ],
+            [variable],
+        )
 
     with pytest.raises(scaler.InvalidArgument, match="divided by loss_scale"):
         traced()
