@@ -271,7 +271,7 @@ def test_gradients_of_the_other_loss_are_refused_by_its_name(kinds):
         step("b", "a")
     with pytest.raises(InvalidArgument, match=r"^apply: loss 'b' was given gradients of loss 'a'"):
         step("a", "a")
-    assert step("a", "b")
+    step.get_concrete_function("a", "b")
 
 
 @pytest.mark.parametrize(

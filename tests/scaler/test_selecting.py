@@ -180,7 +180,7 @@ def test_a_skip_keeps_every_bit_also_of_rows_that_occur_twice(given, patterns, v
 @pytest.mark.exhaustive_with("False-True")
 @pytest.mark.parametrize(("select", "branches"), [(None, None), (True, False), (False, True)])
 def test_xla_is_given_no_branch(select, branches):
-    variable, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.Adam()
+    variable, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.SGD()
     optimizer.build([variable])
     loss_scaler = scaler.LossScaler(select=select)
 
@@ -191,7 +191,6 @@ def test_xla_is_given_no_branch(select, branches):
         return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable], clip_norm=1.0).finite
 
     x, expected = tf.constant([1.0, 2.0]), not ways.selects("xla") if branches is None else branches
-    assert bool(step(x))
     assert (step.experimental_get_compiler_ir(x)(stage="hlo").count("conditional(") > 0) is expected
 
 
@@ -241,9 +240,9 @@ def test_what_keras_cannot_do_on_replicas_is_refused(options, runs, said):
         runs(lambda: strategy.run(step))()
 
 
-@pytest.mark.exhaustive_with("4-3")
-@pytest.mark.parametrize(("count", "bad"), [(2, 0), (2, 1), (4, 3)])
-def test_all_replicas_skip_where_one_overflows(count, bad):
+@pytest.mark.exhaustive_with("4")
+@pytest.mark.parametrize("count", [2, 4])
+def test_all_replicas_skip_where_one_overflows(count):
     strategy = mirrored(count)
     with strategy.scope():
         variable, moved = tf.Variable([1.0, 2.0]), tf.Variable(0.0, trainable=False)
@@ -272,8 +271,9 @@ def test_all_replicas_skip_where_one_overflows(count, bad):
     everywhere = [part for native in natives for part in strategy.experimental_local_results(native)]
     assert given([1.0] * count) == (True, -1)
     before = raw(everywhere)
-    assert given([3e38 if number == bad else 1.0 for number in range(count)]) == (False, bad)
-    assert raw(everywhere) == before
+    for bad in range(count):
+        assert given([3e38 if number == bad else 1.0 for number in range(count)]) == (False, bad)
+        assert raw(everywhere) == before
     assert given([1.0] * count) == (True, -1)
     assert raw(everywhere) != before
 
