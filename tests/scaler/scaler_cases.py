@@ -33,6 +33,13 @@ def plain_descent(grads, variables):
         variable.assign_sub(tf.convert_to_tensor(grad))
 
 
+def take(loss_scaler, optimizer, loss, weights, **arguments):
+    """A step by hand: the loss that a function returns is scaled, differentiated and applied. Its outcome."""
+    with tf.GradientTape() as tape:
+        scaled = loss_scaler.scale(loss())
+    return loss_scaler.apply(optimizer, tape.gradient(scaled, weights), weights, **arguments)
+
+
 @tf.custom_gradient
 def steep(value, slope):
     """`value`, whose gradient is multiplied by `slope`: it overflows while the loss is finite."""

@@ -238,7 +238,7 @@ def test_a_train_step_and_fit_take_them(accumulate):
 def test_a_bad_micro_batch_skips_its_window_in_fit():
     fitted = model()
     inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-    fitted.compile(scaler.LossScaleOptimizer(inner, scaler.Static(64.0)), loss="mse", jit_compile=False)
+    fitted.compile(scaler.LossScaleOptimizer(inner, scaler.Static(64.0)), loss="mse", run_eagerly=True)
     before = raw(fitted.weights)
     for x in (X * np.nan, X):
         fitted.train_on_batch(x, Y)

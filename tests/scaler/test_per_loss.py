@@ -1,5 +1,7 @@
 """Guards several losses with a scale each: one decision for the step, a backoff for the guilty alone."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -29,6 +31,21 @@ def written(execute, losses, weights, targets=None, **options):
         return losses.apply(plain_descent, grads, targets or [weights], **options)
 
     return execute(step)
+
+
+@functools.cache
+def traced():
+    """Two weights, their losses and a compiled step, which many tests take from the start."""
+    weights, losses = tf.Variable([0.0, 0.0], name="weight"), PerLoss(strategies())
+    start = [variable.numpy() for variable in (weights, *losses.variables)]
+    return weights, losses, written(tf.function, losses, weights), start
+
+
+def fresh():
+    weights, losses, step, start = traced()
+    for variable, value in zip((weights, *losses.variables), start, strict=True):
+        variable.assign(value)
+    return weights, losses, step
 
 
 class Reference:
@@ -66,9 +83,9 @@ def random_word(steps=60):
 @pytest.mark.slow_with("xla")
 @modes("graph", "xla")
 def test_only_the_guilty_back_off_and_one_skips_for_all(execute):
-    weights, losses, reference = tf.Variable([0.0, 0.0]), PerLoss(strategies()), Reference()
-    step = written(execute, losses, weights)
-    applied = 0
+    weights, losses, step = fresh()
+    step = step if execute is tf.function else written(execute, losses, weights)
+    reference, applied = Reference(), 0
     for factors in random_word():
         outcome, wanted = step(factors), reference.step(factors)
         applied += wanted
@@ -81,8 +98,7 @@ def test_only_the_guilty_back_off_and_one_skips_for_all(execute):
 
 @pytest.mark.slow
 def test_counters_of_a_loss_are_its_own():
-    losses = PerLoss(strategies())
-    step = written(tf.function, losses, tf.Variable([0.0, 0.0]))
+    _, losses, step = fresh()
     for large, small in [(1, 1), (NAN, 1), (NAN, 1), (1, 1)]:
         step({"large": np.float32(large), "small": np.float32(small)})
     assert [int(count) for count in losses.counters] == [4, 2, 2, 0]
@@ -92,8 +108,7 @@ def test_counters_of_a_loss_are_its_own():
 
 
 def test_the_outcome_is_that_of_the_guilty():
-    losses = PerLoss(strategies())
-    step = written(tf.function, losses, tf.Variable([0.0, 0.0], name="weight"))
+    _, losses, step = fresh()
     outcome = step({"large": CLEAN, "small": CLEAN})
     assert (int(outcome.cause), int(outcome.index)) == (Cause.NONE, -1)
     np.testing.assert_allclose(outcome.grad_norm, np.linalg.norm(sum(TRUE.values())), rtol=1e-6)
