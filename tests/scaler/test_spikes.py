@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rigs import raw
+from scaler_cases import take
 
 import scaler
 from scaler import Cause, Dynamic, SpikeGuard, StuckError

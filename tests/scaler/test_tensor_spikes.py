@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rigs import raw
+from scaler_cases import take
 from tensor_cases import SPIKE, guarded, shared, warmed
 
 import scaler
