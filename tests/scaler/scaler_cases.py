@@ -1,5 +1,7 @@
 """What the tests of applied and skipped steps share: modes, optimizers and their slots."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -25,6 +27,13 @@ def by_hand(strategy, **arguments):
     loss_scaler = scaler.LossScaler(strategy, **arguments)
     assert loss_scaler.loss_scale > 0.0
     return loss_scaler
+
+
+def said(call, kind=scaler.InvalidArgument):
+    """What a call says that is refused, without the addresses of what it was given."""
+    with pytest.raises(kind) as refused:
+        call()
+    return re.sub(" at 0x[0-9a-f]+", "", str(refused.value))
 
 
 def plain_descent(grads, variables):

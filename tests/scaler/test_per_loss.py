@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rigs import raw
-from scaler_cases import modes, plain_descent
+from scaler_cases import modes, plain_descent, said
 
 import scaler
 from scaler import Cause, Dynamic, InvalidArgument, NoScaling, PerLoss
@@ -289,27 +289,23 @@ def test_gradients_of_the_other_loss_are_refused_by_its_name(kinds):
     step.get_concrete_function("a", "b")
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: PerLoss({}), r"PerLoss\({}\): expected a dict of strategies"),
-        (lambda: PerLoss([Dynamic()]), "expected a dict of strategies by the names"),
-        (lambda: PerLoss({1: Dynamic()}), "expected a dict of strategies by the names"),
-        (lambda: PerLoss({"a": Dynamic}), "PerLoss, loss 'a': .*expected a strategy"),
-        (lambda: PerLoss({"a": Dynamic()})["b"], "no loss is named 'b': expected one of a"),
-        (lambda: PerLoss({"a": Dynamic()}).scale({"b": 1.0}), r"scale\(\['b'\]\): .* each of the losses a"),
-        (lambda: PerLoss({"a": Dynamic()}).scale(1.0), r"scale\(float\)"),
-        (lambda: PerLoss({"a": Dynamic()}).scale({"a": [1.0, 2.0]}), r"scale, loss 'a': .*expected a scalar"),
-        (lambda: applied({"a": [tf.constant(1.0)]}), r"apply\(\['a'\]\): .*losses a, b"),
-        (lambda: applied({"a": [tf.constant(1.0)], "b": []}), "apply, loss 'b': .*list of gradients is empty"),
-        (lambda: applied({"a": [tf.constant(1.0)], "b": [tf.constant([1.0, 2.0])]}), r"loss 'b': .*has shape \(2,\)"),
-        (lambda: applied({"a": [tf.constant(1.0)], "b": ["large"]}), "loss 'b': .*has dtype string"),
-        (lambda: applied({"a": [tf.constant(1.0)], "b": [None]}), "apply, loss 'b': .*every gradient is None"),
-    ],
-)
-def test_what_cannot_work_is_refused(make, says):
-    with pytest.raises(InvalidArgument, match=says):
-        make()
+def test_what_cannot_work_is_refused(snapshot):
+    calls = {
+        "no strategy": lambda: PerLoss({}),
+        "a list": lambda: PerLoss([Dynamic()]),
+        "a name that is none": lambda: PerLoss({1: Dynamic()}),
+        "a class": lambda: PerLoss({"a": Dynamic}),
+        "another name": lambda: PerLoss({"a": Dynamic()})["b"],
+        "losses of other names": lambda: PerLoss({"a": Dynamic()}).scale({"b": 1.0}),
+        "a number for the losses": lambda: PerLoss({"a": Dynamic()}).scale(1.0),
+        "a loss with a shape": lambda: PerLoss({"a": Dynamic()}).scale({"a": [1.0, 2.0]}),
+        "gradients of one of two": lambda: applied({"a": [tf.constant(1.0)]}),
+        "no gradients": lambda: applied({"a": [tf.constant(1.0)], "b": []}),
+        "another shape": lambda: applied({"a": [tf.constant(1.0)], "b": [tf.constant([1.0, 2.0])]}),
+        "text": lambda: applied({"a": [tf.constant(1.0)], "b": ["large"]}),
+        "None": lambda: applied({"a": [tf.constant(1.0)], "b": [None]}),
+    }
+    assert {name: said(call) for name, call in calls.items()} == snapshot
 
 
 def applied(grads):
