@@ -1,5 +1,6 @@
 """What the tests of applied and skipped steps share: modes, optimizers and their slots."""
 
+import re
 from unittest import mock
 
 import keras
@@ -41,6 +42,13 @@ def gradients_of(loss_scaler, loss, variables):
     return tape.gradient(scaled, variables)
 
 
+def said(call, kind=scaler.InvalidArgument):
+    """What a call says that is refused, without the addresses of what it was given."""
+    with pytest.raises(kind) as refused:
+        call()
+    return re.sub(" at 0x[0-9a-f]+", "", str(refused.value))
+
+
 def plain_descent(grads, variables):
     """The simplest optimizer: a function."""
     for grad, variable in zip(grads, variables, strict=True):
@@ -73,6 +81,13 @@ open_gate = mock.patch.object(gate.Gate, "decide", _take)
 
 To trace what it checks and keeps takes three quarters of the time, and its own tests ask for that.
 """
+
+
+def take(loss_scaler, optimizer, loss, weights, **arguments):
+    """A step by hand: the loss that a function returns is scaled, differentiated and applied. Its outcome."""
+    with tf.GradientTape() as tape:
+        scaled = loss_scaler.scale(loss())
+    return loss_scaler.apply(optimizer, tape.gradient(scaled, weights), weights, **arguments)
 
 
 @tf.custom_gradient

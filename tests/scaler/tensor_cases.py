@@ -60,14 +60,14 @@ def warmed(*arguments, **options):
 
 
 @functools.cache
-def _kept(by_tensor, select):
-    lines = warmed(by_tensor, select=select)
+def _kept(by_tensor, select, execute):
+    lines = warmed(by_tensor, execute, select=select)
     return lines, [np.asarray(variable) for variable in lines.variables()]
 
 
-def shared(by_tensor, select=None):
+def shared(by_tensor, select=None, execute=tf.function):
     """Lines after five steps, which are traced once for all tests."""
-    lines, values = _kept(by_tensor, select)
+    lines, values = _kept(by_tensor, select, execute)
     for variable, value in zip(lines.variables(), values, strict=True):
         variable.assign(value)
     lines.loss_scaler.stuck = scaler.StuckPolicy()

@@ -26,11 +26,6 @@ def step_of(letter):
     return tf.constant(SLOPE[letter]), tf.constant(ADDED.get(letter, 0.0))
 
 
-def word_of(word):
-    """For the reference: which steps are finite, and which are bad data."""
-    return reference.word("".join("01"[one in (CLEAN, UNSEEN)] for one in word)), reference.bad(word, NAN + INFINITE)
-
-
 class Step:
     """One weight at 0, so that the loss is what is added to it, and the slope alone overflows; ways to end a step."""
 
@@ -65,10 +60,10 @@ class Step:
         return scaler.apply_together(self.loss_scaler, [share])[0].finite
 
 
-def follows_the_reference(take, loss_scaler, word=WORD, **rule):
+def follows_the_reference(take, loss_scaler, word=WORD, bad=NAN + INFINITE):
     """Takes the steps of a word one by one, and compares scale, state and counters with the reference after each."""
-    finite, bad = word_of(word)
-    expected = reference.dynamic(finite, **RULE, **rule, bad=bad)
+    finite = reference.word("".join("01"[one in (CLEAN, UNSEEN)] for one in word))
+    expected = reference.dynamic(finite, **RULE, bad=reference.bad(word, bad))
     for step, letter in enumerate(word):
         assert bool(take(*step_of(letter))) == bool(finite[step, 0])
         found = [float(one) for one in loss_scaler.state]
@@ -103,14 +98,7 @@ def test_steps_that_select_are_the_reference():
 
 def test_a_strategy_that_sees_every_step_backs_off():
     made = Step(Dynamic(**RULE, sees_every_step=True))
-    follows_the_reference(
-        tf.function(made.apply), made.loss_scaler, WORD.replace(NAN, OVERFLOW).replace(INFINITE, OVERFLOW)
-    )
-    made = Step(Dynamic(**RULE, sees_every_step=True))
-    take = tf.function(made.apply)
-    for letter in NAN + INFINITE:
-        take(*step_of(letter))
-    assert float(made.loss_scaler.loss_scale) == RULE["initial_scale"] / 2
+    follows_the_reference(tf.function(made.apply), made.loss_scaler, bad="")
 
 
 def test_a_loss_that_is_not_known_counts_as_finite():
@@ -152,9 +140,10 @@ def test_no_group_of_layers_moves_at_a_skip_of_the_loss(replicas):
             loss = tf.reduce_sum(layerwise.rescale(head * inside, "head")) + added
         layerwise.update(layerwise.gradient(tape, loss, [head, body])[1])
 
-    @tf.function
     def call(gains, added):
         devices.run(take, (gains, added))
+
+    call = tf.function(call) if replicas > 1 else call
 
     def scales(gain, added):
         """The first replica overflows, and the last one has the loss."""
@@ -167,8 +156,7 @@ def test_no_group_of_layers_moves_at_a_skip_of_the_loss(replicas):
     assert scales(1e38, 0.0) == [4.0, 8.0]
 
 
-@pytest.mark.parametrize("way", ["apply", "judged", "long_form"])
-@pytest.mark.parametrize("select", [None, True])
+@pytest.mark.parametrize(("way", "select"), [("apply", None), ("apply", True), ("judged", None), ("long_form", None)])
 def test_the_loss_of_any_replica_counts_for_all(way, select):
     """A loss that is NaN on one replica and an overflow on the other is bad data."""
     devices = mirrored(2)
@@ -189,7 +177,6 @@ def test_a_retry_of_a_finite_loss_stays():
     """Of a window's two micro-batches the first is retried, and the second is bad data."""
     made = Step(scaler.SpikeGuard(Dynamic(2.0**4), window=3))
 
-    @tf.function
     def micro_batch(slope, added, ends):
         grads, loss_scale, _ = made.loss_scaler.retry(made.gradients(slope, added), lambda small: made.again(small))
         return made.loss_scaler.apply(scaler.move_nothing, grads, made.weights, when=ends, loss_scale=loss_scale).cause
@@ -202,8 +189,7 @@ def test_a_retry_of_a_finite_loss_stays():
     assert float(made.loss_scaler._stored.before_retries["loss_scale"]) == 0.0
 
 
-@pytest.mark.parametrize("protect", [False, True])
-@pytest.mark.parametrize("accumulate", [None, 2])
+@pytest.mark.parametrize(("accumulate", "protect"), [(None, False), (2, True)])
 def test_fit_keeps_its_scale(accumulate, protect):
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, kernel_initializer="zeros")])
     model = scaler.protect(model) if protect else model
@@ -243,10 +229,9 @@ def test_a_strategy_around_another_does_as_that_one_says(wrap):
 def test_the_state_of_a_strategy_around_another_stays_as_a_whole():
     inside = Warmup(RisingFloor(Bounded(Dynamic(8.0, growth_interval=1), 1.0, 64.0), {4: 16.0}), 9)
     made = Step(scaler.SpikeGuard(Scheduled({0: inside, 3: scaler.Headroom()}), window=4))
-    take = tf.function(made.apply)
     for letter in "11n1oni":
         before = [one.numpy().tolist() for one in made.loss_scaler.state]
-        take(*step_of(letter))
+        made.apply(*step_of(letter))
         after = [one.numpy().tolist() for one in made.loss_scaler.state]
         assert (after == before) == (letter in "ni"), letter
 

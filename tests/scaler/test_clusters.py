@@ -109,12 +109,12 @@ def test_a_keras_without_multi_optimizers_compiles_too(updates_made, monkeypatch
     np.testing.assert_allclose(last[0], weights("float32")[0].numpy() - 0.1 * moved, rtol=1e-5)
 
 
-@pytest.mark.exhaustive_with("0.5-bfloat16")
-@pytest.mark.parametrize(("clip_norm", "dtype"), [(None, "float16"), (0.5, "float16"), (0.5, "bfloat16")])
-def test_masters_are_updated_and_rounded(dtype, clip_norm, updates_made):
-    ours = train(keras.optimizers.Adam(0.01), dtype, clip_norm)
+@pytest.mark.exhaustive_with("bfloat16")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_masters_are_updated_clipped_and_rounded(dtype, updates_made):
+    ours = train(keras.optimizers.Adam(0.01), dtype, 0.5)
     assert updates_made
-    own = train(keras.optimizers.Adam(0.01), dtype, clip_norm, wrap=eager)
+    own = train(keras.optimizers.Adam(0.01), dtype, 0.5, wrap=eager)
     for mine, theirs in zip(ours, own, strict=True):
         for model, master in zip(mine[:3], mine[3:6], strict=True):
             np.testing.assert_array_equal(model, tf.cast(tf.constant(master, tf.float32), dtype).numpy().astype(float))
@@ -219,14 +219,23 @@ def test_small_models_and_eager_steps_are_left_alone():
     small, large = (tf.Variable(tf.zeros([size])) for size in (10, 2**20))
     optimizer.build([small, large])
 
-    def worth(variable):
-        moved = targets.Targets(optimizer, [variable], [0], None)
-        grads = [tf.zeros(variable.shape)]
-        return grouped.grouped(moved, grads, None, joined.Joined(tf.distribute.get_strategy(), grads)) is not None
+    def worth(variable, wrap=tf.function):
+        found = []
 
-    assert [bool(tf.function(worth)(variable)) for variable in (small, large)] == [False, True]
-    assert not worth(large)
-    assert not tf.function(worth, jit_compile=True)(large)
+        @wrap
+        def ask():
+            moved = targets.Targets(optimizer, [variable], [0], None)
+            grads = [tf.zeros(variable.shape)]
+            joint = joined.Joined(tf.distribute.get_strategy(), grads)
+            found.append(grouped.grouped(moved, grads, None, joint) is not None)
+
+        # What is decided while a graph is made needs nobody to run it.
+        getattr(ask, "get_concrete_function", ask)()
+        return found[-1]
+
+    assert [worth(small), worth(large)] == [False, True]
+    assert not worth(large, eager)
+    assert not worth(large, tf.function(jit_compile=True))
 
 
 def test_a_variable_given_twice_is_clipped_by_each_gradient_by_itself(updates_made):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rigs import raw
-from scaler_cases import modes_with, slots, steep
+from scaler_cases import modes_with, plain_descent, slots, steep, take
 
 import scaler
 
@@ -20,9 +20,7 @@ def gated(strategy, jit):
 
     @tf.function(jit_compile=jit)
     def step(gradient):
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(steep(weight, gradient)))
-        return loss_scaler.apply(optimizer, tape.gradient(scaled, [weight]), [weight]).finite
+        return take(loss_scaler, optimizer, lambda: tf.reduce_sum(steep(weight, gradient)), [weight]).finite
 
     return weight, optimizer, loss_scaler, step
 
@@ -69,10 +67,7 @@ def test_gradients_survive_the_least_and_the_greatest_scale(execute, loss_scale)
     loss_scaler = scaler.LossScaler(scaler.Static(loss_scale))
 
     def step(true):
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(weight * true))
-        grads = tape.gradient(scaled, [weight])
-        return loss_scaler.apply(lambda g, v: v[0].assign_sub(g[0]), grads, [weight]).finite
+        return take(loss_scaler, plain_descent, lambda: tf.reduce_sum(weight * true), [weight]).finite
 
     assert execute(step)(gradient)
     np.testing.assert_array_equal(weight.numpy(), -gradient)

@@ -1,5 +1,7 @@
 """The cost of one gated step, counted in its traced graph: traces, operations, and passes over gradients."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ def gated_step(shape, count, dtype="float32", clip_norm=None):
     return step, optimizer
 
 
+@functools.cache
 def traced_graph(shape, count, dtype="float32", clip_norm=None):
     step, _ = gated_step(shape, count, dtype, clip_norm)
     return step.get_concrete_function([tf.TensorSpec(shape, dtype)] * count).graph

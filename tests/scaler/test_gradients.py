@@ -65,19 +65,18 @@ LISTS = {
 }
 
 
-@pytest.mark.parametrize("case", LISTS)
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "xla"])
-def test_all_finite(case, jit):
-    values, finite = LISTS[case]
-    present = [v if isinstance(v, tf.IndexedSlices) else tf.constant(v) for v in values if v is not None]
+def test_all_finite(jit):
+    def decide(lists):
+        return {case: scaler.all_finite(values) for case, values in lists.items()}
 
-    def decide(*present):
-        rest = iter(present)
-        return scaler.all_finite([None if value is None else next(rest) for value in values])
-
-    got = (tf.function(decide, jit_compile=True) if jit else decide)(*present)
-    assert (got.dtype, got.shape) == (tf.bool, [])
-    assert bool(got) == finite
+    lists = {
+        case: [tf.constant(v) if isinstance(v, (np.ndarray, np.generic)) else v for v in values]
+        for case, (values, _) in LISTS.items()
+    }
+    found = (tf.function(decide, jit_compile=True) if jit else decide)(lists)
+    assert {(one.dtype, one.shape) for one in found.values()} == {(tf.bool, tf.TensorShape([]))}
+    assert {case: bool(one) for case, one in found.items()} == {case: finite for case, (_, finite) in LISTS.items()}
 
 
 @pytest.mark.parametrize("wrap", [lambda run: run, tf.function], ids=["eager", "graph"])

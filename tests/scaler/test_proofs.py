@@ -72,7 +72,12 @@ def test_the_worst_that_a_proof_allows_stays_finite(name):
     probe = make()
     weight = keras.Variable(np.zeros(WIDTH, np.float32), name="w")
     probe.build([weight])
-    step = tf.function(lambda grad: probe.apply([grad], [weight]))
+
+    @tf.function
+    def steps(grads):
+        for grad in grads:
+            probe.apply([grad], [weight])
+
     rate = largest_learning_rate(probe, [weight])
     assert rate >= 1.0
 
@@ -87,8 +92,8 @@ def test_the_worst_that_a_proof_allows_stays_finite(name):
         probe.learning_rate = share * rate
         # A decay works on weights of a size that training reaches.
         weight.assign(rng.choice(WEIGHTS[:4] if probe.weight_decay or probe.use_ema else WEIGHTS, WIDTH))
-        for _ in range(STEPS):
-            step(tf.constant(rng.choice(GRADIENTS, WIDTH) * rng.choice(np.float32([1, -1]), WIDTH)))
+        shape = STEPS, WIDTH
+        steps(tf.constant(rng.choice(GRADIENTS, shape) * rng.choice(np.float32([1, -1]), shape)))
         for variable in (weight, *probe.variables):
             assert np.isfinite(tf.cast(variable, tf.float32)).all(), variable.path
 

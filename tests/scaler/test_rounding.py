@@ -9,6 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from scaler_cases import modes_with
 
 from scaler import InvalidArgument
 from scaler.weights.small_updates import add_compensated, round_stochastically, swallowed_share
@@ -115,8 +116,7 @@ def test_a_compensated_sum_equals_numpys(name, jit, seed):
 
 
 @pytest.mark.exhaustive_with("xla-bfloat16")
-@pytest.mark.slow_with("eager-bfloat16")
-@pytest.mark.parametrize("name", DTYPES)
+@modes_with(("name",), graph=[(name,) for name in DTYPES], loop=[("float16",)], xla=[(name,) for name in DTYPES])
 def test_hundreds_of_updates_that_rounding_to_nearest_swallows(execute, name):
     update = np.float32([1e-4, -1e-4, 3e-5])
 
@@ -131,7 +131,7 @@ def test_hundreds_of_updates_that_rounding_to_nearest_swallows(execute, name):
             at_random = round_stochastically(tf.cast(at_random, tf.float32) + update, name, tf.stack([i, 7]))
         return nearest, compensated, at_random, swallowed
 
-    nearest, compensated, at_random, swallowed = execute(tf.function(run))(update)
+    nearest, compensated, at_random, swallowed = execute(run)(update)
     wanted = 1 + 400 * update
     spacing = 2.0**-7 if name == "bfloat16" else 2.0**-10
     np.testing.assert_array_equal(nearest.numpy().astype(np.float32), 1.0)

@@ -9,6 +9,7 @@ import tensorflow as tf
 import ways
 from mirrored import mirrored, one_for_each
 from rigs import raw
+from scaler_cases import take
 
 import loops
 import scaler
@@ -113,9 +114,8 @@ def test_updates_that_are_compiled_in_groups_are_selected_too(optimizer, jit_com
 
         @tf.function(jit_compile=jit_compile or None)
         def step(x, variables=variables, made=made, loss_scaler=loss_scaler):
-            with tf.GradientTape() as tape:
-                scaled = loss_scaler.scale(tf.add_n([tf.reduce_sum(tf.square(one) * x) for one in variables]))
-            return loss_scaler.apply(made, tape.gradient(scaled, variables), variables, clip_norm=1.0).finite
+            squares = lambda: tf.add_n([tf.reduce_sum(tf.square(one) * x) for one in variables])  # noqa: E731
+            return take(loss_scaler, made, squares, variables, clip_norm=1.0).finite
 
         state = [*variables, *made.variables]
         for x in (1.0, 3e38, 0.5, float("nan"), 2.0):
@@ -180,18 +180,15 @@ def test_a_skip_keeps_every_bit_also_of_rows_that_occur_twice(given, patterns, v
 @pytest.mark.exhaustive_with("False-True")
 @pytest.mark.parametrize(("select", "branches"), [(None, None), (True, False), (False, True)])
 def test_xla_is_given_no_branch(select, branches):
-    variable, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.Adam()
+    variable, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.SGD()
     optimizer.build([variable])
     loss_scaler = scaler.LossScaler(select=select)
 
     @tf.function(jit_compile=True)
     def step(x):
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(variable * x))
-        return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable], clip_norm=1.0).finite
+        return take(loss_scaler, optimizer, lambda: tf.reduce_sum(variable * x), [variable], clip_norm=1.0).finite
 
     x, expected = tf.constant([1.0, 2.0]), not ways.selects("xla") if branches is None else branches
-    assert bool(step(x))
     assert (step.experimental_get_compiler_ir(x)(stage="hlo").count("conditional(") > 0) is expected
 
 
@@ -201,9 +198,7 @@ def test_an_optimizer_that_does_not_fit_is_refused(optimizer):
 
     @tf.function
     def step():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(variable))
-        return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable]).finite
+        return take(loss_scaler, optimizer, lambda: tf.reduce_sum(variable), [variable]).finite
 
     with pytest.raises(InvalidArgument, match=r"select=True.*Expected SGD, Adam.*or select=None"):
         step()
@@ -233,17 +228,15 @@ def test_what_keras_cannot_do_on_replicas_is_refused(options, runs, said):
         optimizer = keras.optimizers.Adam(**options)
 
     def step():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(variable))
-        return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable]).finite
+        return take(loss_scaler, optimizer, lambda: tf.reduce_sum(variable), [variable]).finite
 
     with pytest.raises(InvalidArgument, match=said):
         runs(lambda: strategy.run(step))()
 
 
-@pytest.mark.exhaustive_with("4-3")
-@pytest.mark.parametrize(("count", "bad"), [(2, 0), (2, 1), (4, 3)])
-def test_all_replicas_skip_where_one_overflows(count, bad):
+@pytest.mark.exhaustive_with("4")
+@pytest.mark.parametrize("count", [2, 4])
+def test_all_replicas_skip_where_one_overflows(count):
     strategy = mirrored(count)
     with strategy.scope():
         variable, moved = tf.Variable([1.0, 2.0]), tf.Variable(0.0, trainable=False)
@@ -272,8 +265,9 @@ def test_all_replicas_skip_where_one_overflows(count, bad):
     everywhere = [part for native in natives for part in strategy.experimental_local_results(native)]
     assert given([1.0] * count) == (True, -1)
     before = raw(everywhere)
-    assert given([3e38 if number == bad else 1.0 for number in range(count)]) == (False, bad)
-    assert raw(everywhere) == before
+    for bad in range(count):
+        assert given([3e38 if number == bad else 1.0 for number in range(count)]) == (False, bad)
+        assert raw(everywhere) == before
     assert given([1.0] * count) == (True, -1)
     assert raw(everywhere) != before
 
@@ -288,9 +282,7 @@ def test_explain_looks_at_the_weights_where_the_step_did_not():
 
     @tf.function
     def step():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(tf.square(variable)))
-        return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable])
+        return take(loss_scaler, optimizer, lambda: tf.reduce_sum(tf.square(variable)), [variable])
 
     assert bool(step().finite)
     assert "No step was skipped yet" in loss_scaler.explain()
@@ -314,9 +306,7 @@ def test_an_update_by_hand_is_selected_for_a_window_that_is_not_complete():
 
     @tf.function
     def step(when, x):
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(variable * x))
-        return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable], when=when)
+        return take(loss_scaler, optimizer, lambda: tf.reduce_sum(variable * x), [variable], when=when)
 
     state = [variable, *optimizer.variables, *loss_scaler._state.values(), *loss_scaler._counts.values()]
     before = raw(state)
@@ -339,9 +329,7 @@ def test_a_limit_that_is_none_skips_and_is_remembered(limit):
 
     @tf.function
     def step(limit):
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(variable))
-        return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable], clip_norm=limit)
+        return take(loss_scaler, optimizer, lambda: tf.reduce_sum(variable), [variable], clip_norm=limit)
 
     before = raw([variable, *optimizer.variables])
     outcome = step(tf.constant(limit))

@@ -16,16 +16,22 @@ import scaler
 from scaler import Cause
 
 
+def eager(step):
+    """What is read from a checkpoint is used by both, and one of the tests below does so in a graph."""
+    return step
+
+
 @pytest.mark.exhaustive_with("later-skip", "before the first step-clip")
 @pytest.mark.slow_with("later-skip", "later-clip", "before the first step-clip")
 @pytest.mark.parametrize("by_tensor", ["skip", "clip"])
 @pytest.mark.parametrize("when", ["before the first step", "later"])
 def test_a_checkpoint_holds_the_windows(tmp_path, by_tensor, when):
-    lines = shared(by_tensor)
+    execute = tf.function if when == "before the first step" else eager
+    lines = shared(by_tensor, execute=execute)
     path = _parts(lines).write(str(tmp_path / "state"))
     word = [SPIKE, USUAL, (2.0, 300.0), (0.7, 70.0)]
     expected = [raw(lines.step(slopes)) for slopes in word], lines.moved(), raw(lines.loss_scaler.state)
-    again = Lines(by_tensor)
+    again = Lines(by_tensor, execute)
     if when == "later":
         again.step((7.0, 7.0))
     status = _parts(again).read(path)
@@ -41,7 +47,7 @@ def _parts(lines):
 
 @pytest.mark.parametrize("replicas", [None, 2])
 def test_windows_survive_a_save_before_the_first_step(tmp_path, replicas):
-    lines = shared("skip")
+    lines = shared("skip", execute=eager)
     path = tf.train.Checkpoint(s=lines.loss_scaler).write(str(tmp_path / "first"))
     expected = raw(lines.loss_scaler.state)
     with mirrored(replicas).scope() if replicas else contextlib.nullcontext():
@@ -50,7 +56,7 @@ def test_windows_survive_a_save_before_the_first_step(tmp_path, replicas):
     assert raw(between.state) == expected
     again = tf.train.Checkpoint(s=between).write(str(tmp_path / "second"))
     # A third one goes on as the first.
-    later = Lines("skip")
+    later = Lines("skip", eager)
     _parts(later).read(_parts(lines).write(str(tmp_path / "whole")))
     tf.train.Checkpoint(s=later.loss_scaler).read(again).assert_consumed()
     word = [SPIKE, USUAL, (0.7, 70.0)]
@@ -60,7 +66,7 @@ def test_windows_survive_a_save_before_the_first_step(tmp_path, replicas):
 
 def test_a_checkpoint_from_before_the_first_step_has_no_windows(tmp_path):
     path = tf.train.Checkpoint(s=scaler.LossScaler(guarded("skip"))).write(str(tmp_path / "state"))
-    again = Lines("skip")
+    again = Lines("skip", eager)
     tf.train.Checkpoint(s=again.loss_scaler).read(path).assert_consumed()
     again.step()
     assert again.loss_scaler.state.tensor_norms.shape == (5, 2)

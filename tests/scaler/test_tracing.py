@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import by_hand
+from scaler_cases import by_hand, take
 
 import scaler
 
@@ -73,9 +73,7 @@ def test_a_hundred_steps_in_one_call():
     @tf.function
     def run(steps):
         for _ in tf.range(steps):
-            with tf.GradientTape() as tape:
-                scaled = loss_scaler.scale(tf.reduce_sum(variable))
-            loss_scaler.apply(descent, tape.gradient(scaled, [variable]), [variable])
+            take(loss_scaler, descent, lambda: tf.reduce_sum(variable), [variable])
 
     run(100)
     assert variable.numpy()[0] == -100.0

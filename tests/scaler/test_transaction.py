@@ -117,20 +117,13 @@ def test_every_bit_is_as_before_and_the_cause_is_named(fault, execute):
     assert bool(run.step(run.good).finite)
 
 
-@pytest.mark.slow_with("Adagrad")
-@pytest.mark.parametrize("fault", ["Adagrad", "a function"])
-def test_state_is_put_back_too(fault):
-    run = Run(fault, tf.function, rollback=True)
-    run.fail()
-    applied = int(run.loss_scaler.counters.applied)
-    np.testing.assert_array_equal(run.state, [applied])
-
-
 @pytest.mark.slow_with("Adagrad-float16", "a slot of a user's-float16")
 @pytest.mark.exhaustive_with("Adafactor-float16", "Adagrad-bfloat16", "Ftrl-float16", "a weight of a user's-float16")
 @pytest.mark.parametrize(("fault", "dtype"), [*((fault, "float16") for fault in FAULTS), ("Adagrad", "bfloat16")])
-def test_masters_and_the_model_are_put_back(fault, dtype):
-    Run(fault, tf.function, dtype).fail()
+def test_masters_the_model_and_its_state_are_put_back(fault, dtype):
+    run = Run(fault, tf.function, dtype, rollback=True)
+    run.fail()
+    np.testing.assert_array_equal(run.state, [run.loss_scaler.counters.applied])
 
 
 @pytest.mark.slow_with("Ftrl")
