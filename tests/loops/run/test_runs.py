@@ -161,10 +161,10 @@ def test_a_folder_that_cannot_be_made_is_said_before_training(digits, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_one_step_has_a_final_loss_and_one_that_breaks_no_summary_of_an_older_one(digits, tmp_path):
+def test_a_run_of_one_step_has_a_final_loss_and_one_that_breaks_no_summary_of_an_older_one(small, tmp_path):
     losses, trace = [], SharedTrace()
     options = RunOptions("float32", "none", 1, 0)
-    summary = train(digits, options, tmp_path, lambda model: [losses.append], built_by=trace.build)
+    summary = train(small, options, tmp_path, lambda model: [losses.append], built_by=trace.build)
     assert summary["final_loss"] == losses[0].outputs["loss"][0]
     assert (tmp_path / "summary.json").exists()
 
@@ -173,7 +173,7 @@ def test_a_run_of_one_step_has_a_final_loss_and_one_that_breaks_no_summary_of_an
 
     options = RunOptions("float32", "none", 2, 0)
     with pytest.raises(KeyboardInterrupt):
-        train(digits, options, tmp_path, lambda model: [stop], built_by=trace.build)
+        train(small, options, tmp_path, lambda model: [stop], built_by=trace.build)
     assert [path.name for path in tmp_path.iterdir()] == ["steps.jsonl"]
     assert (tmp_path / "steps.jsonl").read_text().count("\n") == 2
 
