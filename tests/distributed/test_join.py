@@ -30,35 +30,33 @@ def test_without_a_cluster_there_are_no_addresses(monkeypatch):
     assert addresses() == ["a:1", "b:2"]
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        (None, "TF_CONFIG is not set"),
-        ("", "TF_CONFIG is not set"),
-        ("{", "TF_CONFIG={: expected a cluster such as"),
-        ("[]", "expected a cluster such as"),
-        ("{}", "expected a cluster such as"),
-        (json.dumps({"cluster": {"worker": ["a:1"]}}), "expected a cluster such as"),
-        (config(ps=["c:3"]), "only tasks of the type 'worker'"),
-        (config(kind="evaluator"), "only tasks of the type 'worker'"),
-        (config(workers=["a"]), '"host:port"'),
-        (config(workers=["a:x"]), '"host:port"'),
-        (config(workers=["a:70000"]), '"host:port"'),
-        (config(workers=[1]), '"host:port"'),
-        (config(workers=[]), '"host:port"'),
-        (config(workers=["a:1", "a:1"]), "two workers have one address"),
-        (config(index=2), "task.index is 2: expected an integer from 0 to 1"),
-        (config(index=-1), "task.index is -1"),
-        (config(index="0"), "task.index is '0'"),
-        (config(index=True), "task.index is True"),
-    ],
-)
-def test_a_cluster_that_cannot_be_is_named(monkeypatch, text, named):
-    if text is not None:
+NO_CLUSTERS = {
+    "unset": [""],
+    "no cluster": ["{", "[]", "{}", json.dumps({"cluster": {"worker": ["a:1"]}})],
+    "tasks of other types": [config(ps=["c:3"]), config(kind="evaluator")],
+    "addresses": [config(workers=workers) for workers in (["a"], ["a:x"], ["a:70000"], [1], [], ["a:1", "a:1"])],
+    "places": [config(index=index) for index in (2, -1, "0", True)],
+}
+
+
+@pytest.mark.parametrize("kind", NO_CLUSTERS)
+def test_a_cluster_that_cannot_be_is_named(monkeypatch, kind, snapshot):
+    said = {}
+    for text in NO_CLUSTERS[kind]:
         monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(scaler.InvalidArgument) as caught:
+        with pytest.raises(scaler.InvalidArgument) as caught:
+            join_workers(1.0)
+        said[text] = str(caught.value)
+    assert said == snapshot
+
+
+def test_a_cluster_that_is_not_set_is_one_that_is_empty(monkeypatch):
+    with pytest.raises(scaler.InvalidArgument) as unset:
         join_workers(1.0)
-    assert named in str(caught.value)
+    monkeypatch.setenv("TF_CONFIG", "")
+    with pytest.raises(scaler.InvalidArgument) as empty:
+        join_workers(1.0)
+    assert str(unset.value) == str(empty.value)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), True, "5", None])

@@ -15,7 +15,7 @@ OPTIMIZERS = {
     "Adam": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
     "EMA": lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_momentum=0.5),
 }
-SHAPES = [(2, 3)] * 3 + [(4,)] * 2 + [()] + [(5,)] * 3 + [(1, 3)]
+SHAPES = [(2, 3)] * 3 + [(4,)] * 2 + [()]
 STEPS, BAD = 4, 2
 
 
@@ -26,7 +26,7 @@ def train(make, dtype="float32", **arguments):
         model = [keras.Variable(rng.normal(size=shape), dtype=dtype, name=f"w{i}") for i, shape in enumerate(SHAPES)]
         masters, optimizer = scaler.MasterWeights(model), make()
         if optimizer.weight_decay:
-            optimizer.exclude_from_weight_decay(var_list=model[:5])
+            optimizer.exclude_from_weight_decay(var_list=model[:3])
         loss_scaler = scaler.LossScaler(scaler.Static(8.0))
     assert loss_scaler.loss_scale == 8.0  # The gradients are scaled by hand.
 
@@ -137,26 +137,26 @@ def test_a_variable_more_costs_a_few_operations_on_each_replica():
         passing_on = ("Placeholder", "Const", "NoOp", "Identity", "EnsureShape")
         return sum(each.type not in passing_on for one in (graph, branch) for each in one.get_operations())
 
-    assert (cost(8) - cost(4)) / 4 <= 2 * 4 + 6
+    assert (cost(4) - cost(2)) / 2 <= 2 * 4 + 6
 
 
 def test_a_variable_that_its_gradient_overwrites_gets_the_value_itself(chunks):
     """Such as the scales of float8 layers."""
     strategy = cases.mirrored(2)
     with strategy.scope():
-        weights = [keras.Variable(tf.ones([3]), name=f"w{place}") for place in range(6)]
-        weights[5].overwrite_with_gradient = True
+        weights = [keras.Variable(tf.ones([3]), name=f"w{place}") for place in range(3)]
+        weights[2].overwrite_with_gradient = True
         optimizer, loss_scaler = keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(8.0))
 
     @tf.function
     def step():
         def own():
             loss_scaler.scale(tf.constant(1.0))
-            grads = [tf.fill([3], 8.0 / 2)] * 5 + [tf.fill([3], 7.0)]
+            grads = [tf.fill([3], 8.0 / 2)] * 2 + [tf.fill([3], 7.0)]
             return loss_scaler.apply(optimizer, grads, weights).finite
 
         return strategy.run(own)
 
     step()
     parts = [[part.numpy().tolist() for part in weight.value.values] for weight in weights]
-    assert parts == [[[0.0] * 3] * 2] * 5 + [[[7.0] * 3] * 2]
+    assert parts == [[[0.0] * 3] * 2] * 2 + [[[7.0] * 3] * 2]

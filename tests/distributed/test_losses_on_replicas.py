@@ -155,7 +155,8 @@ def test_a_function_around_losses():
 def test_every_function_around_losses(how):
     strategy, outside = cases.mirrored(2), []
     arguments = {"accumulate": {"accumulate": 2}, "retry": {"retry": True}, "jit_compile": {"jit_compile": True}}
-    make = functools.partial(sum_of, list(WAYS), **arguments.get(how, {}))
+    ways = list(WAYS) if how in ("graph", "eager") else ["branch", "own class", "tf.function"]
+    make = functools.partial(sum_of, ways, **arguments.get(how, {}))
     call(strategy, lambda x, y: outside.append(TRACED_BEFORE(y, x[:, :1])))
     check(make, eager=how == "eager")
     call(strategy, lambda x, y: outside.append(WAYS["tf.function"](y, x[:, :1])))
@@ -165,19 +166,18 @@ def test_every_function_around_losses(how):
 
 
 def test_a_loss_for_each_output():
-    losses = {"head_0": MSE, "head_1": SUM, "head_2": OfExamples(), "head_3": AlreadyMean(), "head_4": branches}
+    losses = {"head_0": MSE, "head_1": SUM, "head_2": AlreadyMean()}
 
     def make():
-        step, model = step_of(heads(5), losses)
+        step, model = step_of(heads(3), losses)
         return lambda batch: step((batch[0], dict.fromkeys(losses, batch[1]))), model
 
     check(make)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss_fn", [AlreadyMean(), SUM], ids=["AlreadyMean", "SUM"])
-def test_a_loss_alone(loss_fn):
-    check(lambda: step_of(heads(1), loss_fn))
+def test_a_loss_alone():
+    check(lambda: step_of(heads(1), SUM))
 
 
 def penalised(strategy):

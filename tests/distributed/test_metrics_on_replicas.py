@@ -43,14 +43,12 @@ def made(replicas, ours, kind=keras.Sequential, scale=64.0, factor=1.0):
     scope = mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext()
     with scope:
         keras.utils.set_random_seed(1)
-        model = kind([keras.Input([5]), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1, "sigmoid")])
+        model = kind([keras.Input([5]), keras.layers.Dense(1, "sigmoid")])
         inner = keras.optimizers.SGD(0.5)
         model.compile(
-            scaler.LossScaleOptimizer(inner, scaler.Static(scale))
-            if ours
-            else keras.optimizers.LossScaleOptimizer(inner),
+            scaler.LossScaleOptimizer(inner, scaler.Static(scale)) if ours else inner,
             loss=lambda y, prediction: factor * keras.losses.binary_crossentropy(y, prediction),
-            metrics=[keras.metrics.Precision(name="precision"), keras.metrics.AUC(name="auc")],
+            metrics=[keras.metrics.Precision(name="precision")],
             weighted_metrics=[keras.metrics.BinaryAccuracy(name="weighted")],
             jit_compile=False,
         )
@@ -89,5 +87,5 @@ def test_an_epoch_of_skipped_steps_shows_the_worst_there_is():
     history, _, evaluated = shown(model)
     assert model.optimizer.loss_scaler.counters.skipped == 2 * BATCHES
     assert history["loss"] == [np.inf] * 2
-    assert history["auc"] == [-np.inf] * 2
+    assert history["precision"] == [-np.inf] * 2
     assert all(map(np.isfinite, evaluated.values()))

@@ -24,8 +24,8 @@ def momentum():
 
 
 RIGS = {
-    "in-graph loop": (2, HALF, adam, {"kind": "float16", "steps_per_call": 5}),
-    "jit": (2, HALF, momentum, {"kind": "float16", "steps_per_call": 5, "jit_compile": True}),
+    "in-graph loop": (2, HALF, momentum, {"kind": "float16", "steps_per_call": 5}),
+    "jit": (2, HALF, adam, {"kind": "float16", "steps_per_call": 5, "jit_compile": True}),
     "python loop, float32": (2, SINGLE, momentum, {"clip_norm": 1.0}),
     "python loop, four replicas": (4, HALF, momentum, {"kind": "float16", "size": 16}),
 }

@@ -84,12 +84,11 @@ def test_float8_on_two_replicas_is_that_of_one_device(trains, outlier_at):
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_largest_value_counts_element_by_element(mode, count):
-    strategy, values = cases.mirrored(count), np.random.default_rng(1).normal(0, 5, (count, 7)).astype(np.float32)
+    values = np.random.default_rng(1).normal(0, 5, (count, 7)).astype(np.float32)
     values[:, 0] = -np.arange(1, count + 1)  # No zero stands beside them.
     values[:, 1] = 1 / 3  # Of which a mean of three would lose the last bit.
     values[:, 2] = 2.0**127
-    take = stepping(strategy, mode)
-    finite, kept, _ = take(values)
+    finite, kept, _ = stepping(count, mode)(values)
     assert finite
     np.testing.assert_array_equal(kept, values.max(axis=0))
 
@@ -105,7 +104,7 @@ def test_the_largest_value_counts_element_by_element(mode, count):
 def test_a_new_value_that_is_not_finite_on_any_replica_skips_the_step(mode, at, fault):
     values = np.ones([2, 7], np.float32)
     values[at, 3] = fault
-    finite, kept, replica = stepping(cases.mirrored(2), mode)(values)
+    finite, kept, replica = stepping(2, mode)(values)
     assert not finite
     assert replica == at
     np.testing.assert_array_equal(kept, np.zeros(7))
@@ -115,17 +114,19 @@ def test_a_new_value_that_is_not_finite_on_any_replica_skips_the_step(mode, at, 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_what_unscale_divides_on_each_replica_is_taken_back(mode):
     values = np.float32([[0.1] * 7, [0.7] * 7])
-    finite, kept, _ = stepping(cases.mirrored(2), mode, scale=3.0, unscales=True)(values)
+    finite, kept, _ = stepping(2, mode, unscales=True)(values)
     assert finite
     np.testing.assert_array_equal(kept, values[1])
 
 
-def stepping(strategy, mode, scale=8.0, unscales=False):
+@functools.cache
+def stepping(replicas, mode, unscales=False):
     """A step on all replicas: from the new value of each to whether it counted, the value then, who is to blame."""
+    strategy = cases.mirrored(replicas)
     with strategy.scope():
         weight, own = keras.Variable(tf.ones([3])), keras.Variable(tf.zeros([7]))
         own.overwrite_with_gradient = True
-        optimizer, loss_scaler = keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(scale))
+        optimizer, loss_scaler = keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(3.0 if unscales else 8.0))
 
     def step(values):
         def replica():
@@ -137,8 +138,11 @@ def stepping(strategy, mode, scale=8.0, unscales=False):
 
         return strategy.run(replica)
 
+    run = step if mode == "eager" else tf.function(step)
+
     def take(values):
-        outcome = (step if mode == "eager" else tf.function(step))(tf.constant(values))
+        own.assign(tf.zeros([7]))
+        outcome = run(tf.constant(values))
         first = tf.nest.map_structure(lambda one: strategy.experimental_local_results(one)[0], outcome)
         parts = [part.numpy() for part in own.value.values]
         assert all((part == parts[0]).all() for part in parts)

@@ -20,7 +20,7 @@ class Step:
         self.strategy = mirrored(2)
         keras.utils.set_random_seed(1)
         with self.strategy.scope():
-            self.model, self.optimizer = stateful_model(), keras.optimizers.Adam(1e-3)
+            self.model, self.optimizer = stateful_model(), keras.optimizers.SGD(1e-3, momentum=0.9)
             guard = scaler.SpikeGuard(scaler.Dynamic(2.0**4), window=5, **guarding)
             self.loss_scaler = scaler.LossScaler(guard, select=select)
             self.step = loops.TrainStep(

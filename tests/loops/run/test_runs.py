@@ -11,6 +11,7 @@ import tensorflow as tf
 import scaler
 from loops.record.files import write_json
 from loops.run.digest import weights_digest
+from loops.run.shared_trace import SharedTrace
 from loops.run.train import RunOptions, _LastLosses, train
 
 
@@ -91,13 +92,6 @@ def test_powers_of_two_change_no_bit_of_a_float32_run(run, options):
     assert ours["accuracy"] == plain["accuracy"]
 
 
-@pytest.mark.slow
-def test_a_run_of_one_step_has_a_final_loss(digits, tmp_path):
-    losses = []
-    summary = train(digits, RunOptions("float32", "none", 1, 0), tmp_path, lambda model: [losses.append])
-    assert summary["final_loss"] == losses[0].outputs["loss"][0]
-
-
 @pytest.mark.exhaustive
 def test_pure_float16_without_masters_is_trained_as_asked(run):
     summary = run(policy="float16", strategy="none", masters=False)[0]
@@ -167,14 +161,19 @@ def test_a_folder_that_cannot_be_made_is_said_before_training(digits, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_breaks_leaves_no_summary_of_an_older_one(digits, tmp_path):
-    (tmp_path / "summary.json").write_text("{}")
+def test_a_run_of_one_step_has_a_final_loss_and_one_that_breaks_no_summary_of_an_older_one(small, tmp_path):
+    losses, trace = [], SharedTrace()
+    options = RunOptions("float32", "none", 1, 0)
+    summary = train(small, options, tmp_path, lambda model: [losses.append], built_by=trace.build)
+    assert summary["final_loss"] == losses[0].outputs["loss"][0]
+    assert (tmp_path / "summary.json").exists()
 
     def stop(visit):
         raise KeyboardInterrupt
 
+    options = RunOptions("float32", "none", 2, 0)
     with pytest.raises(KeyboardInterrupt):
-        train(digits, RunOptions("float32", "none", 2, 0), tmp_path, lambda model: [stop])
+        train(small, options, tmp_path, lambda model: [stop], built_by=trace.build)
     assert [path.name for path in tmp_path.iterdir()] == ["steps.jsonl"]
     assert (tmp_path / "steps.jsonl").read_text().count("\n") == 2
 
