@@ -23,14 +23,13 @@ def layers(*names):
 
 
 def of_own_step(place, model, rate=0.1, momentum=0.9, size=4, seed=1):
-    optimizer, loss_scaler = keras.optimizers.SGD(rate, momentum=momentum), scaler.LossScaler()
+    optimizer = keras.optimizers.SGD(rate, momentum=momentum)
 
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-            scaled = loss_scaler.scale(loss)
-        grads = tape.gradient(scaled, model.trainable_variables)
-        return {"applied": loss_scaler.apply(optimizer, grads, model.trainable_variables).finite, "loss": loss}
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return {"loss": loss}
 
     data = tf.data.Dataset.from_tensor_slices((tf.ones([8, 4]), tf.ones([8, 1]))).shuffle(8, seed=seed)
     data = data.repeat().batch(size)
@@ -262,7 +261,7 @@ def test_another_layer_that_is_frozen_is_refused(tmp_path, kind):
         return training(tmp_path, model=lambda: half_frozen(frozen), resume=True)
 
     loop(0).run(2)
-    assert loop(0).run(3).data == 3
+    assert loop(0).run(2).data == 2
     first, second = r"'\S*a/kernel' was frozen and is trainable", r"'\S*b/kernel' was trainable and is frozen"
     with pytest.raises(loops.CheckpointError, match=f"while other weights were trained: {first}; .*{second}"):
         loop(1).run(4)
