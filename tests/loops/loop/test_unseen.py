@@ -89,12 +89,11 @@ class OwnStep(tf.Module):
         super().__init__()
         self.scalers = [scaler.LossScaler(scaler.Static(64.0)) for _ in range(count)]
         self.weight = tf.Variable(1.0)
-        self.optimizer = keras.optimizers.SGD(1e-6)
 
     def __call__(self, element):
         loss = tf.reduce_mean(self.weight * element[0]) + np.inf
         for one in self.scalers:
-            outcome = one.apply(self.optimizer, [tf.constant(64.0)], [self.weight])
+            outcome = one.apply(scaler.move_nothing, [tf.constant(64.0)], [self.weight])
         return {"tower/loss": loss, "tower/applied": outcome.finite, "extra/loss": loss, "deep/er/loss": loss}
 
 
@@ -121,7 +120,6 @@ class ByHand:
 
     def __init__(self, returns, strategy):
         self.model = line()
-        self.optimizer = keras.optimizers.SGD(1e-6)
         self.loss_scaler = scaler.LossScaler(strategy)
         self.returns = returns
 
@@ -130,7 +128,7 @@ class ByHand:
             loss = squares(y, self.model(x, training=True))
             scaled = self.loss_scaler.scale(loss)
         weights = self.model.trainable_variables
-        outcome = self.loss_scaler.apply(self.optimizer, tape.gradient(scaled, weights), weights)
+        outcome = self.loss_scaler.apply(scaler.move_nothing, tape.gradient(scaled, weights), weights)
         outputs = {"loss": loss, "error": loss, "applied": outcome.finite, "norm": outcome.grad_norm}
         return {name: outputs[name] for name in self.returns}
 
