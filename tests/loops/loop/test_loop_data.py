@@ -78,19 +78,6 @@ def test_batches_of_any_structure(steps_per_call, elements, read):
     np.testing.assert_array_equal(np.concatenate([visit.outputs["sum"] for visit in visits]), [4, 6, 4, 6])
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 4])
-def test_an_error_in_the_dataset_reaches_the_caller_and_the_loop_goes_on(steps_per_call):
-    data = numbers(6).map(lambda number: tf.debugging.check_numerics(1 / (number - 3), "third"))
-    step, _ = sums()
-    loop = loops.Loop(step, data, steps_per_call=steps_per_call)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="third"):
-        loop.run(6)
-    done = loop.counters.data
-    assert done == 2
-    loop.run(done + 3)
-    assert loop.counters == loops.Counters(done + 3, done + 3, done + 3)
-
-
 @pytest.mark.parametrize("steps_per_call", [1, 3])
 def test_endless_data_of_which_a_filter_leaves_nothing_is_said_to_be_empty(steps_per_call):
     data = numbers(5).filter(lambda number: number > 9).repeat()
