@@ -1,5 +1,6 @@
 """What the tests of the loops share: batches, healthy and not, and a scale that never moves."""
 
+import keras
 import models
 import numpy as np
 import tensorflow as tf
@@ -24,3 +25,23 @@ def dataset(count, size=8, bad=()):
 def static(loss_scale):
     """A loss scaler whose scale never moves."""
     return scaler.LossScaler(scaler.Static(loss_scale))
+
+
+def line(kind="float32"):
+    """The smallest model of `batch`: one kernel of four numbers."""
+    keras.utils.set_random_seed(7)
+    return keras.Sequential([keras.Input([4]), keras.layers.Dense(1, use_bias=False, dtype=kind, name="line")])
+
+
+class Traced:
+    """The step of a `Rig` for any number of loops: traced once, it is called in the graph of each.
+
+    To a loop it is a step of one's own. What a loop does to a `TrainStep` alone needs a `TrainStep`.
+    """
+
+    def __init__(self, rig):
+        self.call, self.model, self.optimizer = rig.call, rig.step.model, rig.step.optimizer
+        self.loss_scaler = rig.step.loss_scaler
+
+    def __call__(self, x, y):
+        return self.call((x, y))

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import batch, dataset, static
+from loop_cases import batch, dataset, line, static
 from models import plain_model, squared_error, stateful_model
 from rigs import raw
 
@@ -107,7 +107,7 @@ def test_layers_of_any_name_in_a_graph():
 
 
 def trained(step, averaged):
-    loops.Loop(step, dataset(2)).run(2)
+    step(batch())
 
 
 def assigned(step, averaged):
@@ -116,7 +116,7 @@ def assigned(step, averaged):
 
 @pytest.mark.parametrize("change", [trained, assigned])
 def test_what_is_trained_or_assigned_within_is_not_lost_in_silence(change):
-    step = make()
+    step = make("float32", line())
     step(batch())
     before, averaged = raw(step.model.trainable_variables), loops.Averaged(step.model, step.optimizer)
     lost = pytest.warns(UserWarning, match=r"\d of \d weights were trained or assigned within it.*is dropped")
@@ -126,7 +126,7 @@ def test_what_is_trained_or_assigned_within_is_not_lost_in_silence(change):
 
 
 def test_weights_come_back_after_an_error():
-    step = make()
+    step = make("float32", line())
     step(batch())
     before = raw(held(step))
 
@@ -154,7 +154,7 @@ def test_a_resumed_run_has_the_same_average(tmp_path):
 
 
 def test_what_cannot_work_is_named():
-    step = make()
+    step = make("float32", line())
     averaged = loops.Averaged(step.model, step.optimizer)
     with pytest.raises(loops.LoopError, match="no average before the first step"):
         averaged(batch()[0])
@@ -167,10 +167,8 @@ def test_what_cannot_work_is_named():
     step(batch())
     with pytest.raises(loops.LoopError, match="other shapes than the 4 of model"):
         loops.Averaged(plain_model(), step.optimizer)(batch()[0])
-    one, other = make("float32"), make("float32")
-    one(batch())
     with pytest.raises(loops.LoopError, match="trains another"):
-        loops.Averaged(other.model, one.optimizer)(batch()[0])
+        loops.Averaged(line(), step.optimizer)(batch()[0])
 
 
 def test_float64_weights_are_averaged_in_float64():

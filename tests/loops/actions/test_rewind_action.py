@@ -1,5 +1,6 @@
 """Guards `loops.Rewind`: a run that goes back ends with the bits of one over data without the batches it left out."""
 
+import functools
 import json
 import time
 
@@ -7,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import plain_model, squared_error
-from rigs import raw
+from loop_cases import Traced, line
+from rigs import Rig, raw
 
 import loops
 import scaler
@@ -36,22 +37,25 @@ def without(first, last, bad=BAD):
     return tuple(part[kept] for part in batches(bad))
 
 
+@functools.cache
+def rig():
+    guard = scaler.SpikeGuard(scaler.NoScaling(), window=10, share=0.3)
+    return Rig(line(), keras.optimizers.SGD(1e-3, momentum=0.9), loss_scaler=scaler.LossScaler(guard))
+
+
 class Run:
-    """A program, made anew as another process would make it."""
+    """A program from its start."""
 
     def __init__(
         self, folder, data, *, resume=False, rewind=True, call=4, every=8, keep=20, background=False, **arguments
     ):
-        keras.utils.set_random_seed(3)
-        self.folder, self.model = folder, plain_model()
-        self.optimizer = keras.optimizers.Adam(1e-3)
-        guard = scaler.SpikeGuard(scaler.NoScaling(), window=10, share=0.3)
-        self.step = loops.TrainStep(self.model, squared_error, self.optimizer, loss_scaler=scaler.LossScaler(guard))
+        rig().reset()
+        self.folder = folder
         self.rewind = loops.Rewind(**{"to": 5, "skip": 12, **arguments})
         saves = loops.Checkpoint(folder / "ckpt", every=every, keep=keep, resume=resume, background=background)
         actions = [loops.JsonLines(folder / "steps.jsonl"), *([self.rewind] if rewind else []), saves]
         self.loop = loops.Loop(
-            self.step, tf.data.Dataset.from_tensor_slices(data), steps_per_call=call, actions=actions
+            Traced(rig()), tf.data.Dataset.from_tensor_slices(data), steps_per_call=call, actions=actions
         )
 
     def run(self, steps=STEPS):
@@ -59,7 +63,7 @@ class Run:
         return self
 
     def bits(self):
-        return raw(self.model.variables, self.optimizer.variables, self.step.loss_scaler.variables)
+        return raw(rig().variables())
 
     def rows(self):
         return [json.loads(line) for line in (self.folder / "steps.jsonl").read_text().splitlines()]

@@ -162,7 +162,7 @@ def test_what_lets_go_of_a_shuffle_is_named_and_skipped_to(name, tmp_path):
     """The plain iterator is saved without an error and goes on differently: shown first, to be seen when mended."""
     make = functools.partial(between, name)
     assert name in kinds(make())
-    assert forgotten(make, tmp_path) is not None
+    assert forgotten(make, tmp_path, range(10, 20)) is not None
     found, caveats = resumed(make, tmp_path)
     assert all(found.values())
     assert len(caveats) == 1

@@ -147,64 +147,6 @@ def test_an_iterator_may_also_end_where_it_was_saved(tmp_path):
     np.testing.assert_equal(seen, [])
 
 
-def shuffled():
-    return numbers(10).shuffle(10, seed=1)
-
-
-FORGETFUL = {
-    "batch": lambda: shuffled().batch(4).prefetch(2).repeat(),
-    "batch ahead of a map": lambda: shuffled().batch(4, drop_remainder=True).map(lambda n: n + 0, 2).repeat(),
-    "filter": lambda: shuffled().filter(lambda n: n < 7).prefetch(4).repeat(),
-    "take": lambda: shuffled().take(7).prefetch(4).repeat(),
-    "zip": lambda: tf.data.Dataset.zip((shuffled(), shuffled())).map(lambda a, b: a + b).prefetch(4).repeat(),
-}
-
-
-@pytest.mark.exhaustive_with("batch", "batch ahead of a map", "filter", "take", "zip")
-@pytest.mark.parametrize("kind", FORGETFUL)
-def test_a_shuffle_that_tensorflow_forgets_is_named_and_skipped_to(kind, tmp_path):
-    """The plain iterator is saved without an error and goes on differently: shown first, to be seen when mended."""
-    make = FORGETFUL[kind]
-    whole = [number.numpy().sum() for number in make().take(30)]
-    assert any(after_saving(make, stop, 30, tmp_path / "plain") != whole[stop:] for stop in range(1, 20))
-    for stop in (1, 4, 5):
-        place = tmp_path / str(stop)
-        with pytest.warns(loops.ResumeWarning, match=f"with {kind.split()[0]} between shuffle and repeat, TensorFlow"):
-            looping(make().map(tf.reduce_sum), place)[0].run(stop)
-        loop, seen, _ = looping(make().map(tf.reduce_sum), place, resume=True)
-        with pytest.warns(loops.ResumeWarning):
-            loop.run(30)
-        assert seen == whole[stop:]
-
-
-HOLDING_ON = {
-    "at once": lambda: shuffled().repeat().batch(4),
-    "through a parallel map": lambda: shuffled().map(lambda n: n, tf.data.AUTOTUNE).prefetch(4).repeat().batch(4),
-    "twice": lambda: shuffled().shuffle(4, seed=2).repeat(),
-    "cached": lambda: shuffled().cache().repeat(),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive_with("cached", "through a parallel map", "twice")
-@pytest.mark.parametrize("kind", HOLDING_ON)
-def test_a_shuffle_that_tensorflow_remembers_is_saved(kind, tmp_path):
-    make = HOLDING_ON[kind]
-    whole = [number.numpy().sum() for number in make().take(40)]
-    for stop in range(1, 25):
-        assert after_saving(make, stop, 40, tmp_path / "plain") == whole[stop:]
-    assert looping(make().map(tf.reduce_sum), tmp_path)[0].caveats() == []
-
-
-def after_saving(make, stop, end, path):
-    """What an iterator that was saved after `stop` elements gives then, restored into another."""
-    taken, restored = iter(make()), iter(make())
-    for _ in range(stop):
-        next(taken)
-    tf.train.Checkpoint(iterator=restored).read(tf.train.Checkpoint(iterator=taken).write(str(path)))
-    return [next(restored).numpy().sum() for _ in range(end - stop)]
-
-
 @pytest.mark.slow_with("2")
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_batches_of_unknown_size_go_on_too(tmp_path, steps_per_call):

@@ -46,15 +46,15 @@ def test_steps_are_those_of_a_dataset(steps_per_call):
 
 
 @pytest.mark.parametrize(
-    ("batch", "element"),
+    ("steps_per_call", "batch", "element"),
     [
-        ({"b": np.ones(2), "a": [1, 2]}, {"a": "int64 [2]", "b": "float64 [2]"}),
-        (Pair(np.float32(1), True), Pair("float32 []", "bool []")),
-        ([Tensor(1.0, 2.0), {"y": np.array(["one", "three"])}], ("float64 [2]", {"y": "string [2]"})),
-        (tf.constant([1], tf.bfloat16), "bfloat16 [1]"),
+        (1, {"b": np.ones(2), "a": [1, 2]}, {"a": "int64 [2]", "b": "float64 [2]"}),
+        (3, Pair(np.float32(1), True), Pair("float32 []", "bool []")),
+        (3, [Tensor(1.0, 2.0), {"y": np.array(["one", "three"])}], ("float64 [2]", {"y": "string [2]"})),
+        (1, tf.constant([1], tf.bfloat16), "bfloat16 [1]"),
     ],
+    ids=["dict", "named tuple", "list", "tensor"],
 )
-@pytest.mark.parametrize("steps_per_call", [1, 3])
 def test_batches_may_be_nested(batch, element, steps_per_call):
     seen = []
 
@@ -179,8 +179,7 @@ def test_batches_of_every_shape_are_kept(tmp_path):
     assert [kept.get(step).numpy().tolist() for step in (3, 4, 5)] == [[3.0] * 3, [4.0] * 2, [5.0] * 3]
 
 
-@pytest.mark.parametrize("make", [Numbered, Loader, plain])
-@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize(("make", "steps_per_call"), [(Numbered, 1), (Numbered, 4), (Loader, 4), (plain, 1)])
 def test_a_source_that_ends_keeps_what_was_done(make, steps_per_call):
     run = Run(make(6), steps_per_call=steps_per_call)
     for goal in (20, 7):

@@ -28,8 +28,8 @@ class Program:
     """One weight, and a step that is written by hand.
 
     Args:
-        when: From the number of the step and the norm to `when=` of `apply`; None for an optimizer that gets the scaled
-            gradients itself.
+        when: From the number of the step and the norm to `when=` of `apply`; None for an
+            optimizer that gets the scaled gradients itself.
     """
 
     def __init__(self, when=None, slope=1.0, strategy=None, by_hand=False):
@@ -94,18 +94,14 @@ def test_on_replicas_too():
     assert len(said(step, 3, strategy=strategy)) == 1
 
 
-@pytest.mark.parametrize("at_once", [10, 500])
-def test_a_limit_that_no_overflow_passes_is_named(at_once):
+@pytest.mark.parametrize(("steps", "at_once"), [(MANY, 10), (MANY, 500), (FEW, 500)], ids=["10", "500", "at the end"])
+def test_a_limit_that_no_overflow_passes_is_named(steps, at_once):
+    """Also at the end of a shorter run."""
     step = Program(lambda count, norm: norm < LIMIT, FAR, TOO_HIGH)
-    (message,) = said(step, MANY, at_once)
-    assert f"in the last {MANY:,} steps" in message
+    (message,) = said(step, steps, at_once)
+    assert f"in the last {steps:,} steps" in message
     assert "(norm < limit) | ~tf.math.is_finite(norm)" in message
     assert float(step.scaler.loss_scale) == 2.0**80
-
-
-def test_also_at_the_end_of_a_shorter_run():
-    step = Program(lambda count, norm: norm < LIMIT, FAR, TOO_HIGH)
-    assert len(said(step, FEW)) == 1
 
 
 def test_the_limit_that_the_message_names_leaves_out_large_gradients_alone():

@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import batch
-from models import plain_model
+from loop_cases import batch, line
 
 import loops
 import scaler
@@ -31,7 +30,7 @@ def data(far, steps=12):
 
 def train_step(strategy, **options):
     return loops.TrainStep(
-        plain_model(),
+        line(),
         squares,
         keras.optimizers.SGD(1e-6),
         loss_scaler=scaler.LossScaler(strategy),
@@ -51,13 +50,14 @@ def said(step, far, steps_per_call=4, steps=12):
 EVERY = range(1, 13)
 
 
-@pytest.mark.exhaustive_with("strategy0-1-4", "strategy1-4-1")
+@pytest.mark.exhaustive_with("strategy0-6-4", "strategy1-4-1")
 @pytest.mark.parametrize("steps_per_call", [1, 4])
 @pytest.mark.parametrize(
-    ("strategy", "first"), [(scaler.Static(64.0), 1), (scaler.Dynamic(2.0**12, sees_every_step=True), 4)]
+    ("strategy", "first"), [(scaler.Static(64.0), 6), (scaler.Dynamic(2.0**12, sees_every_step=True), 4)]
 )
 def test_the_first_applied_step_is_named_once(strategy, first, steps_per_call):
-    (message,) = said(train_step(strategy), EVERY, steps_per_call)
+    """With a fixed scale it is the first whose loss is infinite; three before it may be skipped for that."""
+    (message,) = said(train_step(strategy), EVERY if first == 4 else EVERY[5:], steps_per_call)
     assert message.startswith(f"Step {first} was applied though its loss is not finite.")
     assert "Compute the loss in float32" in message
 
@@ -65,7 +65,7 @@ def test_the_first_applied_step_is_named_once(strategy, first, steps_per_call):
 @pytest.mark.parametrize("shared", [False, True], ids=["turns", "shared"])
 def test_of_a_composed_step_the_part_is_named(shared):
     """A turn that is left out has a loss of NaN, which is none that was computed."""
-    models = [plain_model(), plain_model()]
+    models = [line(), line()]
 
     def loss_of(batch, place):
         x, y = batch
@@ -89,12 +89,11 @@ class OwnStep(tf.Module):
         super().__init__()
         self.scalers = [scaler.LossScaler(scaler.Static(64.0)) for _ in range(count)]
         self.weight = tf.Variable(1.0)
-        self.optimizer = keras.optimizers.SGD(1e-6)
 
     def __call__(self, element):
         loss = tf.reduce_mean(self.weight * element[0]) + np.inf
         for one in self.scalers:
-            outcome = one.apply(self.optimizer, [tf.constant(64.0)], [self.weight])
+            outcome = one.apply(scaler.move_nothing, [tf.constant(64.0)], [self.weight])
         return {"tower/loss": loss, "tower/applied": outcome.finite, "extra/loss": loss, "deep/er/loss": loss}
 
 
@@ -104,15 +103,6 @@ def test_outputs_of_ones_own_step_may_have_such_names(count, known):
     found = said(OwnStep(count), [])
     assert len(found) == known
     assert all(message.startswith("Step 1 of part 'tower' was applied") for message in found)
-
-
-def test_one_step_of_many_is_enough():
-    (message,) = said(train_step(scaler.Static(64.0)), [6])
-    assert message.startswith("Step 6 was applied")
-
-
-def test_a_skipped_step_may_have_an_infinite_loss():
-    assert said(train_step(scaler.Static(2.0**12)), [3, 6]) == []
 
 
 @pytest.mark.slow_with("1", "3")
@@ -128,10 +118,9 @@ def test_the_losses_of_a_window_that_is_applied(steps_per_call):
 class ByHand:
     """A step of the user's own, which returns what is asked for."""
 
-    def __init__(self, returns, loss_scale=64.0):
-        self.model = plain_model()
-        self.optimizer = keras.optimizers.SGD(1e-6)
-        self.loss_scaler = scaler.LossScaler(scaler.Static(loss_scale))
+    def __init__(self, returns, strategy):
+        self.model = line()
+        self.loss_scaler = scaler.LossScaler(strategy)
         self.returns = returns
 
     def __call__(self, x, y):
@@ -139,7 +128,7 @@ class ByHand:
             loss = squares(y, self.model(x, training=True))
             scaled = self.loss_scaler.scale(loss)
         weights = self.model.trainable_variables
-        outcome = self.loss_scaler.apply(self.optimizer, tape.gradient(scaled, weights), weights)
+        outcome = self.loss_scaler.apply(scaler.move_nothing, tape.gradient(scaled, weights), weights)
         outputs = {"loss": loss, "error": loss, "applied": outcome.finite, "norm": outcome.grad_norm}
         return {name: outputs[name] for name in self.returns}
 
@@ -147,17 +136,17 @@ class ByHand:
 @pytest.mark.exhaustive_with("returns0")
 @pytest.mark.parametrize("returns", [("loss",), ("loss", "applied")])
 def test_a_step_by_hand_that_returns_its_loss(returns):
-    (message,) = said(ByHand(returns), [6])
+    """Both losses are infinite; the first overflows at its scale, and is skipped."""
+    (message,) = said(ByHand(returns, scaler.Dynamic(2.0**10, sees_every_step=True)), [3, 6])
     assert message.startswith("Step 6 was applied")
-    assert said(ByHand(returns, 2.0**12), [6]) == []
 
 
 @pytest.mark.exhaustive
 def test_of_a_loss_that_is_not_returned_the_scaler_knows_that_of_the_last_step():
-    (message,) = said(ByHand(("norm",)), EVERY)
+    (message,) = said(ByHand(("norm",), scaler.Static(64.0)), EVERY)
     assert message.startswith("The last of 4 attempted steps was applied")
-    assert said(ByHand(("error",)), [6]) == []
-    assert said(ByHand(("norm",), 2.0**12), [4, 8, 12]) == []
+    assert said(ByHand(("error",), scaler.Static(64.0)), [6]) == []
+    assert said(ByHand(("norm",), scaler.Static(2.0**12)), [4, 8, 12]) == []
 
 
 def test_a_batch_moves_the_weights_with_its_window():
