@@ -351,6 +351,6 @@ def test_steps_are_repeated_with_their_own_turns(tmp_path):
     # The same by hand: the part moves in step 3 alone, at a tenth of its rate.
     keras.utils.set_random_seed(1)
     by_hand = tf.function(composed({"a": 0.001, "b": 0.3}, 3))
-    for turn in range(6):
+    for _ in range(6):
         outputs = by_hand(PAIR)
     assert loss == pytest.approx(float(outputs["b/loss"]), rel=1e-3)
