@@ -41,7 +41,9 @@ class Run:
             keras.layers.Dropout(0.25, seed=3, dtype="mixed_float16"),
         ]
         self.model, self.rows = keras.Sequential([keras.Input([4]), *layers]), []
-        loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic(2.0**10)), keras.optimizers.SGD(0.01, momentum=0.9)
+        # Its scale falls at bad data, too: that of the step is not the one after it.
+        loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10, sees_every_step=True))
+        optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
         optimizer.build(self.model.trainable_variables)
         self.step = loops.TrainStep(self.model, squared_error, optimizer, loss_scaler=loss_scaler)
         self.variables = [*loss_scaler.variables, *optimizer.variables, *self.model.variables]
