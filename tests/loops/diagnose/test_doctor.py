@@ -50,7 +50,7 @@ def as_tuple(**parts):
 
 
 def nothing_to_train():
-    return keras.Sequential([keras.Input([16]), keras.layers.Rescaling(2.0)])
+    return keras.Sequential([keras.Input([16]), keras.layers.Rescaling(2.0)], name="rescaled")
 
 
 def loop(**settings):
@@ -99,39 +99,35 @@ def test_a_dict_a_dataset_and_a_model_that_is_not_built_are_taken():
     assert program.batch[0].shape == [4, 16]
 
 
-@pytest.mark.parametrize(
-    ("built", "error", "said"),
-    [
-        (
-            lambda: None,
-            scaler.InvalidArgument,
-            "it returned NoneType: expected a loops.Loop, or a tuple or dict of model",
-        ),
-        (lambda: small(), scaler.InvalidArgument, "it returned Sequential"),
-        (lambda: as_tuple()[:3], scaler.InvalidArgument, "it returned tuple"),
-        (lambda: as_tuple(model="net"), scaler.InvalidArgument, "its model is 'net': expected a keras.Model"),
-        (lambda: as_tuple(loss="mse"), scaler.InvalidArgument, "its loss is 'mse'"),
-        (lambda: as_tuple(optimizer="adam"), scaler.InvalidArgument, "its optimizer is 'adam'"),
-        (lambda: as_tuple(model=nothing_to_train()), scaler.InvalidArgument, "has no trainable variables"),
-        (lambda: as_tuple(sample=None), scaler.InvalidArgument, "its sample is NoneType"),
-        (lambda: as_tuple(sample=arrays()[0]), scaler.InvalidArgument, "its sample is ndarray"),
-        (lambda: as_tuple(sample=([1.0], [2.0])), scaler.InvalidArgument, "its sample is tuple"),
-        (lambda: as_tuple(sample=data().take(0)), loops.OutOfData, "the dataset is empty"),
-        (lambda: loops.Loop(lambda batch: {"loss": 0.0}, data()), scaler.InvalidArgument, "model and loss are unknown"),
-    ],
-)
-def test_what_cannot_be_examined_is_refused_in_one_sentence(built, error, said):
-    with pytest.raises(error, match=said) as raised:
+REFUSED = {
+    "nothing": (lambda: None, scaler.InvalidArgument),
+    "a model alone": (lambda: small(), scaler.InvalidArgument),
+    "three parts": (lambda: as_tuple()[:3], scaler.InvalidArgument),
+    "model": (lambda: as_tuple(model="net"), scaler.InvalidArgument),
+    "loss": (lambda: as_tuple(loss="mse"), scaler.InvalidArgument),
+    "optimizer": (lambda: as_tuple(optimizer="adam"), scaler.InvalidArgument),
+    "nothing to train": (lambda: as_tuple(model=nothing_to_train()), scaler.InvalidArgument),
+    "no sample": (lambda: as_tuple(sample=None), scaler.InvalidArgument),
+    "half a sample": (lambda: as_tuple(sample=arrays()[0]), scaler.InvalidArgument),
+    "lists": (lambda: as_tuple(sample=([1.0], [2.0])), scaler.InvalidArgument),
+    "an empty dataset": (lambda: as_tuple(sample=data().take(0)), loops.OutOfData),
+    "a loop of a function": (lambda: loops.Loop(lambda batch: {"loss": 0.0}, data()), scaler.InvalidArgument),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_examined_is_refused_in_one_sentence(snapshot, name):
+    built, error = REFUSED[name]
+    with pytest.raises(error) as raised:
         program_of(built(), "--model train:build")
-    assert str(raised.value).startswith("--model train:build: ")
-    assert "\n" not in str(raised.value)
+    assert re.sub(" at 0x[0-9a-f]+", "", str(raised.value)) == snapshot
 
 
 def test_a_step_that_fails_is_told_in_one_line():
     def fails(y, prediction):
         raise RuntimeError("no such thing\nas this")
 
-    with pytest.raises(loops.LoopError, match=r"^--model x: its training step fails: .*no such thing") as raised:
+    with pytest.raises(loops.LoopError, match=r"^--model x: .*no such thing") as raised:
         diagnosis.diagnose_built(as_tuple(loss=fails), "--model x")
     assert "\n" not in str(raised.value)
 
@@ -306,17 +302,8 @@ def made(**changes):
     return dataclasses.replace(facts, **changes)
 
 
-def test_advice_names_each_gain_the_largest_first():
-    found = advice(made())
-    begins = [line.partition(":")[0] for line in found]
-    assert begins == ["jit_compile=True", "float32", "the input pipeline", "casts", "shapes", "memory", "memory"]
-    said = "loops.TrainStep(..., jit_compile=True); in fit compile(jit_compile=True)"
-    assert found[0] == f"jit_compile=True: 0.40 times the time (0.38 to 0.42). To use it: {said}."
-    assert "33% of a step" in found[2]
-    assert "10% of the step" in found[3]
-    assert "(64, 32) by (32, 16) takes 0.50 times" in found[4]
-    assert "gradient checkpointing would need" in found[6]
-    assert found[6].endswith("at 1.30 times the time.")
+def test_advice_names_each_gain_the_largest_first(snapshot):
+    assert advice(made()) == snapshot
 
 
 def test_nothing_is_advised_that_is_within_the_noise():
@@ -394,22 +381,22 @@ def program(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("program")
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status"),
     [
-        (["--model", "doctored"], 2, "--model doctored: expected module:function"),
-        (["--model", "no_such:build"], 2, "--model no_such:build: there is no module 'no_such'"),
-        (["--model", "doctored:no"], 2, "--model doctored:no: module 'doctored' has no function 'no'"),
-        (["--model", "doctored:nothing"], 2, "--model doctored:nothing: it returned NoneType"),
-        (["--model", "doctored:raising"], 1, "--model doctored:raising: it raised RuntimeError: not today"),
-        (["--model", "doctored:empty"], 1, "--model doctored:empty: the dataset is empty"),
-        (["--model", "doctored:build", "--out", "no/such.png"], 1, "no/such.png: no picture can be written there"),
-        (["--out", "memory.png"], 2, "--out memory.png draws the memory of a model"),
+        ("--model doctored", 2),
+        ("--model no_such:build", 2),
+        ("--model doctored:no", 2),
+        ("--model doctored:nothing", 2),
+        ("--model doctored:raising", 1),
+        ("--model doctored:empty", 1),
+        ("--model doctored:build --out no/such.png", 1),
+        ("--out memory.png", 2),
     ],
 )
-def test_what_the_command_cannot_do_is_one_line_with_a_status(capsys, arguments, status, said):
-    found, printed, errors = run(capsys, "doctor", *arguments)
+def test_what_the_command_cannot_do_is_one_line_with_a_status(snapshot, capsys, tmp_path, arguments, status):
+    found, printed, errors = run(capsys, "doctor", *arguments.split())
     assert (found, printed) == (status, "")
-    assert errors.startswith(f"halfstep: {said}")
+    assert errors.replace(str(tmp_path), "HERE") == snapshot
     assert errors.count("\n") == 1
 
 

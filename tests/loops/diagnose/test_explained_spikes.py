@@ -39,10 +39,6 @@ def test_a_spike_is_told_with_its_limit(tmp_path, accumulate):
     assert (found.step, found.verdict, found.applied) == (step, "spike", False)
     name, value, limit = found.spike
     assert (name, value > limit > 0) == ("norm", True)
-    assert f"Step {step} was skipped at loss scale 1 as a spike: all was finite, and the norm of its gradients, " in (
-        found.sentence
-    )
-    assert f"was above the limit of the SpikeGuard, {limit:g}." in found.sentence
     assert found.to_dict()["spike"] == ["norm", value, limit]
     write_report([tmp_path], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -61,5 +57,4 @@ def test_a_spike_with_a_guard_of_each_gradient_is_told_in_the_words_of_the_scale
     found = explain(program(tmp_path, **guarding))
     assert (found.step, found.verdict, found.applied, found.spike) == (31, "spike", False, None)
     assert found.said == words
-    assert f"Step 31 was skipped at loss scale 1 as a spike: {words}" in found.sentence
-    assert "Reading every tensor" not in found.sentence
+    assert found.observed_alike

@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import math
-import re
 
 import planted
 import pytest
@@ -17,6 +16,7 @@ from halfstep.explain import text
 from loops.diagnose.explain import attempts
 from loops.observe import cure, explain
 
+ZEROED = "derivatives of 'root' that are not finite set to zero"
 EXPECTED = {
     "large_weights": ("loss", "forward", "big", "inf", "every layer in float32"),
     "learning_rate": ("overflow", "backward", "out", "inf", "0.01 of the learning rate for the last 1 step"),
@@ -24,14 +24,8 @@ EXPECTED = {
     "high_floor": ("floor", "backward", "out", "inf", "loss scale 4096"),
     "small_epsilon": ("loss", "forward", "norm", "nan", "epsilon=0.001 in 'norm'"),
     "attention_mask": ("loss", "forward", "masked", "inf", "mask_value=-30000 in 'masked'"),
-    "root_at_zero": ("backward", "backward", "root", "inf", "derivatives of 'root' that are not finite set to zero"),
-    "root_under_an_overflow": (
-        "backward",
-        "backward",
-        "root",
-        "inf",
-        "derivatives of 'root' that are not finite set to zero",
-    ),
+    "root_at_zero": ("backward", "backward", "root", "inf", ZEROED),
+    "root_under_an_overflow": ("backward", "backward", "root", "inf", ZEROED),
     "rare_root": ("backward", "backward", "length", "inf", "inputs of 'length' moved by 0.001"),
     "clamp": ("loss", "forward", "sure", "inf", "the loss in float32"),
     "float16_softmax": ("loss", "forward", "softmax", "inf", "'softmax' in float32"),
@@ -78,34 +72,8 @@ def rows(run):
 
 
 # Keras asks for the shapes of a layer's outputs, and NumPy warns of the mask.
-@pytest.mark.slow_with("annealed", "beyond_float16")
-@pytest.mark.exhaustive_with(
-    "annealed",
-    "attention_mask",
-    "before_a_loop",
-    "clamp",
-    "compiled",
-    "custom_gradient",
-    "early_window",
-    "float16_softmax",
-    "healthy",
-    "high_floor",
-    "large_weights",
-    "learning_rate",
-    "loss_over_zero",
-    "nan_batch",
-    "outlier_in_a_window",
-    "rare_root",
-    "root_at_zero",
-    "root_under_an_overflow",
-    "schedule",
-    "second_moment",
-    "small_epsilon",
-    "unbounded_variance",
-    "uncleared",
-    "window",
-    "zero_over_zero",
-)
+@pytest.mark.slow_with("beyond_float16")
+@pytest.mark.exhaustive_with(*EXPECTED.keys() - {"beyond_float16"})
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning", "ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_cause_is_found_and_the_remedy_works(runs, explained, name):
@@ -132,80 +100,52 @@ def remedy_of(found, name):
 def test_what_the_step_keeps_itself_is_not_the_weights(explained):
     found = explained("annealed")
     assert (found.step, found.fits_at, found.blame) == (3, None, None)
-    assert "no loss scale helps" in found.sentence
-    assert "Check how the step updates its own variables: temperature." in found.sentence
+    assert "temperature" in remedy_of(found, "the step's own variables set to zero").advice
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_scale_at_which_the_trouble_becomes_zero_is_no_remedy(runs):
     """The gradient of a norm at 0 has no value at any scale; at 2^-12 float16 makes 0 of it."""
     found = explain(planted.norm_in_the_loss(runs("norm_in_the_loss")))
     assert (found.verdict, found.fits_at, found.flushed_at) == ("backward", None, 2.0**-12)
     lower = remedy_of(found, "loss scale 0.000244141")
     assert (lower.finite, lower.helps) == (True, False)
-    assert "Nothing that was tried helps. Finite, but no help: loss scale 0.000244141, since" in found.sentence
-    assert re.search(r"  loss scale 0\.000244141 +passes, loss .*: no help\n", text(found))
+    assert not any(one.helps for one in found.remedies)
+    assert ": no help\n" in text(found)
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive_with(
-    "literal_epsilon-norm-1e-12-In 'norm' the constant 1e-12 is 0 in float16: it no longer prevents a",
-    "literal_mask-masked--1000000000.0-In 'masked' the constant -1e+09 is -inf in float16: a fully masked row",
-)
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("name", "layer", "value", "said"),
-    [
-        (
-            "literal_mask",
-            "masked",
-            -1e9,
-            "In 'masked' the constant -1e+09 is -inf in float16: a fully masked row",
-        ),
-        ("literal_epsilon", "norm", 1e-12, "In 'norm' the constant 1e-12 is 0 in float16: it no longer prevents a"),
-    ],
+    ("name", "layer", "value"), [("literal_mask", "masked", -1e9), ("literal_epsilon", "norm", 1e-12)]
 )
-def test_a_literal_of_a_call_is_named_as_lint_names_it(runs, name, layer, value, said):
+def test_a_literal_of_a_call_is_named_as_lint_names_it(runs, name, layer, value):
     """No attribute holds it, so that no remedy replaces it."""
     loop = getattr(planted, name)(runs(name))
     found = explain(loop)
     assert found.layer == layer
     assert [one.before for one in found.literals] == pytest.approx([value], rel=1e-3)
-    assert said in found.sentence
+    assert found.literals[0].problem in found.sentence
     step = loop.train_step
     findings = loops.observe.lint(step.model, step, step.loss_fn, (planted.inputs(16, 8), planted.inputs(16, 1)))
     assert found.literals[0].problem in " ".join(one.finding for one in findings if one.layer == layer)
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["literals"][0]["instead"].startswith("Write")
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive_with(
-    "learning_rate-learning rate-because of large updates: at a lower learning rate they do not diverge.",
-    "weight_decay-weight decay-because of the weight decay: without it they do not diverge. What helped",
-)
-@pytest.mark.parametrize(
-    ("name", "through", "said"),
-    [
-        ("weight_decay", "weight decay", "because of the weight decay: without it they do not diverge. What helped"),
-        ("learning_rate", "learning rate", "because of large updates: at a lower learning rate they do not diverge."),
-    ],
-)
-def test_what_made_the_weights_grow_is_said(explained, name, through, said):
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("through", ["weight decay", "learning rate"])
+def test_what_made_the_weights_grow_is_said(explained, through):
     """A lower rate lowers the decay, too, so that it alone would not tell."""
-    found = explained(name)
+    found = explained(through.replace(" ", "_"))
     assert (found.blame, found.grown_through) == ("weights", through)
-    assert said in found.sentence
-    if name == "weight_decay":
+    if through == "weight decay":
         assert remedy_of(found, found.remedies[0].name).advice.startswith("Change the sign of weight_decay=-9e+06")
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_rate_that_a_schedule_raised_is_told_and_kept_low_in_a_trial(explained):
     found = explained("schedule")
     assert found.learning_rates == (pytest.approx(0.01), 1e4)
-    assert "The learning rate of this step is 10000, and was 0.01 before the replayed steps" in found.sentence
     assert remedy_of(found, "the learning rate kept at 0.01 for the last 4 steps").helps
     assert (found.blame, found.grown_through, found.example) == ("weights", "learning rate", None)
 
@@ -214,12 +154,11 @@ def test_a_rate_that_a_schedule_raised_is_told_and_kept_low_in_a_trial(explained
 def test_a_rate_that_is_not_a_number_is_told(runs):
     found = explain(planted.nan_rate(runs("nan_rate")))
     assert (found.verdict, found.step) == ("update", 5)
-    assert "The learning rate of this step is nan, and was 0.0017" in found.sentence
+    assert found.learning_rates == pytest.approx((1e-3 * 3**0.5, math.nan), nan_ok=True)
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["learning_rates"][1] is None
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_an_outlier_of_a_healthy_run_blames_nobody(runs):
     """What would have to be tried first is not: a learning rate is no cure of one large example."""
     run = runs("outlier")
@@ -232,7 +171,6 @@ def test_an_outlier_of_a_healthy_run_blames_nobody(runs):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_what_an_action_did_to_a_weight_is_seen_from_the_checkpoint_that_holds_it(tmp_path):
     """Taken again from the beginning the weight is as it was."""
 
@@ -258,7 +196,7 @@ def test_a_remedy_that_leaves_no_gradient_is_none(runs):
     found = explain(planted.distance(runs("distance")))
     clipped = remedy_of(found, "predictions clipped to [0.001, 0.999]")
     assert (clipped.finite, clipped.gradients_left, clipped.helps) == (True, 0.0, False)
-    assert "What helped" not in found.sentence
+    assert not any(one.helps for one in found.remedies)
 
 
 @pytest.mark.exhaustive
@@ -270,38 +208,21 @@ def test_a_remedy_whose_loss_is_far_from_the_usual_is_none(explained):
     )
     assert (wide.finite, wide.helps, clipped.helps, clipped.loss_ratio) == (True, False, True, 1.0)
     assert wide.loss_ratio > 1e5
-    assert "every layer in float32, since its loss of" in found.sentence
+    assert wide.why_not is not None
     assert wide.gradients_left > 0.9
     values = json.loads(json.dumps(found.to_dict(), allow_nan=False))["remedies"][0]
     assert {"gradients_left", "loss_ratio", "helps", "why_not"} <= set(values)
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive_with(
-    "large_weights-None-times the format's largest. The loss itself is not finite",
-    "outlier_in_a_window-1-Example 1 of the batch, counted from 0, causes this alone.",
-    "small_epsilon-1-Example 1 of the batch, counted from 0, causes this alone.",
-    "window-1-the batch held a NaN, first in example 1 (",
-)
-@pytest.mark.parametrize(
-    ("name", "example", "said"),
-    [
-        ("small_epsilon", 1, "Example 1 of the batch, counted from 0, causes this alone."),
-        ("outlier_in_a_window", 1, "Example 1 of the batch, counted from 0, causes this alone."),
-        (
-            "beyond_float16",
-            2,
-            "the batch held a value that became an infinity when it was cast to 16 bits, first in example 2 (",
-        ),
-        ("window", 1, "the batch held a NaN, first in example 1 ("),
-        ("large_weights", None, "times the format's largest. The loss itself is not finite"),
-    ],
-)
-def test_the_example_that_does_it_is_named(explained, name, example, said):
+EXAMPLES = {"small_epsilon": 1, "outlier_in_a_window": 1, "beyond_float16": 2, "window": 1, "large_weights": None}
+
+
+@pytest.mark.slow_with("beyond_float16")
+@pytest.mark.exhaustive_with(*EXAMPLES.keys() - {"beyond_float16"})
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_that_does_it_is_named(explained, name):
     """Of a layer and of a micro-batch, too; none where every example does."""
-    found = explained(name)
-    assert found.example == example
-    assert said in found.sentence
+    assert explained(name).example == EXAMPLES[name]
 
 
 @contextlib.contextmanager
@@ -314,7 +235,6 @@ def products_regrouped(regroups):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_step_whose_products_are_regrouped_is_taken_as_it_is_written(tmp_path, monkeypatch):
     """Which products TensorFlow regroups depends on the whole graph: here those of the replay, and not the run's."""
     as_it_was = attempts.Attempts.as_it_was
@@ -340,9 +260,6 @@ def test_a_step_whose_products_are_regrouped_is_taken_as_it_is_written(tmp_path,
 def test_a_scale_that_hides_the_cause_is_lowered_to_see_it(explained):
     found = explained("root_under_an_overflow")
     assert (found.loss_scale, found.seen_at, found.operation) == (2.0**10, 1.0, "SqrtGrad")
-    assert found.sentence.startswith(
-        "Step 1 was skipped at loss scale 1024, and would be at 1: the backward pass produced"
-    )
 
 
 @pytest.mark.slow
@@ -353,7 +270,6 @@ def test_a_loss_is_a_loss_by_any_name(runs):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
 def test_octaves_and_the_scale_that_fits_are_measured(explained):
     """The true value is computed in float32, and the scale is the largest at which the step passes."""
@@ -361,19 +277,16 @@ def test_octaves_and_the_scale_that_fits_are_measured(explained):
     assert (found.loss_scale, found.fits_at) == (2.0**23, 8192.0)
     # The first value that is too large asks for no lower scale than all of them do.
     assert 2.0**23 / 2 ** math.ceil(found.octaves_over) >= 8192.0
-    assert f"2^{found.octaves_over:.1f} times" in found.sentence
 
 
 @pytest.mark.exhaustive
 def test_a_step_that_was_applied_is_told_to_be(runs):
     """Nothing is tried for it."""
     found = explain(planted.nan_batch(runs("nan_batch")), 2)
-    assert (found.verdict, found.remedies, found.masked) == ("healthy", (), ())
-    assert found.sentence == "Step 2 was applied at loss scale 1024: nothing is wrong with it."
+    assert (found.verdict, found.applied, found.remedies, found.masked) == ("healthy", True, (), ())
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_every_skip_of_a_short_growth_interval_is_accounted_for(runs):
     """Such a strategy skips a step for each growth, and that is said."""
     found = explain(planted.short_interval(runs("short_interval")))
@@ -416,7 +329,6 @@ def test_nothing_in_the_folder_changes(runs):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_log_that_another_run_wrote_is_noticed(runs, tmp_path):
     """What follows from a replay that differs from the run, says so first."""
     run = runs("nan_batch")
@@ -426,7 +338,7 @@ def test_a_log_that_another_run_wrote_is_noticed(runs, tmp_path):
     )
     found = explain(loop, 3)
     assert not found.reproduced
-    assert found.sentence.startswith("The replay differs from the run: Loss of step 1 was 7.0 in the run's log")
+    assert found.differs.startswith("Loss of step 1 was 7.0 ")
 
 
 @pytest.mark.slow_with("healthy-layers2")

@@ -86,7 +86,6 @@ def test_the_floor_and_the_cause_of_another_scaler_are_not_those_of_the_step(tmp
     strategies = scaler.Static(2.0**10), scaler.Dynamic(2.0**10)
     found = explained(tmp_path, lambda: two_optimizers(strategies, says_cause=True))
     assert (found.verdict, found.loss_scale, found.fits_at) == ("overflow", 1024.0, 64.0)
-    assert "floor" not in found.sentence
 
 
 @pytest.mark.exhaustive
@@ -95,7 +94,6 @@ def test_several_scalers_that_overflowed_each_have_a_scale_that_fits(tmp_path):
     found = explained(tmp_path, lambda: two_optimizers(strategies), first=8.0, second=4096.0)
     assert (found.verdict, found.loss_scale, found.fits_at) == ("overflow", 2.0**15, 2.0**12)
     assert found.other_scales == ((2.0**10, 8.0),)
-    assert "Another loss scaler, at 1024, overflowed in the same step: it passes at 8." in found.sentence
     assert "loss scales: 32768 lowered to 4096, 1024 lowered to 8" in [one.name for one in found.remedies if one.helps]
 
 
@@ -111,9 +109,7 @@ def test_a_step_that_its_program_alone_did_not_apply_is_said_to_be_that(tmp_path
         return guarded
 
     found = explained(tmp_path, make, second=4.0)
-    assert (found.verdict, found.applied) == ("healthy", False)
-    assert "was not applied" in found.sentence
-    assert "every loss scaler are finite" in found.sentence
+    assert (found.verdict, found.applied, found.attempted, found.finite_again) == ("healthy", False, True, False)
 
 
 @pytest.mark.parametrize("moves", [True, False])
@@ -158,5 +154,4 @@ def test_the_forward_pass_of_a_later_part_is_not_called_its_backward_pass(tmp_pa
 
     program(tmp_path).run(2)
     found = explain(program(tmp_path), 2)
-    assert (found.where, found.layer.rpartition("/")[2]) == ("forward", "root")
-    assert "the forward pass produced a NaN first in the layer" in found.sentence
+    assert (found.where, found.layer.rpartition("/")[2], found.kind) == ("forward", "root", "nan")

@@ -7,8 +7,6 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.explain.examples import example_of
-from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.sentence import describe
 from loops.diagnose.graph.frames import magnitude
 from loops.diagnose.graph.origin import origins, pass_of
 from loops.diagnose.graph.scan import scan
@@ -127,14 +125,6 @@ def test_what_the_step_assigned_is_no_weight():
 def test_where_the_trail_is_lost_nothing_is_blamed(read, batch):
     _, (first, *_) = traced(lambda x: tf.reduce_sum(read(x)) * WEIGHT, batch)
     assert first.blind
-
-
-def test_a_lost_trail_is_told():
-    lost = Explanation(3, True, None, "loss", tensor="Decode:0", operation="DecodeRaw", line="a.py:7", kind="nan")
-    assert describe(lost).startswith(
-        "Step 3 was skipped: a NaN was produced by DecodeRaw 'Decode:0', at a.py:7. Where it began is unknown: the "
-        "value comes from strings, a table, an iterator or a queue, which cannot be measured."
-    )
 
 
 def test_a_mask_that_came_from_a_nan_is_not_followed_where_a_value_explains_it():

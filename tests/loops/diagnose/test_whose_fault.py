@@ -32,25 +32,24 @@ def of_data(remedies, blame, **fields):
 
 
 @pytest.mark.parametrize(
-    ("batch", "following", "remedies", "blame", "said"),
+    ("batch", "following", "remedies", "blame"),
     [
-        (BAD, GOOD, [another(True)], "batch", f"{PASSES}: check this batch."),
-        (BAD, GOOD, [another(False)], "batch", "fails too: check this batch, which is not the only fault."),
-        (BAD, GOOD, [another(False, tried=False)], "batch", "Check this batch."),
-        (BAD, None, [], "batch", "Check this batch."),
-        (BAD, BAD, [another(False)], "dataset", "this is a fault of the dataset, not of one batch."),
+        (BAD, GOOD, [another(True)], "batch"),
+        (BAD, GOOD, [another(False)], "batch"),
+        (BAD, GOOD, [another(False, tried=False)], "batch"),
+        (BAD, None, [], "batch"),
+        (BAD, BAD, [another(False)], "dataset"),
         # Finite values that 16 bits make infinite.
-        (GOOD, GOOD, [another(True)], "batch", f"{PASSES}: check this batch."),
-        (GOOD, GOOD, [another(False)], None, "The next batch fails too."),
-        (GOOD, None, [], None, ""),
+        (GOOD, GOOD, [another(True)], "batch"),
+        (GOOD, GOOD, [another(False)], None),
+        (GOOD, None, [], None),
     ],
 )
-def test_what_is_said_of_the_next_batch_is_what_its_trial_showed(batch, following, remedies, blame, said):
+def test_what_is_said_of_the_next_batch_is_what_its_trial_showed(batch, following, remedies, blame):
     moment = types.SimpleNamespace(batch=batch, next_batch=following)
     assert blame_of(remedies, "data", None, moment) == blame
-    sentence = of_data(remedies, blame)
-    assert said in sentence
-    assert (PASSES in sentence) == any(one.finite for one in remedies)
+    said = of_data(remedies, blame)
+    assert (PASSES in said) == any(one.finite for one in remedies)
 
 
 def test_columns_that_no_example_fills():
@@ -63,15 +62,6 @@ def test_columns_that_no_example_fills():
     assert lost_columns(batch) == ((0, 1), (1, 2), (2, None))
     assert lost_columns(batch, (tf.ones([2, 3]), *batch[1:])) == ((1, 2), (2, None))
     assert lost_columns((tf.zeros([0, 3]), tf.zeros([4, 0]), tf.constant(1.0), tf.sparse.eye(3))) == ()
-
-
-def test_columns_in_a_sentence():
-    assert "Column 3 of part 0, counted from 0, is not finite in any example of this batch or the next." in of_data(
-        [another(False)], "dataset", columns=((0, 3),)
-    )
-    several = of_data([another(True)], "batch", columns=((0, 3), (0, 4), (1, None), (2, 0), (2, 1)))
-    assert "Column 3 of part 0, column 4 of part 0, part 1 and 2 more, counted from 0, are not" in several
-    assert "in any example of this batch." in several
 
 
 @pytest.mark.parametrize(
@@ -113,12 +103,9 @@ def explained(tmp_path_factory):
 def test_a_column_that_is_nan_in_every_example_is_a_fault_of_the_dataset(explained):
     found = explained("nan_column")
     assert (found.step, found.blame, found.columns) == (1, "dataset", ((0, 3),))
-    assert PASSES not in found.sentence
-    assert "a fault of the dataset" in found.sentence
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_second_fault_in_the_same_streak_is_explained(explained):
     """The bad batch cost one step, what follows the run."""
     found = explained("nan_batch_then_overflow")
@@ -133,7 +120,7 @@ def test_a_second_fault_in_the_same_streak_is_explained(explained):
 def test_a_bad_batch_that_was_asked_for_is_not_the_only_fault(explained):
     found = explained("nan_batch_then_overflow", step=3)
     assert (found.step, found.where, found.blame) == (3, "data", "batch")
-    assert "which is not the only fault" in found.sentence
+    assert not any(one.finite for one in found.remedies if one.kind is Kind.ANOTHER_BATCH)
 
 
 @pytest.mark.exhaustive
