@@ -30,8 +30,7 @@ _LIMITS = f"{_STRATEGIES}/test_limits.py"
 _RESEARCH = [_LIMITS, f"{_STRATEGIES}/test_research_traces.py", f"{_STRATEGIES}/test_research_promise.py"]
 _AROUND = [_LIMITS, f"{_STRATEGIES}/test_combinators.py", f"{_STRATEGIES}/test_research_promise.py"]
 _PRESETS = [
-    *("tests/conformance/test_golden.py", "tests/conformance/test_against_rules.py"),
-    *("tests/conformance/test_presets_in_a_scaler.py", "tests/conformance/test_preset_values.py"),
+    f"tests/conformance/test_{name}.py" for name in ("against_rules", "presets_in_a_scaler", "preset_values")
 ]
 
 

@@ -79,7 +79,7 @@ def test_int64_gives_what_int32_gives(name):
     strategy = strategy_of(name)
     assert takes_int64(strategy)
     state = strategy.init()
-    traced = tf.function(lambda state, event: strategy.update(state, event))
+    traced = tf.function(lambda state, event: strategy.update(state, event), autograph=False)
     wide = in_graph = with_counts(state, tf.int64)
     for step, event in enumerate(events_for(strategy)):
         state, wide, in_graph = strategy.update(state, event), strategy.update(wide, event), traced(in_graph, event)
