@@ -171,6 +171,7 @@ def test_a_graph_that_does_not_know_its_shapes():
     function = tf.function(
         lambda left, right: sums("float16", 3).einsum("...i,ij->...j", left, right),
         input_signature=[tf.TensorSpec([None, None, None]), tf.TensorSpec([None, 4])],
+        autograph=False,
     )
     left, right = numbers(2, 3, 7), numbers(7, 4)
     assert_same_bits(function(left, right), sums("float16", 3).einsum("...i,ij->...j", left, right))
@@ -388,7 +389,7 @@ def test_replicas_sum_alike():
     sums("bfloat16", 3)(model)
     inputs, expected = tf.constant(numbers(4, 8)), network()
     sums("bfloat16", 3)(expected)
-    found = tf.function(lambda: strategy.run(lambda: model(inputs, training=True)))()
+    found = tf.function(lambda: strategy.run(lambda: model(inputs, training=True)), autograph=False)()
     for one in strategy.experimental_local_results(found):
         np.testing.assert_array_equal(one, expected(inputs))
 
