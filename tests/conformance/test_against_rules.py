@@ -99,21 +99,22 @@ def scales_and_refusals(strategy, policy, word):
     return scales, raised
 
 
-@pytest.mark.slow_with("megatron-010")
-@pytest.mark.parametrize("case", golden.GOLDEN, ids=lambda case: f"{case.preset}-{case.word}")
-def test_scales_are_those_recorded(case):
-    recorded = case.scales.split()
-    raises = recorded[-1] == "raises"
-    want = np.array(recorded[: len(recorded) - raises], np.float32)
-    word = np.array([letter == "1" for letter in case.word])
-    assert len(word) == len(recorded)
-    np.testing.assert_array_equal(originals.trace(case.preset, case.arguments, word), want)
-    np.testing.assert_array_equal(scales_by_name(case.preset, case.arguments, word[:, None])[: len(want), 0], want)
-    if raises:
-        policy = getattr(presets, case.preset.removesuffix("_2025_02") + "_stuck")()
-        scales, raised = scales_and_refusals(getattr(presets, case.preset)(**case.arguments), policy, word)
-        np.testing.assert_array_equal(scales, [*want, want[-1]])
-        assert raised == [len(want)]
+@pytest.mark.parametrize("preset", sorted({case.preset for case in golden.GOLDEN}))
+def test_scales_are_those_recorded(preset):
+    for case in (case for case in golden.GOLDEN if case.preset == preset):
+        recorded = case.scales.split()
+        raises = recorded[-1] == "raises"
+        want = np.array(recorded[: len(recorded) - raises], np.float32)
+        word = np.array([letter == "1" for letter in case.word])
+        assert len(word) == len(recorded)
+        np.testing.assert_array_equal(originals.trace(preset, case.arguments, word), want, err_msg=str(case))
+        found = scales_by_name(preset, case.arguments, word[:, None])[: len(want), 0]
+        np.testing.assert_array_equal(found, want, err_msg=str(case))
+        if raises:
+            policy = getattr(presets, preset.removesuffix("_2025_02") + "_stuck")()
+            scales, raised = scales_and_refusals(getattr(presets, preset)(**case.arguments), policy, word)
+            np.testing.assert_array_equal(scales, [*want, want[-1]], err_msg=str(case))
+            assert raised == [len(want)], case
 
 
 @pytest.mark.parametrize("preset", STRATEGIES)

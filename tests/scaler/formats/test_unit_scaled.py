@@ -352,11 +352,6 @@ def test_emulated_attention_rounds_its_products_as_well(made):
     assert 0.02 < deviation(outputs("mxfp4") - wanted) < 1
 
 
-def test_a_layer_is_emulated_before_it_is_scaled():
-    with pytest.raises(scaler.InvalidArgument, match=r"unit-scaled already\. Emulate the model first"):
-        emulated("mxfp4")(chain([4], layers.Dense(3)))
-
-
 def test_a_gradient_of_gradients_is_refused():
     model, x = chain([4], layers.Dense(3, activation="tanh"), layers.Dense(1)), tf.constant(drawn(5, 4))
     with tf.GradientTape() as outer:
@@ -366,63 +361,6 @@ def test_a_gradient_of_gradients_is_refused():
         penalty = tf.reduce_sum(tf.square(inner.gradient(outputs, x)))
     with pytest.raises(scaler.InvalidArgument, match="a gradient of gradients"):
         outer.gradient(penalty, model.trainable_variables)
-
-
-class Own(layers.Dense):
-    def call(self, inputs):
-        return 2 * super().call(inputs)
-
-
-SEVERAL = "an activation function whose values depend on several"
-REFUSED = {
-    "PReLU": (layers.PReLU, "a layer of type PReLU has no rule"),
-    "Own": (lambda name: Own(3, name=name), "a layer of type Own has no rule"),
-    "LSTM": (lambda name: layers.LSTM(3, name=name), "a layer of type LSTM has no rule"),
-    "softmax": (lambda name: layers.Activation("softmax", name=name), SEVERAL),
-    "softmax of a dense layer": (lambda name: layers.Dense(3, activation="softmax", name=name), SEVERAL),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_a_layer_without_a_rule_is_named_and_the_model_stays_as_it_was(kind):
-    make, says = REFUSED[kind]
-    shape = [4, 2] if kind == "LSTM" else [4]
-    model = keras.Sequential([keras.Input(shape), layers.Dense(2), make(name="odd")])
-    before = model.get_weights()
-    with pytest.raises(scaler.InvalidArgument, match=f"^odd: {says}"):
-        unit_scaled(model)
-    for one, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_a_layer_that_is_called_twice_is_refused():
-    inputs, shared = keras.Input([4]), layers.Dense(4, name="shared")
-    with pytest.raises(scaler.InvalidArgument, match=r"^shared: this layer is called in several places"):
-        unit_scaled(keras.Model(inputs, shared(shared(inputs))))
-
-
-def test_a_model_that_is_scaled_already_is_refused():
-    model = chain([4], layers.Dense(3, name="first"))
-    with pytest.raises(scaler.InvalidArgument, match="this layer is unit-scaled already"):
-        unit_scaled(model)
-
-
-class Subclass(keras.Model):
-    def call(self, inputs):
-        return inputs
-
-
-@pytest.mark.parametrize("model", [Subclass(), keras.Sequential([layers.Dense(3)]), "model", layers.Dense(3)])
-def test_what_has_no_graph_is_refused(model):
-    with pytest.raises(scaler.InvalidArgument, match=r"^unit_scaled\(.*expected a"):
-        unit_scaled(model)
-
-
-@pytest.mark.parametrize("shape", [[4, 1], [4, None], None])
-def test_logits_of_no_classes_are_refused(shape):
-    logits = tf.function(lambda x: unit_cross_entropy(tf.constant([0]), x))
-    with pytest.raises(scaler.InvalidArgument, match="expected a last axis of at least two classes"):
-        logits.get_concrete_function(tf.TensorSpec(shape))
 
 
 def graph(*sources):
