@@ -81,13 +81,16 @@ class Rig:
         return [{name: value.numpy() for name, value in self.call(one).items()} for one in batches]
 
 
+@tf.autograph.experimental.do_not_convert
 def scales_of(strategy, finite):
     """The scales after each step, for words of the shape [steps] or [steps, words]."""
-    shape = tf.shape(finite)[1:]
+    steps, shape = tf.shape(finite)[0], tf.shape(finite)[1:]
     state = strategy.init()
     state = type(state)(*(tf.broadcast_to(value, shape) for value in state))
-    scales = tf.TensorArray(tf.float32, tf.shape(finite)[0])
-    for step in tf.range(tf.shape(finite)[0]):
-        state = strategy.update(state, scaler.Event(finite[step]))
-        scales = scales.write(step, state.loss_scale)
-    return scales.stack()
+
+    def step(number, state, scales):
+        state = strategy.update(state, scaler.Event(finite[number]))
+        return number + 1, state, scales.write(number, state.loss_scale)
+
+    start = [0, state, tf.TensorArray(tf.float32, steps)]
+    return tf.while_loop(lambda number, *_: number < steps, step, start)[2].stack()

@@ -411,10 +411,10 @@ class WithoutGraphs:
         return getattr(tf, name)
 
 
-def trained_by_adam():
-    """The weights, and how often the step was traced."""
+def trained_with_a_slot():
+    """The weights, and how often the step was traced, which makes a slot."""
     variable, traced = tf.Variable(START), []
-    loss_scaler, optimizer = scaler.LossScaler(scaler.Static(8.0)), keras.optimizers.Adam(0.5)
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Static(8.0)), keras.optimizers.SGD(0.5, momentum=0.5)
 
     @tf.function
     def step(grad):
@@ -428,7 +428,7 @@ def trained_by_adam():
 
 @pytest.fixture(scope="module")
 def with_every_name():
-    return trained_by_adam()
+    return trained_with_a_slot()
 
 
 @pytest.mark.parametrize("name", ["default_variable_creator_v2", "_variable_creator_scope"])
@@ -438,27 +438,37 @@ def test_without_a_way_past_functions_one_that_makes_variables_is_traced_twice(m
         monkeypatch.setitem(sys.modules, "tensorflow.python.ops.resource_variable_ops", types.ModuleType("gone"))
     else:
         monkeypatch.setattr("scaler.backend.variables.tf", WithoutGraphs())
-    assert (traces, trained_by_adam()) == (1, (weights, 2))
+    assert (traces, trained_with_a_slot()) == (1, (weights, 2))
+
+
+def moved_by_sgd():
+    """Four small variables after a step."""
+    model, loss_scaler = [tf.Variable([4.0]) for _ in range(4)], scaler.LossScaler(scaler.Static(1.0))
+    optimizer = keras.optimizers.SGD(0.5)
+    tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones([1])] * 4, model, unscaled=True))()
+    return [variable.numpy().tolist() for variable in model]
+
+
+@pytest.fixture
+def joins(monkeypatch):
+    """Grows with each update of joined variables."""
+    made, real = [], joined.move
+    monkeypatch.setattr(joined, "move", lambda *arguments: made.append(1) or real(*arguments))
+    return made
+
+
+def test_small_variables_are_updated_as_one(joins):
+    assert (moved_by_sgd(), joins) == ([[3.5]] * 4, [1])
 
 
 @pytest.mark.parametrize("name", ["_get_variable_index", "_use_weight_decay", "_distribution_strategy"])
-def test_without_what_a_twin_needs_small_variables_are_updated_one_by_one(monkeypatch, name):
-    def moved():
-        model, loss_scaler = [tf.Variable([4.0]) for _ in range(4)], scaler.LossScaler(scaler.Static(1.0))
-        optimizer = keras.optimizers.SGD(0.5)
-        tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones([1])] * 4, model, unscaled=True))()
-        return [variable.numpy().tolist() for variable in model]
-
-    made, real = [], joined.move
-    monkeypatch.setattr(joined, "move", lambda *arguments: made.append(1) or real(*arguments))
-    assert (moved(), made) == ([[3.5]] * 4, [1])
-    made.clear()
+def test_without_what_a_twin_needs_small_variables_are_updated_one_by_one(monkeypatch, joins, name):
     if name == "_distribution_strategy":  # Keras itself goes through it.
         monkeypatch.setattr(twins, "_NAMES", (f"{name}_as_it_was",))
     else:
         monkeypatch.delattr(owner(keras.optimizers.SGD, name), name)
     with pytest.warns(UserWarning, match="small variables are updated one by one"):
-        assert (moved(), made) == ([[3.5]] * 4, [])
+        assert (moved_by_sgd(), joins) == ([[3.5]] * 4, [])
 
 
 @pytest.mark.parametrize("kind", ["tensor", "layer"])

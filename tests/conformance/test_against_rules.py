@@ -5,6 +5,7 @@ The originals here are the rules written again in plain Python; `test_against_pe
 
 import inspect
 
+import golden
 import numpy as np
 import originals
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from rigs import scales_of
 
 import scaler
-from scaler import presets
+from scaler import Event, LossScaler, StuckError, presets
 
 STRATEGIES = [name for name in presets.__all__ if not name.endswith("_stuck")]
 CASES = {
@@ -67,13 +68,68 @@ def test_scales_are_those_of_the_rule(preset, fixed, seed):
     rng = np.random.default_rng(seed)
     finite = words.random_words(rng)
     varied = words.arguments(rng, CASES[preset][0].split(), preset in ORDERED)
-    got = words.compiled(preset, tuple(fixed.items()))(finite, words.tensors(varied)).numpy()
+    got = words.scales(preset, finite, fixed, varied)
     for column, word in enumerate(finite.T):
         own = fixed | {name: values[column] for name, values in varied.items()}
         want = originals.trace(preset, own, word)
         np.testing.assert_array_equal(got[: len(want), column], want, err_msg=str(own))
     assert got.min() >= 2.0**-126
     assert got.max() <= 2.0**126
+
+
+def scales_by_name(preset, arguments, finite):
+    """The scales for words of the shape [steps, words] of one set of arguments: what may vary is given as tensors."""
+    parameters = inspect.signature(getattr(presets, preset)).parameters
+    given = {name: parameter.default for name, parameter in parameters.items()} | arguments
+    names = [name for name in CASES[preset][0].split() if given[name] is not None]
+    varied = {name: [given.pop(name)] * finite.shape[1] for name in names}
+    return words.scales(preset, finite, given, varied)
+
+
+def scales_and_refusals(strategy, policy, word):
+    """The scales of a LossScaler after each step, and the steps at which the policy raises."""
+    loss_scaler, scales, raised = LossScaler(strategy, stuck=policy), [], []
+    for step, finite in enumerate(word):
+        loss_scaler.update(Event(finite))
+        scales.append(loss_scaler.loss_scale.numpy())
+        try:
+            loss_scaler.check()
+        except StuckError:
+            raised.append(step)
+    return scales, raised
+
+
+@pytest.mark.parametrize("preset", sorted({case.preset for case in golden.GOLDEN}))
+def test_scales_are_those_recorded(preset):
+    for case in (case for case in golden.GOLDEN if case.preset == preset):
+        recorded = case.scales.split()
+        raises = recorded[-1] == "raises"
+        want = np.array(recorded[: len(recorded) - raises], np.float32)
+        word = np.array([letter == "1" for letter in case.word])
+        assert len(word) == len(recorded)
+        np.testing.assert_array_equal(originals.trace(preset, case.arguments, word), want, err_msg=str(case))
+        found = scales_by_name(preset, case.arguments, word[:, None])[: len(want), 0]
+        np.testing.assert_array_equal(found, want, err_msg=str(case))
+        if raises:
+            policy = getattr(presets, preset.removesuffix("_2025_02") + "_stuck")()
+            scales, raised = scales_and_refusals(getattr(presets, preset)(**case.arguments), policy, word)
+            np.testing.assert_array_equal(scales, [*want, want[-1]], err_msg=str(case))
+            assert raised == [len(want)], case
+
+
+@pytest.mark.parametrize("preset", STRATEGIES)
+def test_every_preset_has_bounds_around_what_it_does(preset):
+    required = {"initial_scale": 8.0, "growth_interval": 4} if preset == "tf_contrib" else {}
+    arguments = required | ODD.get(preset, {})
+    strategy = getattr(presets, preset)(**arguments)
+    low, high = getattr(strategy, "min_scale", 2.0**-126), getattr(strategy, "max_scale", 2.0**126)
+    assert 2.0**-126 <= low <= high <= 2.0**126
+    # Side by side: finite for ever, and never.
+    scales = scales_by_name(preset, arguments, np.tile([[True, False]], [200, 1]))
+    assert np.all(np.float32(low) <= scales)
+    assert np.all(scales <= np.float32(high))
+    if preset in ("fairseq", "metaseq", "chainer", "deepspeed"):
+        assert scales[-1, 1] == np.float32(low)
 
 
 @pytest.mark.parametrize("preset", STRATEGIES)
@@ -123,11 +179,11 @@ MODES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive_with("loop", "xla")
-@pytest.mark.parametrize("mode", MODES)
-def test_every_way_to_run_a_step_gives_the_same_scales(mode):
-    word = np.array([letter == "1" for letter in "1110111101100100111111111111010100111011"])
+@pytest.mark.slow_with("eager-40")
+@pytest.mark.exhaustive_with("loop-40", "xla-40")
+@pytest.mark.parametrize(("mode", "steps"), [("eager", 7), ("eager", 40), ("loop", 40), ("xla", 40)])
+def test_every_way_to_run_a_step_gives_the_same_scales_for_numbers_of_python(mode, steps):
+    word = np.array([letter == "1" for letter in "1110111101100100111111111111010100111011"[:steps]])
     for name, got in MODES[mode](tf.constant(word)).items():
         np.testing.assert_array_equal(got, originals.trace(name, small(name), word), err_msg=name)
 
@@ -169,27 +225,14 @@ def test_the_two_part_where_the_docstring_says(preset):
 @pytest.mark.parametrize(
     ("preset", "bad"),
     [
-        ("pytorch", {"growth_factor": 1.0}),
-        ("pytorch", {"backoff_factor": 0.0}),
-        ("pytorch", {"growth_interval": 0}),
         ("pytorch", {"initial_scale": 0.0}),
         ("pytorch", {"initial_scale": 2.0**127}),
-        ("nemo", {"hysteresis": 0}),
         ("megatron", {"min_scale": 2.0**33}),
         ("apex", {"max_scale": float("inf")}),
         ("apex", {"min_scale": 8.0, "max_scale": 4.0}),
         ("openseq2seq_backoff", {"min_scale": 8.0, "max_scale": 4.0}),
         ("colossalai", {"min_scale": 8.0, "max_scale": 4.0}),
-        ("fairseq", {"tolerance": -0.1}),
-        ("fairseq", {"growth_factor": 1.0}),
-        ("fairseq", {"min_loss_scale": -1.0}),
-        ("fairseq", {"threshold": 0.0}),
         ("metaseq", {"growth_interval": 1.5}),
-        ("mindspore", {"initial_scale": 0.5}),
-        ("chainer", {"interval": 0}),
-        ("dalle", {"replicas": 0}),
-        ("guided_diffusion", {"initial_log2_scale": 127.0}),
-        ("guided_diffusion", {"growth": -1.0}),
         ("mxnet", {"max_scale": 1.0}),
         ("openseq2seq_backoff", {"min_scale": None}),
         ("optax_apply_if_finite_stuck", {"max_consecutive_errors": 0}),

@@ -64,12 +64,20 @@ def arguments(rng, names, ordered, words=WORDS):
     return {name: [one[name] for one in sets] for name in names}
 
 
-def tensors(columns):
-    """Arguments as tensors of the shape [words], in double precision so that nothing is rounded on the way."""
-    return {name: tf.constant(column, tf.int32 if name in COUNTS else tf.float64) for name, column in columns.items()}
-
-
 @functools.cache
-def compiled(preset, fixed):
-    """A loop over words that takes the other arguments as tensors, so that it is traced once."""
-    return tf.function(lambda finite, varied: scales_of(getattr(presets, preset)(**dict(fixed), **varied), finite))
+def compiled(preset, fixed, names):
+    """A loop over any number of words that takes the named arguments as tensors, so that it is traced once."""
+    # In double precision, so that nothing is rounded on the way.
+    kinds = {name: tf.int32 if name in COUNTS else tf.float64 for name in names}
+    specs = {name: tf.TensorSpec([None], kind) for name, kind in kinds.items()}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.bool), specs], autograph=False)
+    def scales(finite, varied):
+        return scales_of(getattr(presets, preset)(**dict(fixed), **varied), finite)
+
+    return lambda finite, varied: scales(finite, {name: tf.constant(varied[name], kinds[name]) for name in names})
+
+
+def scales(preset, finite, fixed, varied):
+    """A preset's scales for words of the shape [steps, words], whose arguments are fixed or a dict of lists."""
+    return compiled(preset, tuple(fixed.items()), tuple(varied))(finite, varied).numpy()

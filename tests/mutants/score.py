@@ -29,10 +29,7 @@ _STRATEGIES = "tests/scaler/strategies"
 _LIMITS = f"{_STRATEGIES}/test_limits.py"
 _RESEARCH = [_LIMITS, f"{_STRATEGIES}/test_research_traces.py", f"{_STRATEGIES}/test_research_promise.py"]
 _AROUND = [_LIMITS, f"{_STRATEGIES}/test_combinators.py", f"{_STRATEGIES}/test_research_promise.py"]
-_PRESETS = [
-    *("tests/conformance/test_golden.py", "tests/conformance/test_against_rules.py"),
-    *("tests/conformance/test_presets_in_a_scaler.py", "tests/conformance/test_preset_values.py"),
-]
+_PRESETS = [f"tests/conformance/test_{name}.py" for name in ("against_rules", "presets_in_a_scaler", "preset_values")]
 
 
 def _about(files: list[str], words: str) -> list[str]:
@@ -44,7 +41,7 @@ def _about(files: list[str], words: str) -> list[str]:
 NARROW = {
     "strategies/base": ["tests/scaler/test_bad_input.py", f"{_STRATEGIES}/test_events.py"],
     "strategies/dynamic": [
-        *("tests/scaler/strategies/test_golden_traces.py", "tests/scaler/test_bad_input.py"),
+        "tests/scaler/test_bad_input.py",
         *("tests/scaler/strategies/test_dynamic_invariants.py", "tests/scaler/strategies/test_dynamic.py"),
         *("-k", "not eager and not graph and not xla"),
     ],

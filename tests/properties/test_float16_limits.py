@@ -33,6 +33,7 @@ def through_float16(gradient, loss_scale):
     return scaled.numpy(), back.numpy()
 
 
+@settings(max_examples=50)
 @given(float16_normals, signs, exponents)
 def test_values_of_float16_precision_come_back_bit_for_bit(bits, sign, exponent):
     scaled = bits.view(np.float16).astype(np.float32) * sign
@@ -42,6 +43,7 @@ def test_values_of_float16_precision_come_back_bit_for_bit(bits, sign, exponent)
     assert back.tobytes() == gradient.tobytes()
 
 
+@settings(max_examples=50)
 @given(hnp.arrays(np.float32, COUNT, elements=st.floats(2.0**-14, 65504, width=32)), signs, exponents)
 def test_any_value_in_range_comes_back_within_half_a_step(scaled, sign, exponent):
     gradient = np.ldexp(scaled * sign, -exponent)
@@ -50,6 +52,7 @@ def test_any_value_in_range_comes_back_within_half_a_step(scaled, sign, exponent
     assert error.max() <= 2.0**-11
 
 
+@settings(max_examples=50)
 @given(hnp.arrays(np.float32, COUNT, elements=st.floats(2.0**-13, 65000, width=32)), st.floats(0.125, 5000, width=32))
 def test_any_scale_costs_a_few_float32_roundings_more(scaled, loss_scale):
     gradient = scaled / np.float32(loss_scale)

@@ -1,5 +1,7 @@
 """Guards what a model says of its layers that `emulated` and `unit_scaled` changed, also at a resume."""
 
+import shutil
+
 import keras
 import pytest
 import tensorflow as tf
@@ -50,28 +52,40 @@ def test_what_is_only_tried_is_no_change():
         assert scaler.formats.changed(model) == {}
 
 
-def run(change, folder, steps):
+def run(name, folder):
+    """A run of one step, which goes on from the checkpoint where there is one."""
     keras.backend.clear_session()
-    model = small()
-    change(model)
+    model = CHANGES[name](small())
     step = loops.TrainStep(model, squared_error, keras.optimizers.SGD(0.1))
     data = tf.data.Dataset.from_tensors(batch()).repeat()
-    loops.Loop(step, data, actions=[loops.Checkpoint(folder, every=1, resume=True)]).run(steps)
+    loops.Loop(step, data, actions=[loops.Checkpoint(folder, every=1, resume=True)]).run(1)
 
 
-@pytest.mark.exhaustive_with("mxfp4 to mxfp4 at random", "delayed to delayed with a margin")
-@pytest.mark.slow_with("none to unit", "mxfp4 to mxfp4 at random", "delayed to delayed with a margin")
-@pytest.mark.parametrize(
-    "names", ["mxfp4 to none", "none to unit", "mxfp4 to mxfp4 at random", "delayed to delayed with a margin"]
-)
-def test_a_resumed_run_in_another_format_says_so(names, tmp_path):
-    then, now = names.split(" to ")
-    run(CHANGES[then], tmp_path, 1)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder of a run in mxfp4."""
+    folder = tmp_path_factory.mktemp("saved")
+    run("mxfp4 in one", folder)
+    return folder
+
+
+@pytest.mark.exhaustive_with("mxfp4 at random")
+@pytest.mark.slow_with("unit", "mxfp4 at random")
+@pytest.mark.parametrize("now", ["none", "unit", "mxfp4 at random"])
+def test_a_resumed_run_in_another_format_says_so(saved, now, tmp_path):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     with pytest.warns(loops.ResumeWarning, match="formats.of products was .* and is .*"):
-        run(CHANGES[now], tmp_path, 2)
+        run(now, tmp_path)
 
 
-def test_a_resumed_run_in_the_same_format_says_nothing(tmp_path, recwarn):
-    for steps in (1, 2):
-        run(CHANGES["mxfp4"], tmp_path, steps)
+@pytest.mark.exhaustive
+def test_a_resumed_run_with_another_margin_says_so(tmp_path):
+    run("delayed", tmp_path)
+    with pytest.warns(loops.ResumeWarning, match="formats.of products was .*margin=0.* and is .*margin=3"):
+        run("delayed with a margin", tmp_path)
+
+
+def test_a_resumed_run_in_the_same_format_says_nothing(saved, tmp_path, recwarn):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    run("mxfp4 in one", tmp_path)
     assert [one for one in recwarn if issubclass(one.category, loops.ResumeWarning)] == []

@@ -195,14 +195,6 @@ def test_tried_formats_leave_nothing_behind():
     emulated("mxfp4")(model)
 
 
-class Doubled(keras.layers.Dense):
-    """Computes something else."""
-
-    def call(self, inputs, training=None):
-        """Twice."""
-        return 2 * super().call(inputs)
-
-
 @pytest.mark.parametrize(
     ("format", "scaling"), [("bfloat16", None), ("float8_e4m3fn", "current"), ("mxfp8_e4m3", None)]
 )
@@ -228,38 +220,6 @@ def test_a_gradient_penalty_reaches_the_weights_as_without_rounding(format, scal
 def refused(match, make):
     with pytest.raises(scaler.InvalidArgument, match=match):
         make()
-
-
-def test_what_cannot_be_is_refused_before_anything_changes():
-    refused("format='float8'.: expected one of float32, float16", lambda: emulated("float8"))
-    refused("gradients='e5m2'", lambda: emulated("mxfp4", gradients="e5m2"))
-    refused("scaling='late'", lambda: emulated("float8_e4m3fn", scaling="late"))
-    refused("only float8 formats have scales", lambda: emulated("mxfp4", scaling="current"))
-    refused("stochastic='weights'", lambda: emulated("mxfp4", stochastic="weights"))
-    refused("stochastic=", lambda: emulated("mxfp4", stochastic=["biases"]))
-    refused("stochastic=True", lambda: emulated("mxfp4", stochastic=True))
-    refused(r"scaling=array", lambda: emulated("float8_e4m3fn", scaling=np.ones(2)))
-    refused("expected a Keras model or layer", lambda: emulated("mxfp4")([small(), small()]))
-    refused(r"only=\[\]: expected a list of paths", lambda: emulated("mxfp4")(small(), only=[]))
-    refused("only='one': expected a list of paths", lambda: emulated("mxfp4")(small(), only="one"))
-    refused("dtype int32", lambda: emulated("mxfp4").einsum("ab,bc->ac", [[1]], [[1]]))
-    refused("equation None", lambda: emulated("mxfp4").einsum(None, numbers(2, 2), numbers(2, 2)))
-    refused("seed=-1", lambda: emulated("mxfp4", seed=-1))
-    refused("only='three'.*one, two", lambda: emulated("mxfp4")(small(), only=["three"]))
-    refused("expected a model with", lambda: emulated("mxfp4")(keras.Sequential([Doubled(2)])))
-    refused("no weights yet", lambda: emulated("float8_e4m3fn")(keras.Sequential([keras.layers.Dense(2)])))
-    refused(
-        "Delayed scaling keeps its scales in a layer",
-        lambda: emulated("float8_e4m3fn").einsum("ab,bc->ac", numbers(2, 2), numbers(2, 2)),
-    )
-    refused("expected one of two operands", lambda: emulated("mxfp4").einsum("ab,bc", numbers(2, 2), numbers(2, 2)))
-    refused("do not fit", lambda: emulated("mxfp4").einsum("ab,bc->ac", numbers(2, 2), numbers(2)))
-    model = emulated("mxfp4")(small())
-    refused("one: this layer is emulated already", lambda: emulated("mxfp8_e4m3")(model))
-    quantized = small()
-    quantized.layers[1].quantize("int8")
-    refused("two: Keras has quantized", lambda: emulated("mxfp4")(quantized))
-    assert not hasattr(quantized.layers[0], "halfstep_emulated")
 
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have")

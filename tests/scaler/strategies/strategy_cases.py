@@ -16,7 +16,7 @@ HOWS = ("eager", "graph", "loop", "xla")
 class Runner:
     """Runs words of events through the strategies that `make(**numbers)` gives.
 
-    Each way of running is traced once: that is part of what is tested.
+    Each function is traced once: that is part of what is tested.
     """
 
     def __init__(self, make):
@@ -26,8 +26,9 @@ class Runner:
             "eager": lambda *args: self._by_hand(self._one, *args),
             "graph": lambda *args: self._by_hand(self._step, *args),
             "loop": tf.function(self._loop),
-            "xla": tf.function(self._loop, jit_compile=True),
         }
+        # XLA compiles what was traced.
+        self._runs["xla"] = tf.function(self._runs["loop"], jit_compile=True, autograph=False)
 
     def __call__(self, how, finite, statistic, numbers):
         """The fields of the state after each step, [steps, ..., words]."""

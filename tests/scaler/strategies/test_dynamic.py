@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rigs import scales_of
 
-from scaler import Dynamic, Event
+from scaler import Dynamic, Event, LossScaler
 from scaler.strategies import DynamicState
 
 WORDS, STEPS = 8, 40
@@ -133,6 +133,34 @@ def test_every_word_of_ten_steps_with_every_small_interval_and_hysteresis():
     want = assert_equal_traces(RUNNERS["loop"], words.T, intervals, numbers)
     assert want.loss_scale.min() == 1.0
     assert want.loss_scale.max() == 32.0
+
+
+# Of other systems' own code, from 8 with a growth interval of 4; see the reference notes, section 1.21.
+WORD = "1110111110110010011111111111"
+RECORDED = {
+    "torch": (WORD, {}, "8 8 8 4 4 4 4 8 8 4 4 4 2 1 1 .5 .25 .25 .25 .25 .5 .5 .5 .5 1 1 1 1"),
+    "jmp": (WORD, {"min_scale": 1.0}, "8 8 8 4 4 4 4 8 8 4 4 4 2 1 1 1 1 1 1 1 2 2 2 2 4 4 4 4"),
+    "Megatron": (WORD, {"hysteresis": 2}, "8 8 8 8 8 8 8 16 16 16 16 16 8 4 4 2 1 1 1 1 2 2 2 2 4 4 4 4"),
+    "Megatron, cumulative": ("010", {"hysteresis": 2}, "8 8 4"),
+    # A budget of two that a finite step refills: a single non-finite step never backs off.
+    "consecutive": ("0101001", {"hysteresis": 2, "consecutive_hysteresis": True}, "8 8 8 8 8 4 4"),
+}
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_scales_are_those_recorded(case):
+    word, options, scales = RECORDED[case]
+    loss_scaler, found = LossScaler(Dynamic(8.0, growth_interval=4, **options)), []
+    for letter in word:
+        loss_scaler.update(Event(np.bool_(letter == "1")))
+        found.append(float(loss_scaler.loss_scale))
+    assert found == [float(scale) for scale in scales.split()]
+
+
+def test_the_defaults_are_those_documented():
+    numbers = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "hysteresis": 1}
+    bounds = {"min_scale": 1 / 16384, "max_scale": 1099511627776.0}
+    assert Dynamic() == Dynamic(32768.0, **numbers, **bounds, consecutive_hysteresis=False)
 
 
 @pytest.mark.parametrize("how", RUNNERS)

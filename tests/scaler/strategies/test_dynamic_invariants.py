@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scaler import Dynamic, Event
@@ -16,7 +16,12 @@ WORDS, STEPS = 64, 96
 SMALLEST, LARGEST = 2.0**-126, 2.0**126
 
 
-@tf.function
+@tf.function(
+    input_signature=[
+        tf.TensorSpec([None, None], tf.bool),
+        *[tf.TensorSpec([], kind) for kind in (*[tf.float32, tf.int32], *[tf.float32] * 4, tf.int32, tf.bool)],
+    ]
+)
 def loop(words, scale, interval, growth, backoff, low, high, hysteresis, consecutive):
     """The states before and after each step."""
     strategy = Dynamic(
@@ -71,6 +76,7 @@ def test_powers_of_two_stay_within_bounds_and_stay_powers(words, bounds, interva
     assert (states.budget <= budget).all()
 
 
+@settings(max_examples=50)
 @given(
     some_words, st.floats(1, 2.0**100, exclude_min=True, width=32), st.floats(2.0**-100, 1, exclude_max=True, width=32)
 )
@@ -80,6 +86,7 @@ def test_other_factors_stay_within_bounds(words, growth, backoff):
     assert states.loss_scale.max() <= np.float32(1e10)
 
 
+@settings(max_examples=50)
 @given(some_words, st.integers(1, 6), st.integers(1, 4), st.booleans())
 def test_never_grows_on_a_nonfinite_step_and_never_shrinks_on_a_finite_one(words, interval, budget, again):
     ratio = np.diff(np.log2(run(words, 1.0, interval, budget=budget, again=again).loss_scale), axis=0)

@@ -1,7 +1,6 @@
 """Guards powers and logarithms of 2: the values NumPy gives in float64, in every mode, to the bit."""
 
 import numpy as np
-import pytest
 
 from scaler.strategies import exact
 
@@ -36,7 +35,6 @@ def test_exponents_and_powers_of_two_at_most(execute):
     np.testing.assert_array_equal(powers, np.float32(2.0) ** np.float32([-126, -126, -1, 0, 10, 127, 127]))
 
 
-@pytest.mark.parametrize("value", [0.0, 2.0**-127, -(2.0**-140), 2.0**-126, -1.5])
-def test_what_is_narrowed_is_never_subnormal(execute, value):
-    want = 0.0 if abs(value) < 2.0**-126 else value
-    assert execute(exact.narrow)(np.float64(value)).numpy() == want
+def test_what_is_narrowed_is_never_subnormal(execute):
+    found = execute(exact.narrow)(np.array([0.0, 2.0**-127, -(2.0**-140), 2.0**-126, -1.5])).numpy()
+    assert found.tolist() == [0.0, 0.0, 0.0, 2.0**-126, -1.5]

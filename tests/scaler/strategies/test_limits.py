@@ -109,6 +109,10 @@ def test_limits_of_bounds(kind):
     [
         (lambda: DelayedAmax(power_of_two=tf.constant(True)), "power_of_two: expected Python values"),
         (lambda: DelayedAmax(history_length=tf.constant(5)), "history_length and power_of_two: expected Python"),
+        (lambda: Histogram(edge=tf.constant(1.0)), "not as a tensor"),
+        (lambda: LogNormal(log_max=math.nan), "log_max=nan"),
+        (lambda: Headroom(memory=2.5), "memory=2.5"),
+        (lambda: DelayedAmax(format="bfloat17"), "bfloat17"),
         (lambda: Headroom(format="bfloat17"), "bfloat17"),
         (lambda: AdaptiveScale(format="bfloat17"), "bfloat17"),
         (lambda: RisingFloor(Dynamic(), {1: 2.0, 5: 2.0**41}), r"max_scale, 1\.09951e\+12"),

@@ -13,27 +13,20 @@ from scaler import Event, NoScaling, Static
 SCALES = (1.0, 2.0**-126, 2.0**126, 1024, 0.1, 3e38 / 2**3)
 
 
-@pytest.mark.parametrize("loss_scale", SCALES)
-def test_static_stays_where_it_is(execute, loss_scale):
-    check(execute, Static(loss_scale), loss_scale)
-
-
-def test_no_scaling_is_a_scale_of_one(execute):
-    check(execute, NoScaling(), 1.0)
-
-
-def check(execute, strategy, loss_scale):
+def test_they_stay_where_they_are(execute):
+    strategies = {NoScaling(): 1.0, **{Static(loss_scale): loss_scale for loss_scale in SCALES}}
     word = reference.word("10011010001")
 
     def run(finite):
-        state, scales = strategy.init(), []
+        states, scales = [strategy.init() for strategy in strategies], []
         for i in range(len(word)):
-            state = strategy.update(state, Event(finite[i]))
-            scales.append(state.loss_scale)
+            updates = zip(strategies, states, strict=True)
+            states = [strategy.update(state, Event(finite[i])) for strategy, state in updates]
+            scales.append([state.loss_scale for state in states])
         return tf.stack(scales)
 
-    got = execute(run)(word[:, 0]).numpy()
-    np.testing.assert_array_equal(got, reference.constant(word, loss_scale)[:, 0])
+    for got, loss_scale in zip(execute(run)(word[:, 0]).numpy().T, strategies.values(), strict=True):
+        np.testing.assert_array_equal(got, reference.constant(word, loss_scale)[:, 0])
 
 
 def test_both_have_the_members_of_a_strategy():

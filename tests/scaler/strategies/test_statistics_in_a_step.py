@@ -33,7 +33,6 @@ CASES = [
     (scaler.Histogram(2.0**10, edge=100_000.0), 2.0**11),
     (scaler.LogNormal(), 2.0**14),
     (scaler.DelayedAmax(), 2.0**13),
-    (scaler.Dynamic(), 2.0**15),
 ]
 
 
