@@ -52,6 +52,12 @@ def report(capsys, *arguments):
     return command_cases.run(capsys, "report", *arguments)
 
 
+def reported(tmp_path, *runs):
+    """The page of these runs."""
+    loops.observe.report(list(runs), tmp_path / "report.html")
+    return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("run") / "mine")
@@ -59,8 +65,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def text(folder):
-    loops.observe.report([folder], folder / "report.html")
-    return (folder / "report.html").read_text(encoding="utf-8")
+    return reported(folder, folder)
 
 
 def test_it_opens_offline(text):
@@ -108,16 +113,14 @@ def test_overflows_that_were_retried_are_counted(tmp_path, text):
     lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     lines[2]["retries"], lines[4]["retries"] = 3, 1
     (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    loops.observe.report([folder], tmp_path / "report.html")
-    assert "4 overflows were retried at a lower scale" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "4 overflows were retried at a lower scale" in reported(tmp_path, folder)
     assert "retried" not in text
 
 
 def test_one_skip_was_and_two_were(text, tmp_path):
     assert "2 steps were skipped" in text
     write_run(tmp_path / "one", skips=(3,), trace=False)
-    loops.observe.report([tmp_path / "one"], tmp_path / "report.html")
-    assert "1 step was skipped: 1 by" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "1 step was skipped: 1 by" in reported(tmp_path, tmp_path / "one")
 
 
 def test_the_map_holds_what_was_measured(text):
@@ -138,8 +141,7 @@ def test_the_map_holds_what_was_measured(text):
 def test_a_map_tells_zero_nan_and_infinity_apart(tmp_path):
     values = {1: 0.0, 2: np.nan, 3: np.inf, 4: 1.0}
     run = write_run(tmp_path, steps=4, skips=(), amax=lambda step, place: values[step], log=False)
-    loops.observe.report([run], tmp_path / "report.html")
-    data = json.loads(Page((tmp_path / "report.html").read_text()).all("script")[0]["text"])
+    data = json.loads(Page(reported(tmp_path, run)).all("script")[0]["text"])
     assert list(base64.b64decode(data["cells"]))[:4] == [
         ALL_ZERO,
         NOT_A_NUMBER,
@@ -151,8 +153,7 @@ def test_a_map_tells_zero_nan_and_infinity_apart(tmp_path):
 def test_the_names_of_layers_are_no_markup(tmp_path):
     bad = 'activations/</script><script>alert("1")</script>'
     run = write_run(tmp_path / "<b>run</b>&", names=(bad,), steps=5)
-    loops.observe.report([run, run], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
+    text = reported(tmp_path, run, run)
     assert "<script>alert" not in text
     assert "<b>run" not in text
     page = Page(text)
@@ -183,8 +184,7 @@ def test_half_of_a_run_is_a_report(tmp_path, capsys, missing):
 )
 def test_any_run_is_a_report(tmp_path, made):
     run = write_run(tmp_path, **made)
-    loops.observe.report([run], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
+    text = reported(tmp_path, run)
     assert Page(text).all("h1")
     for wrong in ("nan", "inf"):
         assert not re.search(rf'[d=" MHVL%]{wrong}\b', " ".join(re.findall(r'(?: d|style)="[^"]*"', text)))
@@ -239,8 +239,7 @@ def test_a_value_between_gaps_is_seen(tmp_path):
 
 def test_critical_scales_beyond_the_axis_are_not_drawn_on_its_edge(tmp_path):
     run = write_run(tmp_path / "run", skips=(3, 4))
-    loops.observe.report([run], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
+    text = reported(tmp_path, run)
     grey = re.search(r'aria-label="Loss scale over.*?<path class="line faint" d="([^"]*)"', text, re.DOTALL).group(1)
     assert grey.count("M") + grey.count("L") == 2
     assert "Where it is missing it is not known, or beyond 2^12 times the largest loss scale." in text
@@ -272,8 +271,7 @@ def test_strategies_that_were_replayed_are_a_table(tmp_path):
     run = write_run(tmp_path / "run", steps=5)
     row = {"strategy": "dynamic:<b>", "skips": 12, "skip_rate": 0.25, "mean_log2_scale": 14.5, "final_scale": 512.0}
     (run / "replay.json").write_text(json.dumps({"steps": 5, "strategies": [{**row, "flushed": None}]}))
-    loops.observe.report([run], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
+    text = reported(tmp_path, run)
     assert "Other strategies, replayed" in text
     assert "dynamic:&lt;b&gt;</th><td>12</td><td>25%</td><td>14.5</td><td>512</td><td>–</td>" in text
 
@@ -284,8 +282,7 @@ def test_a_replayed_figure_has_its_interval(tmp_path):
     rows = [{"strategy": "a", "skips": 12, "skip_rate": 0.25, "may_differ_at": 3, "intervals": known}]
     rows.append({"strategy": "b", "skips": 12, "intervals": "none"})
     (run / "replay.json").write_text(json.dumps({"strategies": rows}))
-    loops.observe.report([run], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
+    text = reported(tmp_path, run)
     assert "<td>12 (10 to 13)</td><td>25% (20% to 50%)</td><td>–</td><td>–</td><td>–</td><td>3</td>" in text
     assert "b</th><td>12</td><td>–</td><td>–</td><td>–</td><td>–</td><td>–</td>" in text
 
@@ -294,14 +291,12 @@ def test_a_replayed_figure_has_its_interval(tmp_path):
 def test_what_is_no_replay_is_a_note(tmp_path, text):
     run = write_run(tmp_path / "run", steps=5)
     (run / "replay.json").write_text(text)
-    loops.observe.report([run], tmp_path / "report.html")
-    assert "replay.json is not the output of halfstep replay --json" in (tmp_path / "report.html").read_text()
+    assert "replay.json is not the output of halfstep replay --json" in reported(tmp_path, run)
 
 
 def test_a_run_with_trouble_names_the_step_to_explain(tmp_path):
     run = write_run(tmp_path / "run", skips=(*range(41, 49), 60))
-    loops.observe.report([run], tmp_path / "report.html")
-    assert "halfstep explain" in (tmp_path / "report.html").read_text()
+    assert "halfstep explain" in reported(tmp_path, run)
 
 
 def test_a_run_that_cannot_be_explained_says_why(tmp_path, capsys):
