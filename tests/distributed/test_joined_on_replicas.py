@@ -52,6 +52,7 @@ def train(make, dtype="float32", **arguments):
     return seen
 
 
+@pytest.mark.dear("traces the optimizer's own update and the joined one, on two devices")
 @pytest.mark.exhaustive_with("EMA-float32-clipping2", "Adam-float32-clipping1")
 @pytest.mark.slow_with("Adam-float32-clipping1", "EMA-float32-clipping2")
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ SETUPS = {
 }
 
 
+@pytest.mark.dear("traces the same step on one device and on several")
 @pytest.mark.exhaustive_with(
     "Adam with EMA and decay, Keras loss",
     "ClipByValue",

@@ -70,6 +70,7 @@ def shown(model):
     return history, batches.seen, model.evaluate(weighted_data(), verbose=0, return_dict=True)
 
 
+@pytest.mark.dear("two models are compiled and fitted on two devices, ours and Keras's")
 @pytest.mark.slow_with("own-4", "own-2")
 @pytest.mark.exhaustive_with("keras-4", "own-4", "own-2")
 @pytest.mark.parametrize("replicas", [2, 4])

@@ -12,6 +12,7 @@ import scaler
 PLACES = {"x": np.nan}, {"y": np.nan}, {"x": np.nan, "y": np.inf}
 
 
+@pytest.mark.dear("XLA compiles a whole step with an optimizer")
 @pytest.mark.slow_with("by hand-graph")
 @pytest.mark.exhaustive_with("by hand-eager", "composed-eager", "composed-loop")
 def test_a_nan_once_costs_one_step(rig):

@@ -409,6 +409,7 @@ def run(examples, steps):
     print(dict(TALLY))
 
 
+@pytest.mark.dear("compiles four kinds of steps and drives each through a hundred faults")
 def test_a_few_hundred_rules():
     run(14, 25)
     # The mixture holds what it is about, and rounding decides rarely.

@@ -86,6 +86,7 @@ def quiet():
     return text, loops.Progress(console=rich.console.Console(file=text, width=200))
 
 
+@pytest.mark.dear("an explanation traces the step again for each thing that it tries")
 def test_a_batch_with_a_nan_is_explained_and_the_run_keeps_its_bits(tmp_path):
     run, (shown, progress), found = Run(batches(4).repeat()), quiet(), loops.Explain(seconds=0)
     without = run.take(6)
@@ -130,6 +131,7 @@ def test_a_scale_that_the_step_does_not_return_is_not_guessed():
     assert "2 updates lie" in one.sentence
 
 
+@pytest.mark.dear("an explanation traces the step again for each thing that it tries")
 def test_a_run_that_went_back_is_explained_anew(tmp_path):
     """What was explained of steps that were left out stands in nobody's way."""
     x, y = batch(3, size=SIZE * 40)
