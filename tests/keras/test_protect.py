@@ -64,7 +64,7 @@ def test_what_a_step_returns_is_computed_anew_and_the_rest_is_left_whenever_it_i
     assert finite(model)
 
 
-@pytest.mark.dear("three models are compiled and fitted")
+@pytest.mark.dear("two windows of a compiled model, each traced")
 def test_a_window_puts_back_the_micro_batch_that_overflowed():
     model = compiled(inner=keras.optimizers.SGD(gradient_accumulation_steps=3))
     for _ in range(6):  # Two windows, without the trace of its own that `fit` has.
