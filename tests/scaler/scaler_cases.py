@@ -1,7 +1,6 @@
 """What the tests of applied and skipped steps share: modes, optimizers and their slots."""
 
 import re
-from unittest import mock
 
 import keras
 import numpy as np
@@ -9,11 +8,7 @@ import pytest
 import tensorflow as tf
 
 import scaler
-from scaler import gradients
-from scaler.gate import compiled, gate, grouped
-from scaler.gate.optimizers import build_optimizer
-from scaler.gate.targets import model_follows
-from scaler.outcome.outcome import not_skipped
+from scaler.gate import compiled, grouped
 
 
 def modes(*names):
@@ -53,34 +48,6 @@ def plain_descent(grads, variables):
     """The simplest optimizer: a function."""
     for grad, variable in zip(grads, variables, strict=True):
         variable.assign_sub(tf.convert_to_tensor(grad))
-
-
-def _take(self, grads, loss_scale, loss_finite, rollback, when, on_skip, after, losses=()):
-    """A decision that every step is good."""
-    del loss_finite, rollback, on_skip, losses
-    nan, variables, optimizer = tf.constant(float("nan")), self.targets.updated, self.targets.optimizer
-    due = tf.get_static_value(when)
-    build_optimizer(optimizer, self.targets.known)
-
-    def move():
-        with model_follows(self.targets.masters, variables):
-            getattr(optimizer, "apply", optimizer)(gradients.unscale(grads, loss_scale), variables)
-        return True
-
-    if due is None:
-        tf.cond(when, move, lambda: False)
-    elif due:
-        move()
-    event = scaler.Event(when)
-    after(event, tf.constant(False), nan, when)
-    return gate.Decision(when, when, nan, nan, not_skipped(), None, (), None, event)
-
-
-open_gate = mock.patch.object(gate.Gate, "decide", _take)
-"""For a test of what is said of a program, or of the scale that divides its gradients: the gate lets each step pass.
-
-To trace what it checks and keeps takes three quarters of the time, and its own tests ask for that.
-"""
 
 
 def take(loss_scaler, optimizer, loss, weights, **arguments):

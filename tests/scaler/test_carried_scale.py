@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
-from scaler_cases import modes, modes_with, open_gate, plain_descent
+from scaler_cases import modes, modes_with, plain_descent
 
 import scaler
 
@@ -49,7 +49,6 @@ class Two:
 @pytest.mark.exhaustive_with("loop-update", "xla-update")
 @pytest.mark.parametrize("between", ["update", "apply"])
 @modes("eager", "graph", "loop", "xla")
-@open_gate
 def test_a_gradient_waits_while_the_scale_moves_and_another_loss_is_scaled(execute, between):
     two = Two()
 
@@ -67,7 +66,6 @@ def test_a_gradient_waits_while_the_scale_moves_and_another_loss_is_scaled(execu
 
 
 @modes("eager", "graph", "xla")
-@open_gate
 def test_it_waits_for_unscale(execute):
     two = Two()
 
@@ -82,7 +80,6 @@ def test_it_waits_for_unscale(execute):
 
 @pytest.mark.slow_with("False")
 @pytest.mark.parametrize("eager", [False, True])
-@open_gate
 def test_a_loss_is_differentiated_after_another_was_scaled(eager):
     two = Two()
 
@@ -99,7 +96,6 @@ def test_a_loss_is_differentiated_after_another_was_scaled(eager):
 
 
 @pytest.mark.parametrize("between", ["update", "apply"])
-@open_gate
 def test_a_changed_gradient_is_refused_in_eager_mode(between):
     two = Two()
     first = two.gradients(0)
@@ -111,7 +107,6 @@ def test_a_changed_gradient_is_refused_in_eager_mode(between):
 
 
 @modes("eager", "graph", "xla")
-@open_gate
 def test_gradients_of_two_scales_in_one_list_are_refused(execute):
     two = Two()
 
@@ -126,7 +121,6 @@ def test_gradients_of_two_scales_in_one_list_are_refused(execute):
 
 
 @pytest.mark.parametrize("between", ["update", "apply"])
-@open_gate
 def test_a_gradient_that_a_variable_kept_for_a_step_is_refused(between):
     two, kept = Two(), tf.Variable([0.0], name="kept")
 
@@ -143,7 +137,6 @@ def test_a_gradient_that_a_variable_kept_for_a_step_is_refused(between):
 
 @pytest.mark.slow_with("graph")
 @modes("eager", "graph", "xla")
-@open_gate
 def test_a_gradient_is_kept_unscaled(execute):
     two, kept = Two(), tf.Variable([0.0])
 
@@ -161,7 +154,6 @@ def test_a_gradient_is_kept_unscaled(execute):
 
 @pytest.mark.slow_with("graph")
 @modes("eager", "graph", "xla")
-@open_gate
 def test_a_gradient_is_kept_with_its_scale(execute):
     two, kept, scale = Two(), tf.Variable([0.0]), tf.Variable(1.0)
 
@@ -179,7 +171,6 @@ def test_a_gradient_is_kept_with_its_scale(execute):
 
 
 @pytest.mark.parametrize("scale", [[1.0, 2.0], "2", 3, tf.constant(2), np.ones(2, np.float32)])
-@open_gate
 def test_a_scale_that_is_none_is_refused(scale):
     two = Two()
     with pytest.raises(scaler.InvalidArgument, match=r"apply: loss_scale=.*expected a scalar"):
@@ -188,7 +179,6 @@ def test_a_scale_that_is_none_is_refused(scale):
 
 @pytest.mark.slow_with("graph")
 @modes("eager", "graph", "xla")
-@open_gate
 def test_a_variable_that_this_step_filled_carries_its_scale(execute):
     two, kept = Two(), tf.Variable([0.0])
 
@@ -204,7 +194,6 @@ def test_a_variable_that_this_step_filled_carries_its_scale(execute):
 
 @pytest.mark.slow_with("xla-said2")
 @modes_with(["said"], eager=[[contextlib.nullcontext()]], graph=[[SUMS]], xla=[[SUMS]])
-@open_gate
 def test_micro_batches_that_a_user_sums_in_a_variable(execute, said):
     two, total, count = Two(), tf.Variable([0.0]), tf.Variable(0)
 
@@ -224,7 +213,6 @@ def test_micro_batches_that_a_user_sums_in_a_variable(execute, said):
     assert float(two.loss_scaler.loss_scale) == 2.0**14
 
 
-@open_gate
 def test_micro_batches_that_a_branch_applies():
     two, total, count = Two(), tf.Variable([0.0]), tf.Variable(0)
 
@@ -246,7 +234,6 @@ def test_micro_batches_that_a_branch_applies():
     assert two.moved()[0] == 4.0
 
 
-@open_gate
 def test_micro_batches_of_a_loop_in_the_graph():
     two = Two()
 
@@ -262,7 +249,6 @@ def test_micro_batches_of_a_loop_in_the_graph():
     assert two.moved()[0] == 2.0
 
 
-@open_gate
 def test_a_loop_that_scales_at_several_scales_is_refused():
     two = Two()
 
@@ -280,7 +266,6 @@ def test_a_loop_that_scales_at_several_scales_is_refused():
 
 @pytest.mark.slow_with("False")
 @pytest.mark.parametrize("is_refused", [False, True])
-@open_gate
 def test_gradients_that_a_function_returns(is_refused):
     two = Two()
     of_first, of_second = (tf.function(lambda which=which: two.gradients(which)) for which in range(2))
@@ -304,7 +289,6 @@ def test_gradients_that_a_function_returns(is_refused):
 
 
 @modes("eager", "graph")
-@open_gate
 def test_one_scaler_for_two_networks_in_turn(execute):
     """As a GAN has them: the gradients of each are applied before the loss of the other is scaled."""
     two = Two()
@@ -321,7 +305,6 @@ def test_one_scaler_for_two_networks_in_turn(execute):
 
 
 @modes("eager", "graph")
-@open_gate
 def test_one_gradient_for_two_optimizers(execute):
     two = Two()
 
@@ -335,7 +318,6 @@ def test_one_gradient_for_two_optimizers(execute):
     assert two.moved() == [1.0, 1.0]
 
 
-@open_gate
 def test_a_batch_that_is_given_up_is_forgotten():
     """In eager mode an `update` that tells of a bad step ends its losses."""
     two = Two()
@@ -345,7 +327,6 @@ def test_a_batch_that_is_given_up_is_forgotten():
     assert two.moved() == [1.0, 0.0]
 
 
-@open_gate
 def test_steps_in_eager_mode_after_steps_in_a_graph():
     two = Two()
 
@@ -362,7 +343,6 @@ def test_steps_in_eager_mode_after_steps_in_a_graph():
 
 @pytest.mark.exhaustive_with("graph-strategy1", "loop-strategy0", "loop-strategy1", "xla-strategy0", "xla-strategy1")
 @pytest.mark.parametrize("strategy", [scaler.Static(2.0**7), scaler.NoScaling()])
-@open_gate
 def test_a_scale_that_cannot_move_is_never_refused(execute, strategy):
     two, kept = Two(strategy), tf.Variable([0.0])
 

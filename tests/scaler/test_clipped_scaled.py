@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import tensorflow as tf
-from scaler_cases import gradients_of, open_gate, plain_descent
+from scaler_cases import gradients_of, plain_descent
 
 import scaler
 
@@ -39,7 +39,6 @@ def taken(change, strategy=None, **arguments):
 
 
 @pytest.mark.parametrize("name", CLIPS)
-@open_gate
 def test_a_constant_limit_of_scaled_gradients(name):
     with pytest.warns(scaler.ScaleWarning, match=f"{name} limited these gradients while they carried") as said:
         assert taken(lambda _, grads: CLIPS[name](grads, 1.0))
@@ -47,7 +46,6 @@ def test_a_constant_limit_of_scaled_gradients(name):
 
 
 @pytest.mark.parametrize("clip", CLIPS.values())
-@open_gate
 def test_what_is_no_mistake(clip):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

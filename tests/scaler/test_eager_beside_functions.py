@@ -7,7 +7,7 @@ import copy
 
 import pytest
 import tensorflow as tf
-from scaler_cases import open_gate, plain_descent
+from scaler_cases import plain_descent
 
 import scaler
 
@@ -45,7 +45,6 @@ class Two:
 
 
 @pytest.mark.parametrize("functions", [[], ["first"], ["other_step"], ["first", "other_step"]])
-@open_gate
 def test_two_steps_of_another_model_come_between(functions):
     two = Two(functions=functions)
     for _ in range(3):
@@ -68,7 +67,6 @@ def test_a_changed_gradient_is_refused_where_it_may_come_from_two_losses(functio
 
 
 @pytest.mark.parametrize("functions", [["first"], ["other_step"], ["first", "second"]])
-@open_gate
 def test_two_models_in_turn(functions):
     """With micro-batches of the first, whose gradients are summed in eager mode."""
     two = Two(functions=functions)
@@ -80,7 +78,6 @@ def test_two_models_in_turn(functions):
     assert two.moved() == [5.0, 5.0]
 
 
-@open_gate
 def test_one_function_of_several_gradients():
     two = Two()
     both = tf.function(lambda: [two.gradient(0), two.gradient(1)])
@@ -90,7 +87,6 @@ def test_one_function_of_several_gradients():
     assert two.moved() == [3.0, 3.0]
 
 
-@open_gate
 def test_a_function_within_a_function():
     two = Two(functions=["first"])
     outer = tf.function(lambda: two.first() * 1.0)
@@ -102,7 +98,6 @@ def test_a_function_within_a_function():
     assert two.moved() == [1.0, 2.0]
 
 
-@open_gate
 def test_gradients_that_another_function_takes_do_not_wait():
     two = Two(functions=["first"])
     taken = tf.function(lambda grad: two.apply(0, grad))
@@ -113,7 +108,6 @@ def test_gradients_that_another_function_takes_do_not_wait():
 
 
 @pytest.mark.parametrize("steps", [33, 80])
-@open_gate
 def test_a_gradient_waits_for_many_steps(steps):
     two = Two(scaler.Dynamic(2.0**10, growth_interval=16))
     grad = two.first()
@@ -136,7 +130,6 @@ def test_more_waiting_losses_than_are_remembered_leave_the_scale_unknown():
     assert two.moved() == [0.0, 0.0]
 
 
-@open_gate
 def test_a_copy_starts_anew():
     two = Two(functions=["other_step"])
     two.other_step()

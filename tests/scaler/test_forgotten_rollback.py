@@ -7,7 +7,7 @@ import tensorflow as tf
 from mirrored import mirrored
 from models import batch
 from rigs import raw
-from scaler_cases import gradients_of, open_gate
+from scaler_cases import gradients_of
 
 import loops
 import scaler
@@ -231,13 +231,11 @@ def test_under_fit_without_protect():
     assert raw(model.variables) == before
 
 
-@open_gate
 def test_a_forward_pass_in_a_function_of_its_own_is_named():
     with pytest.warns(scaler.ScaleWarning, match=r"without rollback.*moving_"):
         tf.function(Step(inner=True))(*batch())
 
 
-@open_gate
 def test_eager_steps_and_gradients_from_elsewhere_are_named():
     x, y = batch()
     step = Step()
@@ -301,20 +299,17 @@ def test_a_bottleneck_is_no_batch_norm():
 
 
 @pytest.mark.parametrize("mode", ["graph", "xla", "loop"])
-@open_gate
 def test_a_late_snapshot_is_named(mode):
     with pytest.warns(scaler.ScaleWarning, match="before the forward pass"):
         GRAPHS[mode](Step("late")).get_concrete_function(*map(tf.constant, batch()))
 
 
-@open_gate
 def test_a_late_snapshot_after_an_inner_function_is_named():
     with pytest.warns(scaler.ScaleWarning, match="before the forward pass"):
         tf.function(Step("late", inner=True))(*batch())
 
 
 @pytest.mark.parametrize("moves_again", [False, True])
-@open_gate
 def test_an_average_that_follows_is_no_forward_pass_and_hides_none(moves_again):
     step, moving = Step("early"), tf.Variable([0.0], name="moving_mean")
 
@@ -334,7 +329,6 @@ def test_an_average_that_follows_is_no_forward_pass_and_hides_none(moves_again):
         run(*batch())
 
 
-@open_gate
 def test_and_what_moved_before_it_stays_known():
     step, moving = Step("early"), tf.Variable([0.0], name="moving_mean")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
-from scaler_cases import gradients_of, modes, modes_with, open_gate, plain_descent
+from scaler_cases import gradients_of, modes, modes_with, plain_descent
 
 import scaler
 
@@ -67,7 +67,6 @@ class Descent:
     loop=[("by_hand",)],
     xla=[("by_hand",)],
 )
-@open_gate
 def test_after_a_step_with_scale(execute, second):
     run = Descent()
     scaled, by_hand = execute(run.scaled), execute(getattr(run, second))
@@ -80,7 +79,6 @@ def test_after_a_step_with_scale(execute, second):
 
 @pytest.mark.slow_with("by_hand_before_the_tape-True")
 @pytest.mark.parametrize(("second", "jit"), [("by_hand_before_the_tape", True), ("by_the_seed", False)])
-@open_gate
 def test_read_outside_of_the_tape_in_a_graph(second, jit):
     run = Descent()
     scaled, by_hand = tf.function(run.scaled), tf.function(getattr(run, second), jit_compile=jit)
@@ -143,7 +141,6 @@ def test_a_read_in_a_function_is_seen():
 
 @pytest.mark.exhaustive_with("read_in_a_loop")
 @pytest.mark.parametrize("build", [by_argument, read_in_a_loop])
-@open_gate
 def test_a_read_that_is_not_seen_is_refused_once_the_scale_moved(build):
     run = Descent()
     run.scaled()
@@ -156,7 +153,6 @@ def test_a_read_that_is_not_seen_is_refused_once_the_scale_moved(build):
     assert constant.weight.numpy()[0] == (-3.0 if build is read_in_a_loop else -2.0)
 
 
-@open_gate
 def test_gradients_that_come_as_arguments_of_two_decisions():
     """Nobody read the scale: it is that of the loss."""
     run = Descent()
@@ -169,7 +165,6 @@ def test_gradients_that_come_as_arguments_of_two_decisions():
         assert run.loss_scaler.loss_scale > scales[0]
 
 
-@open_gate
 def test_unscaled_gradients_of_a_window_are_in_no_doubt():
     run, total = Descent(), tf.Variable([0.0])
     run.scaled()
@@ -202,7 +197,6 @@ def test_several_losses_read_outside_of_the_tape():
         assert weight.numpy()[0] == -number
 
 
-@open_gate
 def test_one_read_for_two_decisions():
     run = Descent()
     run.scaled()
@@ -226,7 +220,6 @@ def test_one_read_for_two_decisions():
     loop=[("in_long_form",)],
     xla=[("by_hand_before_the_tape",)],
 )
-@open_gate
 def test_always_by_hand(execute, kind):
     run = Descent()
     step = execute(getattr(run, kind))
@@ -235,7 +228,6 @@ def test_always_by_hand(execute, kind):
     assert run.weight.numpy()[0] == -4.0
 
 
-@open_gate
 def test_in_a_function_around_which_a_loop_runs():
     run = Descent()
 
@@ -249,7 +241,6 @@ def test_in_a_function_around_which_a_loop_runs():
     assert run.weight.numpy()[0] == -4.0
 
 
-@open_gate
 def test_the_loss_in_a_function_of_its_own():
     run = Descent()
     loss = tf.function(lambda: run.weight[0] * run.loss_scaler.loss_scale)
@@ -300,7 +291,6 @@ def test_an_earlier_bad_loss_is_not_blamed_for_it(execute):
 
 @pytest.mark.slow_with("graph")
 @modes("eager", "graph")
-@open_gate
 def test_a_read_for_a_log_changes_nothing(execute):
     """One `scale`, two decisions, and the scale read after the first has moved it."""
     run = Descent()
@@ -318,7 +308,6 @@ def test_a_read_for_a_log_changes_nothing(execute):
 
 
 @modes("eager", "graph")
-@open_gate
 def test_a_bound_that_moves_while_the_step_is_open(execute):
     """Two parts of one step: the second is scaled as the first was, and as it will be unscaled."""
     highest = tf.Variable(2.0**15)
@@ -338,7 +327,6 @@ def test_a_bound_that_moves_while_the_step_is_open(execute):
     assert run.loss_scaler.scale_of_gradients.numpy() == 2.0**10
 
 
-@open_gate
 def test_a_log_before_the_update_and_the_gradients_after_it():
     run = Descent()
     for number in range(1, 4):
@@ -351,7 +339,6 @@ def test_a_log_before_the_update_and_the_gradients_after_it():
 
 
 @pytest.mark.parametrize("method", ["apply", "unscale"])
-@open_gate
 def test_read_outside_of_the_tape_after_the_scale_moved(method):
     run = Descent()
     run.scaled()
@@ -377,7 +364,6 @@ def test_read_outside_of_the_tape_after_the_scale_moved(method):
 @modes("graph", "xla")
 @pytest.mark.parametrize("in_a_loop", [False, True])
 @pytest.mark.parametrize("moves", [False, True])
-@open_gate
 def test_several_reads_count_only_if_the_scale_did_not_move(execute, in_a_loop, moves):
     """In a loop XLA would drop what looks at the scale in the running graph."""
     loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1))

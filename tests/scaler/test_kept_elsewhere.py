@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import tensorflow as tf
-from scaler_cases import gradients_of, open_gate, plain_descent
+from scaler_cases import gradients_of, plain_descent
 
 import scaler
 
@@ -53,7 +53,6 @@ def looked_up_in_the_forward_pass(step, grad):
 
 
 @pytest.mark.parametrize("keep", [through_a_queue, through_a_table])
-@open_gate
 def test_a_memory_that_is_no_variable(keep):
     step = Step(keep)
     with pytest.warns(scaler.ScaleWarning, match=f"comes out of {keep.__name__[8:].replace('_', ' ')}") as said:
@@ -71,7 +70,6 @@ def test_a_memory_that_is_no_variable(keep):
         (through_a_queue, scaler.Static(1024.0), {}),
     ],
 )
-@open_gate
 def test_what_is_no_mistake_or_cannot_be_known(keep, strategy, arguments):
     step = Step(keep, strategy)
     step.arguments = arguments

@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from scaler_cases import gradients_of, modes_with, open_gate, plain_descent
+from scaler_cases import gradients_of, modes_with, plain_descent
 
 import scaler
 
@@ -106,7 +106,6 @@ REFUSED = {
     ("compiles", "step"),
     [*((False, step) for step in REFUSED), (True, momentum), (True, last_gradient)],
 )
-@open_gate
 def test_what_no_window_begins_anew_is_refused(step, compiles):
     own, words = Step(), REFUSED[step]
     with pytest.raises(scaler.InvalidArgument, match=rf"the variable 'kept:0' keeps.*{words}.*unscaled=True"):
@@ -211,7 +210,6 @@ WINDOWS = [
 
 @pytest.mark.slow_with("xla-masked")
 @modes_with(("step",), graph=[(step,) for step in WINDOWS], xla=[(masked,)])
-@open_gate
 def test_a_window_works_and_a_warning_says_what_it_needs(execute, step):
     own = Step()
     run = execute(lambda: step(own))
@@ -226,7 +224,6 @@ def test_a_window_works_and_a_warning_says_what_it_needs(execute, step):
 
 
 @pytest.mark.parametrize("step", [assign_add, where])
-@open_gate
 def test_so_does_one_in_a_loop_of_the_graph(step):
     own = Step()
 
@@ -242,7 +239,6 @@ def test_so_does_one_in_a_loop_of_the_graph(step):
 
 @pytest.mark.parametrize("strategy", [scaler.Static(2.0**7), scaler.NoScaling()])
 @pytest.mark.parametrize("step", [momentum, last_gradient, where])
-@open_gate
 def test_a_scale_that_cannot_move_is_not_suspected(step, strategy):
     own = Step(strategy)
     tf.function(lambda: step(own))()  # A warning would be an error.
@@ -405,7 +401,6 @@ HEALTHY = [
 
 @pytest.mark.exhaustive_with("two_applies")
 @pytest.mark.parametrize("step", HEALTHY)
-@open_gate
 def test_other_steps_that_keep_something_are_not_suspected(step):
     own = Step()
     run = tf.function(lambda: step(own), autograph=step is sum_inside_of_one_call)
@@ -414,7 +409,6 @@ def test_other_steps_that_keep_something_are_not_suspected(step):
 
 
 @pytest.mark.parametrize("how", ["the last one", "a momentum", "a window", "one scale", "unscaled", "a norm"])
-@open_gate
 def test_what_a_loop_carries_from_pass_to_pass(how):
     loss_scaler, weight = scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1)), tf.Variable([0.0])
 

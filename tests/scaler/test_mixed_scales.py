@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import open_gate, plain_descent
+from scaler_cases import plain_descent
 
 import scaler
 
@@ -70,7 +70,6 @@ def a_list_with_one_unscaled(tape, first, second, losses):
         (a_list_with_one_unscaled, "scaled a part of these gradients|went through unscale already"),
     ],
 )
-@open_gate
 def test_parts_of_other_scales_are_refused(make, words, compiles):
     step, u, v = parts(make)
     with pytest.raises(scaler.InvalidArgument, match=words):
@@ -79,7 +78,6 @@ def test_parts_of_other_scales_are_refused(make, words, compiles):
     assert not np.any(v.numpy())
 
 
-@open_gate
 def test_a_list_of_unscaled_gradients_with_a_scaled_one_among_them():
     step, *_ = parts(a_list_with_one_unscaled)
     with pytest.warns(scaler.ScaleWarning, match="too large by this factor"):
@@ -104,7 +102,6 @@ def a_penalty_by_another(tape, first, second, losses):
 
 
 @pytest.mark.parametrize("make", [sum_of_one_scaler, a_penalty_by_another])
-@open_gate
 def test_sums_of_one_scale_are_taken(make):
     step, u, v = parts(make)
     assert tf.function(step)()
@@ -130,7 +127,6 @@ def test_losses_with_a_scale_each_are_added_up():
 
 @pytest.mark.slow_with("each takes its own")
 @pytest.mark.parametrize("how", ["one takes both", "each takes its own", "in its branch"])
-@open_gate
 def test_branches_of_two_scalers(how):
     one, other = scaler.LossScaler(scaler.Static(2.0**10)), scaler.LossScaler(scaler.Static(2.0**6))
     weight = tf.Variable([0.0])

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import modes, open_gate, plain_descent
+from scaler_cases import modes, plain_descent
 
 import scaler
 
@@ -180,25 +180,21 @@ def a_step_by_hand(scaled, **named):
 
 
 @pytest.mark.parametrize("power", POWERS)
-@open_gate
 def test_another_power_of_the_scale_is_refused(power):
     with pytest.raises(scaler.InvalidArgument, match=f"they grow with its power of {power}\\."):
         a_step_by_hand(POWERS[power])()
 
 
 @pytest.mark.parametrize("how", FIRST_POWERS)
-@open_gate
 def test_what_comes_back_to_the_first_power_is_not(how):
     assert a_step_by_hand(FIRST_POWERS[how])()
 
 
-@open_gate
 def test_a_scale_of_ones_own_may_be_any_function_of_it():
     assert a_step_by_hand(POWERS["0.5"], loss_scale=tf.sqrt)()
 
 
 @pytest.mark.parametrize("read", READS)
-@open_gate
 def test_a_loss_that_was_scaled_by_hand(read):
     def scaled(function):
         loss_scaler, weights = scaler.LossScaler(scaler.Dynamic(SCALE)), tf.Variable(START)
@@ -219,7 +215,6 @@ def test_a_loss_that_was_scaled_by_hand(read):
 
 
 @pytest.mark.parametrize("kind", ["scale_of_gradients", "loss_scale"])
-@open_gate
 def test_a_limit_that_moves_with_the_scale_is_no_mistake(kind):
     loss_scaler, weights = scaler.LossScaler(scaler.Dynamic(SCALE)), tf.Variable(START)
 
@@ -251,7 +246,6 @@ def test_a_scale_of_one_multiplies_nothing(strategy):
     np.testing.assert_allclose(gradient(square, strategy=strategy), gradient(square, scaled=False))
 
 
-@open_gate
 def test_a_limit_that_may_be_scaled_is_not_judged():
     """An argument may be the scaled loss of an earlier step, and a variable an average of such losses."""
     loss_scaler, weights, average = scaler.LossScaler(scaler.Dynamic(SCALE)), tf.Variable(START), tf.Variable(1e6)
@@ -279,7 +273,6 @@ def test_unscale_refuses_it_too():
 
 
 @modes("graph", "xla")
-@open_gate
 def test_micro_batches_in_a_loop(execute):
     loss_scaler, weights = scaler.LossScaler(scaler.Dynamic(SCALE)), tf.Variable(START)
 

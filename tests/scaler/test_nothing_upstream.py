@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
-from scaler_cases import gradients_of, open_gate, plain_descent
+from scaler_cases import gradients_of, plain_descent
 
 import scaler
 
@@ -35,7 +35,6 @@ def run(step, factor=1.0):
 
 @pytest.mark.slow_with("True")
 @pytest.mark.parametrize("jit_compile", [False, True])
-@open_gate
 def test_a_log_of_the_scale_hides_nothing(jit_compile):
     loss_scaler = scaler.LossScaler()
     assert loss_scaler.loss_scale == 2.0**15
@@ -52,7 +51,6 @@ def test_a_log_of_the_scale_hides_nothing(jit_compile):
         lambda: tf.random.stateless_truncated_normal([], [1, 2]),
     ],
 )
-@open_gate
 def test_nor_does_a_number_that_is_drawn(draw):
     """As the time of a diffusion, or the weight of a mixture."""
     loss_scaler = scaler.LossScaler()
@@ -61,7 +59,6 @@ def test_nor_does_a_number_that_is_drawn(draw):
         run(a_step(loss_scaler, tf.Variable([1.0, 2.0, 3.0]), lambda loss, _: loss * draw()))
 
 
-@open_gate
 def test_a_scale_in_another_function_hides_nothing():
     loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
     run(a_step(loss_scaler, weight, lambda loss, _: loss_scaler.scale(loss)))
@@ -122,7 +119,6 @@ class ByHand:
 
 @pytest.mark.slow_with("branch")
 @pytest.mark.parametrize("how", [name for name in vars(ByHand) if not name.startswith("_")])
-@open_gate
 def test_no_loss_scaled_by_hand_is_suspected(how):
     by_hand = ByHand()
     with warnings.catch_warnings():
@@ -133,7 +129,6 @@ def test_no_loss_scaled_by_hand_is_suspected(how):
 @pytest.mark.exhaustive_with("False-GRU", "False-LSTM", "False-SimpleRNN", "True-GRU", "True-LSTM")
 @pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
 @pytest.mark.parametrize("unroll", [False, True])
-@open_gate
 def test_no_recurrent_model_is_suspected(layer, unroll):
     model = keras.Sequential([keras.Input((4, 3)), layer(2, unroll=unroll)])
     loss_scaler, weights = scaler.LossScaler(), model.trainable_variables
@@ -147,7 +142,6 @@ def test_no_recurrent_model_is_suspected(layer, unroll):
     assert step(tf.ones([2, 4, 3]))
 
 
-@open_gate
 def test_gradients_from_another_function_are_not_suspected():
     loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
 
@@ -162,7 +156,6 @@ def test_gradients_from_another_function_are_not_suspected():
     assert decay_and_apply(gradient())
 
 
-@open_gate
 def test_a_list_that_a_loop_fills_is_not_suspected():
     loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
 
@@ -179,7 +172,6 @@ def test_a_list_that_a_loop_fills_is_not_suspected():
 
 @pytest.mark.exhaustive_with("float16")
 @pytest.mark.parametrize("kind", ["float32", "float16"])
-@open_gate
 def test_sums_of_scaled_gradients_that_the_user_keeps_are_not_suspected(kind):
     loss_scaler, weight = scaler.LossScaler(), tf.Variable(tf.ones([3], kind))
     masters, kept = scaler.MasterWeights([weight]), tf.Variable(tf.zeros([3]))
@@ -201,7 +193,6 @@ def test_sums_of_scaled_gradients_that_the_user_keeps_are_not_suspected(kind):
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])
-@open_gate
 def test_a_forgotten_scale_is_seen_where_there_are_masters(kind):
     loss_scaler, weight = scaler.LossScaler(), tf.Variable(tf.ones([3], kind))
     masters = scaler.MasterWeights([weight])
@@ -268,7 +259,6 @@ def by_hand_steps(loss_scaler, weight):
 @pytest.mark.slow_with("a flat sum")
 @pytest.mark.exhaustive_with("a vector", "an odd constant", "quantised", "stop_gradient")
 @pytest.mark.parametrize("how", by_hand_steps(scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])))
-@open_gate
 def test_a_scale_that_comes_by_an_unusual_way_is_not_suspected(how):
     loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
     assert loss_scaler.loss_scale == 2.0**15
@@ -277,7 +267,6 @@ def test_a_scale_that_comes_by_an_unusual_way_is_not_suspected(how):
 
 
 @pytest.mark.parametrize("how", ["fill", "output gradients", "scale of one", "scale of ones like the loss"])
-@open_gate
 def test_and_it_is_what_divides_them(how):
     loss_scaler, weight = scaler.LossScaler(scaler.Dynamic(2.0**10)), tf.Variable([1.0, 2.0, 3.0])
     with tf.GradientTape() as tape:
@@ -289,7 +278,6 @@ def test_and_it_is_what_divides_them(how):
     np.testing.assert_allclose(weight, alone, rtol=1e-6)
 
 
-@open_gate
 def test_flat_gradients_given_as_one_argument_are_not_suspected():
     loss_scaler, weight = scaler.LossScaler(), tf.Variable(tf.ones([2, 3]))
     assert loss_scaler.loss_scale == 2.0**15

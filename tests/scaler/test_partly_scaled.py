@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import tensorflow as tf
-from scaler_cases import open_gate, plain_descent
+from scaler_cases import plain_descent
 
 import scaler
 
@@ -74,14 +74,12 @@ def run(loss_of, made):
 
 @pytest.mark.slow_with("a penalty is added to the scaled loss", "gradients are summed")
 @pytest.mark.parametrize("case", MISTAKES)
-@open_gate
 def test_an_unscaled_part_is_noticed(case):
     with pytest.warns(scaler.ScaleWarning, match=SAID):
         run(*MISTAKES[case])
 
 
 @pytest.mark.parametrize("case", FINE)
-@open_gate
 def test_nothing_else_is(case):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -90,7 +88,6 @@ def test_nothing_else_is(case):
 
 
 @pytest.mark.parametrize("other", ["plain", "none", "scaled"])
-@open_gate
 def test_a_branch_that_does_not_scale_is_noticed(other):
     model = Model()
     weight = tf.Variable(tf.ones([3, 2]))
@@ -113,7 +110,6 @@ def test_a_branch_that_does_not_scale_is_noticed(other):
     assert any(SAID in str(one.message) for one in said) == (other == "plain")
 
 
-@open_gate
 def test_a_gradient_that_is_a_new_value_is_not_scaled():
     model = Model()
     model.second.overwrite_with_gradient = True
@@ -128,7 +124,6 @@ def test_a_gradient_that_is_a_new_value_is_not_scaled():
         step(tf.ones([4, 3]))
 
 
-@open_gate
 def test_a_step_along_the_normalised_gradient_is_no_sum_of_gradients():
     """As sharpness-aware minimisation takes it: the second forward pass adds scaled gradients to weights."""
     model = Model()

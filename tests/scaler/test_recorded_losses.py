@@ -6,7 +6,7 @@ import warnings
 import keras
 import pytest
 import tensorflow as tf
-from scaler_cases import open_gate, plain_descent
+from scaler_cases import plain_descent
 
 import scaler
 
@@ -180,7 +180,6 @@ def of_a_copy(step):
     ],
     ids=lambda way: way.__name__,
 )
-@open_gate
 def test_nothing_is_said_of_what_is_right_or_not_known(way):
     step = Step(scaler.LossScaler(scaler.Dynamic(8.0)))
     with warnings.catch_warnings():

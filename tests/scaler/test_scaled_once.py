@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import gradients_of, modes, open_gate, plain_descent
+from scaler_cases import gradients_of, modes, plain_descent
 
 import loops
 import scaler
@@ -34,7 +34,6 @@ def test_a_loss_scaled_twice_is_refused(execute):
         *((True, "half"), (True, "branch")),
     ],
 )
-@open_gate
 def test_whatever_comes_between(between, jit):
     loss_scaler, other, variable = scaler.LossScaler(STATIC), scaler.LossScaler(STATIC), weight()
 
@@ -112,7 +111,6 @@ def test_a_loss_function_that_scales_in_a_train_step_or_under_fit():
 
 
 @modes("eager", "graph")
-@open_gate
 def test_gradients_unscaled_twice_are_refused(execute):
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
@@ -127,7 +125,6 @@ def test_gradients_unscaled_twice_are_refused(execute):
 
 
 @pytest.mark.parametrize("between", ["clip", "add", "slices"])
-@open_gate
 def test_gradients_changed_between_the_two(between):
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
@@ -167,7 +164,6 @@ def test_tf_keras_names_unscale_once():
 
 @pytest.mark.slow_with("graph")
 @modes("eager", "graph")
-@open_gate
 def test_sums_of_losses_penalties_and_inner_steps_are_no_mistake(execute):
     """Several scaled losses, a penalty on unscaled gradients, an inner step whose weights the outer loss depends on."""
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
@@ -192,7 +188,6 @@ def test_sums_of_losses_penalties_and_inner_steps_are_no_mistake(execute):
     assert all(execute(step)())
 
 
-@open_gate
 def test_a_penalty_divided_by_hand_is_no_mistake():
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
@@ -210,7 +205,6 @@ def test_a_penalty_divided_by_hand_is_no_mistake():
 
 
 @modes("eager", "graph", "xla")
-@open_gate
 def test_the_marks_change_no_value_and_no_gradient(execute):
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
@@ -233,7 +227,6 @@ def test_the_marks_change_no_value_and_no_gradient(execute):
         *((False, "scale", "unscale"), (False, "by hand", "apply"), (False, "before the tape", "unscale")),
     ],
 )
-@open_gate
 def test_gradients_that_another_scaler_scaled(method, how, inner):
     first, second, variable = scaler.LossScaler(scaler.Dynamic(8.0)), scaler.LossScaler(scaler.Dynamic(2.0)), weight()
 
@@ -258,7 +251,6 @@ def test_gradients_that_another_scaler_scaled(method, how, inner):
     np.testing.assert_array_equal(variable.numpy(), before)
 
 
-@open_gate
 def test_an_inner_step_by_another_scaler_is_no_mistake():
     inner, outer, variable = scaler.LossScaler(STATIC), scaler.LossScaler(scaler.Dynamic(2.0)), weight()
     plain = scaler.LossScaler(scaler.NoScaling())
@@ -279,7 +271,6 @@ def test_an_inner_step_by_another_scaler_is_no_mistake():
 
 
 @pytest.mark.parametrize("between", ["clip", "add", "window"])
-@open_gate
 def test_changed_between_the_two_in_an_eager_step(between):
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
     total = tf.Variable([0.0, 0.0])
@@ -298,7 +289,6 @@ def test_changed_between_the_two_in_an_eager_step(between):
         loss_scaler.apply(plain_descent, changed(loss_scaler.unscale(grads())), [variable])
 
 
-@open_gate
 def test_a_look_at_unscaled_gradients_is_no_mistake():
     loss_scaler, variables = scaler.LossScaler(STATIC), [weight(), weight()]
 
@@ -321,7 +311,6 @@ def test_a_look_at_unscaled_gradients_is_no_mistake():
 
 
 @pytest.mark.parametrize("when", ["in the tape", "before it"])
-@open_gate
 def test_a_loss_multiplied_by_the_scale_is_not_scaled_again(when):
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
@@ -338,7 +327,6 @@ def test_a_loss_multiplied_by_the_scale_is_not_scaled_again(when):
 
 
 @pytest.mark.parametrize("inverse", [False, True])
-@open_gate
 def test_a_penalty_unscaled_by_hand_is_part_of_the_loss(inverse):
     loss_scaler, variable, x = scaler.LossScaler(STATIC), weight(), tf.constant([2.0, 3.0])
 

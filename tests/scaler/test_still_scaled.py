@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from scaler_cases import gradients_of, open_gate
+from scaler_cases import gradients_of
 
 import scaler
 
@@ -57,19 +57,16 @@ RIGHT = [[[0.375, 1.0], [2.375, 3.0]], [0.375, 1.0]]
 
 
 @pytest.mark.parametrize("how", UNSCALED)
-@open_gate
 def test_unscaled_gradients_are_not_suspected(how):
     assert run(UNSCALED[how]) == RIGHT
 
 
-@open_gate
 def test_a_scale_read_once_for_both_is_not_suspected():
     by_hand = run(lambda loss_scaler, grads, scale: [grad / scale for grad in grads], by_hand=True)
     assert by_hand == RIGHT
 
 
 @pytest.mark.parametrize("how", ["argument", "inverse", "variable"])
-@open_gate
 def test_a_scale_that_comes_from_outside_is_not_suspected(how):
     weight, loss_scaler = tf.Variable([1.0, 2.0]), scaler.LossScaler(scaler.Dynamic(1024.0))
     own = tf.Variable(1024.0)
@@ -84,14 +81,12 @@ def test_a_scale_that_comes_from_outside_is_not_suspected(how):
     assert weight.numpy().tolist() == [0.75, 1.5]
 
 
-@open_gate
 def test_a_constant_is_taken_off_by_hand_as_tutorials_do():
     by_hand = run(lambda loss_scaler, grads, scale: [grad / 1024.0 for grad in grads], strategy=scaler.Static(1024.0))
     assert by_hand == RIGHT
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-@open_gate
 def test_scaled_ones_are_named(by_hand):
     with pytest.warns(scaler.ScaleWarning, match=r"unscaled=True.*nothing divided them by the loss scale.*Leave"):
         run(lambda loss_scaler, grads, scale: [grad + 0.0 for grad in grads], by_hand=by_hand)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from mirrored import mirrored
 from models import kernels, two_layers
-from scaler_cases import gradients_of, open_gate
+from scaler_cases import gradients_of
 
 import scaler
 
@@ -51,7 +51,6 @@ WAYS = {
         ("in a branch", "float16"),
     ],
 )
-@open_gate
 def test_a_traced_function_does_not_train_a_layer_that_was_frozen(kind, way):
     made = two_layers(kind)
     masters = scaler.MasterWeights(made.trainable_variables) if kind == "float16" else None
@@ -71,7 +70,6 @@ def test_a_traced_function_does_not_train_a_layer_that_was_frozen(kind, way):
     assert kernels(made) != before
 
 
-@open_gate
 def test_masters_of_a_layer_do_not_take_the_gradients_of_another():
     """The two lists have the same lengths and shapes."""
     made = two_layers("float16", frozen=[1])
@@ -84,7 +82,6 @@ def test_masters_of_a_layer_do_not_take_the_gradients_of_another():
     assert kernels(made) == before
 
 
-@open_gate
 def test_what_has_no_gradient_may_be_frozen():
     made = two_layers("float16")
     masters = scaler.MasterWeights(made.trainable_variables)
@@ -97,7 +94,6 @@ def test_what_has_no_gradient_may_be_frozen():
     assert kernels(made)[1] != before[1]
 
 
-@open_gate
 def test_variables_that_were_never_trainable_may_be_trained_by_name():
     made = two_layers(frozen=[0, 1])
     run = tf.function(written(made, SGD(0.1), given=made.layers[1].weights))
@@ -105,7 +101,6 @@ def test_variables_that_were_never_trainable_may_be_trained_by_name():
         assert run(X)
 
 
-@open_gate
 def test_a_new_trace_follows():
     made = two_layers()
     optimizer = SGD(0.1)
@@ -223,7 +218,6 @@ def adversary(kind="float32"):
         *(("nested", "float16"), ("in a loop", "float16"), ("in a branch", "float32")),
     ],
 )
-@open_gate
 def test_a_step_may_make_trainable_what_it_freezes_again(kind, way):
     made, step = adversary(kind)
     run = WAYS[way](step)
@@ -262,7 +256,6 @@ def test_a_step_on_replicas_may_make_trainable_what_it_freezes_again(place):
         run(X)
 
 
-@open_gate
 def test_a_change_beside_those_of_the_step_itself_is_noticed():
     made, step = adversary()
     run = tf.function(step)
@@ -274,7 +267,6 @@ def test_a_change_beside_those_of_the_step_itself_is_noticed():
     assert run(X)
 
 
-@open_gate
 def test_a_layer_frozen_between_a_trace_and_its_first_call_is_noticed():
     made = two_layers()
     optimizer = SGD(0.1)
@@ -299,7 +291,6 @@ def with_a_snapshot(made):
 
 @pytest.mark.exhaustive_with("nested")
 @pytest.mark.parametrize("way", ["graph", "nested"])
-@open_gate
 def test_a_layer_that_was_unfrozen_is_noticed_by_the_snapshot(way):
     made = two_layers(frozen=[0])
     run = WAYS[way](with_a_snapshot(made))
@@ -317,7 +308,6 @@ def test_a_layer_that_was_unfrozen_is_noticed_by_the_snapshot(way):
     assert run(X)
 
 
-@open_gate
 def test_a_layer_that_was_unfrozen_before_the_first_step_is_trained_in_silence():
     made = two_layers(frozen=[0])
     run = tf.function(with_a_snapshot(made))
@@ -328,7 +318,6 @@ def test_a_layer_that_was_unfrozen_before_the_first_step_is_trained_in_silence()
     assert kernels(made)[0] != before[0]
 
 
-@open_gate
 def test_in_an_eager_step_the_optimizer_says_so():
     made = two_layers(frozen=[0])
     step = with_a_snapshot(made)
@@ -338,7 +327,6 @@ def test_in_an_eager_step_the_optimizer_says_so():
         step(X)
 
 
-@open_gate
 def test_a_call_asks_the_host_for_little():
     """TensorFlow takes longer over each question before a call than the answer."""
     made = two_layers("float32")

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import gradients_of, modes, open_gate, plain_descent
+from scaler_cases import gradients_of, modes, plain_descent
 
 import scaler
 
@@ -61,7 +61,6 @@ WAYS = KNOWN | IN_LOOPS
 @pytest.mark.slow_with("bits", "fft")
 @pytest.mark.exhaustive_with("bits", "TensorArray", "integers", "map_fn", "stop_gradient", "string")
 @pytest.mark.parametrize("way", WAYS)
-@open_gate
 def test_two_steps_of_another_model_come_between(way):
     loss_scaler, weight, other = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4)), tf.Variable([0.0])
 
@@ -81,7 +80,6 @@ def test_two_steps_of_another_model_come_between(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@open_gate
 def test_another_scaler_is_refused(way):
     one, other, weight = scaler.LossScaler(GROWS), scaler.LossScaler(scaler.Dynamic(2.0**6)), tf.Variable(tf.zeros(4))
 
@@ -96,7 +94,6 @@ def test_another_scaler_is_refused(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@open_gate
 def test_steps_of_their_own_are_right(way):
     loss_scaler, weight = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4))
 
@@ -113,7 +110,6 @@ def test_steps_of_their_own_are_right(way):
 @pytest.mark.slow_with("False-xla")
 @modes("graph", "xla")
 @pytest.mark.parametrize("other_scaler", [False, True])
-@open_gate
 def test_a_recurrent_model(execute, other_scaler):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([5, 3]), keras.layers.LSTM(4)])
@@ -142,7 +138,6 @@ def test_a_recurrent_model(execute, other_scaler):
 
 
 @pytest.mark.parametrize("loop", ["TensorArray", "map_fn"])
-@open_gate
 def test_a_loss_scaled_in_a_list_is_not_scaled_again(loop):
     loss_scaler, weight = scaler.LossScaler(GROWS), tf.Variable(1.0)
 
@@ -161,7 +156,6 @@ def test_a_loss_scaled_in_a_list_is_not_scaled_again(loop):
         step()
 
 
-@open_gate
 def test_unscaled_gradients_of_a_list_are_not_unscaled_again():
     loss_scaler, weight = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4))
 
@@ -177,7 +171,6 @@ def test_unscaled_gradients_of_a_list_are_not_unscaled_again():
 
 
 @modes("graph")
-@open_gate
 def test_masks_indices_and_weights_of_a_loss_carry_nothing(execute):
     """What another step's gradients decide is no gradient of it: the scale that moved since divides these."""
     loss_scaler, weight = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4))
