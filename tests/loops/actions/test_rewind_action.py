@@ -153,7 +153,7 @@ def test_a_step_after_what_was_left_out_is_not_replayed_wrongly(tmp_path):
 @pytest.mark.exhaustive
 def test_one_spike_is_left_to_the_guard(tmp_path):
     run = Run(tmp_path, batches(bad=(30, 40))).run()
-    assert [row["step"] for row in run.rows() if row["cause"] == "SPIKE"] == [30, 40]
+    assert [row["step"] for row in run.rows() if row["cause"] == scaler.Cause.SPIKE] == [30, 40]
     assert not (tmp_path / "ckpt" / NAME).exists()
 
 
