@@ -138,7 +138,7 @@ def test_a_variable_more_costs_a_few_operations_on_each_replica():
         passing_on = ("Placeholder", "Const", "NoOp", "Identity", "EnsureShape")
         return sum(each.type not in passing_on for one in (graph, branch) for each in one.get_operations())
 
-    assert (cost(4) - cost(2)) / 2 <= 2 * 4 + 6
+    assert (cost(8) - cost(4)) / 4 <= 2 * 4 + 6
 
 
 def test_a_variable_that_its_gradient_overwrites_gets_the_value_itself(chunks):
