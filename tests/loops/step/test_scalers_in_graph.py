@@ -259,8 +259,8 @@ def test_a_reader_of_another_steps_scaler_is_counted_by_its_own_also_where_it_is
     ) == loops.Counters(12, 12, 11)
 
 
-@pytest.mark.slow_with("says0-12-4")
-@pytest.mark.exhaustive_with("says1-12-1")
+@pytest.mark.slow_with("says1-12-4")
+@pytest.mark.exhaustive_with("says2-12-1")
 @pytest.mark.parametrize(
     ("says", "applied", "steps_per_call"),
     [
