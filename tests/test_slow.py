@@ -32,7 +32,7 @@ class Seen:
         named = sorted({f"{item.nodeid.partition('[')[0]}[{name}]" for item, mark in marks for name in mark.args})
         pathlib.Path(sys.argv[1]).write_text(json.dumps({"tiers": found, "named": named}))
 
-sys.exit(pytest.main(["--collect-only", "-p", "no:cacheprovider", "-m", ""], plugins=[Seen()]))
+sys.exit(pytest.main(["--collect-only", "-p", "no:cacheprovider", "-p", "no:syrupy", "-m", ""], plugins=[Seen()]))
 """
 
 
