@@ -37,6 +37,7 @@ def rig(request):
     return cases.Rig(cases.mirrored(replicas), model, optimizer, **arguments)
 
 
+@pytest.mark.dear("a rig is traced for each way of taking steps on replicas")
 @pytest.mark.slow_with("python loop, float32-data")
 @pytest.mark.exhaustive_with(
     "in-graph loop-gradients",

@@ -269,6 +269,7 @@ many = functools.cache(Many)
 """The same each time, traced once."""
 
 
+@pytest.mark.dear("XLA compiles two optimizers")
 @pytest.mark.parametrize(
     ("size", "mode", "select"), [(3, "eager", None), (3, "graph", None), (3, "graph", True), (2, "xla", None)]
 )

@@ -74,6 +74,7 @@ def by_calls():
     return rig, rig.run(batches()), raw(rig.variables())
 
 
+@pytest.mark.dear("a real step is traced for its calls, and again in the loop")
 @pytest.mark.slow_with("1-goals1", "1-goals2", "1000-goals3")
 @pytest.mark.parametrize(("steps_per_call", "goals"), [(7, [5, 6, 20]), (1, [20]), (1, [5, 6, 20]), (1000, [20])])
 def test_a_loop_equals_calls_of_its_step_bit_for_bit(by_calls, steps_per_call, goals):

@@ -114,6 +114,7 @@ def a_batch(x):
     return tf.constant(x), tf.zeros((8, 4))
 
 
+@pytest.mark.dear("an encoder for each way in which a step may reach it, all of them traced")
 @pytest.mark.slow_with("nested-in turn", "nested-one pass")
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("names", [("module",), NESTED], ids=["module", "nested"])
