@@ -30,6 +30,7 @@ def test_every_page_with_python_is_run_by_a_test():
     assert [name for name in named if not re.search(rf'["/]{re.escape(name)}"', running)] == []
 
 
+@pytest.mark.dear("a page is one program, with all that it shows")
 @pytest.mark.slow_with("resume.md", "formats.md")
 @pytest.mark.parametrize(
     "page",

@@ -42,6 +42,7 @@ def test_clean_steps_are_those_of_keras_bit_for_bit(inner):
     assert weights[0] == weights[1] == weights[2]
 
 
+@pytest.mark.dear("compiles and fits a model in each mode")
 @pytest.mark.exhaustive_with(
     "float16-auto", "mixed_float16-eager", "mixed_float16-several by XLA", "mixed_float16-several steps"
 )

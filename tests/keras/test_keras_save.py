@@ -58,6 +58,7 @@ def go_on(model, kind="ema"):
     return logs, everything(model)
 
 
+@pytest.mark.dear("fits a model, and its copy once it was loaded")
 @pytest.mark.exhaustive_with("float16-window")
 @pytest.mark.parametrize(("policy", "kind"), [("float16", "ema"), ("float16", "window")])
 def test_training_goes_on_bit_for_bit(policy, kind, tmp_path):

@@ -58,6 +58,7 @@ def hidden(run, named=False):
     return loops.Loop(step, data, actions=actions, steps_per_call=1)
 
 
+@pytest.mark.dear("a cure trains with one remedy after another, each traced anew")
 @pytest.mark.parametrize("named", [False, True])
 def test_a_model_that_the_step_does_not_name_is_cured(tmp_path, named):
     hidden(tmp_path, named).run(1)

@@ -79,6 +79,7 @@ def on_replicas(accumulate):
     return step, call
 
 
+@pytest.mark.dear("traces a step with retries on two replicas")
 @pytest.mark.exhaustive_with("2-0", "2-1", "1-1")
 @pytest.mark.slow_with("1-1", "2-0", "2-1")
 @pytest.mark.parametrize("replica", [0, 1])
@@ -148,6 +149,7 @@ def of_second(weights):
     return [weight.values[1].numpy().tolist() for weight in weights]
 
 
+@pytest.mark.dear("traces a step with retries on two replicas")
 def test_a_batch_that_one_replica_cannot_use_is_skipped_though_another_could_retry(two_lines):
     """The first has an infinite loss with finite gradients, and the second overflows."""
     loss_scaler, weights, take = two_lines

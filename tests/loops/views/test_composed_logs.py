@@ -53,6 +53,7 @@ def runs(tmp_path_factory):
     return folders
 
 
+@pytest.mark.dear("two runs of a composed step")
 def test_two_runs_are_compared_by_the_losses_of_their_parts(runs):
     found = compare(*runs)
     assert [row.name for row in found.rows if row.parts_at is not None] == ["loss of actor"]
