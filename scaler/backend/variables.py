@@ -157,4 +157,15 @@ def owner_of(variable: object) -> Any:
     return None if reference is None else reference()
 
 
+def mark_private(variable: tf.Variable) -> None:
+    """Records that a variable is a scaler's own, though a graph that assigns it makes no decision."""
+    for part in (variable, *getattr(variable, "values", ())):
+        object.__setattr__(part, _OWNER, lambda: None)
+
+
+def is_of_a_scaler(variable: object) -> bool:
+    """Whether `mark_owner` or `mark_private` was called with the variable."""
+    return hasattr(variable, _OWNER)
+
+
 _OWNER = "_halfstep_owner"

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 import keras
 import tensorflow as tf
 
+from scaler.backend.autograph import as_written
 from scaler.errors import InvalidArgument
 from scaler.formats.accumulators import ACCUMULATORS, CHUNK, Accumulator
 from scaler.formats.bilinear import Einsum
@@ -116,6 +117,7 @@ class Emulated:
         """
         return found(model)
 
+    @as_written
     def einsum(self, equation: str, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
         """`tf.einsum` of two rounded operands, for a layer of your own: the right one counts as the weights.
 

@@ -14,7 +14,7 @@ from scaler.backend import replicas
 from scaler.backend.assignments import assigned_since
 from scaler.backend.graphs import variables_read
 from scaler.backend.layers import alive, calls_noted, layers_of, owners_of, state_of
-from scaler.backend.variables import owner_of
+from scaler.backend.variables import is_of_a_scaler
 from scaler.errors import ScaleWarning
 from scaler.gate.rollback import Snapshot, all_finite
 
@@ -140,7 +140,8 @@ _UNKNOWN = (
 
 def _owned(graph: Any, assigned: set[int], left_out: set[int]) -> Iterator[tuple[tf.Variable, keras.layers.Layer]]:
     """The state of layers, each with a layer that holds it, among the variables that a graph assigns."""
-    read = {id(one): one for one in variables_read(graph).values() if owner_of(one) is None and id(one) not in left_out}
+    others = (one for one in variables_read(graph).values() if not is_of_a_scaler(one))
+    read = {id(one): one for one in others if id(one) not in left_out}
     return ((read[key], layer) for key, layer in owners_of(o for o in read.values() if _handle(o) in assigned).items())
 
 

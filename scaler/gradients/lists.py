@@ -18,6 +18,7 @@ from scaler.gradients.reduced import sums_of_squares
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 
+@as_written
 def unscale(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
     """Gradients of the loss from gradients of the scaled loss.
 

@@ -20,7 +20,7 @@ from scaler.backend import replicas
 from scaler.backend.assignments import assigned_by
 from scaler.backend.graphs import calls_functions, graphs_around, variables_read
 from scaler.backend.layers import owners_of
-from scaler.backend.variables import owner_of
+from scaler.backend.variables import is_of_a_scaler
 from scaler.errors import ScaleWarning
 from scaler.mistakes.sources import parameters
 from scaler.mistakes.upstream import Upstream
@@ -60,7 +60,7 @@ class _Steps:
     def moved(self) -> list[Moved]:
         """The state of layers among what was assigned."""
         new = [one.variable for ref, one in self.assigned.items() if ref not in self.is_state]
-        owners = owners_of(one for one in new if not _is_statistic(one) and owner_of(one) is None)
+        owners = owners_of(one for one in new if not (_is_statistic(one) or is_of_a_scaler(one)))
         for ref, one in self.assigned.items():
             self.is_state.setdefault(ref, _is_statistic(one.variable) or id(one.variable) in owners)
         return [one for ref, one in self.assigned.items() if self.is_state[ref]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.variables import mark_private
 
 
 class OpenStep:
@@ -27,6 +28,8 @@ class OpenStep:
         self.decided = replicas.local_variable(False, "decided")
         self.losses = 1
         self.loss = replicas.local_variable(0.0, "loss") if sums else None
+        for variable in (self.used, self.loss_finite, self.decided, *([] if self.loss is None else [self.loss])):
+            mark_private(variable)
 
     def begin(self, loss: tf.Tensor, loss_finite: tf.Tensor, loss_scale: tf.Tensor) -> None:
         """Records that a loss, which is finite or not, was multiplied by the scale."""
