@@ -96,10 +96,10 @@ def pytest_report_header():
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Marks the parameters that `slow_with` and `exhaustive_with` name, before `-m` chooses."""
-    if choose.selects_by_default():
-        items[:] = [item for item in items if not item.get_closest_marker("second_look")]
+    selects = choose.selects_by_default()
+    items[:] = [one for one in items if not (one.get_closest_marker("second_look") and (selects or _is(one, "xla")))]
     if config.getoption("--select"):
-        items[:] = [item for item in items if not _is_eager(item)]
+        items[:] = [item for item in items if not _is(item, "eager")]
     for item in items:
         for tier in TIERS:
             named = [name for mark in item.iter_markers(f"{tier}_with") for name in mark.args]
@@ -109,9 +109,9 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
-def _is_eager(item):
-    """Whether a parameter says that the test runs without a graph, where nothing selects."""
-    return "eager" in item.nodeid.partition("[")[2].rstrip("]").split("-")
+def _is(item, mode):
+    """Whether a parameter says that the test runs in one of the `MODES`: eager, nothing selects; in XLA, all does."""
+    return mode in item.nodeid.partition("[")[2].rstrip("]").split("-")
 
 
 def pytest_collection_finish(session):

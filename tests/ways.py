@@ -12,7 +12,7 @@ def select_always():
 
 def selects(mode):
     """Whether a step in one of the `MODES` selects."""
-    return mode != "eager" and choose.selects_by_default()
+    return mode == "xla" or (mode != "eager" and choose.selects_by_default())
 
 
 second_look = pytest.mark.second_look

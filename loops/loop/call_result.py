@@ -13,7 +13,7 @@ from loops.loop.counters import Counters, CounterVariables
 from loops.loop.outputs import Outputs
 from loops.support.errors import BadOutputs
 
-_EACH = 5
+_COUNTS, _READING = 5, 7
 """How many numbers the counters have, and each scaler's `reading`."""
 
 
@@ -36,14 +36,14 @@ class CallResult(NamedTuple):
 
 
 def status(steps: tf.Tensor | int, counters: CounterVariables, scalers: Iterable[scaler.LossScaler]) -> tf.Tensor:
-    """Everything but the outputs, computed in the graph of the call: float64 [1 + 5 + 5 for each scaler]."""
+    """Everything but the outputs, computed in the graph of the call: float64 [1 + 5 + 7 for each scaler]."""
     counts = tf.cast(counters.numbers(), tf.float64)
     return tf.concat([[tf.cast(steps, tf.float64)], counts, *(one.reading() for one in scalers)], axis=0)
 
 
 def status_size(scalers: Sequence[scaler.LossScaler]) -> int:
     """The length of `status`."""
-    return 1 + _EACH * (1 + len(scalers))
+    return 1 + _COUNTS + _READING * len(scalers)
 
 
 def call_result(
@@ -57,9 +57,8 @@ def call_result(
         counters: The variables that were read into `status`.
         scalers: The scalers that were read into `status`, in this order.
     """
-    rows = status[1:].reshape(-1, _EACH)
-    counts, contradiction = counters.read_from(rows[0])
-    readings = list(zip(scalers, rows[1:].tolist(), strict=False))
+    counts, contradiction = counters.read_from(status[1 : 1 + _COUNTS])
+    readings = list(zip(scalers, status[1 + _COUNTS :].reshape(-1, _READING).tolist(), strict=False))
     return CallResult(int(status[0]), outputs, counts, contradiction, readings)
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.devices import has_gpu
+from scaler.backend.graphs import in_xla
 from scaler.errors import InvalidArgument
 from scaler.gate.grouped import Grouped, grouped
 from scaler.gate.joined import Joined
@@ -103,11 +104,11 @@ def selects_here(asked: bool | None) -> bool:
 
 
 def selects_by_default() -> bool:
-    """Whether steps traced here wait for nothing if nobody chose: for a GPU.
+    """Whether steps traced here wait for nothing if nobody chose: for a GPU, and in what XLA compiles.
 
-    On a CPU the host decides in any case. XLA does not make a selected step faster there, and rounds it by the scale.
+    In a graph on a CPU the host decides in any case. XLA computes both branches' conditions apart, and fuses less.
     """
-    return has_gpu()
+    return has_gpu() or in_xla()
 
 
 def _proven_up_to(targets: Targets, sum_duplicates: bool) -> float | None:

@@ -11,6 +11,7 @@ from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.autograph import as_written
 from scaler.backend.graphs import in_xla
+from scaler.backend.packed import ByName
 from scaler.backend.tapes import tape_records
 from scaler.backend.variables import owner_of
 from scaler.checks import as_flag, as_loss, as_scale, as_variables, check_flag
@@ -45,7 +46,7 @@ from scaler.weights.masters import MasterWeights
 from scaler.weights.trainable import TrainableSet
 
 
-class LossScaler(tf.Module):
+class LossScaler(ByName):
     """Scales losses, unscales gradients, applies or skips steps, and adjusts the scale by a strategy.
 
         loss_scaler = scaler.LossScaler(scaler.Dynamic())
@@ -71,13 +72,17 @@ class LossScaler(tf.Module):
         select: How a graph keeps a skipped step from moving anything. With True every new value is
             `where(finite, new, old)`, and nothing waits for the decision. With False the update stands in a branch, for
             which a GPU waits at each step, and a skip is looked at more closely: docs/concepts/skips.md has the table.
-            Default: True on a GPU, for optimizers of Keras that are proven to keep finite values finite, else False.
+            Default: True on a GPU, and where XLA compiles the whole step, for optimizers of Keras that are proven to
+            keep finite values finite, else False.
             Weights, slots and scales are the same either way, but for last bits where XLA compiles the whole step.
 
     Raises:
         InvalidArgument: If `strategy` is not a strategy, or its state has no scalar `loss_scale`. In `apply`, if
             `select=True` does not fit the optimizer.
     """
+
+    ENTRIES = ("_state", "_counts", "_before_retries", "_open_step", "_last_skip")
+    VARIABLES = "_all_variables"
 
     def __init__(
         self,
@@ -96,11 +101,10 @@ class LossScaler(tf.Module):
         require_strategy(self.strategy)
         with tf.init_scope():
             self._stored, self._kept = StoredState(self.strategy), LastSkip()
-            self._calls = Calls(self.strategy, self._stored.fields["loss_scale"], self._stored.scale_now)
-        self._spikes = Spikes(self.strategy, self._stored)
-        step = self._calls.step
-        self._scale_used, self._loss_finite, self._decided = step.used, step.loss_finite, step.decided
-        self._loss, self._names = step.loss, Names()
+            stored = self._stored
+            self._calls = Calls(self.strategy, stored.floats.variable, stored.scale_now, stored.attempted)
+            self._spikes = Spikes(self.strategy, stored)
+        self._names = Names()
         if stuck is not None and not isinstance(stuck, StuckPolicy):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
         self.stuck = StuckPolicy() if stuck is None else stuck
@@ -117,12 +121,21 @@ class LossScaler(tf.Module):
         self._take_variables()
 
     def _take_variables(self) -> None:
-        # A checkpoint finds them by these names. What pickle made of dicts is not what TensorFlow tracked.
-        self._state, self._counts, self._last_skip = self._stored.fields, self._stored.counts, self._kept.variables
-        if self._stored.before_retries:
-            self._before_retries = self._stored.before_retries
-        self._stored.belong_to(self, lambda: self._watch.history.forget(), self._save_tensors)
-        self._kept.save_as_before()
+        # A checkpoint finds them by these names.
+        stored = self._stored
+        self._state, self._counts, before_retries = stored.belong_to(
+            self, lambda: self._watch.history.forget(), self._save_tensors
+        )
+        if before_retries:
+            self._before_retries = before_retries
+        self._open_step, self._last_skip = self._calls.step.entries(), self._kept.entries()
+        self._all_variables = [
+            stored.floats.variable,
+            stored.counts.variable,
+            *stored.apart.values(),
+            self._calls.step.variable,
+            self._kept.variable,
+        ]
 
     def _save_tensors(self, tensors: dict) -> None:
         self._tensor_state = tensors
@@ -153,6 +166,14 @@ class LossScaler(tf.Module):
         recognises gradients that carry such a value. Eager mode refuses them once the scale has moved.
         """
         return self._calls.scales_by_hand() if tape_records() else self._calls.reads()
+
+    def assign_scale(self, loss_scale: float) -> None:
+        """Gives the next loss another scale, outside of a step: to repeat a step at the scale that it had.
+
+        Args:
+            loss_scale: It is kept within the strategy's bounds as a step uses it.
+        """
+        self._state["loss_scale"].assign(loss_scale)
 
     @staticmethod
     def owner_of(variable: object) -> LossScaler | None:
@@ -378,9 +399,9 @@ class LossScaler(tf.Module):
             tf.convert_to_tensor(when),
             on_skip,
             self._stored.move if update else (lambda event, of_loss, done, when: None),
-            () if self._loss is None else (tf.identity(self._loss),),
+            () if self._calls.step.loss is None else (self._calls.step.loss,),
         )
-        self._calls.decided(decision.attempted)
+        self._calls.decided(None if update else decision.attempted)
         skip = decision.skip
         if diagnose is not None and not alone and not selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
@@ -523,7 +544,7 @@ class LossScaler(tf.Module):
         """Raises, warns or does nothing if the scaler makes no progress: the `stuck` policy decides.
 
         It also warns, once, if the last step was applied though its loss was not finite. Call it on the host now and
-        then: it reads five numbers. A `loops.Loop` calls it at each visit.
+        then: it reads seven numbers. A `loops.Loop` calls it at each visit.
 
         Args:
             reading: What `reading` returned. Default: it is read now.
@@ -543,7 +564,7 @@ class LossScaler(tf.Module):
         self._watch.look(self._who, now, *bounds, lambda: self.explain() if now.skipped else "", spikes)
 
     def reading(self) -> tf.Tensor:
-        """What `check` looks at, as one tensor, float64 [5], for a `tf.function` to return with other results."""
+        """What `check` looks at, as one tensor, float64 [7], for a `tf.function` to return with other results."""
         numbers = (*self._stored.looked_at(), self._calls.step.ended_unseen())
         return tf.stack([tf.cast(number, tf.float64) for number in numbers])
 

@@ -160,22 +160,21 @@ class Spikes:
     def limits(self) -> dict[str, tf.Tensor]:
         """What the next step's norm and loss may be, scalar float32, by the names "norm_limit" and "loss_limit"."""
         names = ["_".join((name, "limit")) for name in self._guard.watched] if self._guard else []
-        return {name: tf.identity(self._stored.fields[name]) for name in names}
+        return {name: self._stored.field(name) for name in names}
 
     def told(self, last_skip: Outcome) -> Outcome:
         """The outcome of the last skip, with the numbers of a spike."""
         if not self._guard:
             return last_skip
         spike = tf.equal(last_skip.cause, int(Cause.SPIKE))
-        value, usual, limit = tf.unstack(tf.where(spike, self._stored.fields["last_spike"], 0.0))
+        value, usual, limit = tf.unstack(tf.where(spike, self._stored.field("last_spike"), 0.0))
         return last_skip._replace(value=value, usual=usual, limit=limit)
 
     def too_many(self, consecutive_skips: int) -> str | None:
         """What is wrong if more steps in a row were spikes than may be, as the beginning of a sentence."""
         if not self._guard or not consecutive_skips:
             return None
-        # As a number a variable of several replicas is none.
-        spikes = int(tf.convert_to_tensor(self._stored.fields["spikes_in_a_row"]))
+        spikes = int(self._stored.field("spikes_in_a_row"))
         most = self._guard.most_in_a_row
         if spikes <= most:
             return None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.integers import saved_as_int32
+from scaler.backend.integers import on_any_device
+from scaler.backend.packed import Entry, Packed
 from scaler.backend.restores import awaited_shape, scope_of
 from scaler.backend.variables import (
     explain_other_shapes,
@@ -17,7 +18,6 @@ from scaler.backend.variables import (
     mark_owner,
     owner_of,
     shared_variable,
-    when_restored,
 )
 from scaler.errors import InvalidArgument
 from scaler.outcome.stuck import Reading
@@ -55,12 +55,13 @@ class Counters(NamedTuple):
 class StoredState:
     """The state of a strategy, and how many steps were decided. All replicas share the variables.
 
+    All float32 fields of the state are in one variable, and all counts in another.
+
     Attributes:
-        fields: The variables of the state, by the names of its fields.
-        counts: Those of the counters, by name. The higher bits of "attempted" and "consecutive_skips" count those of
-            them that were skipped because of their loss: a variable more would cost each step.
-        before_retries: For a guard, the state before the first retry of a step that is not decided yet. Its loss scale
-            is 0 if there was no retry. Empty for a strategy that has no spikes, or nothing to retry at.
+        floats: The float32 fields as "state.FIELD", and for a guard as "before.FIELD" those before the first retry of
+            a step that is not decided yet. Their loss scale is 0 if there was no retry.
+        counts: The integer fields likewise, and the counters.
+        apart: The variables of fields of another dtype, by name.
         tensors: The variables of the state that have a number for each variable of a step. Empty until the first step
             for a guard that watches each gradient, and always for others.
     """
@@ -74,14 +75,18 @@ class StoredState:
         self._int32 = int32_fields(fields)
         # How many variables a step has is not known yet.
         later = tensor_norms.FIELDS if self._by_tensor else ()
-        now = {field: value for field, value in fields.items() if field not in later}
-        self.fields = {field: shared_variable(value, field) for field, value in now.items()}
+        fields = {field: on_any_device(value) for field, value in fields.items() if field not in later}
         self.tensors: dict[str, tf.Variable] = {}
-        counts = ("attempted", "applied", "consecutive_skips")
-        self.counts = {field: shared_variable(tf.constant(0, tf.int64), field) for field in counts}
         retries = guard_of(strategy) is not None and only_scale(strategy) is None
-        kept = inner_of(state)._asdict() if retries else {}
-        self.before_retries = {field: shared_variable(tf.zeros_like(value), field) for field, value in kept.items()}
+        self._retried = inner_of(state)._fields if retries else ()
+        stored = {f"{_STATE}{field}": value for field, value in fields.items()}
+        stored |= {f"{_BEFORE}{field}": tf.zeros_like(fields[field]) for field in self._retried}
+        floats, whole = ({k: v for k, v in stored.items() if v.dtype == kind} for kind in _PACKED)
+        self.floats = Packed(floats, "loss_scaler_state", shared_variable)
+        self.counts = Packed({name: tf.constant(0, tf.int64) for name in _COUNTS} | whole, "counts", shared_variable)
+        others = {name: value for name, value in stored.items() if value.dtype not in _PACKED}
+        self.apart = {name: shared_variable(value, name.replace(".", "_")) for name, value in others.items()}
+        self._fields = tuple(fields)
 
     @property
     def _by_tensor(self) -> bool:
@@ -90,33 +95,71 @@ class StoredState:
 
     def belong_to(
         self, owner: object, on_restored: Callable[[], None], save_tensors: Callable[[dict[str, tf.Variable]], None]
-    ) -> None:
-        """Makes `owner` the owner of the variables, unless they have one, and calls `on_restored` after each restore.
+    ) -> tuple[dict, dict, dict]:
+        """Makes `owner` the owner of the variables, and calls `on_restored` after each restore of the counters.
 
-        A deep copy and an unpickled scaler have variables of their own. A shallow copy shares those of the original.
+        A deep copy and an unpickled scaler have variables of their own. A shallow copy shares those of the original,
+        and is not their owner.
 
         Args:
             owner: Which variables are found by.
             on_restored: Called whenever a checkpoint is restored.
             save_tensors: Called with `tensors` once there are any: a checkpoint has to find them.
+
+        Returns:
+            What a checkpoint holds: the fields of the state, the counters, and the state before retries, by name.
         """
-        own = (*self.fields.values(), *self.counts.values(), *self.before_retries.values(), *self.tensors.values())
-        if any(owner_of(variable) is not None for variable in own):
-            return
-        self._owner, self._save_tensors = weakref.ref(owner), save_tensors
-        for variable in own:
-            mark_owner(variable, owner)
-        for kept in (self.fields, self.before_retries):
-            for field in self._int32.intersection(kept):
-                saved_as_int32(kept[field])
-        for field, variable in self.fields.items():
-            explain_other_shapes(variable, f"{type(self._strategy).__name__}'s {field}", _OF_LENGTH)
-        if self.tensors:
-            self._explain_tensors()
-            save_tensors(self.tensors)
-        when_restored(self.counts["attempted"], on_restored)
-        if self._by_tensor:
-            when_restored(self.counts["applied"], self._make_awaited)
+        own = (self.floats.variable, self.counts.variable, *self.apart.values(), *self.tensors.values())
+        if not any(owner_of(variable) is not None for variable in own):
+            self._owner, self._save_tensors = weakref.ref(owner), save_tensors
+            for variable in own:
+                mark_owner(variable, owner)
+            if self.tensors:
+                self._explain_tensors()
+                save_tensors(self.tensors)
+
+        def restored() -> None:
+            on_restored()
+            if self._by_tensor:
+                self._make_awaited()
+
+        kind = type(self._strategy).__name__
+        state = {name: self._entry(f"{_STATE}{name}") for name in self._fields}
+        for name, entry in state.items():
+            if isinstance(entry, Entry):
+                entry.explained(f"{kind}'s {name}", _OF_LENGTH)
+        counts = {name: self.counts.entry(name) for name in _COUNTS}
+        counts["applied"].telling(restored)
+        return state, counts, {name: self._entry(f"{_BEFORE}{name}") for name in self._retried}
+
+    def _entry(self, name: str) -> Entry | tf.Variable:
+        packed = next((one for one in (self.floats, self.counts) if name in one), None)
+        return self.apart[name] if packed is None else packed.entry(name)
+
+    def _read(self) -> dict[str, tf.Tensor]:
+        """All that is stored, by name."""
+        apart = {name: tf.identity(variable) for name, variable in self.apart.items()}
+        return {**self.counts.read(), **self.floats.read(), **apart}
+
+    def _assign(self, stored: dict[str, tf.Tensor], when: tf.Tensor | None, before: dict[str, tf.Tensor]) -> None:
+        """Assigns on all replicas what has changed; called once for all of them, `when`, scalar bool, is true.
+
+        Args:
+            stored: As `_read` returns it, and the values of `tensors`.
+            when: None for always.
+            before: What was there before, likewise.
+        """
+        changed = {name for name, value in stored.items() if value is not before[name]}
+        for packed in (self.floats, self.counts):
+            if any(name in packed for name in changed):
+                self._assign_one(packed.variable, packed.joined(stored), when)
+        for name, variable in {**self.apart, **self.tensors}.items():
+            if name in changed:
+                self._assign_one(variable, stored[name], when)
+
+    @staticmethod
+    def _assign_one(variable: tf.Variable, value: tf.Tensor, when: tf.Tensor | None) -> None:
+        replicas.assign_alike(variable, value if when is None else tf.where(when, value, variable))
 
     def _make_awaited(self) -> None:
         """Makes `tensors` for the values that a checkpoint has of them: saved before a step they would be lost."""
@@ -125,7 +168,7 @@ class StoredState:
             return
         shape = awaited_shape(owner, TENSORS, tensor_norms.FIELDS[1])
         if shape is not None:
-            with scope_of(self.counts["applied"]):
+            with scope_of(self.counts.variable):
                 self.remember_tensors(shape[0])
 
     def _explain_tensors(self) -> None:
@@ -169,23 +212,35 @@ class StoredState:
 
     def now(self) -> Any:
         """The state, with a loss scale that a step may use."""
-        fields = {field: tf.identity(variable) for field, variable in (self.fields | self.tensors).items()}
+        return self._state_in(self._read() | {name: tf.identity(one) for name, one in self.tensors.items()})
+
+    def _state_in(self, stored: Mapping[str, tf.Tensor]) -> Any:
+        fields = {name: stored[f"{_STATE}{name}"] for name in self._fields} | {k: stored[k] for k in self.tensors}
         fields = as_taken(self._strategy, fields, self._int32)
         if self._by_tensor and not self.tensors:
             fields |= {field: getattr(self._strategy.init(), field) for field in tensor_norms.FIELDS}
         return usable_state(self._strategy, self._type(**fields))
 
+    def field(self, name: str) -> tf.Tensor:
+        """A field as it is stored."""
+        return self._read()[f"{_STATE}{name}"]
+
     def scale_now(self) -> tf.Tensor:
         """The loss scale that a step may use, scalar float32."""
         # Read in any case, which costs nothing where nobody uses it: by this a `Loop` finds the scaler in a step.
-        stored, only = tf.identity(self.fields["loss_scale"]), only_scale(self._strategy)
+        stored, only = self.floats.read()[_SCALE], only_scale(self._strategy)
         # As a constant it takes no operation to multiply by 1, or to divide by it.
         return usable_scale(self._strategy, stored) if only is None else tf.constant(only)
 
+    def attempted(self) -> tf.Tensor:
+        """How many steps were counted, scalar float32: modulo 2^24, up to where that is exact."""
+        return tf.cast(self.counts.read()["attempted"] % 2**24, tf.float32)
+
     def counters(self) -> Counters:
         """The counters as tensors."""
-        attempted, applied, consecutive = (tf.identity(variable) % _BAD for variable in self.counts.values())
-        return Counters(attempted, applied, attempted - applied, consecutive)
+        counts = self.counts.read()
+        attempted, applied = counts["attempted"], counts["applied"]
+        return Counters(attempted, applied, attempted - applied, counts["consecutive_skips"])
 
     def in_words(self) -> str:
         """The loss scale and the counters, for a person; in eager mode."""
@@ -196,15 +251,15 @@ class StoredState:
         )
 
     def looked_at(self) -> list[tf.Tensor]:
-        """What `reading` takes: three counters, and the loss scale as it is stored."""
-        return [tf.convert_to_tensor(one) for one in (*self.counts.values(), self.fields["loss_scale"])]
+        """What `reading` takes: the counters, and the loss scale as it is stored."""
+        counts = self.counts.read()
+        return [*(counts[name] for name in _COUNTS), self.floats.read()[_SCALE]]
 
-    def reading(self, attempted: float, applied: float, consecutive_skips: float, stored: float) -> Reading:
+    def reading(self, *numbers: float) -> Reading:
         """The numbers of `looked_at` on the host, with a loss scale that a step may use."""
-        usable = usable_scale_on_host(self._strategy, stored)
-        bad, attempts = divmod(int(attempted), _BAD)
-        bad_in_a_row, in_a_row = divmod(int(consecutive_skips), _BAD)
-        return Reading(attempts, attempts - int(applied), in_a_row, usable, bad, bad_in_a_row)
+        attempted, applied, in_a_row, bad, bad_in_a_row = map(int, numbers[:-1])
+        usable = usable_scale_on_host(self._strategy, numbers[-1])
+        return Reading(attempted, attempted - applied, in_a_row, usable, bad, bad_in_a_row)
 
     def read(self) -> Reading:
         """The counters and the loss scale as they are, on the host."""
@@ -214,31 +269,31 @@ class StoredState:
         """Assigns the state after overflows that were retried within a step. Every replica calls it, with the same."""
 
         def assign(strategy: Any, state: Any, retries: tf.Tensor) -> None:
-            after = type(state)(*(replicas.of_each(strategy, value)[0] for value in state))
+            after = {name: replicas.of_each(strategy, value)[0] for name, value in state._asdict().items()}
             retried = replicas.of_each(strategy, retries)[0] > 0
-            self._keep_where(retried)
-            for field, variable in self.fields.items():
-                replicas.assign_alike(variable, tf.where(retried, _like(variable, getattr(after, field)), variable))
+            before = self._read()
+            stored = before | {
+                key: _like(before[key], after[key[len(_STATE) :]]) for key in before if key.startswith(_STATE)
+            }
+            if self._retried:
+                # For a step that ends as a spike, unless an earlier micro-batch of it has overflowed.
+                now = self._state_in(before | self.tensors)._asdict()
+                first = tf.equal(before[f"{_BEFORE}loss_scale"], 0.0)
+                for name in self._retried:
+                    kept = before[f"{_BEFORE}{name}"]
+                    stored[f"{_BEFORE}{name}"] = tf.where(first, _like(kept, now[name]), kept)
+            self._assign(stored, retried, before)
 
         replicas.merge(assign, state, retries)
 
-    def _keep_where(self, retried: tf.Tensor) -> None:
-        """Keeps the state for a step that ends as a spike, unless an earlier micro-batch of it has."""
-        kept = self.before_retries
-        if not kept:
-            return
-        now, keeps = self.now(), tf.logical_and(retried, tf.equal(kept["loss_scale"], 0.0))
-        for field, variable in kept.items():
-            replicas.assign_alike(variable, tf.where(keeps, _like(variable, getattr(now, field)), variable))
-
-    def _without_retries(self, state: Any, spike: tf.Tensor) -> Any:
+    def _without_retries(self, state: Any, spike: tf.Tensor, stored: Mapping[str, tf.Tensor]) -> Any:
         """The state of a spike as it was before its retries: they must not cost the scale."""
-        kept = {field: tf.identity(variable) for field, variable in self.before_retries.items()}
-        if not kept:
+        if not self._retried:
             return state
+        kept = {name: stored[f"{_BEFORE}{name}"] for name in self._retried}
         back = tf.logical_and(spike, kept["loss_scale"] > 0.0)
-        now = {field: getattr(state, field) for field in kept}
-        return state._replace(**{field: tf.where(back, _like(own, kept[field]), own) for field, own in now.items()})
+        now = {name: getattr(state, name) for name in kept}
+        return state._replace(**{name: tf.where(back, _like(own, kept[name]), own) for name, own in now.items()})
 
     def move_together(self, event: Event, bad: tf.Tensor, count: Callable[[tf.Tensor], None]) -> None:
         """Lets the strategy see a step, and counts it, once for all replicas; each of them calls it.
@@ -250,8 +305,7 @@ class StoredState:
         """
 
         def move(event: Event, bad: tf.Tensor) -> None:
-            self.move(event, tf.logical_and(bad, tf.logical_not(event.finite)))
-            count(tf.equal(tf.identity(self.counts["consecutive_skips"]), 0))
+            count(self.move(event, tf.logical_and(bad, tf.logical_not(event.finite))))
 
         if tf.distribute.in_cross_replica_context():
             move(event, bad)
@@ -260,7 +314,7 @@ class StoredState:
 
     def move(
         self, event: Event, of_loss: tf.Tensor, done: tf.Tensor | None = None, when: tf.Tensor | None = None
-    ) -> None:
+    ) -> tf.Tensor:
         """As `move_together`, to be called once for all replicas.
 
         Args:
@@ -268,41 +322,49 @@ class StoredState:
             of_loss: Scalar bool, whether the step was skipped because its loss was not finite.
             done: A tensor that is there when the step is done.
             when: Scalar bool, whether there was a step. Default: there was.
+
+        Returns:
+            Whether the step was applied: scalar bool.
         """
         if event.norms is not None:
             self.remember_tensors(event.norms.shape[0])
-        before = self.now()
+        stored = self._read() | {name: tf.identity(one) for name, one in self.tensors.items()}
+        before = self._state_in(stored)
         state = after_step(self._strategy, before, event, of_loss)
         moved, guard = event.finite, guard_of(self._strategy)
         if guard is not None:
             spike = guard.is_spike(before, event)
-            moved, state = tf.logical_and(moved, tf.logical_not(spike)), self._without_retries(state, spike)
-        counts, applied = self.counts, tf.cast(moved, tf.int64)
-        step = tf.where(of_loss, tf.constant(1 + _BAD, tf.int64), tf.constant(1, tf.int64))
-        skips = (counts["consecutive_skips"] + step) * (1 - applied)
+            moved = tf.logical_and(moved, tf.logical_not(spike))
+            state = self._without_retries(state, spike, stored)
+        after = dict(stored)
+        for name, key in [*((name, f"{_STATE}{name}") for name in self._fields), *((one, one) for one in self.tensors)]:
+            if getattr(state, name) is not getattr(before, name):
+                after[key] = _like(stored[key], getattr(state, name))
+        if self._retried:
+            after[f"{_BEFORE}loss_scale"] = tf.constant(0.0)
+        applied, bad = tf.cast(moved, tf.int64), tf.cast(of_loss, tf.int64)
+        after |= {
+            "attempted": stored["attempted"] + 1,
+            "applied": stored["applied"] + applied,
+            "consecutive_skips": (stored["consecutive_skips"] + 1) * (1 - applied),
+            "bad_losses": stored["bad_losses"] + bad,
+            "consecutive_bad_losses": (stored["consecutive_bad_losses"] + bad) * (1 - applied),
+        }
         always = when is None or tf.get_static_value(when)
-
-        def assign(variable: tf.Variable, value: tf.Tensor) -> None:
-            replicas.assign_alike(variable, value if always else tf.where(when, value, variable))
-
         # Nothing below depends on `done` by itself, and a step that fails must not be counted.
         with tf.control_dependencies([] if done is None else [done]):
-            for field, variable in (self.fields | self.tensors).items():
-                if getattr(state, field) is not getattr(before, field):
-                    assign(variable, _like(variable, getattr(state, field)))
-            if self.before_retries:
-                assign(self.before_retries["loss_scale"], tf.constant(0.0))
-            replicas.add_alike(counts["attempted"], step if always else step * tf.cast(when, tf.int64))
-            replicas.add_alike(counts["applied"], applied)
-            assign(counts["consecutive_skips"], skips)
+            self._assign(after, None if always else when, stored)
+        return moved
 
 
-_BAD = 2**32
-"""What a skip because of its loss adds to a count besides 1."""
+_STATE, _BEFORE = "state.", "before."
+_SCALE = f"{_STATE}loss_scale"
+_PACKED = (tf.float32, tf.int64)
+_COUNTS = ("attempted", "applied", "consecutive_skips", "bad_losses", "consecutive_bad_losses")
 
 
-def _like(own: tf.Variable | tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """A value in the dtype of another: a strategy may count in int32, and variables hold int64."""
+def _like(own: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """A value in the dtype of another: a strategy may count in int32, and the variable holds int64."""
     return value if value.dtype == own.dtype else tf.cast(value, own.dtype)
 
 

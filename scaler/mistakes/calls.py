@@ -44,14 +44,21 @@ class Calls:
         strategy: The scaler's strategy.
         stored: The variable that holds the scale of the next loss.
         scale_now: Returns that scale as a step may use it.
+        counted: Returns how many steps were counted, scalar float32.
 
     Attributes:
         use: In which order the scaler was used so far.
         step: What each replica remembers between `scale` and `apply`.
     """
 
-    def __init__(self, strategy: Strategy, stored: tf.Variable, scale_now: Callable[[], tf.Tensor]) -> None:
-        self.use, self.step = Use(), OpenStep(needs_of(strategy).loss)
+    def __init__(
+        self,
+        strategy: Strategy,
+        stored: tf.Variable,
+        scale_now: Callable[[], tf.Tensor],
+        counted: Callable[[], tf.Tensor],
+    ) -> None:
+        self.use, self.step = Use(), OpenStep(needs_of(strategy).loss, counted)
         self._stored, self._scale_now = stored, scale_now
         self._moves = only_scale(strategy) is None
         self._losses, self._recorded = OpenLosses(scale_now if self._moves else None), RecordedLosses()
@@ -207,13 +214,14 @@ class Calls:
             return list(found), loss_scale
         self._has_retried = True
         loss_scale = owned(loss_scale, LOSS_SCALE, self)
-        self.step.used.assign(tf.where(tf.equal(loss_scale, carried.loss_scale), self.step.used, loss_scale))
+        self.step.retried(carried.loss_scale, loss_scale)
         self._losses.retried(grads, carried.loss_scale, loss_scale)
         return marked_retried(found, knows_its_loss(loss_scale, carried.loss_finite), self), loss_scale
 
-    def decided(self, attempted: tf.Tensor) -> None:
-        """Records that `apply` decided about its step where `attempted` is True."""
-        self.step.end(attempted)
+    def decided(self, apart: tf.Tensor | None) -> None:
+        """Records that `apply` decided about its step; `apart`, scalar bool, whether it left the count to others."""
+        if apart is not None:
+            self.step.end(apart)
         if not tf.executing_eagerly():
             moving_statistics.decided()
 
@@ -222,7 +230,6 @@ class Calls:
         self.use.check_open(self.step)
         self.use.ends()
         self._losses.end_all(finite)
-        self.step.decided.assign(True)
 
     def warn_of_unseen_loss(self, step: str) -> None:
         """Warns once that a step was applied though its loss was not finite.
@@ -265,7 +272,7 @@ class Calls:
             known = known or self._losses.of(method, upstream.grads, variables, self.step.used)
         elif self._moves and not may_be_unscaled:
             self.use.say_once(kept_elsewhere(method, seen), "kept elsewhere")
-            variable, used = self._stored, self.step.used
+            variable, used = self._stored, self.step.variable
             known = carried_in_graph(method, upstream, self, variable, used, self._has_retried, nobody_scaled)
             look_at_end(method, seen, variables or (), self, always, self._stored, self.use.say_once)
         if known is not None:
@@ -285,7 +292,7 @@ class Calls:
         return self.step.scale_of_gradients(now) if self._moves else now
 
     def _loss_was_finite(self) -> tf.Tensor:
-        return tf.identity(self.step.loss_finite)
+        return self.step.loss_finite
 
     def _check_scales(self, upstream: Upstream, model: Sequence, unscaled: Any, when: Any, named: Any) -> bool:
         """Refuses gradients that this scaler's scale does not divide, and warns of those that seem to carry none.

@@ -67,7 +67,7 @@ class OpenLosses:
         group.sees_tapes = by_a_tape and (group.losses == 1 or group.sees_tapes)
         return group.differentiated
 
-    def of(self, method: str, grads: Sequence, variables: Sequence | None, used: tf.Variable) -> Carried | None:
+    def of(self, method: str, grads: Sequence, variables: Sequence | None, used: tf.Tensor) -> Carried | None:
         """What gradients carry of their losses. None if nothing is known of them, and they carry the value of `used`.
 
         Raises:

@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.packed import Entry, Packed
 from scaler.backend.variables import mark_private
 
 
 class OpenStep:
-    """What each replica remembers for itself between `scale` and `apply`.
+    """What each replica remembers for itself between `scale` and `apply`, in one variable.
 
     Attributes:
-        used: The scale that gradients carry until the next `scale`, even after an `update`. 0 before the first `scale`.
-        loss_finite: Whether all losses since the last decision were finite. One decision may take several `apply`.
-        decided: Whether nothing has been scaled since the last decision.
-        loss: The sum of the losses since the last decision, over `losses`; None unless it is asked for.
+        variable: It is assigned where a loss is scaled or retried, and by an `apply` that does not count its step.
         losses: How many whole losses make one: in `fit` the micro-batches of a window. 1 where each gives its share.
 
     Args:
         sums: Whether losses are summed.
+        counted: Returns how many steps were counted: scalar float32. A step is open while their number is that of
+            its last loss.
     """
 
-    def __init__(self, sums: bool) -> None:
-        self.used = replicas.local_variable(0.0, "scale_used")
-        self.loss_finite = replicas.local_variable(True, "loss_finite")
-        self.decided = replicas.local_variable(False, "decided")
-        self.losses = 1
-        self.loss = replicas.local_variable(0.0, "loss") if sums else None
-        for variable in (self.used, self.loss_finite, self.decided, *([] if self.loss is None else [self.loss])):
-            mark_private(variable)
+    def __init__(self, sums: bool, counted: Callable[[], tf.Tensor]) -> None:
+        names = ("used", "finite", "opened", *(["loss"] if sums else []))
+        first = {name: tf.constant(1.0 if name == "finite" else 0.0) for name in names}
+        self._kept = Packed(first, "open_step", replicas.local_variable)
+        self.variable, self.losses, self._sums, self._counted = self._kept.variable, 1, sums, counted
+
+    def entries(self) -> dict[str, Entry]:
+        """What a checkpoint holds of it."""
+        mark_private(self.variable)
+        return {
+            name: self._kept.entry(name) for name in ("used", "finite", "opened", *(["loss"] if self._sums else []))
+        }
+
+    def _keep(self, **values: tf.Tensor) -> None:
+        self.variable.assign(self._kept.joined({**self._kept.read(), **values}))
+
+    @property
+    def used(self) -> tf.Tensor:
+        """The scale that gradients carry until the next `scale`, even after an `update`. 0 before the first `scale`."""
+        return self._kept.read()["used"]
+
+    @property
+    def loss_finite(self) -> tf.Tensor:
+        """Whether all losses since the last decision were finite. One decision may take several `apply`."""
+        return self._kept.read()["finite"] > 0.0
+
+    @property
+    def decided(self) -> tf.Tensor:
+        """Whether nothing has been scaled since the last decision."""
+        return tf.not_equal(self._kept.read()["opened"], self._counted())
+
+    @property
+    def loss(self) -> tf.Tensor | None:
+        """The sum of the losses since the last decision, over `losses`; None unless it is asked for."""
+        return self._kept.read()["loss"] if self._sums else None
 
     def begin(self, loss: tf.Tensor, loss_finite: tf.Tensor, loss_scale: tf.Tensor) -> None:
         """Records that a loss, which is finite or not, was multiplied by the scale."""
-        self.used.assign(loss_scale)
-        if self.loss is not None:
+        kept, counted = self._kept.read(), self._counted()
+        decided = tf.not_equal(kept["opened"], counted)
+        finite = tf.where(tf.logical_and(loss_finite, tf.logical_or(decided, kept["finite"] > 0.0)), 1.0, 0.0)
+        now = {"used": loss_scale, "finite": finite, "opened": counted}
+        if self._sums:
             share = loss if self.losses == 1 else loss / self.losses
-            self.loss.assign(tf.where(self.decided, 0.0, self.loss) + share)
-        earlier = tf.logical_or(self.decided, self.loss_finite)
-        self.loss_finite.assign(tf.logical_and(earlier, loss_finite))
-        self.decided.assign(False)
+            now["loss"] = tf.where(decided, 0.0, kept["loss"]) + share
+        self.variable.assign(self._kept.joined(now))
 
     def begin_by_hand(self, now: tf.Tensor) -> tf.Tensor:
         """Opens a step whose loss the user scales by hand, unless a step is open already.
@@ -50,29 +80,28 @@ class OpenStep:
         Returns:
             The scale of the open step, scalar float32.
         """
-        used = tf.identity(self.used)
-        opens = tf.logical_or(self.decided, used <= 0.0)
-        loss_scale = tf.where(opens, now, used)
-        self.used.assign(loss_scale)
-        self.loss_finite.assign(tf.logical_or(opens, self.loss_finite))
-        if self.loss is not None:
-            self.loss.assign(float("nan"))
-        self.decided.assign(False)
+        kept, counted = self._kept.read(), self._counted()
+        opens = tf.logical_or(tf.not_equal(kept["opened"], counted), kept["used"] <= 0.0)
+        loss_scale = tf.where(opens, now, kept["used"])
+        opened = {"used": loss_scale, "finite": tf.where(opens, 1.0, kept["finite"]), "opened": counted}
+        self.variable.assign(self._kept.joined({**opened, "loss": tf.constant(float("nan"))}))
         return loss_scale
 
-    def end(self, attempted: tf.Tensor) -> None:
-        """Records the decision about the step where `attempted` is True."""
-        known = tf.get_static_value(attempted)
-        self.decided.assign(True if known else tf.logical_or(self.decided, attempted))
+    def end(self, decided: tf.Tensor) -> None:
+        """Records where `decided`, scalar bool, is true that an `apply` decided about the step and did not count it."""
+        self._keep(opened=tf.where(decided, -1.0, self._kept.read()["opened"]))
+
+    def retried(self, before: tf.Tensor, loss_scale: tf.Tensor) -> None:
+        """Records that gradients which carried one scale carry another now."""
+        self._keep(used=tf.where(tf.equal(loss_scale, before), self.used, loss_scale))
 
     def is_decided(self) -> bool:
         """`decided` on the host, of this replica, or of the first one outside of them all."""
-        # As a truth of Python's a variable of several replicas is always true, and as a number it is none.
-        return bool(tf.convert_to_tensor(self.decided))
+        return bool(self.decided)
 
     def last_scale(self) -> float:
         """`used` on the host, as `is_decided`."""
-        return float(tf.convert_to_tensor(self.used))
+        return float(self.used)
 
     def is_bad(self, judged: tf.Tensor) -> tf.Tensor:
         """Whether a loss of the step that is counted now was not finite, scalar bool. One that is not known was.
@@ -81,24 +110,26 @@ class OpenStep:
             judged: Scalar bool, whether an `apply` has decided about it, which left the count to others.
         """
         apart = not tf.distribute.in_cross_replica_context()
-        finite = tf.identity(self.loss_finite) if apart else _everywhere(self.loss_finite)
-        unknown = tf.logical_and(tf.identity(self.decided), tf.logical_not(judged))
+        finite = self.loss_finite if apart else self._everywhere(lambda kept: kept["finite"] > 0.0)
+        unknown = tf.logical_and(self.decided, tf.logical_not(judged))
         return tf.logical_not(tf.logical_or(finite, unknown))
 
     def ended_unseen(self) -> tf.Tensor:
         """Whether a decision followed losses of which one was not finite, on any replica: a scalar bool."""
-        return tf.logical_and(tf.logical_not(_everywhere(self.loss_finite)), _everywhere(self.decided))
+        counted = self._counted()
+        finite = self._everywhere(lambda kept: kept["finite"] > 0.0)
+        decided = self._everywhere(lambda kept: tf.not_equal(kept["opened"], counted))
+        return tf.logical_and(tf.logical_not(finite), decided)
 
     def scale_of_gradients(self, now: tf.Tensor) -> tf.Tensor:
         """The scale that gradients carry: that of the last `scale`, or `now` if nothing was scaled yet."""
-        used = tf.identity(self.used)
+        used = self.used
         return tf.where(used > 0.0, used, now)
 
-
-def _everywhere(flag: tf.Variable) -> tf.Tensor:
-    """Whether a flag that each replica has for itself is true on all of them."""
-    flags = replicas.in_each(flag)
-    return flags[0] if len(flags) == 1 else tf.reduce_all(flags)
+    def _everywhere(self, flag: Callable[[dict], tf.Tensor]) -> tf.Tensor:
+        """Whether a flag of what is kept is true on all replicas."""
+        flags = [flag(self._kept.read(one)) for one in replicas.in_each(self.variable)]
+        return flags[0] if len(flags) == 1 else tf.reduce_all(flags)
 
 
 def unseen_loss(step: str) -> str:

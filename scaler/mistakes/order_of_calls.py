@@ -161,7 +161,7 @@ class Use:
             warnings.warn(sentence, ScaleWarning, stacklevel=4)
 
 
-def one_scale(decided: tf.Variable, used: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
+def one_scale(decided: tf.Tensor, used: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
     """Returns `used`. Fails in a running graph as `check_one_scale` does in eager mode.
 
     XLA drops a check. There the scale is NaN, and the step is skipped.

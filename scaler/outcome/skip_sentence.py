@@ -9,7 +9,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from scaler.outcome.last_skip import FIRST_PLACE, LAST_REPLICA, MOST_COUNTED, MOST_NAMES
+from scaler.outcome.last_skip import FIRST_PLACE, MOST_NAMES
 from scaler.outcome.outcome import Cause, Outcome
 
 
@@ -244,14 +244,13 @@ def _where(outcome: Outcome, names: Sequence[str]) -> str:
         return "the non-finite gradient was not recorded"
     if int(outcome.names_from) < 0:
         return _UNKNOWN
-    number = f"{MOST_COUNTED} or more" if count >= MOST_COUNTED else str(count)
     gradient = f"the gradient of {_name(names, first)!r}"
     if int(outcome.cause) == Cause.TOO_LARGE:
-        return f"{gradient} is the first of {number} that are too large" if count > 1 else f"{gradient} is the largest"
+        return f"{gradient} is the first of {count} that are too large" if count > 1 else f"{gradient} is the largest"
     kind = "a NaN" if bool(outcome.has_nan) else "an infinity"
     if count <= 1:
         return f"{gradient} is the first with {kind}" + (", and the only one" if count else "")
-    several = f"{gradient} is the first of {number} that are non-finite, with {kind} among them"
+    several = f"{gradient} is the first of {count} that are non-finite, with {kind} among them"
     if nearest < 0:
         return several
     return f"{several}, and that of {_name(names, nearest)!r} the last, usually the nearest to the loss"
@@ -261,8 +260,7 @@ def _whose(outcome: Outcome) -> str:
     replica = int(outcome.replica)
     if replica < 0 or int(outcome.weight) >= 0:
         return ""
-    later = " or a later one" if replica >= LAST_REPLICA else ""
-    return f", and of the replicas, counted from 0, {replica}{later} is the first whose own are not finite"
+    return f", and of the replicas, counted from 0, {replica} is the first whose own are not finite"
 
 
 def _name(names: Sequence[str], position: int) -> str:

@@ -74,7 +74,7 @@ def test_an_event_is_finite_if_it_is_on_all_replicas(run, replicas):
 
 
 def stored(rig):
-    return float(tf.convert_to_tensor(rig.loss_scaler._state["loss_scale"]))
+    return float(rig.loss_scaler._state["loss_scale"].numpy())
 
 
 @pytest.mark.slow_with("3")

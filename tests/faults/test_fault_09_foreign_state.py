@@ -147,7 +147,7 @@ def test_a_bad_scale_is_never_used_and_heals(tmp_path, mode, strategy):
         assert output["applied"]
         assert output["loss_scale"] == bounds[bound]
         if strategy == "dynamic":
-            assert float(loss_scaler._state["loss_scale"]) == bounds[bound]
+            assert loss_scaler._state["loss_scale"].numpy() == bounds[bound]
         assert_finite([weight])
         assert not run([(np.float32(np.nan),)])[0]["applied"]
         assert bounds["low"] <= float(loss_scaler.loss_scale) <= bounds["high"]

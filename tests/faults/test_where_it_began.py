@@ -255,21 +255,3 @@ def test_a_window_names_a_weight_that_is_not_finite():
     outputs = call(inputs())
     assert model.trainable_variables[int(outputs["variable"])].path == kernel.path
     assert f"the weight {kernel.path!r} is already non-finite, and so is the loss" in step.loss_scaler.explain()
-
-
-def test_a_checkpoint_holds_counts_and_the_last_skip_as_int32(tmp_path):
-    """What XLA needs as int64 on a GPU is saved as int32."""
-    now = scaler.LossScaler()
-    values = {"loss_scale": tf.Variable(8.0), "cause": tf.Variable(3), "has_nan": tf.Variable(True)}
-    old = tf.Module()
-    dtypes = {"loss_scale": tf.float32, "good_steps": tf.int32, "budget": tf.int32}
-    old._state = {name: tf.Variable(tf.cast(kept, dtypes[name])) for name, kept in now._state.items()}
-    old._counts = {name: tf.Variable(tf.constant(n, tf.int64)) for n, name in enumerate(now._counts, 5)}
-    old._last_skip = {**values, "index": tf.Variable(1)}
-    old._scale_used, old._loss_finite, old._decided = tf.Variable(8.0), tf.Variable(True), tf.Variable(True)
-    path = tf.train.Checkpoint(loss_scaler=old).save(str(tmp_path / "ckpt"))
-    tf.train.Checkpoint(loss_scaler=now).restore(path).assert_consumed()
-    last = now.last_skip
-    assert (int(last.cause), int(last.index), bool(last.has_nan), float(last.loss_scale)) == (3, 1, True, 8.0)
-    assert (int(last.count), int(last.nearest), int(last.weight), bool(last.lower_helps)) == (0, -1, -1, False)
-    assert len(old.variables) == len(now.variables)

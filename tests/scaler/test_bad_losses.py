@@ -183,10 +183,10 @@ def test_a_retry_of_a_finite_loss_stays():
 
     micro_batch(tf.constant(2.0**125), tf.constant(0.0), tf.constant(False))
     assert float(made.loss_scaler.loss_scale) == 4.0
-    assert float(made.loss_scaler._stored.before_retries["loss_scale"]) > 0.0
+    assert made.loss_scaler._before_retries["loss_scale"].numpy() > 0.0
     assert int(micro_batch(*step_of(NAN), tf.constant(True))) == Cause.LOSS
     assert float(made.loss_scaler.loss_scale) == 4.0
-    assert float(made.loss_scaler._stored.before_retries["loss_scale"]) == 0.0
+    assert made.loss_scaler._before_retries["loss_scale"].numpy() == 0.0
 
 
 @pytest.mark.parametrize(("accumulate", "protect"), [(None, False), (2, True)])

@@ -190,7 +190,7 @@ def test_a_number_kept_as_a_tensor_never_starts_out_of_bounds():
 
 def test_its_variables_are_not_trained():
     assert LossScaler().trainable_variables == ()
-    assert len(LossScaler().variables) == 13
+    assert len(LossScaler().variables) == 4
 
 
 def test_what_is_no_event_no_snapshot_or_no_list_is_named():

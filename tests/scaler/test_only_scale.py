@@ -66,7 +66,7 @@ def step_of(scale):
         return grads[0], outcome.loss_scale, variable.read_value()
 
     step()
-    stored = next(one for one in loss_scaler.variables if one.name == "loss_scale:0")
+    stored = loss_scaler._state["loss_scale"]
     return step, variable, stored, loss_scaler
 
 
@@ -88,8 +88,7 @@ def test_an_open_step_of_a_foreign_checkpoint_brings_no_other_scale(compile, by_
     loss_scaler, variable = scaler.LossScaler(scaler.Static(8.0)), tf.Variable([1.0])
     optimizer = keras.optimizers.SGD(0.5)
     optimizer.build([variable])
-    loss_scaler._scale_used.assign(1024.0)
-    loss_scaler._decided.assign(False)
+    loss_scaler._open_step["used"].assign(1024.0)
 
     def step():
         with tf.GradientTape() as tape:

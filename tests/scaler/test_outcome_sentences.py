@@ -8,7 +8,7 @@ from scaler_cases import by_hand
 
 import scaler
 from scaler import Cause, Outcome
-from scaler.outcome.last_skip import MOST_COUNTED, LastSkip, packed, unpacked
+from scaler.outcome.last_skip import LastSkip
 from scaler.outcome.outcome import Skip, not_skipped, presumed_cause, whole
 from scaler.outcome.skip_sentence import explain
 
@@ -59,7 +59,6 @@ PLACES = {
     "a gradient that is not known": outcome(Cause.OVERFLOW, index=-1),
     "one of four": outcome(Cause.BACKWARD, has_nan=True, count=1, nearest=1),
     "three of four, and the nearest to the loss": outcome(Cause.BACKWARD, has_nan=True, count=3, nearest=3),
-    "more than are counted": outcome(Cause.BACKWARD, index=0, count=MOST_COUNTED + 5, nearest=1),
     "the only one that is too large": outcome(Cause.TOO_LARGE, index=2, count=1, nearest=2),
     "two that are too large": outcome(Cause.TOO_LARGE, count=2, nearest=2),
     "a weight, and a lower scale that was seen to help": outcome(
@@ -69,7 +68,6 @@ PLACES = {
     "a weight": outcome(Cause.OVERFLOW, index=0, has_nan=True, count=4, nearest=3, weight=2),
     "a loss, and weights that were looked at": outcome(Cause.LOSS, count=1, nearest=1),
     "a replica": outcome(Cause.LOSS, index=0, replica=1),
-    "a replica beyond what is kept": outcome(Cause.LOSS, index=0, replica=14),
     "a replica, and a weight that is the same on all": outcome(Cause.LOSS, index=0, replica=1, weight=1),
     "a lower scale helps": outcome(Cause.OVERFLOW, lower_helps=True),
     "applied": outcome(Cause.NONE, index=-1),
@@ -136,41 +134,27 @@ def numbers(skip):
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("given", "replica"),
     [
-        ({}, {}),
-        (dict(cause=3, has_nan=True, index=2, count=5, nearest=9, lower_helps=True), {}),
-        (dict(cause=15, index=2**20 - 1, count=1, nearest=2**20 - 1), {}),
-        (dict(cause=1, index=0, count=9, nearest=8, weight=0), dict(nearest=-1)),
-        (dict(cause=2, index=3, count=10**6, nearest=4), dict(count=MOST_COUNTED)),
+        ({}, -1),
+        (dict(cause=3, has_nan=True, index=2, count=5, nearest=9, lower_helps=True), 0),
+        (dict(cause=6, index=2**20 - 1, count=2**20, nearest=2**20 - 1), 500),
+        (dict(cause=1, index=0, count=9, nearest=8, weight=7), 14),
     ],
 )
-def test_the_last_skip_is_kept_in_the_numbers_of_old_checkpoints(given, kept):
-    skip = skip_of(**given)
-    stored = packed(skip)
-    assert {name: value.dtype for name, value in stored.items()} == {
-        "cause": tf.int64,
-        "has_nan": tf.bool,
-        "index": tf.int64,
-    }
-    assert numbers(unpacked(**stored)) == numbers(skip._replace(**{k: tf.constant(v) for k, v in kept.items()}))
+def test_the_last_skip_is_kept_as_it_is(given, replica):
+    skip, last = skip_of(**given), LastSkip()
+    last.keep(tf.constant(2.0), skip, whole(replica), 2**16)
+    kept = last.outcome({2**16: 2})
+    assert numbers(Skip(*(getattr(kept, name) for name in Skip._fields))) == numbers(skip)
+    assert (float(kept.loss_scale), int(kept.replica), int(kept.names_from)) == (2.0, replica, 2**16)
 
 
-@pytest.mark.parametrize(("cause", "index"), [(0, -1), (1, 0), (3, 7), (4, 2)])
-def test_a_skip_of_an_old_checkpoint_is_read(cause, index):
-    read = unpacked(whole(cause), tf.constant(True), whole(index))
-    assert numbers(read) == (cause, True, index, 0, -1, -1, False)
-    assert isinstance(read, Skip)
-
-
-@pytest.mark.parametrize(("replica", "kept"), [(-1, -1), (0, 0), (13, 13), (14, 14), (500, 14)])
-def test_the_replica_is_kept_beside_the_rest(replica, kept):
-    skip = skip_of(cause=15, index=2**20 - 1, count=1, nearest=2**20 - 1)
-    stored = packed(skip, whole(replica))
-    assert numbers(unpacked(**stored)) == numbers(skip)
+def test_positions_of_a_list_that_is_not_known_are_beyond_any():
     last = LastSkip()
-    last.keep(tf.constant(2.0), skip, whole(replica))
-    assert int(last.outcome().replica) == kept
+    last.keep(tf.constant(2.0), skip_of(cause=3, index=0, count=1, nearest=1), None, 2**16)
+    kept = last.outcome()
+    assert (int(kept.names_from), int(kept.index), int(kept.nearest), int(kept.weight)) == (-1, 2**16, 2**16 + 1, -1)
 
 
 def test_sentences_before_any_step_and_any_skip(snapshot):

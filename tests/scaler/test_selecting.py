@@ -57,7 +57,7 @@ def trained(select, optimizer, policy="mixed_float16", **options):
     call = tf.function(step)
     outputs = [{name: value.numpy() for name, value in call(batch).items()} for batch in batches()]
     masters = step.masters.variables if step.masters else ()
-    state = (*loss_scaler._state.values(), *loss_scaler._counts.values())
+    state = (loss_scaler._stored.floats.variable, loss_scaler._stored.counts.variable)
     return raw([*model.variables, *step.optimizer.variables, *state, *masters]), outputs
 
 
@@ -308,7 +308,7 @@ def test_an_update_by_hand_is_selected_for_a_window_that_is_not_complete():
     def step(when, x):
         return take(loss_scaler, optimizer, lambda: tf.reduce_sum(variable * x), [variable], when=when)
 
-    state = [variable, *optimizer.variables, *loss_scaler._state.values(), *loss_scaler._counts.values()]
+    state = [variable, *optimizer.variables, loss_scaler._stored.floats.variable, loss_scaler._stored.counts.variable]
     before = raw(state)
     for x in (1.0, float("nan")):
         outcome = step(tf.constant(False), tf.constant(x))

@@ -22,7 +22,7 @@ from loops.loop.state.kernels import PYTHON, kept_elsewhere
 from loops.loop.state.pipeline import operations_called
 from loops.loop.state.randomness import generators, set_generators
 from loops.loop.state.resources import StepResources, resources_of
-from loops.loop.state.variables import components, variable_groups
+from loops.loop.state.variables import variable_groups
 from loops.record.log import difference
 from loops.run.rewind.replay_point import Snapshot
 from loops.step.composed_step import ComposedStep
@@ -138,14 +138,14 @@ class StepAtHand:
         variables = [one for group in groups.values() for one in group]
         self._now = Snapshot(variables, held, random=_draws_alone(loop))
         self._since = max(loop.counters.data - recent.step, 0) + 1
-        self._scales = [(one, value) for scaling, value in recent.scales for one in _scale_of(scaling)]
+        self._scales = recent.scales
         self.reset()
 
     def reset(self) -> None:
         """Restores every variable, and the process's random generators, to just before the step."""
         self._now.restore()
-        for variable, value in self._scales:
-            variable.assign(value)
+        for scaling, value in self._scales:
+            scaling.assign_scale(value)
         if isinstance(self.train_step, ComposedStep):
             self.train_step.go_back(self._since)
 
@@ -241,14 +241,6 @@ def as_row(step: int, outputs: Mapping[str, Any]) -> dict[str, Any]:
         outputs: NumPy scalars by name.
     """
     return {"step": step, **{name: without_nan(value.tolist()) for name, value in outputs.items()}}
-
-
-def _scale_of(one: scaler.LossScaler) -> list[tf.Variable]:
-    """The variables that hold a scaler's loss scale, on each replica."""
-    # The name of a replica's own variable ends with the replica.
-    named = [own for own in one.variables if own.name.partition(":")[0].rpartition("/")[2] == "loss_scale"]
-    parts = [part for own in named for part in components(own)]
-    return [part for part in parts if scaler.LossScaler.owner_of(part) is one]
 
 
 def _first_share(batch: Any, replicas: int) -> Any:

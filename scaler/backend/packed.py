@@ -1,0 +1,172 @@
+"""Named tensors of one dtype in one variable.
+
+A step that XLA compiles pays for each variable, about 5 microseconds, and hardly for its length. A checkpoint has an
+entry for each name all the same, so that a program with other names takes what it knows.
+
+_serialize_to_tensors   what a checkpoint writes of an object    absent: whole variables are written, which only the
+_restore_from_tensors   how it is read                             same names can read; `StuckPolicy` also counts the
+_trackable_children     what belongs to an object                  restored steps; one warning
+_self_...               what TensorFlow remembers of an object   absent: nothing is left out of a copy
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from scaler.backend.autograph import as_written
+from scaler.backend.versions import say_once
+from scaler.errors import InvalidArgument
+
+_VALUE = "VARIABLE_VALUE"
+"""The key under which a checkpoint has the value of a variable."""
+
+
+class Packed:
+    """Named tensors in a variable of shape [elements]: scalars first, then those of other shapes.
+
+    Attributes:
+        variable: The variable.
+
+    Args:
+        values: What each name holds at first, all of one dtype.
+        name: Of the variable.
+        make: Makes the variable from its first value and its name.
+    """
+
+    def __init__(self, values: Mapping[str, tf.Tensor], name: str, make: Callable[[tf.Tensor, str], tf.Variable]):
+        values = {key: tf.convert_to_tensor(value) for key, value in values.items()}
+        ordered = sorted(values, key=lambda key: values[key].shape.rank > 0)  # A stable sort.
+        self._shapes = {key: tuple(values[key].shape) for key in ordered}
+        self._scalars = [key for key in ordered if not self._shapes[key]]
+        self.variable = make(self.joined(values), name)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._shapes
+
+    def read(self, of: tf.Variable | tf.Tensor | None = None) -> dict[str, tf.Tensor]:
+        """The tensors by their names.
+
+        Args:
+            of: Where to read them. Default: the variable, and in a replica its component.
+        """
+        flat = tf.identity(self.variable if of is None else of)
+        count = len(self._scalars)
+        scalars = tf.unstack(flat if count == len(self._shapes) else flat[:count], num=count)
+        found = dict(zip(self._scalars, scalars, strict=True))
+        place = count
+        for key, shape in self._shapes.items():
+            if shape:
+                size = math.prod(shape)
+                found[key] = tf.reshape(flat[place : place + size], shape)
+                place += size
+        return found
+
+    def joined(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """What the variable holds if it has these values, one for each name."""
+        others = [tf.reshape(values[key], [-1]) for key, shape in self._shapes.items() if shape]
+        parts = [tf.stack([values[key] for key in self._scalars])] if self._scalars else []
+        return parts[0] if not others and parts else tf.concat([*parts, *others], 0)
+
+    def put(self, key: str, value: tf.Tensor) -> None:
+        """Gives one name another value, on every replica, outside of a step."""
+        for part in getattr(self.variable, "values", (self.variable,)):
+            part.assign(self.joined({**self.read(part), key: tf.cast(value, part.dtype)}))
+
+    def entry(self, key: str) -> Entry:
+        """What a checkpoint holds of one name."""
+        return Entry(self, key)
+
+    def entries(self) -> dict[str, Entry]:
+        """What a checkpoint holds of all names."""
+        return {key: self.entry(key) for key in self._shapes}
+
+
+class ByName(tf.Module):
+    """A module of which checkpoints hold entries, and a SavedModel the variables themselves.
+
+    A subclass names its attributes that hold either.
+    """
+
+    ENTRIES: tuple[str, ...] = ()
+    VARIABLES = ""
+
+    def __getstate__(self) -> dict:
+        # A copy has entries of its own, and TensorFlow tracks them anew.
+        left_out = (*self.ENTRIES, self.VARIABLES)
+        own = {name: value for name, value in vars(self).items() if name not in left_out}
+        return {name: value for name, value in own.items() if not name.startswith("_self_")}
+
+    def _trackable_children(self, save_type: str = "checkpoint", **named: Any) -> dict:
+        left_out = (self.VARIABLES,) if save_type == "checkpoint" and _reads_entries() else self.ENTRIES
+        children = super()._trackable_children(save_type, **named)
+        return {name: child for name, child in children.items() if name not in left_out}
+
+
+def _reads_entries() -> bool:
+    """Whether the installed TensorFlow asks an object what to write and to read."""
+    found = all(hasattr(tf.Module, name) for name in ("_serialize_to_tensors", "_restore_from_tensors"))
+    if not found:
+        say_once("does not tell when a checkpoint is restored: StuckPolicy also counts the steps before it was saved.")
+    return found
+
+
+class Entry(tf.Module):
+    """One of the names of a `Packed`, as a checkpoint sees it.
+
+    Args:
+        packed: What holds it.
+        key: Its name there.
+    """
+
+    def __init__(self, packed: Packed, key: str):
+        super().__init__()
+        self._packed, self._key = packed, key
+        self._called, self._remedy = key, "restore it into one that has the same"
+        self._on_restored: Callable[[], None] | None = None
+
+    def explained(self, called: str, remedy: str) -> Entry:
+        """The same, with what is said of a value of another shape."""
+        self._called, self._remedy = called, remedy
+        return self
+
+    def telling(self, on_restored: Callable[[], None]) -> Entry:
+        """The same, with what is called whenever a checkpoint has restored it."""
+        self._on_restored = on_restored
+        return self
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of its value."""
+        return self._packed._shapes[self._key]
+
+    def read(self) -> tf.Tensor:
+        """Its value, of the first replica."""
+        first = getattr(self._packed.variable, "values", (self._packed.variable,))[0]
+        return self._packed.read(first)[self._key]
+
+    def numpy(self) -> Any:
+        """Its value on the host."""
+        return self.read().numpy()
+
+    def assign(self, value: Any) -> None:
+        """Gives it another value, on every replica."""
+        self._packed.put(self._key, tf.convert_to_tensor(value))
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {_VALUE: self.read()}
+
+    @as_written
+    def _restore_from_tensors(self, tensors: dict[str, tf.Tensor]) -> None:
+        value = tensors[_VALUE]
+        if not value.shape.is_compatible_with(self.shape):
+            raise InvalidArgument(
+                f"the checkpoint holds {self._called} with shape {value.shape}, but this strategy has "
+                f"{tf.TensorShape(self.shape)}: {self._remedy}."
+            )
+        if self._on_restored is not None:
+            self._on_restored()
+        self.assign(value)
