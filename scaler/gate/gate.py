@@ -18,8 +18,8 @@ from scaler.gate.joined import Joined
 from scaler.gate.norms import measured
 from scaler.gate.optimizers import build_optimizer
 from scaler.gate.rollback import Snapshot, put_back_non_finite
-from scaler.gate.selecting import move_where, reason_by_norms, restore_where
-from scaler.gate.skip_reasons import reason_of
+from scaler.gate.selecting import move_where, restore_where
+from scaler.gate.skip_reasons import reason_of, where
 from scaler.gate.spikes import Spikes
 from scaler.gate.targets import Targets
 from scaler.gate.unscale_and_clip import finish_all, unscaled, worth_unscaling_first
@@ -235,8 +235,7 @@ class Gate:
             restore_where(strategy, state, applied, when)
             skipped = tf.logical_and(when, tf.logical_not(applied))
             assert each is not None
-            reason = reason_by_norms(self.targets, each, replicas.all_of(strategy, loss_finite), skipped)
-            reason = because(reason, each)
+            reason = where(skipped, because(explained(each, lambda: None), each))
             replica = self._to_blame(strategy, grads, loss_finite)
             replica = None if replica is None else tf.where(skipped, replica, -1)
             return applied, tf.where(applied, clipped(), float("nan")), on_skip(reason, replica, skipped), replica
@@ -250,20 +249,20 @@ class Gate:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
 
-        def undo() -> Skip:
-            reason = attempt.undo()
-            # The update began with weights that the forward pass may have assigned.
-            put_back([pair for pair in state if getattr(pair[0], "trainable", False)])
-            return reason
+        def explained(squares: tf.Tensor, put_back: Callable[[], None], broken: tf.Tensor | None = None) -> Skip:
+            reason = reason_of(self.targets, squares, replicas.all_of(strategy, loss_finite), broken)
+            failed = attempt.failed(finite, norm)
+            failed = failed if spike is None else tf.logical_and(failed, tf.logical_not(spike))
+            return attempt.reason(failed, reason, put_back)
 
         def skip() -> tuple[tf.Tensor, Skip, tf.Tensor | None]:
             put_back(state)
-            first = [replicas.of_each(strategy, grad)[0] for grad in summed]
-            whole = replicas.all_of(strategy, loss_finite)
-            look = functools.partial(reason_of, self.targets, first, each, loss_scale, whole)
-            failed = attempt.failed(finite, norm)
-            failed = failed if spike is None else tf.logical_and(failed, tf.logical_not(spike))
-            reason = because(tf.cond(failed, undo, look), None)
+            first, scaled = ([replicas.of_each(strategy, grad)[0] for grad in grads] for grads in (ready, summed))
+            squares = self.targets.squared_norms(first, divisor, may_branch=False) if each is None else each
+            broken = gradients.not_finite(list(map(gradients.values_of, scaled)))
+            # An update began with weights that the forward pass may have assigned.
+            weights = [pair for pair in state if getattr(pair[0], "trainable", False)]
+            reason = because(explained(squares, lambda: put_back(weights), broken), squares)
             replica = self._to_blame(strategy, grads, loss_finite)
             return tf.constant(float("nan")), on_skip(reason, replica, None), replica
 

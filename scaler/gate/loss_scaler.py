@@ -388,8 +388,7 @@ class LossScaler(ByName):
         def names_from() -> int:
             # Known when the optimizer has created its slots.
             paths, own = target.paths()
-            weights = list(map(replicas.native, model)) if selects else ()
-            return self._names.begin(paths, optimizers.name_of(optimizer), weights, own)
+            return self._names.begin(paths, optimizers.name_of(optimizer), list(map(replicas.native, model)), own)
 
         decision = gate.decide(
             gradients.matching([grads[i] for i in positions], target.updated),

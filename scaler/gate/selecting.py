@@ -18,7 +18,6 @@ from scaler.backend.selected import assigned_where
 from scaler.gate.optimizers import variables_of
 from scaler.gate.rollback import chosen_state
 from scaler.gate.targets import Targets
-from scaler.outcome.outcome import Cause, Skip, not_skipped, presumed_cause, whole
 
 
 def move_where(finite: tf.Tensor, targets: Targets, move: Callable[[], None]) -> None:
@@ -41,35 +40,3 @@ def restore_where(strategy: Any, state: Sequence[tuple], finite: tf.Tensor, when
     kept = finite if tf.get_static_value(when) else tf.logical_or(finite, tf.logical_not(when))
     for variable, value in state:
         replicas.assign_each(strategy, variable, functools.partial(chosen_state, kept=kept), value)
-
-
-def reason_by_norms(targets: Targets, squares: tf.Tensor, loss_finite: tf.Tensor, skipped: tf.Tensor) -> Skip:
-    """Why a step is skipped, as far as the norms of its gradients tell, which takes no pass over anything.
-
-    A gradient whose squared norm is infinite counts as non-finite, though its values may only be larger than 2^64. No
-    weight is looked at.
-
-    Args:
-        targets: What the step was to move.
-        squares: The squared norm of each gradient, unscaled: float32 or float64 [n].
-        loss_finite: Scalar bool.
-        skipped: Scalar bool, whether the step is skipped. If not, the reason is NONE.
-    """
-    bad = tf.logical_and(tf.logical_not(tf.math.is_finite(squares)), skipped)
-    some, positions = tf.reduce_any(bad), tf.constant(targets.positions, tf.int64)
-    first = tf.gather(positions, _first(tf.where(some, tf.cast(bad, squares.dtype), squares)))
-    last = tf.gather(positions, len(targets.positions) - 1 - _first(tf.reverse(tf.cast(bad, tf.float32), [0])))
-    sound = tf.math.is_finite(tf.cast(tf.sqrt(tf.reduce_sum(squares)), tf.float32))
-    # Sound gradients are held back by the learning rate alone.
-    cause = tf.where(sound, whole(Cause.UPDATE), presumed_cause(loss_finite, tf.logical_not(some)))
-    return not_skipped()._replace(
-        cause=tf.where(skipped, cause, int(Cause.NONE)),
-        has_nan=tf.logical_and(tf.reduce_any(tf.math.is_nan(squares)), skipped),
-        index=tf.where(tf.logical_and(skipped, tf.logical_not(sound)), first, -1),
-        count=tf.math.count_nonzero(bad),
-        nearest=tf.where(some, last, -1),
-    )
-
-
-def _first(values: tf.Tensor) -> tf.Tensor:
-    return tf.argmax(values)

@@ -228,9 +228,11 @@ class StoredState:
     def scale_now(self) -> tf.Tensor:
         """The loss scale that a step may use, scalar float32."""
         # Read in any case, which costs nothing where nobody uses it: by this a `Loop` finds the scaler in a step.
-        stored, only = self.floats.read()[_SCALE], only_scale(self._strategy)
+        stored, only = tf.identity(self.floats.variable), only_scale(self._strategy)
         # As a constant it takes no operation to multiply by 1, or to divide by it.
-        return usable_scale(self._strategy, stored) if only is None else tf.constant(only)
+        if only is not None:
+            return tf.constant(only)
+        return usable_scale(self._strategy, self.floats.read(stored)[_SCALE])
 
     def attempted(self) -> tf.Tensor:
         """How many steps were counted, scalar float32: modulo 2^24, up to where that is exact."""
@@ -343,12 +345,13 @@ class StoredState:
         if self._retried:
             after[f"{_BEFORE}loss_scale"] = tf.constant(0.0)
         applied, bad = tf.cast(moved, tf.int64), tf.cast(of_loss, tf.int64)
+        skipped = 1 - applied
         after |= {
             "attempted": stored["attempted"] + 1,
             "applied": stored["applied"] + applied,
-            "consecutive_skips": (stored["consecutive_skips"] + 1) * (1 - applied),
+            "consecutive_skips": (stored["consecutive_skips"] + 1) * skipped,
             "bad_losses": stored["bad_losses"] + bad,
-            "consecutive_bad_losses": (stored["consecutive_bad_losses"] + bad) * (1 - applied),
+            "consecutive_bad_losses": (stored["consecutive_bad_losses"] + bad) * skipped,
         }
         always = when is None or tf.get_static_value(when)
         # Nothing below depends on `done` by itself, and a step that fails must not be counted.

@@ -79,12 +79,6 @@ class Targets:
 
         return tf.stack([one(*pair) for pair in pairs])
 
-    def model_weights(self) -> list:
-        """What the forward pass read, on the first replica: the model's own variables, not their masters."""
-        variables = self.masters.model_variables if self.masters else self.known
-        strategy = tf.distribute.get_strategy()
-        return [replicas.of_each(strategy, replicas.native(variable))[0] for variable in variables]
-
 
 @contextlib.contextmanager
 def model_follows(masters: MasterWeights | None, weights: Sequence | None = None) -> Iterator[None]:

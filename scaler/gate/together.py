@@ -200,7 +200,7 @@ def _among_all(judged: Outcome, outcomes: Sequence[Outcome], counts: Sequence[in
     """
     found, first = [], 0
     for one, count in zip(outcomes, counts, strict=True):
-        places = {name: getattr(one, name) for name in ("index", "nearest", "weight")}
+        places = {name: getattr(one, name) for name in ("index", "nearest")}
         own = tf.reduce_all([place < count for place in places.values()])
         moved = {name: tf.where(own & (place >= 0), place + first, place) for name, place in places.items()}
         found.append(one._replace(**moved, names_from=tf.where(own, judged.names_from, one.names_from)))
@@ -271,7 +271,7 @@ def _failing(judged: Outcome, outcomes: Sequence[Outcome], failed: tf.Tensor) ->
         this = tf.logical_and(judged.finite, tf.logical_not(one.finite))
         reason = {
             name: tf.where(this, getattr(one, name), getattr(found, name))
-            for name in ("cause", "has_nan", "index", "count", "nearest", "weight", "lower_helps", "names_from")
+            for name in ("cause", "has_nan", "index", "count", "nearest", "lower_helps", "names_from")
         }
         found = found._replace(**reason)
     return found

@@ -27,7 +27,6 @@ _NEVER = {
     "index": -1.0,
     "count": 0.0,
     "nearest": -1.0,
-    "weight": -1.0,
     "lower_helps": 0.0,
     "replica": -1.0,
     "names_from": 0.0,
@@ -117,11 +116,11 @@ class LastSkip:
             lists: How many names each list has that the scaler knows, by the place where it begins.
         """
         kept, nan = self._kept.read(), tf.constant(float("nan"))
-        numbers = {name: tf.cast(kept[name], tf.int64) for name in ("cause", "index", "count", "nearest", "weight")}
+        numbers = {name: tf.cast(kept[name], tf.int64) for name in ("cause", "index", "count", "nearest")}
         place = tf.cast(kept["names_from"], tf.int64)
         known = tf.reduce_any(tf.equal(tf.constant([0, *lists], tf.int64), place))
         # The positions of a list that nobody knows here are left beyond any list.
-        for name in ("index", "nearest", "weight"):
+        for name in ("index", "nearest"):
             at = numbers[name]
             numbers[name] = tf.where(tf.logical_or(known, at < 0), at, at + place)
         skip = Skip(has_nan=kept["has_nan"] > 0.0, lower_helps=kept["lower_helps"] > 0.0, **numbers)

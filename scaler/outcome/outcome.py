@@ -51,7 +51,6 @@ class Skip(NamedTuple):
             loss is why.
         nearest: Int64, the position of the last of these; -1 if there are none. It is the nearest to the loss if the
             list is in the order of the forward pass.
-        weight: Int64, the position of the first variable that was non-finite before the step; -1 if all were finite.
         lower_helps: Bool, whether the gradients were found finite at a lower loss scale.
     """
 
@@ -60,14 +59,13 @@ class Skip(NamedTuple):
     index: tf.Tensor
     count: tf.Tensor
     nearest: tf.Tensor
-    weight: tf.Tensor
     lower_helps: tf.Tensor
 
 
 def not_skipped() -> Skip:
     """The `Skip` of a step that was applied or not attempted."""
     none, no = whole(-1), tf.constant(False)
-    return Skip(whole(Cause.NONE), no, none, whole(0), none, none, no)
+    return Skip(whole(Cause.NONE), no, none, whole(0), none, no)
 
 
 def whole(number: int) -> tf.Tensor:
@@ -119,7 +117,6 @@ class Outcome(NamedTuple):
             on a skipped step.
         count: Int64, the number of non-finite gradients; 0 if the step was applied or the number is unknown.
         nearest: Int64, the position of the last non-finite gradient; -1 if the step was applied or it is unknown.
-        weight: Int64, the position of the first variable that was non-finite before the step; -1 if none was.
         lower_helps: Bool, whether the gradients were found finite at a lower loss scale.
         replica: Int64, the first replica whose own loss or gradients were not finite. -1 if there is one replica alone,
             if the step was applied, and if all replicas were alike: then it is no replica's share of the batch.
@@ -144,7 +141,6 @@ class Outcome(NamedTuple):
     clipped_norm: tf.Tensor
     count: tf.Tensor = 0
     nearest: tf.Tensor = -1
-    weight: tf.Tensor = -1
     lower_helps: tf.Tensor = False
     replica: tf.Tensor = -1
     names_from: tf.Tensor = 0
@@ -158,13 +154,10 @@ class Outcome(NamedTuple):
     def variable(self) -> tf.Tensor:
         """The position of the variable to look at first, scalar int64; -1 if the step was applied or not attempted.
 
-        It is the first variable that was non-finite before the step, unless a lower scale was seen to help. Else it is
-        the last one with a non-finite gradient. The backward pass met that one first if the list is in the order of the
-        forward pass. Else it is the variable of `index`.
+        It is the last one with a non-finite gradient. The backward pass met that one first if the list is in the order
+        of the forward pass. Else it is the variable of `index`. `LossScaler.explain` also looks at the weights.
         """
-        last = tf.where(tf.greater_equal(self.nearest, 0), self.nearest, self.index)
-        spoiled = tf.logical_and(tf.greater_equal(self.weight, 0), tf.logical_not(self.lower_helps))
-        return tf.where(spoiled, self.weight, last)
+        return tf.where(tf.greater_equal(self.nearest, 0), self.nearest, self.index)
 
 
 def presumed_cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor) -> tf.Tensor:

@@ -26,6 +26,7 @@ def explain(
     pinned: str = "",
     optimizer: str = "the optimizer",
     guard_clips: bool = False,
+    weight: int = -1,
 ) -> str:
     """Explains in one sentence what happened and what would help. It reads the outcome, so call it on the host.
 
@@ -35,6 +36,7 @@ def explain(
         pinned: Why the scale cannot go lower, and what to change. Empty if it can.
         optimizer: The name of the optimizer.
         guard_clips: Whether a `SpikeGuard` clips gradients to limits of their own before it judges the global norm.
+        weight: The position of the first of the variables that was not finite before the step; -1 if all were.
     """
     scale = f"{float(outcome.loss_scale):g}"
     why = Cause(int(outcome.cause))
@@ -47,7 +49,7 @@ def explain(
         return _of_update(outcome, names, optimizer)
     if why is Cause.SPIKE:
         return _of_spike(outcome, names, guard_clips)
-    where, weight = _where(outcome, names) + _whose(outcome), int(outcome.weight)
+    where = _where(outcome, names) + ("" if weight >= 0 else _whose(outcome))
     named = "a weight" if int(outcome.names_from) < 0 else f"the weight {_name(names, weight)!r}"
     if weight >= 0 and bool(outcome.lower_helps):
         where += f"; {named} is already non-finite, but that is not why"
@@ -123,7 +125,7 @@ class Names:
         Args:
             names: Of its variables.
             optimizer: Its name.
-            weights: The model's variables, if the step does not look at them itself when it skips.
+            weights: The model's variables.
             own: The names of the optimizer's own variables. Keras counts optimizers there, of all models: a place does
                 not depend on them.
         """
@@ -149,13 +151,13 @@ class Names:
         """As the function, with the names of the list that the outcome is about."""
         beginning = int(outcome.names_from)
         names, optimizer = self.of(beginning)
-        if int(outcome.weight) < 0 and int(outcome.cause) in (Cause.LOSS, Cause.OVERFLOW):
-            # A weight moves in no skipped step, so that it is now as it was.
-            outcome = outcome._replace(weight=tf.constant(self._spoiled(beginning)))
-        return explain(outcome, names, pinned, optimizer, guard_clips)
+        # A weight moves in no skipped step, so that it is now as it was.
+        looks = int(outcome.cause) in (Cause.LOSS, Cause.BACKWARD, Cause.OVERFLOW)
+        weight = self._spoiled(beginning) if looks else -1
+        return explain(outcome, names, pinned, optimizer, guard_clips, weight)
 
     def _spoiled(self, beginning: int) -> int:
-        """The position of the first weight that is not finite now, -1 if there is none or the step looked itself."""
+        """The position of the first weight that is not finite now, -1 if there is none."""
         for position, weight in enumerate(reference() for reference in self._weights.get(beginning, ())):
             if weight is not None and not bool(tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(weight)))):
                 return position
@@ -258,7 +260,7 @@ def _where(outcome: Outcome, names: Sequence[str]) -> str:
 
 def _whose(outcome: Outcome) -> str:
     replica = int(outcome.replica)
-    if replica < 0 or int(outcome.weight) >= 0:
+    if replica < 0:
         return ""
     return f", and of the replicas, counted from 0, {replica} is the first whose own are not finite"
 

@@ -60,6 +60,12 @@ def agree(variables):
     return all(len(set(parts)) == 1 for parts in raw(variables))
 
 
+def shared(loss_scaler):
+    """The variables of a scaler that are the same on all replicas."""
+    stored = loss_scaler._stored
+    return [stored.floats.variable, stored.counts.variable, loss_scaler._kept.variable]
+
+
 def finite(variables):
     parts = [part for group in components(variables) for part in group]
     return all(np.isfinite(part.astype(np.float64)).all() for part in parts if part.dtype.kind not in "iub")

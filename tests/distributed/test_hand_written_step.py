@@ -31,7 +31,7 @@ def test_every_replica_skips(written, in_graph, where):
     assert written.run([cases.batch(1), spoiled[1], cases.batch(2)], in_graph) == [True, False, True]
     assert int(written.loss_scaler.counters.attempted) == attempted + 6
     assert cases.finite([*written.moved(), *written.loss_scaler.variables])
-    assert cases.agree([*written.agreed(), *written.loss_scaler._state.values(), *written.loss_scaler._counts.values()])
+    assert cases.agree([*written.agreed(), *cases.shared(written.loss_scaler)])
     assert cases.raw(written.agreed()) != before[: len(written.agreed())]
 
 

@@ -126,7 +126,6 @@ def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Out
         clipped_norm=nan,
         count=tf.constant(0, tf.int64),
         nearest=nothing,
-        weight=nothing,
         lower_helps=no,
     )
     # A step may return any field, and replicas put tensors together.
