@@ -61,14 +61,15 @@ def test_calibration_is_not(word, every):
 def calibrating(strategy, steps=1200):
     """A function from a level to what `strategy` applies of a run whose backward pass overflows above it."""
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(level):
-        state, applied = strategy.init(), tf.TensorArray(tf.bool, steps)
-        for step in tf.range(steps):
+        def step(number, state, applied):
             finite = state.loss_scale <= level
             event = Event(finite, amax=tf.where(finite, 65504.0 / level, float("inf")))
-            applied, state = applied.write(step, finite), strategy.update(state, event)
-        return applied.stack()
+            return number + 1, strategy.update(state, event), applied.write(number, finite)
+
+        start = [0, strategy.init(), tf.TensorArray(tf.bool, steps)]
+        return tf.while_loop(lambda number, *_: number < steps, step, start)[2].stack()
 
     return lambda level: "".join("1" if one else "0" for one in run(tf.constant(level)).numpy())
 
@@ -206,8 +207,9 @@ def test_a_warning_about_a_loss_names_it():
 
 def test_a_restored_scaler_is_judged_from_there_on(tmp_path):
     def bad(loss_scaler, steps, clean_every=4):
+        update = tf.function(lambda finite: loss_scaler.update(Event(finite)), autograph=False)
         for number in range(steps):
-            loss_scaler.update(Event(tf.constant(number % clean_every == 0)))
+            update(tf.constant(number % clean_every == 0))
 
     stuck = LossScaler()
     bad(stuck, 220)

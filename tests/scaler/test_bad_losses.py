@@ -156,7 +156,7 @@ def test_no_group_of_layers_moves_at_a_skip_of_the_loss(replicas):
     assert scales(1e38, 0.0) == [4.0, 8.0]
 
 
-@pytest.mark.parametrize(("way", "select"), [("apply", None), ("apply", True), ("judged", None), ("long_form", None)])
+@pytest.mark.parametrize(("way", "select"), [("apply", None), ("apply", True), ("long_form", None)])
 def test_the_loss_of_any_replica_counts_for_all(way, select):
     """A loss that is NaN on one replica and an overflow on the other is bad data."""
     devices = mirrored(2)
