@@ -133,7 +133,7 @@ def test_no_recurrent_model_is_suspected(layer, unroll):
     model = keras.Sequential([keras.Input((4, 3)), layer(2, unroll=unroll)])
     loss_scaler, weights = scaler.LossScaler(), model.trainable_variables
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x):
         return loss_scaler.apply(
             plain_descent, gradients_of(loss_scaler, lambda: tf.reduce_mean(model(x)), weights), weights
@@ -145,11 +145,11 @@ def test_no_recurrent_model_is_suspected(layer, unroll):
 def test_gradients_from_another_function_are_not_suspected():
     loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
 
-    @tf.function
+    @tf.function(autograph=False)
     def gradient():
         return gradients_of(loss_scaler, lambda: tf.reduce_sum(weight), weight)
 
-    @tf.function
+    @tf.function(autograph=False)
     def decay_and_apply(grad):
         return loss_scaler.apply(plain_descent, [grad + 0.01 * weight], [weight]).finite
 
@@ -176,7 +176,7 @@ def test_sums_of_scaled_gradients_that_the_user_keeps_are_not_suspected(kind):
     loss_scaler, weight = scaler.LossScaler(), tf.Variable(tf.ones([3], kind))
     masters, kept = scaler.MasterWeights([weight]), tf.Variable(tf.zeros([3]))
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(last):
         kept.assign_add(
             tf.cast(gradients_of(loss_scaler, lambda: tf.reduce_sum(tf.cast(weight, tf.float32)), weight), tf.float32)
@@ -198,7 +198,7 @@ def test_a_forgotten_scale_is_seen_where_there_are_masters(kind):
     masters = scaler.MasterWeights([weight])
     assert loss_scaler.loss_scale == 2.0**15
 
-    @tf.function
+    @tf.function(autograph=False)
     def step():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.square(tf.cast(weight, tf.float32)))
@@ -282,7 +282,7 @@ def test_flat_gradients_given_as_one_argument_are_not_suspected():
     loss_scaler, weight = scaler.LossScaler(), tf.Variable(tf.ones([2, 3]))
     assert loss_scaler.loss_scale == 2.0**15
 
-    @tf.function
+    @tf.function(autograph=False)
     def apply(flat):
         grad = tf.reshape(flat, [2, 3]) + 0.01 * weight
         return loss_scaler.apply(plain_descent, [grad], [weight]).finite

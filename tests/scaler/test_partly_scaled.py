@@ -64,7 +64,7 @@ FINE = {
 def run(loss_of, made):
     model = Model()
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x):
         scaled, other = model.grads(x, loss_of)
         model.loss_scaler.apply(plain_descent, made(model, scaled, other), model.weights)
@@ -97,7 +97,7 @@ def test_a_branch_that_does_not_scale_is_noticed(other):
         "scaled": lambda loss: model.loss_scaler.scale(loss * 2.0),
     }
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x, first):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(tf.tanh(x @ weight)))
@@ -114,7 +114,7 @@ def test_a_gradient_that_is_a_new_value_is_not_scaled():
     model = Model()
     model.second.overwrite_with_gradient = True
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x):
         scaled, _ = model.grads(x, penalty)
         model.loss_scaler.apply(plain_descent, [scaled[0], tf.square(model.second) * 0.5], model.weights)
@@ -128,7 +128,7 @@ def test_a_step_along_the_normalised_gradient_is_no_sum_of_gradients():
     """As sharpness-aware minimisation takes it: the second forward pass adds scaled gradients to weights."""
     model = Model()
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x):
         first, _ = model.grads(x, penalty)
         moved = [own + grad / tf.norm(grad) for own, grad in zip(model.weights, first, strict=True)]

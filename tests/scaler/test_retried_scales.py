@@ -29,6 +29,7 @@ class Step:
         self.kept = [tf.Variable([0.0]), tf.Variable([0.0])]
         self._use, self._read = use, read
 
+    @tf.autograph.experimental.do_not_convert
     def take(self):
         by_hand = self.loss_scaler.loss_scale if self._read else None
         with tf.GradientTape(persistent=True) as tape:

@@ -17,7 +17,7 @@ def run(unscale, by_hand=False, strategy=None):
     weights = [tf.Variable([[1.0, 2.0], [3.0, 4.0]]), tf.Variable([1.0, 2.0])]
     loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic(1024.0))
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(tf.matmul(x, weights[0]) + weights[1]))
@@ -71,7 +71,7 @@ def test_a_scale_that_comes_from_outside_is_not_suspected(how):
     weight, loss_scaler = tf.Variable([1.0, 2.0]), scaler.LossScaler(scaler.Dynamic(1024.0))
     own = tf.Variable(1024.0)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(given):
         grad = gradients_of(loss_scaler, lambda: tf.reduce_sum(tf.square(weight)), weight)
         unscaled = {"argument": lambda: grad / given, "inverse": lambda: grad * given, "variable": lambda: grad / own}
