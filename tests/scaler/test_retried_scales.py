@@ -23,7 +23,8 @@ class Step:
 
     def __init__(self, use, read=False, strategy=None):
         self.weights = [tf.Variable([1.0]), tf.Variable([1.0])]
-        self.loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic(2.0**15))
+        # What a step selects is traced in half the time of what it branches to.
+        self.loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic(2.0**15), select=True)
         self.optimizer = keras.optimizers.SGD(1.0)
         self.optimizer.build(self.weights)
         self.kept = [tf.Variable([0.0]), tf.Variable([0.0])]
