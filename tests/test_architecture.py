@@ -26,9 +26,16 @@ def files(package):
             yield room, path
 
 
+@functools.cache
+def imports_of(path):
+    """What a file imports, also where only a type checker or a function does."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imported(path, package):
-    """The rooms of the package that a file imports from, also where only a type checker or a function does."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """The rooms of the package that a file imports from."""
+    for node in imports_of(path):
         if isinstance(node, ast.ImportFrom) and node.module == package:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module.startswith(f"{package}."):
@@ -39,7 +46,7 @@ def imported(path, package):
 
 def packages(path):
     """The packages that a file imports from, wherever in it."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    nodes = imports_of(path)
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
     return {name.partition(".")[0] for name in names}

@@ -1,6 +1,7 @@
 """Guards what SECURITY.md says: no pickle, nothing evaluated, and nothing imported by a name from a file."""
 
 import ast
+import functools
 import pathlib
 
 import pytest
@@ -26,13 +27,22 @@ STARTING = {"halfstep/launch.py": "workers", "loops/study/energy.py": "nvidia-sm
 
 
 def spelled(node):
-    return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
+    """A name with dots as it is written, or nothing."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+@functools.cache
+def nodes_of(path):
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def found_in(path):
     """What a file does that a reader of files must not do."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names if alias.name.split(".")[0] in UNSAFE_MODULES)
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -53,7 +63,7 @@ def calling(*names):
     return {
         path.relative_to(ROOT).as_posix()
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and spelled(node.func) in names
     }
 

@@ -171,4 +171,4 @@ def test_replicas_read_it_once_each(replicas):
         counts = strategy.experimental_local_results(optimizer.iterations.value)
         return [reads_in_branches(graph, count.handle) for count in counts]
 
-    assert reads_of_each(SHAPES, steps=5) == reads_of_each(SHAPES[:1], steps=0)
+    assert reads_of_each(SHAPES[:3], steps=5) == reads_of_each(SHAPES[:1], steps=0)

@@ -112,7 +112,7 @@ def float32_step(mode):
     return run_in(mode, step), loss_scaler
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 def test_the_first_that_is_not_finite_or_the_largest(mode):
     run, loss_scaler = float32_step(mode)
     for x, y, cause, index, nan in (

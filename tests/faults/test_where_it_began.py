@@ -3,6 +3,7 @@
 Guards line 6 of the promise: a skip names its tensor and what would help, and claims nothing that was not seen.
 """
 
+import functools
 import itertools
 import json
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import squared_error
+from rigs import Rig
 from ways import second_look
 
 import loops
@@ -31,6 +33,13 @@ def stepped(model, loss_fn=squared_error, strategy=None, **options):
     return step, tf.function(step)
 
 
+@functools.cache
+def kept(policy):
+    """A step that is traced once, for those who set it back first."""
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(8.0))
+    return Rig(model_of(policy), keras.optimizers.SGD(0.01), example=inputs(), loss_scaler=loss_scaler)
+
+
 def inputs(rows=4, value=1.0):
     return tf.fill([rows, 3], value), tf.zeros([rows, 2])
 
@@ -41,8 +50,9 @@ def inputs(rows=4, value=1.0):
     ("policy", "bad"), [("float32", np.nan), ("mixed_float16", np.inf), ("float16", np.nan)], ids=str
 )
 def test_a_weight_that_is_not_finite_already_is_named(policy, bad):
-    model = model_of(policy)
-    step, call = stepped(model, strategy=scaler.Dynamic(8.0))
+    rig = kept(policy)
+    rig.reset()
+    step, call, model = rig.step, rig.call, rig.step.model
     assert call(inputs())["applied"]
     layer = model.layers[-1]
     layer.kernel.assign(tf.fill(layer.kernel.shape, bad))
@@ -55,8 +65,9 @@ def test_a_weight_that_is_not_finite_already_is_named(policy, bad):
 
 
 def test_bad_data_is_told_from_bad_weights():
-    model = model_of("float32")
-    step, call = stepped(model)
+    rig = kept("float32")
+    rig.reset()
+    step, call = rig.step, rig.call
     outputs = call(inputs(value=np.nan))
     assert outputs["cause"] == Cause.LOSS
     assert "the loss itself was not finite, though all trained weights are; " in step.loss_scaler.explain()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
-from scaler_cases import modes, modes_with, plain_descent
+from scaler_cases import modes, modes_with
 
 import scaler
 
@@ -22,8 +22,14 @@ class Two:
     """A weight each for a first and a second loss, and one scaler whose scale doubles at every step."""
 
     def __init__(self, strategy=GROWS):
-        self.loss_scaler = scaler.LossScaler(strategy)
+        # What a step selects is traced in half the time of what it branches to.
+        self.loss_scaler = scaler.LossScaler(strategy, select=True)
         self.weights = [tf.Variable([0.0], name=name) for name in ("first", "second")]
+        self.optimizers = [keras.optimizers.SGD(1.0) for _ in self.weights]
+        for optimizer, weight in zip(self.optimizers, self.weights, strict=True):
+            optimizer.build([weight])
+        self.of_both = keras.optimizers.SGD(1.0)
+        self.of_both.build(self.weights)
 
     def gradients(self, which, weight=1.0):
         """The gradient of a loss that is scaled now."""
@@ -32,7 +38,7 @@ class Two:
         return tape.gradient(scaled, [self.weights[which]])
 
     def apply(self, which, grads, **options):
-        return self.loss_scaler.apply(plain_descent, grads, [self.weights[which]], **options)
+        return self.loss_scaler.apply(self.optimizers[which], grads, [self.weights[which]], **options)
 
     def moves(self, between):
         """The scale moves: by an `update`, or by an `apply` of another loss."""
@@ -113,7 +119,7 @@ def test_gradients_of_two_scales_in_one_list_are_refused(execute):
     def step():
         first = two.gradients(0)
         two.moves("update")
-        two.loss_scaler.apply(plain_descent, [*first, *two.gradients(1)], two.weights)
+        two.loss_scaler.apply(two.of_both, [*first, *two.gradients(1)], two.weights)
 
     with pytest.raises(scaler.InvalidArgument, match=r"the loss scale moved between|may carry a scale of"):
         execute(step)()
@@ -349,7 +355,7 @@ def test_a_scale_that_cannot_move_is_never_refused(execute, strategy):
     def step():
         first = two.gradients(0)
         two.moves("update")
-        two.loss_scaler.apply(plain_descent, [*first, *two.gradients(1)], two.weights)
+        two.loss_scaler.apply(two.of_both, [*first, *two.gradients(1)], two.weights)
         two.apply(0, [kept.read_value()])
         kept.assign(first[0] * 1.0)
         return first[0]

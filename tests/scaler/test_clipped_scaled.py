@@ -2,9 +2,10 @@
 
 import warnings
 
+import keras
 import pytest
 import tensorflow as tf
-from scaler_cases import gradients_of, plain_descent
+from scaler_cases import gradients_of
 
 import scaler
 
@@ -25,7 +26,8 @@ CLIPS = {"tf.clip_by_global_norm": global_norm, "tf.clip_by_norm": each_norm, "t
 
 
 def taken(change, strategy=None, **arguments):
-    weights, loss_scaler = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)], scaler.LossScaler(strategy)
+    weights, loss_scaler = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)], scaler.LossScaler(strategy, select=True)
+    optimizer = keras.optimizers.SGD(1.0)
 
     @tf.function
     def step():
@@ -33,7 +35,7 @@ def taken(change, strategy=None, **arguments):
             loss_scaler,
             gradients_of(loss_scaler, lambda: tf.add_n([tf.reduce_sum(weight**2) for weight in weights]), weights),
         )
-        return loss_scaler.apply(plain_descent, grads, weights, **arguments).finite
+        return loss_scaler.apply(optimizer, grads, weights, **arguments).finite
 
     return step()
 

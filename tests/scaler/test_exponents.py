@@ -59,17 +59,21 @@ def test_every_16_bit_pattern_and_both_sides_of_every_power_of_two(count):
     short = [values_of(np.arange(2**16), name) for name in ("float16", "bfloat16")]
     powers = np.concatenate([1 << np.arange(23), np.arange(1, 256) << 23])
     around = np.concatenate([powers - 1, powers, powers + 1])
-    for values in (*short, values_of(np.concatenate([around, around | 1 << 31]), "float32")):
-        (found,) = count(values)
-        np.testing.assert_array_equal(found, reference(values))
+    values = *short, values_of(np.concatenate([around, around | 1 << 31]), "float32")
+    for found, value in zip(count(*values), values, strict=True):
+        np.testing.assert_array_equal(found, reference(value))
 
 
 def test_a_single_special_value_among_zeros(count):
-    for name, first_normal in {"float16": 1 << 10, "bfloat16": 1 << 7, "float32": 1 << 23}.items():
-        infinity = int(np.array(np.inf, FORMATS[name]).view(PATTERNS[name]))
-        for special in (3, first_normal - 1, infinity, infinity + 1):
-            values = values_of([0] * (WORDS - 1) + [special], name)
-            np.testing.assert_array_equal(count(values)[0], reference(values))
+    formats = {"float16": 1 << 10, "bfloat16": 1 << 7, "float32": 1 << 23}
+    infinities = {name: int(np.array(np.inf, FORMATS[name]).view(PATTERNS[name])) for name in formats}
+    for place in range(4):
+        values = []
+        for name, first_normal in formats.items():
+            special = (3, first_normal - 1, infinities[name], infinities[name] + 1)[place]
+            values.append(values_of([0] * (WORDS - 1) + [special], name))
+        for found, value in zip(count(*values), values, strict=True):
+            np.testing.assert_array_equal(found, reference(value))
 
 
 def test_lists_are_counted_as_one(execute):
@@ -80,10 +84,9 @@ def test_lists_are_counted_as_one(execute):
 
 
 def test_nothing_is_nothing(execute):
-    for empty in (lambda: observe.exponents(None), lambda: observe.exponents([None]), lambda: observe.exponents([])):
-        np.testing.assert_array_equal(execute(empty)(), np.zeros(observe.BINS))
-    found = execute(lambda *tensors: observe.exponents(list(tensors)))(np.zeros([0, 3], np.float32), np.float16([]))
-    np.testing.assert_array_equal(found, np.zeros(observe.BINS))
+    run = execute(lambda *tensors: [observe.exponents(empty) for empty in (None, [None], [], list(tensors))])
+    for found in run(np.zeros([0, 3], np.float32), np.float16([])):
+        np.testing.assert_array_equal(found, np.zeros(observe.BINS))
 
 
 def test_the_bins_are_where_they_are_said_to_be():

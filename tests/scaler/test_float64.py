@@ -65,7 +65,8 @@ def test_training_is_that_without_scaling_bit_for_bit(execute, inner):
             loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**12, growth_interval=2))
             assert all(scaled_steps(execute, own, optimizer, loss_scaler))
         else:
-            plain_steps(execute, own, optimizer)
+            # What is compared with a tolerance needs no trace.
+            plain_steps((lambda step: step) if inner == tf.float32 else execute, own, optimizer)
         found.append(own)
     if execute.__name__ == "xla" or inner == tf.float32:  # Compilers contract products; float32 sums may be regrouped.
         for one, other in zip(*found, strict=True):

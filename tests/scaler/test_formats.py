@@ -208,7 +208,9 @@ def test_a_format_may_be_named_in_any_way(spelling):
 
 
 def test_any_shape_keeps_its_shape(execute):
-    run = execute(lambda x: predicates(x)["float16"])
-    for shape in ((), (0, 3), (1, 2, 1)):
-        for value in run(np.full(shape, 1e6, np.float32)).values():
-            assert value.shape == shape
+    shapes = (), (0, 3), (1, 2, 1)
+    found = execute(lambda *values: [predicates(x)["float16"] for x in values])(
+        *(np.full(shape, 1e6, np.float32) for shape in shapes)
+    )
+    for shape, values in zip(shapes, found, strict=True):
+        assert all(value.shape == shape for value in values.values())

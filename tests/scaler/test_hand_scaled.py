@@ -1,5 +1,6 @@
 """Guards that a loss multiplied by the public `loss_scale` is unscaled by it, or that the doubt is noticed."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,7 +15,10 @@ class Descent:
 
     def __init__(self, strategy=None):
         self.weight = tf.Variable([0.0])
-        self.loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic(16.0, growth_interval=1))
+        # What a step selects is traced in half the time of what it branches to.
+        self.loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic(16.0, growth_interval=1), select=True)
+        self.optimizer = keras.optimizers.SGD(1.0)
+        self.optimizer.build([self.weight])
 
     def scaled(self):
         with tf.GradientTape() as tape:
@@ -55,7 +59,7 @@ class Descent:
         return grad
 
     def _apply(self, tape, loss):
-        return self.loss_scaler.apply(plain_descent, [tape.gradient(loss, self.weight)], [self.weight]).loss_scale
+        return self.loss_scaler.apply(self.optimizer, [tape.gradient(loss, self.weight)], [self.weight]).loss_scale
 
 
 @pytest.mark.slow_with("loop-by_hand")
@@ -156,7 +160,7 @@ def test_a_read_that_is_not_seen_is_refused_once_the_scale_moved(build):
 def test_gradients_that_come_as_arguments_of_two_decisions():
     """Nobody read the scale: it is that of the loss."""
     run = Descent()
-    decide = tf.function(lambda grad: run.loss_scaler.apply(plain_descent, [grad], [run.weight]).loss_scale)
+    decide = tf.function(lambda grad: run.loss_scaler.apply(run.optimizer, [grad], [run.weight]).loss_scale)
     for number in range(1, 3):
         grad = gradients_of(run.loss_scaler, lambda: run.weight[0], run.weight)
         scales = [float(decide(grad)) for _ in range(2)]
@@ -173,7 +177,7 @@ def test_unscaled_gradients_of_a_window_are_in_no_doubt():
     @tf.function
     def step():
         log = run.loss_scaler.loss_scale
-        run.loss_scaler.apply(plain_descent, [total.read_value()], [run.weight], unscaled=True)
+        run.loss_scaler.apply(run.optimizer, [total.read_value()], [run.weight], unscaled=True)
         return log
 
     total.assign([1.0])
@@ -334,7 +338,7 @@ def test_a_log_before_the_update_and_the_gradients_after_it():
         assert float(run.loss_scaler.loss_scale) == 16.0 * 2 ** (number - 1)
         run.loss_scaler.update(scaler.Event(tf.constant(True)))
         assert run.loss_scaler.unscale(grads)[0].numpy() == [1.0]
-        assert run.loss_scaler.apply(plain_descent, grads, [run.weight], update=False).finite
+        assert run.loss_scaler.apply(run.optimizer, grads, [run.weight], update=False).finite
         assert run.weight.numpy()[0] == -number
 
 
@@ -346,7 +350,7 @@ def test_read_outside_of_the_tape_after_the_scale_moved(method):
         loss = run.weight[0] * 1.0
     grads = [tape.gradient(loss, run.weight) * run.loss_scaler.loss_scale]
     called = {
-        "apply": lambda: run.loss_scaler.apply(plain_descent, grads, [run.weight]),
+        "apply": lambda: run.loss_scaler.apply(run.optimizer, grads, [run.weight]),
         "unscale": lambda: run.loss_scaler.unscale(grads),
     }[method]
     with pytest.raises(scaler.InvalidArgument, match=r"may carry its scale of 16 or the present one of 32"):
@@ -356,7 +360,7 @@ def test_read_outside_of_the_tape_after_the_scale_moved(method):
     constant = Descent(scaler.Static(4.0))
     constant.scaled()
     grads = [tf.constant([1.0]) * constant.loss_scaler.loss_scale]
-    assert constant.loss_scaler.apply(plain_descent, grads, [constant.weight]).finite
+    assert constant.loss_scaler.apply(constant.optimizer, grads, [constant.weight]).finite
     assert constant.weight.numpy()[0] == -2.0
 
 

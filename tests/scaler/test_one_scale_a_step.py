@@ -52,16 +52,25 @@ def test_every_applied_step_moves_by_the_true_gradient(execute, masters):
     assert loss_scaler.loss_scale.numpy() == 16.0
 
 
-@pytest.mark.parametrize(("growth", "backoff"), [(3.0, 0.3), (1.7, 0.9), (1024.0, 1 / 1024)])
-def test_also_with_factors_that_are_no_powers_of_two(growth, backoff):
+def test_also_with_factors_that_are_no_powers_of_two():
+    growth, backoff = tf.Variable(2.0, dtype=tf.float64), tf.Variable(0.5, dtype=tf.float64)
     strategy = scaler.Dynamic(10.0, growth_factor=growth, backoff_factor=backoff, growth_interval=1)
-    weights, _, step = constant_gradient(tf.function, strategy)
-    before = weights.numpy()
-    for letter in "1110110100011":
-        step(np.float32(1 if letter == "1" else np.nan))
-        moved = before - weights.numpy()
-        np.testing.assert_allclose(moved, TRUE * (letter == "1"), rtol=2e-6)
+    weights, loss_scaler, step = constant_gradient(tf.function, strategy)
+    start = [variable.numpy() for variable in (weights, *loss_scaler.variables)]
+    for factors in ((3.0, 0.3), (1.7, 0.9), (1024.0, 1 / 1024)):
+        growth.assign(factors[0])
+        backoff.assign(factors[1])
+        for variable, value in zip((weights, *loss_scaler.variables), start, strict=True):
+            variable.assign(value)
         before = weights.numpy()
+        for letter in "1110110100011":
+            scale = float(loss_scaler.loss_scale)
+            step(np.float32(1 if letter == "1" else np.inf))
+            expected = np.clip(scale * factors[letter == "0"], strategy.min_scale, strategy.max_scale)
+            np.testing.assert_allclose(loss_scaler.loss_scale, expected, rtol=1e-6)
+            moved = before - weights.numpy()
+            np.testing.assert_allclose(moved, TRUE * (letter == "1"), rtol=2e-6)
+            before = weights.numpy()
 
 
 @modes("eager", "graph", "xla")

@@ -59,7 +59,7 @@ def step_of(scale):
     """A compiled step, the variable that holds its scale, and its scaler."""
     loss_scaler, variable = scaler.LossScaler(FIXED[scale]), tf.Variable([1.0])
 
-    @tf.function
+    @tf.function(autograph=False)
     def step():
         grads = gradients_of(loss_scaler, lambda: tf.reduce_sum(variable * 2.0), [variable])
         outcome = loss_scaler.apply(plain_descent, grads, [variable])

@@ -136,8 +136,7 @@ def test_a_learning_rate_that_the_proof_is_not_about_skips_the_step(execute):
         assert bool(step(tf.ones(2)).finite)
 
 
-@pytest.mark.parametrize("select", [False, True])
-@pytest.mark.parametrize("kind", [OPT.SGD, OPT.AdamW], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(("kind", "select"), [(OPT.SGD, False), (OPT.AdamW, True)], ids=["SGD", "AdamW"])
 def test_a_negative_rate_lets_no_weight_grow_by_its_decay(kind, select):
     weight, optimizer = tf.Variable([1.0, 2.0]), kind(0.1, weight_decay=0.5)
     loss_scaler = scaler.LossScaler(scaler.Static(1.0), select=select)
@@ -175,18 +174,17 @@ def test_a_learning_rate_that_counts_its_calls_is_called_once_a_step(execute):
     np.testing.assert_array_equal(weight, [0.25])
 
 
-@pytest.mark.parametrize("name", ["beta_1", "epsilon"])
-def test_numbers_that_are_variables_work_in_a_function(name):
-    weight, optimizer = tf.Variable([1.0]), OPT.Adam(0.1, **{name: tf.Variable(0.5)})
+def test_numbers_that_are_variables_work_in_a_function():
+    weight, optimizer = tf.Variable([1.0]), OPT.Adam(0.1, beta_1=tf.Variable(0.5), epsilon=tf.Variable(0.5))
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
     assert bool(tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)())
 
 
-@pytest.mark.slow_with("xla-arguments4")
+@pytest.mark.slow_with("xla-arguments3")
 @modes_with(
     ("arguments",),
     eager=[({"clipnorm": 1e20},)],
-    graph=[({"clipnorm": np.inf},), ({"global_clipnorm": np.inf},), ({"clipnorm": 1e20},)],
+    graph=[({"global_clipnorm": np.inf},), ({"clipnorm": 1e20},)],
     xla=[({"global_clipnorm": np.inf},)],
 )
 def test_clipping_of_the_optimizers_own_makes_no_infinity(arguments, execute):

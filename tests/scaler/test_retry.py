@@ -254,7 +254,7 @@ def test_values_that_are_zero_in_truth_do_not_keep_a_retry_from_helping():
 
 
 STRATEGIES = {
-    "dynamic": scaler.Dynamic(2.0**40),
+    "dynamic": None,  # As the line is that is traced once.
     "grows at each step": scaler.Dynamic(2.0**12, growth_interval=1),
     "pytorch": scaler.presets.pytorch(),
     "fairseq": scaler.presets.fairseq(),
@@ -268,7 +268,7 @@ STRATEGIES = {
 @pytest.mark.exhaustive_with("grows at each step", "fairseq", "headroom", "smooth", "warmup", "log normal")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_no_strategy_loses_a_batch(name):
-    line = Line(STRATEGIES[name], "graph")
+    line = Line(STRATEGIES[name], "graph") if STRATEGIES[name] else fresh("graph")
     slopes = [2.0**10, 3.0, 2.0**12, 1.0, 2.0**15, 5.0]
     for slope in slopes:
         assert bool(line.take(tf.constant(slope)).finite)

@@ -36,7 +36,7 @@ class Two:
             self.weights = [tf.Variable([1.0, -1.0], name="a"), tf.Variable(tf.cast([2.0, 3.0], tf.float16), name="b")]
             self.statistic = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.MEAN)
             self.masters = scaler.MasterWeights(self.weights[1:])
-            self.optimizers = [keras.optimizers.Adam(0.1), second()]
+            self.optimizers = [SGD(0.1, momentum=0.9), second()]
             strategy = scaler.Dynamic(8.0, growth_interval=2) if strategy is None else strategy
             self.loss_scaler = scaler.LossScaler(strategy, select=select)
         self.step = self._step if mode == "eager" else tf.function(self._step, jit_compile=mode == "xla")
@@ -157,7 +157,7 @@ def test_a_schedule_by_attempts_is_read_before_the_step_is_counted():
 def test_a_composed_step_that_cannot_move_is_stuck():
     models = [keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]) for _ in range(2)]
     parts = [
-        loops.Part("a", models[0], lambda found: found[0], keras.optimizers.Adam(0.1)),
+        loops.Part("a", models[0], lambda found: found[0], SGD(0.1)),
         loops.Part("b", models[1], lambda found: found[1], SGD(float("nan"))),
     ]
     shared = scaler.LossScaler(scaler.Dynamic(8.0), stuck=scaler.StuckPolicy(consecutive_skips=5))

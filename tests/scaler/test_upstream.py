@@ -2,9 +2,9 @@
 
 import contextlib
 
+import keras
 import pytest
 import tensorflow as tf
-from scaler_cases import plain_descent
 
 import scaler
 from scaler.mistakes import upstream
@@ -28,7 +28,8 @@ class Step:
 
     def __init__(self, grads_of, scales=True, **options):
         self.grads_of, self.scales, self.options = grads_of, scales, options
-        self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10))
+        self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10), select=True)
+        self.optimizer = keras.optimizers.SGD(1.0)
         self.weights = [tf.Variable(tf.ones([3, 3])), tf.Variable(tf.ones([3]))]
 
     def trace(self, looked_at):
@@ -42,7 +43,7 @@ class Step:
             scaled, plain = tape.gradient(scaled, self.weights), tape.gradient(loss, self.weights)
             grads = self.grads_of(self.loss_scaler, scaled, plain)
             looked_at.clear()
-            self.loss_scaler.apply(plain_descent, grads, self.weights, **self.options)
+            self.loss_scaler.apply(self.optimizer, grads, self.weights, **self.options)
 
         tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([2, 3]))
 

@@ -15,7 +15,7 @@ SCALES = (1.0, 2.0**-126, 2.0**126, 1024, 0.1, 3e38 / 2**3)
 
 def test_they_stay_where_they_are(execute):
     strategies = {NoScaling(): 1.0, **{Static(loss_scale): loss_scale for loss_scale in SCALES}}
-    word = reference.word("10011010001")
+    word = reference.word("10011")
 
     def run(finite):
         states, scales = [strategy.init() for strategy in strategies], []
