@@ -110,9 +110,7 @@ def test_doctor_names_other_distributions_that_own_our_packages(capsys, monkeypa
         folder = tmp_path / f"auto_{package}-1.2.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: auto_{package}\nVersion: 1.2\n")
-        (folder / told_by).write_text(
-            package if told_by == "top_level.txt" else f"{package}/__init__.py,,\nREADME,,\n"
-        )
+        (folder / told_by).write_text(package if told_by == "top_level.txt" else f"{package}/__init__.py,,\nREADME,,\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("loops.diagnose.doctor.machine._SECONDS_EACH", 0.001)
     status, printed, _ = run(capsys, "doctor", "--json")
