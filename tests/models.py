@@ -30,13 +30,15 @@ def one_layer(kind="float32"):
 
 
 def stateful_model(kind="float32", dropout=0.25, ends=()):
-    """The same with BatchNorm and dropout: moving statistics and a seed generator."""
+    """The same with BatchNorm and dropout: moving statistics and a seed generator. Few weights are traced soon."""
     keras.utils.set_random_seed(7)
     return keras.Sequential(
         [
             keras.Input([4], dtype=keras.DTypePolicy(kind).compute_dtype),
-            keras.layers.Dense(6, activation="relu", dtype=kind, name="dense"),
-            keras.layers.BatchNormalization(momentum=0.5, dtype=kind, name="batch_normalization"),
+            keras.layers.Dense(6, activation="relu", use_bias=False, dtype=kind, name="dense"),
+            keras.layers.BatchNormalization(
+                momentum=0.5, center=False, scale=False, dtype=kind, name="batch_normalization"
+            ),
             keras.layers.Dropout(dropout, seed=3, dtype=kind, name="dropout"),
             keras.layers.Dense(1, dtype=kind, name="dense_1"),
             *ends,

@@ -38,7 +38,7 @@ def compiled(
     arguments = {"jit_compile": False, "metrics": ["mae"] if stateful else None, **arguments}
     model = make_model(policy, stateful, dropout)
     strategy = strategy or scaler.Dynamic(SCALE)
-    optimizer = scaler.LossScaleOptimizer(inner or keras.optimizers.Adam(1e-2), strategy)
+    optimizer = scaler.LossScaleOptimizer(inner or keras.optimizers.SGD(1e-2, momentum=0.9), strategy)
     model.compile(optimizer, loss="mse", **arguments)
     return scaler.protect(model) if protect else model
 

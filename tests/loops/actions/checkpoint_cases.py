@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 from loop_cases import dataset
-from models import plain_model, squared_error
+from models import one_layer, squared_error
 
 import loops
 import scaler
@@ -14,7 +14,7 @@ def one_by_one(step, data, checkpoint):
     return loops.Loop(step, data, steps_per_call=1, actions=[checkpoint])
 
 
-def training(place, *, model=plain_model, optimizer=None, scaling=None, accumulate=1, clip=None, size=8, **arguments):
+def training(place, *, model=one_layer, optimizer=None, scaling=None, accumulate=1, clip=None, size=8, **arguments):
     step = loops.TrainStep(
         model(),
         squared_error,

@@ -94,20 +94,16 @@ def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean, monkey
     assert (run.loop.stopped, run.loop.counters.data) == (None, STEPS)
 
 
-@pytest.mark.dear("a whole run of its own that goes back")
-def test_the_checkpoint_to_go_back_to_is_not_removed_by_a_save_of_the_same_visit(tmp_path):
-    run = Run(tmp_path, batches(), every=4, keep=3).run()
-    assert run.said() == [{"first": 25, "last": 36, "rewound_to": 24}]
-    assert folder.numbers(tmp_path / "ckpt") == [STEPS, STEPS - 2, STEPS - 6]
-
-
 @pytest.mark.dear("three loops, each with calls of its own to trace")
 @pytest.mark.exhaustive_with("28")
 @pytest.mark.parametrize("stop", [28, 36])
 def test_a_run_that_is_stopped_and_resumes_is_the_same(tmp_path, clean, stop):
-    """Before the spikes, and after it went back."""
-    Run(tmp_path, batches()).run(stop)
-    assert Run(tmp_path, batches(), resume=True).run().bits() == clean
+    """Before the spikes, and after it went back: to a checkpoint that the save of the same visit did not remove."""
+    Run(tmp_path, batches(), every=4, keep=3).run(stop)
+    run = Run(tmp_path, batches(), every=4, keep=3, resume=True).run()
+    assert run.bits() == clean
+    assert run.said() == [{"first": 25, "last": 36, "rewound_to": 24}]
+    assert folder.numbers(tmp_path / "ckpt") == [STEPS, STEPS - 2, STEPS - 6]
 
 
 @pytest.mark.exhaustive

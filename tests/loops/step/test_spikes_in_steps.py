@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import batch, plain_model, squared_error, stateful_model
+from models import batch, one_layer, plain_model, squared_error, stateful_model
 from rigs import Rig, raw
 from step_cases import part
 
@@ -108,7 +108,7 @@ def test_retry_repeats_the_overflow_and_not_the_spike():
 def test_the_scale_is_as_before_the_retries_of_a_spiked_window(accumulate):
     """Its first micro-batch overflows, and is retried before anybody knows the norm of the window."""
     loss_scaler = scaler.LossScaler(SpikeGuard(Dynamic(2.0**10, growth_interval=100), window=5))
-    here = rig(loss_scaler, plain_model("mixed_float16"), retry=True, accumulate=accumulate)
+    here = rig(loss_scaler, one_layer("mixed_float16"), retry=True, accumulate=accumulate)
     here.run([batch(seed) for seed in range(5 * accumulate)])
     before = Dynamic().init()._fields, loss_scaler.state
     seen = here.run([spiked(batch(0), 1e4), *[batch(1)] * (accumulate - 1)])

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from loop_cases import dataset
-from models import plain_model, squared_error
+from models import one_layer, plain_model, squared_error
 from recorded_cases import write_run
 
 import loops
@@ -70,7 +70,7 @@ def test_gradients_are_compared_unscaled_and_not_where_they_overflowed(tmp_path)
 
 def test_a_micro_batch_of_a_window_is_not_skipped(tmp_path):
     for name, accumulate in (("one", 1), ("two", 2)):
-        step = loops.TrainStep(plain_model("float32"), squared_error, keras.optimizers.SGD(0.01), accumulate=accumulate)
+        step = loops.TrainStep(one_layer(), squared_error, keras.optimizers.SGD(0.01), accumulate=accumulate)
         loops.Loop(step, dataset(6), actions=[loops.JsonLines(tmp_path / name / "steps.jsonl")]).run(6)
     found = loops.observe.compare(tmp_path / "one", tmp_path / "two")
     assert (found.decision_differs_at, found.scale_differs_at) == (None, None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rich.console
 import tensorflow as tf
-from models import plain_model
+from models import one_layer
 
 import loops
 import scaler
@@ -29,13 +29,16 @@ STEPS = 30
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Two runs of two parts, of which the second takes every third turn; in the second run its rate is another."""
-    folders = []
+def seen(tmp_path_factory):
+    """Two runs of two parts, of which the second takes every third turn; in the second run its rate is another.
+
+    Their folders, what `Progress` showed of both, and their visits.
+    """
+    folders, said, visits = [], io.StringIO(), []
     for name, rate in (("p", 0.01), ("q", 0.02)):
         keras.utils.set_random_seed(1)
         folder = tmp_path_factory.mktemp(name)
-        models = [plain_model(), plain_model()]
+        models = [one_layer(), one_layer()]
         parts = [
             loops.Part(part, model, lambda batch, model=model: tf.reduce_mean(model(batch[0]) ** 2), own, every=every)
             for part, model, own, every in zip(
@@ -48,9 +51,16 @@ def runs(tmp_path_factory):
         ]
         x = tf.random.stateless_normal([12, *models[0].input_shape[1:]], [1, 2])
         data = tf.data.Dataset.from_tensors((x, x)).repeat()
-        loops.Loop(loops.ComposedStep(parts), data, actions=[loops.JsonLines(folder / "steps.jsonl")]).run(12)
+        progress = loops.Progress(console=rich.console.Console(file=said, width=300))
+        actions = [loops.JsonLines(folder / "steps.jsonl"), progress, visits.append]
+        loops.Loop(loops.ComposedStep(parts), data, actions=actions).run(12)
         folders.append(folder)
-    return folders
+    return folders, said.getvalue(), visits
+
+
+@pytest.fixture
+def runs(seen):
+    return seen[0]
 
 
 @pytest.mark.dear("two runs of a composed step")
@@ -221,22 +231,10 @@ def test_a_run_that_is_watched_shows_its_parts(tmp_path):
     assert len({row.index(value) for row, value in zip(shown.splitlines()[2:4], "12", strict=True)}) == 1
 
 
-def test_progress_and_curves_show_the_parts(runs):
-    said = io.StringIO()
-    visits = []
-    models = [plain_model(), plain_model()]
-    parts = [
-        loops.Part(
-            name, model, lambda batch, model=model: tf.reduce_mean(model(batch[0]) ** 2), keras.optimizers.SGD(0.01)
-        )
-        for name, model in zip(("critic", "actor"), models, strict=True)
-    ]
-    x = tf.ones([4, *models[0].input_shape[1:]])
-    data = tf.data.Dataset.from_tensors((x, x)).repeat()
-    actions = [loops.Progress(console=rich.console.Console(file=said, width=300)), visits.append]
-    loops.Loop(loops.ComposedStep(parts), data, actions=actions).run(2)
-    assert "critic loss" in said.getvalue()
-    assert "actor scale" in said.getvalue()
+def test_progress_and_curves_show_the_parts(seen):
+    _, said, visits = seen
+    assert "critic loss" in said
+    assert "actor scale" in said
     curves = curves_of(visits[-1], 0, named=True)
     assert {"critic/scaler/log2_scale", "actor/scaler/log2_scale"} <= set(curves)
     assert not [name for name in curves if name.endswith("loss_scale")]
