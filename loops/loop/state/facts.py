@@ -6,9 +6,9 @@ from typing import Any
 
 from loops.support.json_values import read_object
 
-FORMAT = 1
+FORMAT = 2
 """The format of a checkpoint that is saved."""
-READ = (1,)
+READ = (2,)
 """The formats that are read: those of every release."""
 _PARTS = {
     "identity": dict,
