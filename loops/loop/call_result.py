@@ -57,7 +57,7 @@ def call_result(
         counters: The variables that were read into `status`.
         scalers: The scalers that were read into `status`, in this order.
     """
-    counts, contradiction = counters.read_from(status[1 : 1 + _COUNTS])
+    counts, contradiction = counters.read_from(status[1 : 1 + _COUNTS].astype(int).tolist())
     readings = list(zip(scalers, status[1 + _COUNTS :].reshape(-1, _READING).tolist(), strict=False))
     return CallResult(int(status[0]), outputs, counts, contradiction, readings)
 

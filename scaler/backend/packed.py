@@ -55,7 +55,10 @@ class Packed:
         """
         flat = tf.identity(self.variable if of is None else of)
         count = len(self._scalars)
-        scalars = tf.unstack(flat if count == len(self._shapes) else flat[:count], num=count)
+        if flat.dtype.is_integer:
+            scalars = [flat[place] for place in range(count)]  # `tf.unstack` of int64 is the host's on a GPU.
+        else:
+            scalars = tf.unstack(flat if count == len(self._shapes) else flat[:count], num=count)
         found = dict(zip(self._scalars, scalars, strict=True))
         place = count
         for key, shape in self._shapes.items():

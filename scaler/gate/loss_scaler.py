@@ -564,8 +564,8 @@ class LossScaler(ByName):
 
     def reading(self) -> tf.Tensor:
         """What `check` looks at, as one tensor, float64 [7], for a `tf.function` to return with other results."""
-        numbers = (*self._stored.looked_at(), self._calls.step.ended_unseen())
-        return tf.stack([tf.cast(number, tf.float64) for number in numbers])
+        unseen = tf.cast(self._calls.step.ended_unseen(), tf.float64)
+        return tf.concat([self._stored.looked_at(), [unseen]], 0)
 
     def _who(self) -> str:
         return f"{self._called} with {described(self.strategy)}"

@@ -83,7 +83,7 @@ class StoredState:
         stored |= {f"{_BEFORE}{field}": tf.zeros_like(fields[field]) for field in self._retried}
         floats, whole = ({k: v for k, v in stored.items() if v.dtype == kind} for kind in _PACKED)
         self.floats = Packed(floats, "loss_scaler_state", shared_variable)
-        self.counts = Packed({name: tf.constant(0, tf.int64) for name in _COUNTS} | whole, "counts", shared_variable)
+        self.counts = Packed({_COUNTERS: tf.zeros([5], tf.int64)} | whole, "counts", shared_variable)
         others = {name: value for name, value in stored.items() if value.dtype not in _PACKED}
         self.apart = {name: shared_variable(value, name.replace(".", "_")) for name, value in others.items()}
         self._fields = tuple(fields)
@@ -128,8 +128,7 @@ class StoredState:
         for name, entry in state.items():
             if isinstance(entry, Entry):
                 entry.explained(f"{kind}'s {name}", _OF_LENGTH)
-        counts = {name: self.counts.entry(name) for name in _COUNTS}
-        counts["applied"].telling(restored)
+        counts = {_COUNTERS: self.counts.entry(_COUNTERS).telling(restored)}
         return state, counts, {name: self._entry(f"{_BEFORE}{name}") for name in self._retried}
 
     def _entry(self, name: str) -> Entry | tf.Variable:
@@ -236,13 +235,15 @@ class StoredState:
 
     def attempted(self) -> tf.Tensor:
         """How many steps were counted, scalar float32: modulo 2^24, up to where that is exact."""
-        return tf.cast(self.counts.read()["attempted"] % 2**24, tf.float32)
+        return tf.cast(self._counters()[0] % 2**24, tf.float32)
 
     def counters(self) -> Counters:
         """The counters as tensors."""
-        counts = self.counts.read()
-        attempted, applied = counts["attempted"], counts["applied"]
-        return Counters(attempted, applied, attempted - applied, counts["consecutive_skips"])
+        counts = self._counters()
+        return Counters(counts[0], counts[1], counts[0] - counts[1], counts[2])
+
+    def _counters(self) -> tf.Tensor:
+        return self.counts.read()[_COUNTERS]
 
     def in_words(self) -> str:
         """The loss scale and the counters, for a person; in eager mode."""
@@ -252,10 +253,10 @@ class StoredState:
             f"{int(counts.skipped)} skipped"
         )
 
-    def looked_at(self) -> list[tf.Tensor]:
-        """What `reading` takes: the counters, and the loss scale as it is stored."""
-        counts = self.counts.read()
-        return [*(counts[name] for name in _COUNTS), self.floats.read()[_SCALE]]
+    def looked_at(self) -> tf.Tensor:
+        """What `reading` takes, float64 [6]: the counters, and the loss scale as it is stored."""
+        scale = tf.cast(self.floats.read()[_SCALE], tf.float64)
+        return tf.concat([tf.cast(self._counters(), tf.float64), [scale]], 0)
 
     def reading(self, *numbers: float) -> Reading:
         """The numbers of `looked_at` on the host, with a loss scale that a step may use."""
@@ -265,7 +266,7 @@ class StoredState:
 
     def read(self) -> Reading:
         """The counters and the loss scale as they are, on the host."""
-        return self.reading(*map(float, self.looked_at()))
+        return self.reading(*self.looked_at().numpy().tolist())
 
     def back_off(self, state: Any, retries: tf.Tensor) -> None:
         """Assigns the state after overflows that were retried within a step. Every replica calls it, with the same."""
@@ -345,14 +346,9 @@ class StoredState:
         if self._retried:
             after[f"{_BEFORE}loss_scale"] = tf.constant(0.0)
         applied, bad = tf.cast(moved, tf.int64), tf.cast(of_loss, tf.int64)
-        skipped = 1 - applied
-        after |= {
-            "attempted": stored["attempted"] + 1,
-            "applied": stored["applied"] + applied,
-            "consecutive_skips": (stored["consecutive_skips"] + 1) * skipped,
-            "bad_losses": stored["bad_losses"] + bad,
-            "consecutive_bad_losses": (stored["consecutive_bad_losses"] + bad) * skipped,
-        }
+        skipped, one = 1 - applied, tf.constant(1, tf.int64)
+        step, kept = tf.stack([one, applied, one, bad, bad]), tf.stack([one, one, skipped, one, skipped])
+        after[_COUNTERS] = (stored[_COUNTERS] + step) * kept
         always = when is None or tf.get_static_value(when)
         # Nothing below depends on `done` by itself, and a step that fails must not be counted.
         with tf.control_dependencies([] if done is None else [done]):
@@ -363,7 +359,8 @@ class StoredState:
 _STATE, _BEFORE = "state.", "before."
 _SCALE = f"{_STATE}loss_scale"
 _PACKED = (tf.float32, tf.int64)
-_COUNTS = ("attempted", "applied", "consecutive_skips", "bad_losses", "consecutive_bad_losses")
+_COUNTERS = "counters"
+"""Attempted steps, applied ones, skips in a row, skips because of the loss, and those since the last applied step."""
 
 
 def _like(own: tf.Tensor, value: tf.Tensor) -> tf.Tensor:

@@ -256,15 +256,14 @@ def test_a_restored_scaler_on_replicas(tmp_path, number):
     strategy = mirrored(number)
     with strategy.scope():
         loss_scaler = LossScaler()
-    counts = loss_scaler._counts
-    counts["attempted"].assign(300)
+    counters = loss_scaler._counts["counters"]
+    counters.assign([300, 0, 0, 0, 0])
     path = tf.train.Checkpoint(loss_scaler=loss_scaler).save(str(tmp_path / "ckpt"))
-    counts["attempted"].assign(0)
+    counters.assign([0] * 5)
     loss_scaler.check()
     tf.train.Checkpoint(loss_scaler=loss_scaler).restore(path)
     loss_scaler.check()
-    counts["applied"].assign(300)
-    counts["attempted"].assign(0)
+    counters.assign([0, 300, 0, 0, 0])
     with strategy.scope():
         fresh = LossScaler()
     tf.train.Checkpoint(loss_scaler=fresh).restore(path)

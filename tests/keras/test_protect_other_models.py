@@ -26,6 +26,7 @@ class Head(keras.Model):
         return keras.ops.mean(keras.ops.square(y_pred - keras.ops.mean(self.encode(x), -1, keepdims=True)))
 
 
+@pytest.mark.dear("the step of `fit`, and for a batch that is skipped, with a model of its own")
 @pytest.mark.slow_with("xla-new", "xla-traced before", "graph-traced before", "eager-traced before")
 @pytest.mark.parametrize("traced", [False, True], ids=["new", "traced before"])
 @pytest.mark.parametrize("way", ["graph", "eager", "xla"])
