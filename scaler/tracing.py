@@ -2,7 +2,6 @@
 
 from scaler.backend.autograph import as_called, as_written, nested
 from scaler.backend.graphs import at_each_call
-from scaler.backend.integers import saved_as_int32, saved_dtype
 from scaler.backend.layers import alive
 from scaler.backend.variables import made_outside
 from scaler.gate.layer_state import LayerState
@@ -17,6 +16,4 @@ __all__ = [
     "made_outside",
     "nested",
     "no_forward_pass",
-    "saved_as_int32",
-    "saved_dtype",
 ]

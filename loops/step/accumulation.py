@@ -36,13 +36,13 @@ class MicroBatches(tf.Module):
         # As the scales of Keras's float8 layers do. Of their new values the largest counts, not a sum.
         self._overwrites = list(map(scaler.gradients.overwrites, weights))
         with tf.init_scope():
-            self._count = scaler.tracing.saved_as_int32(local_variable(tf.constant(0, tf.int64), "micro_batches"))
+            self._count = local_variable(tf.constant(0, tf.int64), "micro_batches")
             self._whole = local_variable(True, "whole")
             self._sums = [local_variable(tf.zeros(weight.shape, _sum_dtype(weight)), "sum") for weight in weights]
             # The scale of the sums; 0 if they are empty, or from a checkpoint without this variable.
             self._scale = local_variable(0.0, "sum_scale")
             # For each weight 1 if its sum was infinite, 2 if it was NaN, in the micro-batch that spoiled the window.
-            self._broken = scaler.tracing.saved_as_int32(local_variable(tf.zeros([len(weights)], tf.int64), "broken"))
+            self._broken = local_variable(tf.zeros([len(weights)], tf.int64), "broken")
             self._before = [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
 
     @property

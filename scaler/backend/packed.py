@@ -64,13 +64,15 @@ class Packed:
         for key, shape in self._shapes.items():
             if shape:
                 size = math.prod(shape)
-                found[key] = tf.reshape(flat[place : place + size], shape)
+                part = flat[place : place + size]
+                found[key] = part if len(shape) == 1 else tf.reshape(part, shape)
                 place += size
         return found
 
     def joined(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """What the variable holds if it has these values, one for each name."""
-        others = [tf.reshape(values[key], [-1]) for key, shape in self._shapes.items() if shape]
+        others = [values[key] for key, shape in self._shapes.items() if shape]
+        others = [one if one.shape.rank == 1 else tf.reshape(one, [-1]) for one in others]
         parts = [tf.stack([values[key] for key in self._scalars])] if self._scalars else []
         return parts[0] if not others and parts else tf.concat([*parts, *others], 0)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from scaler.backend.autograph import as_written
 from scaler.backend.graphs import counts_alone
-from scaler.backend.integers import on_any_device, saved_as_int32
+from scaler.backend.integers import on_any_device
 from scaler.errors import InvalidArgument
 
 
@@ -164,19 +164,11 @@ def assign_each(strategy: tf.distribute.Strategy, variable: Any, function: Calla
 
 def assign_alike(variable: tf.Variable, value: tf.Tensor) -> None:
     """Assigns the same value on all replicas, once for all of them. None of them waits for another."""
-    _alike(variable, lambda own, value: own.assign(value), value)
-
-
-def add_alike(variable: tf.Variable, value: int | tf.Tensor) -> None:
-    """Adds the same value on all replicas, as `assign_alike` assigns."""
-    _alike(variable, lambda own, value: own.assign_add(value), value)
-
-
-def _alike(variable: tf.Variable, function: Callable, value: Any) -> None:
     if isinstance(variable, tf.distribute.DistributedValues):
-        tf.distribute.get_strategy().extended.update(variable, as_written(function), args=(value,), group=False)
+        assign = as_written(lambda own, value: own.assign(value))
+        tf.distribute.get_strategy().extended.update(variable, assign, args=(value,), group=False)
     else:
-        function(variable, value)
+        variable.assign(value)
 
 
 def own_component(variable: Any) -> Any:
@@ -202,17 +194,13 @@ def own_part(variable: Any) -> Any:
 
 def local_variable(value: Any, name: str) -> tf.Variable:
     """Creates a variable that each replica reads and assigns for itself; of integers as int64."""
-    value = tf.convert_to_tensor(value)
-    variable = tf.Variable(
+    return tf.Variable(
         on_any_device(value),
         trainable=False,
         name=name,
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
-    if value.dtype == tf.int32:
-        saved_as_int32(variable)
-    return variable
 
 
 def in_each(variable: tf.Variable) -> list[tf.Tensor]:

@@ -11,7 +11,6 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.autograph import as_written
-from scaler.backend.integers import saved_as_int32
 from scaler.backend.variables import shared_variable
 from scaler.errors import InvalidArgument
 from scaler.gradients import statistics
@@ -282,10 +281,7 @@ class Layerwise(tf.Module):
         return [self._groups.group_of[id(replicas.native(variable))] for variable in variables]
 
     def _variable(self, value: tf.Tensor, name: str) -> tf.Variable:
-        variable = shared_variable(tf.broadcast_to(value[..., None], [*value.shape, len(self.names)]), name)
-        if name in self._int32:
-            saved_as_int32(variable)
-        return variable
+        return shared_variable(tf.broadcast_to(value[..., None], [*value.shape, len(self.names)]), name)
 
 
 def _of_all(event: LayerEvent) -> LayerEvent:

@@ -16,7 +16,7 @@ from loops.loop.workers.workers import Workers
 
 FACTS = json.dumps(
     {
-        "format": 1,
+        "format": 2,
         **{part: {} for part in ("identity", "versions", "variables", "actions", "random")},
         **{"settings": {}, "trainable": {}, "action_keys": {}, "held": []},
         "counters": dict.fromkeys(("data", "attempted", "applied", "skipped"), 0),

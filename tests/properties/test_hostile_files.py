@@ -175,7 +175,7 @@ def test_a_log(inputs, tmp_path):
 
 
 FACTS = {
-    "format": 1,
+    "format": 2,
     "versions": {"tensorflow": "2.21.0", "keras": "3.15.1", "numpy": "2.4.6"},
     "identity": {"replicas": 1, "batches": "(1, 2)", "optimizer": {"class": "Adam"}, "run": {"task": "digits"}},
     "settings": {"batches": [64]},

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-import scaler
 from loops.backend import captured
 from loops.backend.variables import native
 
@@ -64,9 +63,9 @@ def components(variable: tf.Variable | keras.Variable) -> list[tf.Variable]:
 
 
 def layout(groups: Groups) -> dict[str, list]:
-    """Name, dtype in a checkpoint, and shape of each variable, as JSON."""
+    """Name, dtype and shape of each variable, as JSON."""
 
     def facts(variable: tf.Variable) -> list:
-        return [variable.name.split(":")[0], scaler.tracing.saved_dtype(variable).name, variable.shape.as_list()]
+        return [variable.name.split(":")[0], variable.dtype.name, variable.shape.as_list()]
 
     return {group: list(map(facts, found)) for group, found in groups.items()}
