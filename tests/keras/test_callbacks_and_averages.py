@@ -45,6 +45,7 @@ def assert_all_close(ones, others, tolerance):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.dear("a step of `fit` and one of `evaluate`, both traced with masters and averages")
 @pytest.mark.exhaustive_with("bfloat16", "float32", "mixed_float16")
 @SWAPS_MASTERS
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16", "bfloat16"])

@@ -91,6 +91,7 @@ def test_short_fits_are_judged_together():
     assert model.optimizer.loss_scaler.counters.attempted == 200
 
 
+@pytest.mark.dear("each `fit` is traced anew, since the model changed")
 @pytest.mark.exhaustive_with("frozen")
 @pytest.mark.parametrize("frozen_first", [True, False], ids=["unfrozen", "frozen"])
 def test_a_fit_that_was_not_compiled_again_is_refused(frozen_first):
