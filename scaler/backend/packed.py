@@ -55,19 +55,26 @@ class Packed:
         """
         flat = tf.identity(self.variable if of is None else of)
         count = len(self._scalars)
-        if flat.dtype.is_integer:
-            scalars = [flat[place] for place in range(count)]  # `tf.unstack` of int64 is the host's on a GPU.
-        else:
-            scalars = tf.unstack(flat if count == len(self._shapes) else flat[:count], num=count)
-        found = dict(zip(self._scalars, scalars, strict=True))
-        place = count
-        for key, shape in self._shapes.items():
-            if shape:
-                size = math.prod(shape)
-                part = flat[place : place + size]
-                found[key] = part if len(shape) == 1 else tf.reshape(part, shape)
-                place += size
-        return found
+        if flat.dtype.is_integer or not count:  # `tf.unstack` of int64 is the host's on a GPU.
+            return {key: self._part(flat, key) for key in self._shapes}
+        scalars = tf.unstack(flat if count == len(self._shapes) else flat[:count], num=count)
+        others = {key: self._part(flat, key) for key, shape in self._shapes.items() if shape}
+        return dict(zip(self._scalars, scalars, strict=True)) | others
+
+    def one(self, key: str) -> tf.Tensor:
+        """The tensor of one name."""
+        return self._part(tf.identity(self.variable), key)
+
+    def _part(self, flat: tf.Tensor, key: str) -> tf.Tensor:
+        shape, place = self._shapes[key], 0
+        for other, known in self._shapes.items():
+            if other == key:
+                break
+            place += math.prod(known)
+        if not shape:
+            return flat[place]
+        part = flat[place : place + math.prod(shape)]
+        return part if len(shape) == 1 else tf.reshape(part, shape)
 
     def joined(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """What the variable holds if it has these values, one for each name."""

@@ -243,7 +243,7 @@ class StoredState:
         return Counters(counts[0], counts[1], counts[0] - counts[1], counts[2])
 
     def _counters(self) -> tf.Tensor:
-        return self.counts.read()[_COUNTERS]
+        return self.counts.one(_COUNTERS)
 
     def in_words(self) -> str:
         """The loss scale and the counters, for a person; in eager mode."""
@@ -255,7 +255,7 @@ class StoredState:
 
     def looked_at(self) -> tf.Tensor:
         """What `reading` takes, float64 [6]: the counters, and the loss scale as it is stored."""
-        scale = tf.cast(self.floats.read()[_SCALE], tf.float64)
+        scale = tf.cast(self.floats.one(_SCALE), tf.float64)
         return tf.concat([tf.cast(self._counters(), tf.float64), [scale]], 0)
 
     def reading(self, *numbers: float) -> Reading:
