@@ -4,8 +4,8 @@ A step that XLA compiles pays for each variable, about 5 microseconds, and hardl
 entry for each name all the same, so that a program with other names takes what it knows.
 
 _serialize_to_tensors   what a checkpoint writes of an object    absent: whole variables are written, which only the
-_restore_from_tensors   how it is read                             same names can read; `StuckPolicy` also counts the
-_trackable_children     what belongs to an object                  restored steps; one warning
+_restore_from_tensors   how it is read                             same names can read
+_trackable_children     what belongs to an object
 _self_...               what TensorFlow remembers of an object   absent: nothing is left out of a copy
 """
 
@@ -18,7 +18,6 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.backend.autograph import as_written
-from scaler.backend.versions import say_once
 from scaler.errors import InvalidArgument
 
 _VALUE = "VARIABLE_VALUE"
@@ -120,10 +119,7 @@ class ByName(tf.Module):
 
 def _reads_entries() -> bool:
     """Whether the installed TensorFlow asks an object what to write and to read."""
-    found = all(hasattr(tf.Module, name) for name in ("_serialize_to_tensors", "_restore_from_tensors"))
-    if not found:
-        say_once("does not tell when a checkpoint is restored: StuckPolicy also counts the steps before it was saved.")
-    return found
+    return all(hasattr(tf.Module, name) for name in ("_serialize_to_tensors", "_restore_from_tensors"))
 
 
 class Entry(tf.Module):

@@ -2,21 +2,23 @@
 
 default_variable_creator_v2       a variable that a function    absent: a function that makes variables is traced twice
 _variable_creator_scope             that is traced has not seen
-_restore_from_tensors             is called when a checkpoint   absent: another shape gives TensorFlow's error
-                                    restores a variable
+_restore_from_tensors             is called when a checkpoint   absent: another shape gives TensorFlow's error, and
+_gather_saveables_for_checkpoint    restores a variable           `StuckPolicy` also counts the restored steps; one
+                                                                  warning
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.integers import on_any_device
+from scaler.backend.versions import say_once
 from scaler.errors import InvalidArgument
 
 _BEFORE_FUNCTIONS = 75
@@ -105,6 +107,42 @@ def explain_other_shapes(variable: tf.Variable, what: str, remedy: str) -> None:
         return restore(tensors)
 
     object.__setattr__(variable, "_restore_from_tensors", checked)
+
+
+def when_restored(variable: tf.Variable, call: Callable[[], None]) -> None:
+    """Calls `call` whenever a checkpoint restores the variable, on any replica."""
+    seen = False
+    for part in (variable, *getattr(variable, "values", ())):
+        restore = getattr(part, "_restore_from_tensors", None)
+        if restore is not None:
+            seen = True
+            object.__setattr__(part, "_restore_from_tensors", _then(restore, call))
+    gather = getattr(variable, "_gather_saveables_for_checkpoint", None)
+    if gather is not None and isinstance(variable, tf.distribute.DistributedValues):
+        seen = True
+        object.__setattr__(variable, "_gather_saveables_for_checkpoint", lambda: _telling(gather(), call))
+    if not seen:
+        say_once("does not tell when a checkpoint is restored: StuckPolicy also counts the steps before it was saved.")
+
+
+def _telling(saveables: dict, call: Callable[[], None]) -> dict:
+    def told(make: Callable) -> Callable:
+        def made(*arguments: Any, **named: Any) -> Any:
+            saveable = make(*arguments, **named)
+            saveable.restore = _then(saveable.restore, call)
+            return saveable
+
+        return made
+
+    return {key: told(make) for key, make in saveables.items()}
+
+
+def _then(restore: Callable, call: Callable[[], None]) -> Callable:
+    def restored(*arguments: Any, **named: Any) -> Any:
+        call()
+        return restore(*arguments, **named)
+
+    return restored
 
 
 def mark_owner(variable: tf.Variable, owner: object) -> None:

@@ -18,6 +18,7 @@ from scaler.backend.variables import (
     mark_owner,
     owner_of,
     shared_variable,
+    when_restored,
 )
 from scaler.errors import InvalidArgument
 from scaler.outcome.stuck import Reading
@@ -129,6 +130,8 @@ class StoredState:
             if isinstance(entry, Entry):
                 entry.explained(f"{kind}'s {name}", _OF_LENGTH)
         counts = {_COUNTERS: self.counts.entry(_COUNTERS).telling(restored)}
+        if self._owner() is owner:
+            when_restored(self.counts.variable, restored)  # Where a checkpoint holds the variable itself.
         return state, counts, {name: self._entry(f"{_BEFORE}{name}") for name in self._retried}
 
     def _entry(self, name: str) -> Entry | tf.Variable:

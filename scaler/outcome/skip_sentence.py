@@ -26,7 +26,7 @@ def explain(
     pinned: str = "",
     optimizer: str = "the optimizer",
     guard_clips: bool = False,
-    weight: int = -1,
+    weight: int | None = None,
 ) -> str:
     """Explains in one sentence what happened and what would help. It reads the outcome, so call it on the host.
 
@@ -36,7 +36,8 @@ def explain(
         pinned: Why the scale cannot go lower, and what to change. Empty if it can.
         optimizer: The name of the optimizer.
         guard_clips: Whether a `SpikeGuard` clips gradients to limits of their own before it judges the global norm.
-        weight: The position of the first of the variables that was not finite before the step; -1 if all were.
+        weight: The position of the first of the variables that was not finite before the step; -1 if all were, and
+            None if that is not known.
     """
     scale = f"{float(outcome.loss_scale):g}"
     why = Cause(int(outcome.cause))
@@ -49,6 +50,7 @@ def explain(
         return _of_update(outcome, names, optimizer)
     if why is Cause.SPIKE:
         return _of_spike(outcome, names, guard_clips)
+    all_weights, weight = weight == -1, -1 if weight is None else weight
     where = _where(outcome, names) + ("" if weight >= 0 else _whose(outcome))
     named = "a weight" if int(outcome.names_from) < 0 else f"the weight {_name(names, weight)!r}"
     if weight >= 0 and bool(outcome.lower_helps):
@@ -62,7 +64,7 @@ def explain(
     return _SENTENCES[why].format(
         scale=scale,
         where=where,
-        weights=", though all trained weights are" if int(outcome.count) else "",
+        weights=", though all trained weights are" if all_weights and int(outcome.count) else "",
         helps=_helps(outcome, pinned),
     )
 
@@ -153,15 +155,16 @@ class Names:
         names, optimizer = self.of(beginning)
         # A weight moves in no skipped step, so that it is now as it was.
         looks = int(outcome.cause) in (Cause.LOSS, Cause.BACKWARD, Cause.OVERFLOW)
-        weight = self._spoiled(beginning) if looks else -1
+        weight = self._spoiled(beginning) if looks else None
         return explain(outcome, names, pinned, optimizer, guard_clips, weight)
 
-    def _spoiled(self, beginning: int) -> int:
-        """The position of the first weight that is not finite now, -1 if there is none."""
-        for position, weight in enumerate(reference() for reference in self._weights.get(beginning, ())):
+    def _spoiled(self, beginning: int) -> int | None:
+        """The position of the first weight that is not finite now, -1 if there is none, None if not all are there."""
+        weights = [reference() for reference in self._weights.get(beginning, ())]
+        for position, weight in enumerate(weights):
             if weight is not None and not bool(tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(weight)))):
                 return position
-        return -1
+        return None if not weights or any(weight is None for weight in weights) else -1
 
     def of(self, beginning: int) -> tuple[Sequence[str], str]:
         """The names that begin there, and the name of their optimizer."""

@@ -224,9 +224,9 @@ def test_without_a_word_from_checkpoints_it_is_said_that_restored_steps_count(mo
     kinds = {kind for kind in type(tf.Variable(1.0)).__mro__ if "_restore_from_tensors" in vars(kind)}
     for kind in {*kinds, Trackable}:
         monkeypatch.delattr(kind, "_restore_from_tensors", raising=False)
-    loss_scaler = scaler.LossScaler()
     with pytest.warns(UserWarning, match="does not tell when a checkpoint is restored: StuckPolicy"):
-        held = loss_scaler._trackable_children()
+        loss_scaler = scaler.LossScaler()
+    held = loss_scaler._trackable_children()
     assert {"_all_variables"} == {name for name in held if name.startswith("_")}
 
 
