@@ -79,21 +79,17 @@ class Packed:
         """What the variable holds if it has these values, one for each name."""
         others = [values[key] for key, shape in self._shapes.items() if shape]
         others = [one if one.shape.rank == 1 else tf.reshape(one, [-1]) for one in others]
-        parts = [tf.stack([values[key] for key in self._scalars])] if self._scalars else []
-        return parts[0] if not others and parts else tf.concat([*parts, *others], 0)
+        scalars = [tf.stack([values[key] for key in self._scalars])] if self._scalars else []
+        return tf.concat([*scalars, *others], 0) if others else scalars[0]
 
     def put(self, key: str, value: tf.Tensor) -> None:
         """Gives one name another value, on every replica, outside of a step."""
         for part in getattr(self.variable, "values", (self.variable,)):
             part.assign(self.joined({**self.read(part), key: tf.cast(value, part.dtype)}))
 
-    def entry(self, key: str) -> Entry:
-        """What a checkpoint holds of one name."""
-        return Entry(self, key)
-
     def entries(self) -> dict[str, Entry]:
-        """What a checkpoint holds of all names."""
-        return {key: self.entry(key) for key in self._shapes}
+        """What a checkpoint holds, by name."""
+        return {key: Entry(self, key) for key in self._shapes}
 
 
 class ByName(tf.Module):
@@ -106,10 +102,14 @@ class ByName(tf.Module):
     VARIABLES = ""
 
     def __getstate__(self) -> dict:
-        # A copy has entries of its own, and TensorFlow tracks them anew.
+        # A copy makes its own entries, and `__setstate__` has TensorFlow track them.
         left_out = (*self.ENTRIES, self.VARIABLES)
         own = {name: value for name, value in vars(self).items() if name not in left_out}
         return {name: value for name, value in own.items() if not name.startswith("_self_")}
+
+    def __setstate__(self, state: dict) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def _trackable_children(self, save_type: str = "checkpoint", **named: Any) -> dict:
         left_out = (self.VARIABLES,) if save_type == "checkpoint" and _reads_entries() else self.ENTRIES
@@ -128,23 +128,22 @@ class Entry(tf.Module):
     Args:
         packed: What holds it.
         key: Its name there.
+        called: What a sentence calls it. Default: its name.
+        remedy: What to do if a checkpoint holds a value of another shape, the end of a sentence.
+        on_restored: Called whenever a checkpoint restores it.
     """
 
-    def __init__(self, packed: Packed, key: str):
+    def __init__(
+        self,
+        packed: Packed,
+        key: str,
+        called: str = "",
+        remedy: str = "restore it into one that has the same",
+        on_restored: Callable[[], None] = lambda: None,
+    ):
         super().__init__()
-        self._packed, self._key = packed, key
-        self._called, self._remedy = key, "restore it into one that has the same"
-        self._on_restored: Callable[[], None] | None = None
-
-    def explained(self, called: str, remedy: str) -> Entry:
-        """The same, with what is said of a value of another shape."""
-        self._called, self._remedy = called, remedy
-        return self
-
-    def telling(self, on_restored: Callable[[], None]) -> Entry:
-        """The same, with what is called whenever a checkpoint has restored it."""
+        self._packed, self._key, self._called, self._remedy = packed, key, called or key, remedy
         self._on_restored = on_restored
-        return self
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -175,6 +174,5 @@ class Entry(tf.Module):
                 f"the checkpoint holds {self._called} with shape {value.shape}, but this strategy has "
                 f"{tf.TensorShape(self.shape)}: {self._remedy}."
             )
-        if self._on_restored is not None:
-            self._on_restored()
+        self._on_restored()
         self.assign(value)

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from scaler.backend.autograph import as_written
 from scaler.backend.graphs import counts_alone
-from scaler.backend.integers import on_any_device
 from scaler.errors import InvalidArgument
 
 
@@ -190,6 +189,15 @@ def own_part(variable: Any) -> Any:
     context = tf.distribute.get_replica_context()
     parts = of_each(context.strategy, own)
     return parts[int(tf.get_static_value(context.replica_id_in_sync_group)) % len(parts)]
+
+
+def on_any_device(value: Any) -> tf.Tensor:
+    """The value with a dtype of which a GPU can have a variable: int64 in place of int32.
+
+    TensorFlow keeps int32 variables on the host, and what XLA compiles for a GPU cannot read them.
+    """
+    value = tf.convert_to_tensor(value)
+    return tf.cast(value, tf.int64) if value.dtype == tf.int32 else value
 
 
 def local_variable(value: Any, name: str) -> tf.Variable:

@@ -17,7 +17,6 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.integers import on_any_device
 from scaler.backend.versions import say_once
 from scaler.errors import InvalidArgument
 
@@ -38,7 +37,7 @@ def overwrites(variable: object) -> bool:
 
 def shared_variable(value: Any, name: str) -> tf.Variable:
     """Creates a variable with the same value on all replicas, which assign it together; of integers as int64."""
-    value = on_any_device(value)
+    value = replicas.on_any_device(value)
     return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
 

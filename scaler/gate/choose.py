@@ -65,7 +65,7 @@ def check_select(select: object) -> None:
     if select is not None and not isinstance(select, bool):
         raise InvalidArgument(
             f"LossScaler(select={select!r} ({type(select).__name__})): expected True or False, or None, which selects "
-            "on a GPU and branches on a CPU."
+            "on a GPU and under XLA, and branches elsewhere."
         )
 
 
@@ -104,9 +104,9 @@ def selects_here(asked: bool | None) -> bool:
 
 
 def selects_by_default() -> bool:
-    """Whether steps traced here wait for nothing if nobody chose: for a GPU, and in what XLA compiles.
+    """Whether a step that is traced here selects by default: on a GPU, and where XLA compiles the step.
 
-    In a graph on a CPU the host decides in any case. XLA computes both branches' conditions apart, and fuses less.
+    Elsewhere a branch costs nothing, since the host takes the decision anyway. XLA fuses less across a branch.
     """
     return has_gpu() or in_xla()
 

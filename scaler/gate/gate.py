@@ -235,7 +235,7 @@ class Gate:
             restore_where(strategy, state, applied, when)
             skipped = tf.logical_and(when, tf.logical_not(applied))
             assert each is not None
-            reason = where(skipped, because(explained(each, lambda: None), each))
+            reason = where(skipped, because(explained(each), each))
             replica = self._to_blame(strategy, grads, loss_finite)
             replica = None if replica is None else tf.where(skipped, replica, -1)
             return applied, tf.where(applied, clipped(), float("nan")), on_skip(reason, replica, skipped), replica
@@ -249,20 +249,20 @@ class Gate:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
 
-        def explained(squares: tf.Tensor, put_back: Callable[[], None], broken: tf.Tensor | None = None) -> Skip:
+        def explained(squares: tf.Tensor, broken: tf.Tensor | None = None) -> Skip:
             reason = reason_of(self.targets, squares, replicas.all_of(strategy, loss_finite), broken)
             failed = attempt.failed(finite, norm)
             failed = failed if spike is None else tf.logical_and(failed, tf.logical_not(spike))
-            return attempt.reason(failed, reason, put_back)
+            return attempt.reason(failed, reason)
 
         def skip() -> tuple[tf.Tensor, Skip, tf.Tensor | None]:
             put_back(state)
             first, scaled = ([replicas.of_each(strategy, grad)[0] for grad in grads] for grads in (ready, summed))
             squares = self.targets.squared_norms(first, divisor, may_branch=False) if each is None else each
             broken = gradients.not_finite(list(map(gradients.values_of, scaled)))
-            # An update began with weights that the forward pass may have assigned.
-            weights = [pair for pair in state if getattr(pair[0], "trainable", False)]
-            reason = because(explained(squares, lambda: put_back(weights), broken), squares)
+            reason = because(explained(squares, broken), squares)
+            # An update that was taken back began with weights that the forward pass may have assigned.
+            put_back([pair for pair in state if getattr(pair[0], "trainable", False)])
             replica = self._to_blame(strategy, grads, loss_finite)
             return tf.constant(float("nan")), on_skip(reason, replica, None), replica
 

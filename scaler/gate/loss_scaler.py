@@ -117,7 +117,7 @@ class LossScaler(ByName):
         return f"{type(self).__name__}({described(self.strategy)}){stands}"
 
     def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
         self._take_variables()
 
     def _take_variables(self) -> None:
@@ -390,6 +390,7 @@ class LossScaler(ByName):
             paths, own = target.paths()
             return self._names.begin(paths, optimizers.name_of(optimizer), list(map(replicas.native, model)), own)
 
+        loss = self._calls.step.loss
         decision = gate.decide(
             gradients.matching([grads[i] for i in positions], target.updated),
             carried.divisor(unscaled),
@@ -398,7 +399,7 @@ class LossScaler(ByName):
             tf.convert_to_tensor(when),
             on_skip,
             self._stored.move if update else (lambda event, of_loss, done, when: None),
-            () if self._calls.step.loss is None else (self._calls.step.loss,),
+            () if loss is None else (loss,),
         )
         self._calls.decided(None if update else decision.attempted)
         skip = decision.skip

@@ -18,7 +18,7 @@ def reason_of(targets: Targets, squares: tf.Tensor, loss_finite: tf.Tensor, brok
         targets: What the step was to move.
         squares: The squared norm of each gradient, unscaled: float32 or float64 [n].
         loss_finite: Scalar bool.
-        broken: Bool [n], which of the scaled gradients have a value that is not finite; None if nobody looked.
+        broken: Bool [n], which of the scaled gradients hold a value that is not finite; None in a step that selects.
     """
     large = tf.logical_not(tf.math.is_finite(squares))
     # Where every value is finite, a squared norm need not be.

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.integers import on_any_device
 from scaler.backend.packed import Entry, Packed
 from scaler.backend.restores import awaited_shape, scope_of
 from scaler.backend.variables import (
@@ -76,7 +75,7 @@ class StoredState:
         self._int32 = int32_fields(fields)
         # How many variables a step has is not known yet.
         later = tensor_norms.FIELDS if self._by_tensor else ()
-        fields = {field: on_any_device(value) for field, value in fields.items() if field not in later}
+        fields = {field: replicas.on_any_device(value) for field, value in fields.items() if field not in later}
         self.tensors: dict[str, tf.Variable] = {}
         retries = guard_of(strategy) is not None and only_scale(strategy) is None
         self._retried = inner_of(state)._fields if retries else ()
@@ -124,19 +123,16 @@ class StoredState:
             if self._by_tensor:
                 self._make_awaited()
 
-        kind = type(self._strategy).__name__
-        state = {name: self._entry(f"{_STATE}{name}") for name in self._fields}
-        for name, entry in state.items():
-            if isinstance(entry, Entry):
-                entry.explained(f"{kind}'s {name}", _OF_LENGTH)
-        counts = {_COUNTERS: self.counts.entry(_COUNTERS).telling(restored)}
+        state = {name: self._entry(_STATE, name) for name in self._fields}
+        counts = {_COUNTERS: Entry(self.counts, _COUNTERS, on_restored=restored)}
         if self._owner() is owner:
             when_restored(self.counts.variable, restored)  # Where a checkpoint holds the variable itself.
-        return state, counts, {name: self._entry(f"{_BEFORE}{name}") for name in self._retried}
+        return state, counts, {name: self._entry(_BEFORE, name) for name in self._retried}
 
-    def _entry(self, name: str) -> Entry | tf.Variable:
-        packed = next((one for one in (self.floats, self.counts) if name in one), None)
-        return self.apart[name] if packed is None else packed.entry(name)
+    def _entry(self, part: str, field: str) -> Entry | tf.Variable:
+        key, called = f"{part}{field}", f"{type(self._strategy).__name__}'s {field}"
+        packed = next((one for one in (self.floats, self.counts) if key in one), None)
+        return self.apart[key] if packed is None else Entry(packed, key, called, _OF_LENGTH)
 
     def _read(self) -> dict[str, tf.Tensor]:
         """All that is stored, by name."""

@@ -51,15 +51,13 @@ class Proven:
         """Moves the variables."""
         update()
 
-    def reason(self, failed: tf.Tensor, reason: Skip, put_back: Callable[[], None]) -> Skip:
+    def reason(self, failed: tf.Tensor, reason: Skip) -> Skip:
         """The reason why it does not count: the learning rate, for which an `index` of -1 stands, or another one.
 
         Args:
             failed: Scalar bool, from the method.
             reason: What the gradients say.
-            put_back: Not needed: nothing has moved.
         """
-        del put_back
         of_rate = _because(has_nan=tf.constant(False), index=whole(-1))
         return Skip(*(tf.where(failed, one, other) for one, other in zip(of_rate, reason, strict=True)))
 
@@ -121,7 +119,7 @@ class Transaction:
         """Does nothing: the variables have moved already."""
         del update
 
-    def reason(self, failed: tf.Tensor, reason: Skip, put_back: Callable[[], None]) -> Skip:
+    def reason(self, failed: tf.Tensor, reason: Skip) -> Skip:
         """The reason why it does not count: what the update has made, which is put back, or another one.
 
         An `index` of -1 stands for the learning rate.
@@ -129,18 +127,11 @@ class Transaction:
         Args:
             failed: Scalar bool, from the method.
             reason: What the gradients say.
-            put_back: Puts back what the forward pass may have assigned before the update.
 
         Raises:
             InvalidArgument: If the update made variables, which had no values before it.
         """
-
-        def undone() -> Skip:
-            found = self._undo()
-            put_back()
-            return found
-
-        return Skip(*tf.cond(failed, undone, lambda: reason))
+        return Skip(*tf.cond(failed, self._undo, lambda: reason))
 
     def _undo(self) -> Skip:
         now, old = ([replicas.of_each(self._strategy, v)[0] for v in one] for one in (self._looked_at, self._old))

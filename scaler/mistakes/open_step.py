@@ -33,9 +33,7 @@ class OpenStep:
     def entries(self) -> dict[str, Entry]:
         """What a checkpoint holds of it."""
         mark_private(self.variable)
-        return {
-            name: self._kept.entry(name) for name in ("used", "finite", "opened", *(["loss"] if self._sums else []))
-        }
+        return self._kept.entries()
 
     def _keep(self, **values: tf.Tensor) -> None:
         self.variable.assign(self._kept.joined({**self._kept.read(), **values}))

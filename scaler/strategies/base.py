@@ -141,7 +141,7 @@ def after_step(strategy: Any, state: Any, event: Any, of_loss: tf.Tensor) -> Any
 
 
 def int32_fields(fields: Mapping[str, tf.Tensor]) -> frozenset[str]:
-    """Which fields of a state `init` made as int32. Their variables are int64: see `scaler/backend/integers.py`."""
+    """Which fields of a state `init` made as int32. They are kept as int64: see `replicas.on_any_device`."""
     return frozenset(field for field, value in fields.items() if value.dtype == tf.int32)
 
 
