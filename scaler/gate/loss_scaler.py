@@ -388,7 +388,8 @@ class LossScaler(ByName):
         def names_from() -> int:
             # Known when the optimizer has created its slots.
             paths, own = target.paths()
-            return self._names.begin(paths, optimizers.name_of(optimizer), list(map(replicas.native, model)), own)
+            weights = list(map(replicas.native, model))
+            return self._names.begin(paths, optimizers.name_of(optimizer), weights, own, seen=not selects)
 
         loss = self._calls.step.loss
         decision = gate.decide(
@@ -530,12 +531,12 @@ class LossScaler(ByName):
             if not hasattr(outcome, "why_skipped"):
                 raise InvalidArgument(f"explain({outcome!r:.100}): expected an Outcome from apply, or a loops.Loop.")
             return outcome.why_skipped() or self.explain()
-        known = self.last_skip if outcome is None else outcome
+        known, counts = self.last_skip if outcome is None else outcome, self._stored.read()
         if outcome is None and int(known.cause) == Cause.NONE:
-            counts = self._stored.read()
             return none_skipped(counts.attempted, counts.skipped)
         clips = self._spikes.by_tensor == "clip"
-        return self._names.explain(known, self._pinned(float(known.loss_scale)), clips)
+        is_now = bool(counts.consecutive_skips) or outcome is not None
+        return self._names.explain(known, self._pinned(float(known.loss_scale)), clips, is_now)
 
     def _pinned(self, loss_scale: float) -> str:
         return pinned(loss_scale, *host_bounds_of(self.strategy), type(self.strategy).__name__)

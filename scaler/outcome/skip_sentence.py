@@ -26,7 +26,8 @@ def explain(
     pinned: str = "",
     optimizer: str = "the optimizer",
     guard_clips: bool = False,
-    weight: int | None = None,
+    weight: str | None = None,
+    seen: bool = True,
 ) -> str:
     """Explains in one sentence what happened and what would help. It reads the outcome, so call it on the host.
 
@@ -36,8 +37,8 @@ def explain(
         pinned: Why the scale cannot go lower, and what to change. Empty if it can.
         optimizer: The name of the optimizer.
         guard_clips: Whether a `SpikeGuard` clips gradients to limits of their own before it judges the global norm.
-        weight: The position of the first of the variables that was not finite before the step; -1 if all were, and
-            None if that is not known.
+        weight: The name of a weight that is not finite; empty if all are finite, None if nobody looked.
+        seen: Whether the step looked at the values of its gradients, or knows their norms alone.
     """
     scale = f"{float(outcome.loss_scale):g}"
     why = Cause(int(outcome.cause))
@@ -50,21 +51,19 @@ def explain(
         return _of_update(outcome, names, optimizer)
     if why is Cause.SPIKE:
         return _of_spike(outcome, names, guard_clips)
-    all_weights, weight = weight == -1, -1 if weight is None else weight
-    where = _where(outcome, names) + ("" if weight >= 0 else _whose(outcome))
-    named = "a weight" if int(outcome.names_from) < 0 else f"the weight {_name(names, weight)!r}"
-    if weight >= 0 and bool(outcome.lower_helps):
-        where += f"; {named} is already non-finite, but that is not why"
-    elif weight >= 0:
+    where = _where(outcome, names, seen) + ("" if weight else _whose(outcome))
+    if weight and bool(outcome.lower_helps):
+        where += f"; the weight {weight!r} is already non-finite, but that is not why"
+    elif weight:
         loss = ", and so is the loss" if why is Cause.LOSS else ""
         return (
-            f"The step was skipped because {named} is already non-finite"
+            f"The step was skipped because the weight {weight!r} is already non-finite"
             f"{loss}; {where}. No loss scale can help: load earlier weights, and look for what assigned it."
         )
     return _SENTENCES[why].format(
         scale=scale,
         where=where,
-        weights=", though all trained weights are" if all_weights and int(outcome.count) else "",
+        weights=", though all trained weights are" if weight == "" and int(outcome.count) else "",
         helps=_helps(outcome, pinned),
     )
 
@@ -120,8 +119,16 @@ class Names:
         self.lists: dict[int, int] = {}
         self._known: dict[tuple[str, tuple[str, ...]], int] = {}
         self._weights: dict[int, list[weakref.ref]] = {}
+        self._unseen: set[int] = set()
 
-    def begin(self, names: Sequence[str], optimizer: str, weights: Sequence = (), own: Sequence[str] = ()) -> int:
+    def begin(
+        self,
+        names: Sequence[str],
+        optimizer: str,
+        weights: Sequence = (),
+        own: Sequence[str] = (),
+        seen: bool = True,
+    ) -> int:
         """Adds the names of an `apply`, unless they are known, and returns the place where they begin.
 
         Args:
@@ -130,6 +137,7 @@ class Names:
             weights: The model's variables.
             own: The names of the optimizer's own variables. Keras counts optimizers there, of all models: a place does
                 not depend on them.
+            seen: Whether a skip looks at the values of gradients: not in a step that selects.
         """
         key = optimizer, (*names, *own)
         if key not in self._known:
@@ -137,8 +145,10 @@ class Names:
             place = self._free_place((optimizer, tuple(names)), count)
             self._known[key] = place
             self.lists[place] = count
-        self._weights[self._known[key]] = list(map(weakref.ref, weights))
-        return self._known[key]
+        place = self._known[key]
+        self._weights[place] = list(map(weakref.ref, weights))
+        (self._unseen.discard if seen else self._unseen.add)(place)
+        return place
 
     def _free_place(self, key: tuple[str, tuple[str, ...]], count: int) -> int:
         for attempt in range(_ATTEMPTS):
@@ -149,22 +159,35 @@ class Names:
         self._forget()
         return place
 
-    def explain(self, outcome: Outcome, pinned: str, guard_clips: bool = False) -> str:
-        """As the function, with the names of the list that the outcome is about."""
+    def explain(self, outcome: Outcome, pinned: str, guard_clips: bool, is_now: bool) -> str:
+        """As the function, with the names of the list that the outcome is about.
+
+        Args:
+            outcome: As for the function.
+            pinned: As for the function.
+            guard_clips: As for the function.
+            is_now: Whether no step was applied since. A skip moves no weight, so that all are as they were.
+        """
         beginning = int(outcome.names_from)
         names, optimizer = self.of(beginning)
-        # A weight moves in no skipped step, so that it is now as it was.
-        looks = int(outcome.cause) in (Cause.LOSS, Cause.BACKWARD, Cause.OVERFLOW)
+        looks = is_now and int(outcome.cause) in (Cause.LOSS, Cause.BACKWARD, Cause.OVERFLOW)
         weight = self._spoiled(beginning) if looks else None
-        return explain(outcome, names, pinned, optimizer, guard_clips, weight)
+        return explain(outcome, names, pinned, optimizer, guard_clips, weight, beginning not in self._unseen)
 
-    def _spoiled(self, beginning: int) -> int | None:
-        """The position of the first weight that is not finite now, -1 if there is none, None if not all are there."""
-        weights = [reference() for reference in self._weights.get(beginning, ())]
-        for position, weight in enumerate(weights):
-            if weight is not None and not bool(tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(weight)))):
-                return position
-        return None if not weights or any(weight is None for weight in weights) else -1
+    def _spoiled(self, beginning: int) -> str | None:
+        """The name of a weight that is not finite now, empty if all are, None if some are not there to look at.
+
+        Those of the step come first. The weights of another optimizer may have spoiled its loss as well.
+        """
+        complete = beginning in self._weights
+        for place in sorted(self._weights, key=lambda place: place != beginning):
+            names, _ = self.of(place)
+            for position, weight in enumerate(reference() for reference in self._weights[place]):
+                if weight is None:
+                    complete = False
+                elif not bool(tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(weight)))):
+                    return _name(names, position)
+        return "" if complete else None
 
     def of(self, beginning: int) -> tuple[Sequence[str], str]:
         """The names that begin there, and the name of their optimizer."""
@@ -243,7 +266,7 @@ def _helps(outcome: Outcome, pinned: str) -> str:
     return "A lower scale may help; if it does not, look for a square root, logarithm, division or norm at 0."
 
 
-def _where(outcome: Outcome, names: Sequence[str]) -> str:
+def _where(outcome: Outcome, names: Sequence[str], seen: bool) -> str:
     first, count, nearest = int(outcome.index), int(outcome.count), int(outcome.nearest)
     if first < 0:
         return "the non-finite gradient was not recorded"
@@ -252,7 +275,7 @@ def _where(outcome: Outcome, names: Sequence[str]) -> str:
     gradient = f"the gradient of {_name(names, first)!r}"
     if int(outcome.cause) == Cause.TOO_LARGE:
         return f"{gradient} is the first of {count} that are too large" if count > 1 else f"{gradient} is the largest"
-    kind = "a NaN" if bool(outcome.has_nan) else "an infinity"
+    kind = "a NaN" if bool(outcome.has_nan) else "an infinity" if seen else "an infinity or a value above 2^64"
     if count <= 1:
         return f"{gradient} is the first with {kind}" + (", and the only one" if count else "")
     several = f"{gradient} is the first of {count} that are non-finite, with {kind} among them"

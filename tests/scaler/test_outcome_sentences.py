@@ -2,6 +2,7 @@
 
 import itertools
 
+import keras
 import pytest
 import tensorflow as tf
 from scaler_cases import by_hand
@@ -76,21 +77,54 @@ PLACES = {
 
 
 SPOILED = {
-    "a weight, and a lower scale that was seen to help": 1,
-    "a weight and the loss": 2,
-    "a weight": 2,
-    "a replica, and a weight that is the same on all": 1,
+    "a weight, and a lower scale that was seen to help": "b",
+    "a weight and the loss": "c",
+    "a weight": "c",
+    "a replica, and a weight that is the same on all": "b",
 }
-"""Which variable was not finite before the step."""
+"""Which weight was not finite before the step."""
 
 
 @pytest.mark.parametrize("told", [CAUSES, PLACES], ids=["causes", "places"])
 def test_sentences(told, snapshot):
-    said = {
-        name: explain(one, LAYERS, weight=SPOILED.get(name, -1 if int(one.count) else None))
-        for name, one in told.items()
-    }
+    said = {}
+    for name, one in told.items():
+        said[name] = explain(one, LAYERS, weight=SPOILED.get(name, "" if int(one.count) else None))
     assert said == snapshot
+
+
+def test_a_norm_alone_does_not_tell_an_infinity_from_a_large_value(snapshot):
+    assert explain(outcome(Cause.OVERFLOW, count=1, nearest=1), LAYERS, seen=False) == snapshot
+
+
+@pytest.mark.parametrize("select", [False, True])
+def test_weights_are_judged_only_as_they_were_at_the_skip(select):
+    """Those of another optimizer count, too; after an applied step nothing is said of any."""
+    one, other = (tf.Variable([1.0, 2.0], name=name) for name in ("one", "other"))
+    loss_scaler = scaler.LossScaler(scaler.Static(8.0), select=select)
+    steps = {}
+    for variable in (one, other):
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([variable])
+
+        @tf.function
+        def step(factor, optimizer=optimizer, variable=variable):
+            with tf.GradientTape() as tape:
+                scaled = loss_scaler.scale(tf.reduce_sum(one * one) * tf.reduce_sum(other) * factor)
+            return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable]).finite
+
+        steps[variable.name] = step
+    fine, bad = tf.constant(1e-3), tf.constant(float("nan"))
+    assert steps["one:0"](fine)
+    assert not steps["other:0"](bad)
+    assert "though all trained weights are" in loss_scaler.explain()
+    good = one.numpy()
+    one.assign([float("nan"), 1.0])
+    assert not steps["other:0"](fine)
+    assert "because the weight 'one:0' is already non-finite, and so is the loss" in loss_scaler.explain()
+    one.assign(good)
+    assert steps["other:0"](fine)
+    assert "all trained weights" not in loss_scaler.explain()
 
 
 def test_sentences_where_a_scale_cannot_go_lower(snapshot):
