@@ -3,7 +3,7 @@
     python benchmarks/gpu_choices.py [--json] [--quick]
 
 The update alone with Adam, of float32 weights and of float16 ones with masters, in a graph. A contender is traced while
-what `scaler/gate/joined.py` and `scaler/gate/compiled.py` decide by is set otherwise. Selecting and branching are
+what `scaler/gate/joined.py` and `scaler/gate/propose.py` decide by is set otherwise. Selecting and branching are
 compared where `LossScaler` takes `select`, in the update and in whole steps. Ratios are to what the gate chooses by
 itself. `make gpu` runs it.
 """
@@ -24,7 +24,7 @@ import steps
 import tensorflow as tf
 
 import scaler
-from scaler.gate import compiled, joined
+from scaler.gate import joined, propose
 
 NOTHING, CPUS, ALL = (0, 1), (2**11, 2**14), (2**40, 2**40)
 """What `joined.limits` returns: elements of a variable that is joined, and of a chunk."""
@@ -39,9 +39,9 @@ CHOICES: dict[str, list[tuple]] = {
     "joined as on CPUs": [joining(CPUS)],
     "joined up to 2^16 elements in chunks of 2^16": [joining((2**16, 2**16))],
     "all joined": [joining(ALL)],
-    "all compiled": [joining(NOTHING), (compiled, "_WORTH_COMPILING", 1)],
-    "all compiled in one call": [joining(NOTHING), (compiled, "_WORTH_COMPILING", 1), (compiled, "_MOST", 1)],
-    "nothing joined or compiled": [joining(NOTHING), (compiled, "_WORTH_COMPILING", 2**62)],
+    "all compiled": [joining(NOTHING), (propose, "_WORTH_COMPILING", 1)],
+    "all compiled in one call": [joining(NOTHING), (propose, "_WORTH_COMPILING", 1), (propose, "_MOST", 1)],
+    "nothing joined or compiled": [joining(NOTHING), (propose, "_WORTH_COMPILING", 2**62)],
 }
 QUICK_CHOICES = ("nothing joined", "all compiled")
 SELECTS = {"selecting": True, "branching": False} if "select" in inspect.signature(scaler.LossScaler).parameters else {}

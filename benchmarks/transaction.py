@@ -28,7 +28,7 @@ def step(grads, weights, make_optimizer, *, proven: bool):
     optimizer, loss_scaler = make_optimizer(), scaler.LossScaler()
     assert loss_scaler.loss_scale == 2.0**15  # The gradients are as if their loss was scaled by it.
     run = tf.function(lambda: loss_scaler.apply(optimizer, grads, variables).finite)
-    bound = unittest.mock.patch("scaler.gate.choose.largest_learning_rate", return_value=float("inf"))
+    bound = unittest.mock.patch("scaler.gate.proofs.largest_learning_rate", return_value=float("inf"))
     if proven:
         with bound:
             run()

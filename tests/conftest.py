@@ -234,5 +234,6 @@ def chunks(monkeypatch):
     real = joined.chunks_of
     monkeypatch.setattr(joined, "_CHUNK", 18)
     monkeypatch.setattr(joined, "_FEWEST", 2)
+    monkeypatch.setattr(joined, "_WORTH_JOINING", 2)
     monkeypatch.setattr(joined, "chunks_of", lambda *arguments: made.append(real(*arguments)) or made[-1])
     return made

@@ -140,7 +140,7 @@ class PartGroup(tf.Module):
             decided = self._together(grads, before, when, again, loss_scale)
         else:
             outcome = self._apply(0, grads, before, when, loss_scale=loss_scale, diagnose=again)
-            variable = _among(self.weights[0], outcome.variable, 0)
+            variable = _among(self.weights[0], outcome.variable)
             decided = Decided(tf.convert_to_tensor(when), outcome.finite, outcome.cause, variable, [outcome])
         for teacher, outcome in zip(self._teachers, decided.outcomes, strict=True):
             if teacher:
@@ -177,12 +177,8 @@ class PartGroup(tf.Module):
             loss_scale=loss_scale,
             diagnose=again,
         )
-        variable, start = judged.variable, 0
-        for own, done in zip(self.weights, outcomes, strict=True):
-            # An optimizer may turn finite gradients into something else.
-            failed = tf.not_equal(done.cause, int(scaler.Cause.NONE))
-            variable = tf.where(failed, _among(own, done.variable, start), variable)
-            start += len(own)
+        weights = [weight for own in self.weights for weight in own]
+        variable = _among(weights, judged.variable)
         return Decided(tf.convert_to_tensor(when), judged.finite, judged.cause, variable, outcomes)
 
     def _again(self, taken: Sequence[Taken]) -> Callable[[tf.Tensor], list] | None:
@@ -208,10 +204,9 @@ NO_RETRY = (
 """Why a step that is traced cannot be retried."""
 
 
-def _among(weights: list, position: tf.Tensor, start: int) -> tf.Tensor:
-    """A position in the weights of all parts; -1 for a variable of the optimizer, which come after the weights."""
-    own = tf.logical_and(position >= 0, position < len(weights))
-    return tf.where(own, position + start, -1)
+def _among(weights: list, position: tf.Tensor) -> tf.Tensor:
+    """A position in the weights; -1 for a variable of an optimizer, which come after the weights."""
+    return tf.where(tf.logical_and(position >= 0, position < len(weights)), position, -1)
 
 
 def _masters(weights: list) -> scaler.MasterWeights | None:

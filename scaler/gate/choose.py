@@ -1,63 +1,15 @@
-"""Chooses how a step moves its variables, and how a move that ends in a NaN or an infinity is kept from counting."""
+"""Chooses how a step commits: by selecting its new values, or in a branch."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
-from scaler.backend import replicas
 from scaler.backend.devices import has_gpu
 from scaler.backend.graphs import in_xla
 from scaler.errors import InvalidArgument
-from scaler.gate.grouped import Grouped, grouped
-from scaler.gate.joined import Joined
-from scaler.gate.joined_on_replicas import JoinedOnReplicas, joined_on_replicas
-from scaler.gate.optimizers import move_nothing, name_of, variables_of
-from scaler.gate.plain import Plain
-from scaler.gate.proofs import largest_learning_rate
-from scaler.gate.targets import Targets
-from scaler.gate.transaction import Proven, Transaction
-from scaler.gradients.clipping import Clipping
-
-Update: TypeAlias = Plain | Grouped | JoinedOnReplicas
-"""Its `move(grads, loss_scale, limit)` unscales and clips the gradients, moves the variables and rounds masters."""
-Attempt: TypeAlias = Proven | Transaction
-"""Runs an update where the gradients are sound, and says whether it counts: see the two classes."""
-
-
-def choose_update(targets: Targets, grads: Sequence, clip: Clipping | None, joined: Joined) -> Update:
-    """An update in groups where one is possible and faster, else a plain one. Both compute the same, but for last bits.
-
-    Args:
-        targets: What the update moves.
-        grads: The scaled gradients it will be given.
-        clip: How unscaled gradients are limited, or None.
-        joined: The same gradients side by side.
-    """
-    several = tf.distribute.has_strategy()
-    in_groups = (joined_on_replicas if several else grouped)(targets, grads, clip, joined)
-    return in_groups or Plain(targets.optimizer, targets.updated, targets.masters)
-
-
-def choose_attempt(strategy: Any, targets: Targets, sum_duplicates: bool) -> Attempt:
-    """No look at the new values where they are proven to stay finite, else a look and a way back.
-
-    Args:
-        strategy: TensorFlow's, from what `replicas.merge` calls.
-        targets: What the update moves.
-        sum_duplicates: Whether the optimizer is given the sum of an index's duplicates.
-    """
-    rate = _proven_up_to(targets, sum_duplicates)
-    if rate is not None:
-        return Proven(targets.optimizer, rate)
-    masters = (*targets.masters.model_variables, *targets.masters.variables) if targets.masters else ()
-    kept = [*targets.known, *variables_of(targets.optimizer), *masters]
-    looked_at, count = [*targets.updated, *targets.own_values], len(targets.known)
-    indices = [*targets.positions, *range(count, count + len(targets.own_values))]
-    return Transaction(strategy, targets.optimizer, kept, looked_at, indices)
+from scaler.gate.optimizers import move_nothing, name_of
+from scaler.gate.targets import Part, Targets
 
 
 def check_select(select: object) -> None:
@@ -69,31 +21,28 @@ def check_select(select: object) -> None:
         )
 
 
-def selects(asked: bool | None, targets: Targets, sum_duplicates: bool) -> bool:
+def selects(asked: bool | None, targets: Targets) -> bool:
     """Whether the step chooses every new value by its decision, and takes no branch.
 
     Args:
         asked: `LossScaler(select=...)`.
         targets: What the update moves.
-        sum_duplicates: Whether the optimizer is given the sum of an index's duplicates.
 
     Raises:
-        InvalidArgument: If it is asked for, and the optimizer may make values that are not finite, or is not Keras's.
+        InvalidArgument: If it is asked for, and an optimizer may make values that are not finite, or is not Keras's.
     """
     if tf.executing_eagerly() or asked is False:
         return False
-    optimizer = targets.optimizer
-    known = optimizer is move_nothing or isinstance(optimizer, keras.optimizers.Optimizer)
-    fits = known and _proven_up_to(targets, sum_duplicates) is not None
-    if asked and not fits:
+    unfit = [part.optimizer for part in targets.parts if not _fits(part)]
+    if asked and unfit:
         raise InvalidArgument(
-            f"apply: LossScaler(select=True) with {name_of(optimizer)}: its update has to be looked at before it "
+            f"apply: LossScaler(select=True) with {name_of(unfit[0])}: its update has to be looked at before it "
             "counts, which takes a branch. Expected SGD, Adam, AdamW, Adamax, Nadam, Lion or plain RMSprop of Keras, "
             "with a learning rate that is a number or a schedule, an epsilon of its default's size, and without "
             "gradient_accumulation_steps and constraints, for variables of float32 or with masters, and "
             "sum_duplicates=True; or select=None, which branches where it has to."
         )
-    return fits and (bool(asked) or selects_by_default())
+    return not unfit and (bool(asked) or selects_by_default())
 
 
 def selects_here(asked: bool | None) -> bool:
@@ -111,10 +60,15 @@ def selects_by_default() -> bool:
     return has_gpu() or in_xla()
 
 
-def _proven_up_to(targets: Targets, sum_duplicates: bool) -> float | None:
-    """The learning rate up to which new values are proven to stay finite, or None."""
-    # An optimizer that works in 16 bits was asked for by name, with all it does.
-    if any(replicas.native(target).dtype.size < 4 for target in targets.updated):
-        return float("inf")
-    # The proofs say nothing about an index that occurs several times.
-    return largest_learning_rate(targets.optimizer, targets.updated) if sum_duplicates else None
+def needs_trial(targets: Targets) -> bool:
+    """Whether the update has to be tried: its new values are not proven to be finite, or it may stop halfway.
+
+    In eager mode an optimizer may end in an error when others have moved.
+    """
+    proven = all(part.proven is not None for part in targets.parts)
+    return not proven or (len(targets.parts) > 1 and tf.executing_eagerly())
+
+
+def _fits(part: Part) -> bool:
+    known = part.optimizer is move_nothing or isinstance(part.optimizer, keras.optimizers.Optimizer)
+    return known and part.proven is not None

@@ -1,10 +1,10 @@
-"""The gate between scaled gradients and updated weights: one decision for all replicas, then apply or skip."""
+"""One step between scaled gradients and updated weights: measure, judge, propose, commit, once for all replicas."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -12,19 +12,19 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.graphs import apart
-from scaler.gate.choose import Attempt, choose_attempt, choose_update, selects
-from scaler.gate.events import event_of, no_event
+from scaler.gate.choose import needs_trial, selects
+from scaler.gate.commit import Committed, Proposal, no_replica
+from scaler.gate.events import event_of
 from scaler.gate.joined import Joined
-from scaler.gate.norms import measured
+from scaler.gate.judge import Verdict, judge
+from scaler.gate.measure import Measured, measure, to_be_summed
 from scaler.gate.optimizers import build_optimizer
+from scaler.gate.propose import finish_all, propose
 from scaler.gate.rollback import Snapshot, put_back_non_finite
-from scaler.gate.selecting import move_where, restore_where
-from scaler.gate.skip_reasons import reason_of, where
 from scaler.gate.spikes import Spikes
-from scaler.gate.targets import Targets
-from scaler.gate.unscale_and_clip import finish_all, unscaled, worth_unscaling_first
-from scaler.gradients.clipping import Clipping
-from scaler.outcome.outcome import Cause, Outcome, Skip, not_skipped, unless_limited, whole
+from scaler.gate.targets import Part, Targets
+from scaler.gate.trial import Trial
+from scaler.outcome.outcome import Cause, Outcome, Skip, not_skipped, whole
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
 
@@ -35,24 +35,26 @@ class Decision(NamedTuple):
     Attributes:
         attempted: Bool, whether it was asked to decide.
         finite: Bool, whether the step was applied.
-        norm: Float32, the global norm of the unscaled gradients.
-        clipped_norm: Float32, the global norm of what the optimizer was given; NaN if the step was not applied.
+        norms: Float32, the global norm of the unscaled gradients of each part.
+        clipped_norms: Float32, that of what each optimizer was given; NaN if the step was not applied.
+        norm: Float32, the global norm of all.
+        clipped_norm: Float32, that of what all optimizers were given; NaN if the step was not applied.
         skip: Why it was not.
         replica: Int64, the first replica whose own gradients or loss are to blame, or -1; None on one replica alone.
         spike: The three numbers of a SPIKE as in `Outcome`, float32; none if nothing looks for spikes.
         clipped: Int64, `Outcome.clipped_tensors`; None if nothing clips by the last steps.
-        event: What the strategy is to be told, for a step that is counted later; None if it is counted now.
     """
 
     attempted: tf.Tensor
     finite: tf.Tensor
+    norms: tuple[tf.Tensor, ...]
+    clipped_norms: tuple[tf.Tensor, ...]
     norm: tf.Tensor
     clipped_norm: tf.Tensor
     skip: Skip
     replica: tf.Tensor | None
     spike: tuple[tf.Tensor, ...]
     clipped: tf.Tensor | None
-    event: Event | None = None
 
     @property
     def of_loss(self) -> tf.Tensor:
@@ -85,27 +87,23 @@ class Gate:
     """Applies or skips steps of one set of variables.
 
     Attributes:
-        targets: The variables, their optimizer and their masters.
-        clip: How unscaled gradients are limited, or None.
+        targets: The variables, their optimizers and their masters.
         needs: Statistics that the strategy wants.
         sum_duplicates: Whether the optimizer is given the sum of an index's duplicates, or each by itself.
         select: Whether new values are selected and nothing branches; None for where that is faster.
         spikes: What a guard says of the step, or None without one.
-        returns_event: Whether decisions have their event.
     """
 
     targets: Targets
-    clip: Clipping | None
     needs: Needs
     sum_duplicates: bool = True
     select: bool | None = None
     spikes: Spikes | None = None
-    returns_event: bool = False
 
-    @property
+    @functools.cached_property
     def selects(self) -> bool:
-        """Whether a step that is traced here selects its new values, see `selecting`."""
-        return selects(self.select, self.targets, self.sum_duplicates)
+        """Whether a step that is traced here selects its new values."""
+        return selects(self.select, self.targets)
 
     def decide(
         self,
@@ -126,31 +124,29 @@ class Gate:
             loss_finite: Scalar bool, of this replica.
             rollback: Of this replica, or None.
             when: Scalar bool, whether to decide at all: it does where all replicas say so.
-            on_skip: Called once for all replicas with why the step is skipped, `Decision.replica`, and whether it is
-                skipped, or None in the branch of a skip. It returns why, which it may know better.
+            on_skip: As of `Proposal`, called once for all replicas.
             after: Called once for all replicas with what was seen, `Decision.of_loss`, a tensor that is there when the
                 weights have moved or not, and whether there was a step, scalar bool.
             losses: The loss of this replica, scalar float32; empty if the strategy does not need it.
         """
         if replicas.replica_count() > 1:
-            grads = self._to_be_summed(grads)
+            grads = to_be_summed(self.targets, grads)
         variables, before = (rollback.variables, rollback.values) if rollback else ((), ())
 
         def decide(
             strategy: Any, grads: list, before: tuple, loss_finite: tf.Tensor, when: tf.Tensor, losses: tuple
         ) -> Decision:
-            build_optimizer(self.targets.optimizer, self.targets.known)
+            for part in self.targets.parts:
+                build_optimizer(part.optimizer, part.known)
             if self.spikes:
                 self.spikes.know(self.targets.known)
-
             when = replicas.agreed(strategy, when)
-
             state = list(zip(variables, before, strict=True))
 
             def now(when: tf.Tensor) -> Decision:
                 decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state, when, on_skip, losses)
                 after(event, decision.of_loss, decision.clipped_norm, when)
-                return decision._replace(event=event) if self.returns_event else decision
+                return decision
 
             if self.selects or tf.get_static_value(when):
                 return now(when)
@@ -158,24 +154,6 @@ class Gate:
             return tf.cond(_after_side_effects(when), lambda: now(true), lambda: self._not_now(strategy, state))
 
         return replicas.merge(decide, grads, before, loss_finite, when, losses)
-
-    def _to_be_summed(self, grads: list) -> list:
-        """In float32 or float64. Of a new value the sum over the replicas holds that of each, [replicas, ...]."""
-        pairs = zip(gradients.widened(grads), self.targets.updated, self.targets.takes_derivative, strict=True)
-        return [
-            grad if derivative else replicas.placed(tf.reshape(tf.convert_to_tensor(grad), variable.shape))
-            for grad, variable, derivative in pairs
-        ]
-
-    def _sums(self, strategy: Any, grads: list) -> list:
-        """What all replicas have together: the sums of derivatives, and the largest new values."""
-        totals = replicas.total(strategy, grads)
-        if strategy.num_replicas_in_sync == 1:
-            return totals
-        return [
-            total if derivative else replicas.each(strategy, gradients.largest, total)
-            for total, derivative in zip(totals, self.targets.takes_derivative, strict=True)
-        ]
 
     def _decide(
         self,
@@ -188,158 +166,148 @@ class Gate:
         on_skip: Callable[[Skip, tf.Tensor | None, tf.Tensor | None], Skip],
         losses: tuple,
     ) -> tuple[Decision, Event]:
-        """One step, in its order: reduce, measure, decide, apply or skip, put back, and the event."""
-        totals = self._sums(strategy, grads)
-        summed = replicas.each(strategy, gradients.sum_duplicates, totals)
-        # What follows divides by 1, which takes no operation.
-        divisor, ready = loss_scale, summed
-        selects, together = self.selects, Joined(strategy, summed)
-        if self.sum_duplicates and worth_unscaling_first(self.targets, together, loss_scale):
-            divisor, ready = tf.constant(1.0), replicas.each(strategy, unscaled, summed, loss_scale)
-            together = Joined(strategy, ready)
-        given = ready if self.sum_duplicates else totals
-
+        """One step, in its order: measure, judge, propose, commit, and what the strategy is to be told."""
         by_tensor = self.spikes is not None and self.spikes.by_tensor is not None
-        squared_norms, each = measured(strategy, self.targets, self.clip, ready, together, divisor, selects, by_tensor)
-        squared_norm = replicas.each(strategy, tf.reduce_sum, squared_norms)
-        squares = replicas.of_each(strategy, squared_norms)[0]
-        norm = tf.cast(tf.sqrt(replicas.of_each(strategy, squared_norm)[0]), tf.float32)
-
+        measured = measure(
+            strategy,
+            self.targets,
+            grads,
+            loss_scale,
+            sum_duplicates=self.sum_duplicates,
+            selects=self.selects,
+            by_tensor=by_tensor,
+        )
         loss = replicas.sum_of(strategy, losses[0]) if losses else None
-        judged = self.spikes.judge(self.targets, squares, norm, loss, self.clip) if self.spikes else None
-        clip = judged.clip if judged else self.clip
+        verdict = judge(strategy, self.targets, measured, self.spikes, loss, duplicates=not self.sum_duplicates)
+        sound = _after_side_effects(verdict.sound)
+        proposal = self._propose(strategy, measured, verdict, loss_finite, state, when, on_skip)
+        done = proposal.select(strategy, sound, when) if self.selects else proposal.branch(strategy, sound)
 
-        update = choose_update(self.targets, given, clip, together)
-        attempt = choose_attempt(strategy, self.targets, self.sum_duplicates)
-        finite = self._finite(strategy, attempt, squared_norm, given, loss_scale)
-        limited = tf.constant(True) if clip is None else clip.valid()
-        finite = finite if tf.get_static_value(limited) else tf.logical_and(finite, limited)
-        spike = None if judged is None else tf.logical_and(finite, judged.verdict.spike)
-        finite = finite if spike is None else tf.logical_and(finite, tf.logical_not(spike))
-
-        def because(reason: Skip, squares: tf.Tensor | None) -> Skip:
-            """The reason, corrected where the limit of the clipping or the guard is it."""
-            reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
-            spiked = spike if spike is None else tf.logical_and(spike, when)
-            return judged.because(self.targets, reason, spiked, squares) if judged else reason
-
-        def move() -> None:
-            update.move(given, divisor, None if clip is None else clip.limiter(squares))
-
-        def clipped() -> tf.Tensor:
-            return norm if clip is None else self._clipped_norm(strategy, given, divisor, squares, clip)
-
-        def selected() -> tuple[tf.Tensor, tf.Tensor, Skip, tf.Tensor | None]:
-            applied = tf.logical_and(finite, when)
-            move_where(applied, self.targets, move)
-            restore_where(strategy, state, applied, when)
-            skipped = tf.logical_and(when, tf.logical_not(applied))
-            assert each is not None
-            reason = where(skipped, because(explained(each), each))
-            replica = self._to_blame(strategy, grads, loss_finite)
-            replica = None if replica is None else tf.where(skipped, replica, -1)
-            return applied, tf.where(applied, clipped(), float("nan")), on_skip(reason, replica, skipped), replica
-
-        def apply() -> tuple[tf.Tensor, Skip, tf.Tensor | None]:
-            attempt.complete(move)
-            put_back_non_finite(strategy, state)
-            return clipped(), not_skipped(), _no_replica(strategy)
-
-        def put_back(state: list[tuple]) -> None:
-            for variable, value in state:
-                replicas.assign_each(strategy, variable, lambda own, value: value, value)
-
-        def explained(squares: tf.Tensor, broken: tf.Tensor | None = None) -> Skip:
-            reason = reason_of(self.targets, squares, replicas.all_of(strategy, loss_finite), broken)
-            failed = attempt.failed(finite, norm)
-            failed = failed if spike is None else tf.logical_and(failed, tf.logical_not(spike))
-            return attempt.reason(failed, reason)
-
-        def skip() -> tuple[tf.Tensor, Skip, tf.Tensor | None]:
-            put_back(state)
-            first, scaled = ([replicas.of_each(strategy, grad)[0] for grad in grads] for grads in (ready, summed))
-            squares = self.targets.squared_norms(first, divisor, may_branch=False) if each is None else each
-            broken = gradients.not_finite(list(map(gradients.values_of, scaled)))
-            reason = because(explained(squares, broken), squares)
-            # An update that was taken back began with weights that the forward pass may have assigned.
-            put_back([pair for pair in state if getattr(pair[0], "trainable", False)])
-            replica = self._to_blame(strategy, grads, loss_finite)
-            return tf.constant(float("nan")), on_skip(reason, replica, None), replica
-
-        def branched() -> tuple[tf.Tensor, tf.Tensor, Skip, tf.Tensor | None]:
-            applied = attempt.holds(finite, move)
-            # Several workers meet in operations that a function of its own cannot hold.
-            skip_apart = skip if tf.distribute.has_strategy() else functools.partial(apart, skip)
-            return applied, *tf.cond(applied, apply, skip_apart)
-
-        applied, clipped_norm, reason, replica = selected() if selects else branched()
-        told: tuple[tf.Tensor, ...] = ()
-        unlimited = applied
-        counted = None
-        if judged is not None and spike is not None:
-            spike = tf.logical_and(spike, when)
-            told = judged.told(spike)
-            counted = None if judged.clipped is None else tf.where(applied, judged.clipped, 0)
+        guard, applied = verdict.guard, done.applied
+        told, counted, unlimited = (), None, applied
+        if guard is not None and verdict.spike is not None:
+            spike = tf.logical_and(verdict.spike, when)
+            told = guard.told(spike)
+            counted = None if guard.clipped is None else tf.where(applied, guard.clipped, 0)
             # The guard sees for itself that it was a spike.
             unlimited = tf.logical_or(applied, spike)
-        decision = Decision(when, applied, _where(when, norm), clipped_norm, reason, replica, told, counted)
-        own, summed = self.targets.derivatives(grads), self.targets.derivatives(summed)
-        seen = (judged.norm, loss, judged.norms) if judged else (norm, loss)
+        decision = Decision(
+            attempted=when,
+            finite=applied,
+            norms=tuple(_where(when, norm) for norm in self._norms(measured)),
+            clipped_norms=done.clipped_norms,
+            norm=_where(when, measured.norm),
+            clipped_norm=self._clipped_norm(measured.norm, done),
+            skip=done.skip,
+            replica=done.replica,
+            spike=told,
+            clipped=counted,
+        )
+        own, summed = self.targets.derivatives(grads), self.targets.derivatives(measured.summed)
+        seen = (guard.norm, loss, guard.norms) if guard else (measured.norm, loss)
         return decision, event_of(strategy, self.needs, unlimited, own, summed, loss_scale, *seen)
+
+    def _propose(
+        self,
+        strategy: Any,
+        measured: Measured,
+        verdict: Verdict,
+        loss_finite: Any,
+        state: list[tuple],
+        when: tf.Tensor,
+        on_skip: Callable[[Skip, tf.Tensor | None, tf.Tensor | None], Skip],
+    ) -> Proposal:
+        """What the step would do. Nothing has moved yet."""
+        targets, guard = self.targets, verdict.guard
+        parts = list(targets.parts)
+        if guard is not None and guard.clipped is not None:
+            parts = [dataclasses.replace(parts[0], clip=guard.clip)]
+        given, squares = targets.split(measured.given), targets.split(measured.squares)
+        joined = [measured.joined] if len(parts) == 1 else [Joined(strategy, own) for own in given]
+        updates = list(map(propose, parts, given, joined))
+
+        def move() -> None:
+            for update, own, norms in zip(updates, given, squares, strict=True):
+                clip = update.part.clip
+                update.move(own, measured.divisor, None if clip is None else clip.limiter(norms))
+
+        def clipped_norms() -> tuple[tf.Tensor, ...]:
+            norms = self._norms(measured)
+            return tuple(map(functools.partial(self._norm_after, strategy, measured), parts, given, squares, norms))
+
+        def explain(looks: bool) -> Skip:
+            each, broken = measured.of_each(strategy, targets), None
+            if looks:
+                scaled = [gradients.values_of(replicas.of_each(strategy, grad)[0]) for grad in measured.summed]
+                broken = gradients.not_finite(scaled)
+            finite = replicas.all_of(strategy, loss_finite)
+            return verdict.reason(targets, each, measured.norm, finite, when, broken)
+
+        trial = Trial(strategy, targets) if needs_trial(targets) else None
+        blame = functools.partial(_to_blame, strategy, measured.own, loss_finite)
+        return Proposal(targets, move, trial, state, clipped_norms, explain, blame, on_skip)
+
+    def _norms(self, measured: Measured) -> tuple[tf.Tensor, ...]:
+        """The global norm of each part's gradients, float32."""
+        if len(self.targets.parts) == 1:
+            return (measured.norm,)
+        return tuple(_root(tf.reduce_sum(squares)) for squares in self.targets.split(measured.squares))
+
+    def _norm_after(
+        self, strategy: Any, measured: Measured, part: Part, given: list, squares: tf.Tensor, norm: tf.Tensor
+    ) -> tf.Tensor:
+        """The global norm of what a part's optimizer is given, float32."""
+        clip = part.clip
+        if clip is None:
+            return norm
+        after = clip.squares_after(squares)
+        if after is not None:
+            return _root(tf.reduce_sum(after))
+
+        def measure_again(own: list) -> tf.Tensor:
+            finished = finish_all(own, part.updated, measured.divisor, clip.limiter(squares))
+            summed = finished if self.sum_duplicates else gradients.sum_duplicates(finished)
+            return _root(gradients.squared_norm(Targets([part]).derivatives(summed)))
+
+        return apart(measure_again, [replicas.of_each(strategy, grad)[0] for grad in given])
+
+    def _clipped_norm(self, norm: tf.Tensor, done: Committed) -> tf.Tensor:
+        """The global norm of what all optimizers were given, float32."""
+        if len(done.clipped_norms) == 1:
+            return done.clipped_norms[0]
+        if all(part.clip is None for part in self.targets.parts):
+            return tf.where(done.applied, norm, float("nan"))
+        return tf.sqrt(tf.add_n(list(map(tf.square, done.clipped_norms))))
 
     def _not_now(self, strategy: tf.distribute.Strategy, state: list[tuple]) -> Decision:
         put_back_non_finite(strategy, state)
         false, nan = tf.constant(False), tf.constant(float("nan"))
         told = (tf.constant(0.0),) * 3 if self.spikes else ()
         clipped = whole(0) if self.spikes and self.spikes.by_tensor == "clip" else None
-        event = no_event(self.needs) if self.returns_event else None
-        return Decision(false, false, nan, nan, not_skipped(), _no_replica(strategy), told, clipped, event)
+        nans = (nan,) * len(self.targets.parts)
+        return Decision(false, false, nans, nans, nan, nan, not_skipped(), no_replica(strategy), told, clipped)
 
-    def _finite(
-        self, strategy: Any, attempt: Attempt, squared_norm: Any, given: list, loss_scale: tf.Tensor
-    ) -> tf.Tensor:
-        """Whether the gradients may be applied, as all replicas see it."""
-        sound = replicas.each(strategy, attempt.sound, squared_norm)
-        finite = _after_side_effects(replicas.all_of(strategy, sound))
-        if self.sum_duplicates:
-            return finite
-        one_by_one = replicas.each(strategy, _finite_one_by_one, given, loss_scale)
-        return tf.logical_and(finite, replicas.all_of(strategy, one_by_one))
 
-    def _to_blame(self, strategy: Any, grads: list, loss_finite: Any) -> tf.Tensor | None:
-        """As `Decision.replica`: what was not finite before the sum over the replicas."""
-        if strategy.num_replicas_in_sync == 1:
-            return None
-
-        def spoiled(grads: list, loss_finite: tf.Tensor) -> tf.Tensor:
-            # They are scaled, so that their norm says nothing.
-            sound = [tf.reduce_all(tf.math.is_finite(gradients.values_of(grad))) for grad in grads]
-            return tf.logical_not(tf.reduce_all([loss_finite, *sound]))
-
-        look = functools.partial(apart, spoiled)
-        return replicas.first_of(strategy, replicas.each(strategy, look, grads, loss_finite))
-
-    def _clipped_norm(
-        self, strategy: Any, grads: list, loss_scale: tf.Tensor, squares: tf.Tensor, clip: Clipping
-    ) -> tf.Tensor:
-        after = clip.squares_after(squares)
-        if after is not None:
-            return tf.cast(tf.sqrt(tf.reduce_sum(after)), tf.float32)
-
-        def measure(own: list) -> tf.Tensor:
-            finished = finish_all(own, self.targets.updated, loss_scale, clip.limiter(squares))
-            summed = finished if self.sum_duplicates else gradients.sum_duplicates(finished)
-            return tf.cast(tf.sqrt(gradients.squared_norm(self.targets.derivatives(summed))), tf.float32)
-
-        return apart(measure, [replicas.of_each(strategy, grad)[0] for grad in grads])
+def _root(squared: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.sqrt(squared), tf.float32)
 
 
 def _where(when: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
     return norm if tf.get_static_value(when) else tf.where(when, norm, float("nan"))
 
 
-def _no_replica(strategy: tf.distribute.Strategy) -> tf.Tensor | None:
-    return None if strategy.num_replicas_in_sync == 1 else whole(-1)
+def _to_blame(strategy: Any, grads: list, loss_finite: Any) -> tf.Tensor | None:
+    """As `Decision.replica`: what was not finite before the sum over the replicas."""
+    if strategy.num_replicas_in_sync == 1:
+        return None
+
+    def spoiled(grads: list, loss_finite: tf.Tensor) -> tf.Tensor:
+        # They are scaled, so that their norm says nothing.
+        sound = [tf.reduce_all(tf.math.is_finite(gradients.values_of(grad))) for grad in grads]
+        return tf.logical_not(tf.reduce_all([loss_finite, *sound]))
+
+    look = functools.partial(apart, spoiled)
+    return replicas.first_of(strategy, replicas.each(strategy, look, grads, loss_finite))
 
 
 def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:
@@ -352,9 +320,3 @@ def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:
     operations = tf.compat.v1.get_default_graph().get_operations()
     with tf.control_dependencies([tf.group(*(op for op in operations if op.op_def.is_stateful))]):
         return tf.identity(flag)
-
-
-def _finite_one_by_one(grads: Sequence, loss_scale: tf.Tensor) -> tf.Tensor:
-    """Whether duplicates can be squared each by itself: large ones may cancel each other in their sum."""
-    slices = [grad for grad in grads if isinstance(grad, tf.IndexedSlices)]
-    return tf.math.is_finite(gradients.squared_norm(gradients.divide(slices, loss_scale)))

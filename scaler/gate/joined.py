@@ -14,10 +14,9 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
-from scaler.backend import apply_steps, replicas, twins
+from scaler.backend import replicas, twins
 from scaler.backend.devices import has_gpu
 from scaler.backend.graphs import in_xla
 from scaler.backend.selected import assign_chosen, flag_of
@@ -35,6 +34,8 @@ _LARGEST_ON_GPU, _CHUNK_ON_GPU = 2**16, 2**22
 Reckoned and not measured: `make gpu` compares them with others."""
 _FEWEST = 4
 """Variables of a chunk. Joining fewer costs more than it saves."""
+_WORTH_JOINING = 100
+"""Small variables of a step. On a CPU a whole step with fewer is as fast one by one."""
 
 
 class Joined:
@@ -65,7 +66,7 @@ class Joined:
     def _own(self) -> list:
         return [replicas.of_each(self._strategy, grad)[0] for grad in self._grads]
 
-    def worth_measuring_together(self) -> list[tuple[int, ...]]:
+    def places(self) -> list[tuple[int, ...]]:
         """The places of small gradients whose norm is taken as that of one tensor.
 
         It depends on the gradients alone: a norm has the same bits whoever updates, and whether it selects.
@@ -77,8 +78,7 @@ class Joined:
         for place, grad in enumerate(own):
             if not isinstance(grad, tf.IndexedSlices) and grad.dtype != tf.float64 and _is_small(grad.shape, _LARGEST):
                 alike.setdefault((grad.dtype, *grad.shape[1:]), []).append(place)
-        found = [tuple(places) for each in alike.values() for places in cut(each, own, _CHUNK)]
-        return [places for places in found if len(places) >= _FEWEST]
+        return [places for _, places in _chunked(alike, own, _CHUNK)]
 
 
 class Chunk(NamedTuple):
@@ -112,8 +112,7 @@ def chunks_of(optimizer: Any, grads: Sequence, variables: Sequence, masters: Mas
             decaying = twins.decays(optimizer, variable)
             key = (decaying, grad.dtype, None if model is None else model.dtype, *variable.shape[1:])
             alike.setdefault(key, []).append(place)
-    chunks = [Chunk(tuple(places), key[0]) for key, found in alike.items() for places in cut(found, variables, most)]
-    return [chunk for chunk in chunks if len(chunk.places) >= _FEWEST]
+    return [Chunk(places, decaying) for (decaying, *_), places in _chunked(alike, variables, most)]
 
 
 def move(
@@ -135,10 +134,9 @@ def move(
         learning_rate: Scalar float32.
     """
     given = [variables[place] for place in chunk.places]
-    own = list(map(replicas.own_part, given))
-    model = [replicas.own_part(each) for each in _models(masters, given) if each is not None]
-    slots = [twins.slots_of(optimizer, replicas.native(each)) for each in given]
-    slots = [{name: replicas.own_part(slot) for name, slot in each.items()} for each in slots]
+    own = list(map(replicas.native, given))
+    model = [replicas.native(each) for each in _models(masters, given) if each is not None]
+    slots = [twins.slots_of(optimizer, each) for each in own]
     before = {name: joined([each[name] for each in slots]) for name in slots[0]}
     held = functools.cache(lambda: joined(own))
     copies = joined(model) if model else None
@@ -177,21 +175,12 @@ def cut(places: Sequence[int], variables: Sequence, most: int) -> list[list[int]
     return groups
 
 
-def leaves_gradients_alone(optimizer: Any) -> bool:
-    """Whether it is one of Keras's own, which are tested, and its `apply` leaves gradients alone before the update."""
-    return (
-        isinstance(optimizer, keras.optimizers.Optimizer)
-        and type(optimizer).__module__.startswith("keras.")
-        and not hasattr(optimizer, "optimizers")  # A MultiOptimizer, which has others do the work.
-        and not optimizer.gradient_accumulation_steps
-        and optimizer.clipnorm is optimizer.clipvalue is optimizer.global_clipnorm is None
-        and apply_steps.can_be_compiled(optimizer)
-    )
-
-
-def moves_masters_after_the_step(optimizer: Any, variables: Sequence) -> bool:
-    """Whether Keras assigns the variables once more after the update: by averages or by constraints."""
-    return bool(optimizer.ema_overwrite_frequency) or any(variable.constraint for variable in variables)
+def _chunked(alike: dict[tuple, list[int]], variables: Sequence, most: int) -> list[tuple[tuple, tuple[int, ...]]]:
+    """The places of each kind, cut into chunks; nothing if they are too few to be worth it."""
+    chunks = [(kind, tuple(places)) for kind, found in alike.items() for places in cut(found, variables, most)]
+    chunks = [(kind, places) for kind, places in chunks if len(places) >= _FEWEST]
+    worth = _FEWEST if has_gpu() else _WORTH_JOINING
+    return chunks if sum(len(places) for _, places in chunks) >= worth else []
 
 
 def limits() -> tuple[int, int]:

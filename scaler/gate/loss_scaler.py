@@ -16,7 +16,7 @@ from scaler.backend.tapes import tape_records
 from scaler.backend.variables import owner_of
 from scaler.checks import as_flag, as_loss, as_scale, as_variables, check_flag
 from scaler.errors import InvalidArgument
-from scaler.gate import choose, later, optimizers
+from scaler.gate import choose, optimizers
 from scaler.gate.arguments import check_apply
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
@@ -24,7 +24,7 @@ from scaler.gate.retry import Again, first_gradients, retry
 from scaler.gate.rollback import Snapshot
 from scaler.gate.spikes import Spikes
 from scaler.gate.state import Counters, StoredState
-from scaler.gate.targets import Targets
+from scaler.gate.targets import Part, Share, Targets
 from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.gradients.pairs import as_list, check_gradients, check_pairs
 from scaler.mistakes.calls import Calls
@@ -268,7 +268,7 @@ class LossScaler(ByName):
         allow_16bit_updates: bool = False,
         diagnose: Again | None = None,
         again: Again | None = None,
-        update: bool | later.Later = True,
+        update: bool = True,
         when: bool | tf.Tensor = True,
         unscaled: bool | tf.Tensor = False,
         loss_scale: tf.Tensor | None = None,
@@ -335,25 +335,61 @@ class LossScaler(ByName):
                 variables have no masters, or the optimizer scales losses itself. If the gradients carry more than one
                 scale, it cannot be known which one they carry, or they are not the scale times those of a loss.
         """
-        limit = self.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
-        optimizer = optimizers.as_called_by_the_gate(optimizer)
-        update, kept = (False, update) if isinstance(update, later.Later) else (bool(update), None)
-        # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
-        reaches_all = update and when is True and hasattr(optimizer, "apply")
-        when, unscaled = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled)
+        self.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
+        when, unscaled, update = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled), bool(update)
         check_apply(grads, variables, rollback, {"diagnose": diagnose, "again": again}, unscaled, update)
         self._spikes.check_whole_step(update)
-        masters = variables if isinstance(variables, MasterWeights) else None
         grads = as_list("apply", first_gradients(again) if again else grads)
-        targets = masters.weights if masters else as_variables("apply", variables)
-        check_pairs(grads, targets, allow_16bit_updates)
-        model = masters.model_variables if masters else targets
-        positions = [position for position, grad in enumerate(grads) if grad is not None]
-        trained = masters.trained(grads) if masters else TrainableSet.of(targets[at] for at in positions)
-        trained.keep("apply", _MAKE_ANEW)
-        if rollback is not None and not tf.executing_eagerly():
-            # Weights of frozen layers may be among those of a snapshot.
-            trained.rest_of(rollback.variables).warn_of_unfrozen("apply", _MAKE_ANEW)
+        given = variables if isinstance(variables, MasterWeights) else as_variables("apply", variables)
+        share = Share(optimizer, grads, given, clip_norm, clip)
+        check_pairs(grads, share.weights, allow_16bit_updates)
+        outcome, _ = self.apply_shares(
+            [share],
+            rollback=rollback,
+            diagnose=diagnose,
+            again=again,
+            update=update,
+            when=when,
+            unscaled=unscaled,
+            loss_scale=loss_scale,
+            # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
+            reaches_all=update and when is True and hasattr(optimizers.as_called_by_the_gate(optimizer), "apply"),
+        )
+        return outcome
+
+    def apply_shares(
+        self,
+        shares: Sequence[Share],
+        *,
+        rollback: Snapshot | None = None,
+        when: bool | tf.Tensor = True,
+        loss_scale: tf.Tensor | None = None,
+        diagnose: Again | None = None,
+        again: Again | None = None,
+        update: bool = True,
+        unscaled: bool | tf.Tensor = False,
+        reaches_all: bool = False,
+    ) -> tuple[Outcome, list[Outcome]]:
+        """What `apply` and `apply_together` do with arguments that they have checked: one decision for all shares.
+
+        Args:
+            shares: One for each optimizer. Every list is one.
+            rollback: As for `apply`.
+            when: As for `apply`.
+            loss_scale: As for `apply`.
+            diagnose: As for `apply`.
+            again: As for `apply`. The gradients are those that it gives for 1.
+            update: As for `apply`.
+            unscaled: As for `apply`.
+            reaches_all: Whether the loss is meant to reach all variables.
+
+        Returns:
+            The outcome of the step, and for each share the same outcome with the norms of its own gradients.
+        """
+        grads = [grad for share in shares for grad in share.grads]
+        targets = [weight for share in shares for weight in share.weights]
+        model = [variable for share in shares for variable in share.model]
+        self._keep_trainable(shares, rollback)
         undivided = self._calls.undivided(grads, targets, unscaled)
         carried, moved = self._calls.applies(
             grads,
@@ -361,7 +397,7 @@ class LossScaler(ByName):
             model,
             unscaled=unscaled,
             when=when,
-            ends=update or bool(kept),
+            ends=update,
             reaches_all=reaches_all,
             rolls_back=rollback is not None,
             loss_scale=None if loss_scale is None else as_scale("apply: loss_scale", loss_scale),
@@ -374,10 +410,8 @@ class LossScaler(ByName):
         loss_scale = carried.loss_scale
         if moved:
             rollback = Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
-        if optimizers.waits_for_values(optimizer, targets):
-            optimizer = optimizers.move_nothing
-        target = Targets(optimizer, targets, positions, masters)
-        gate = Gate(target, limit, needs_of(self.strategy), self.sum_duplicates, self.select, self._spikes, bool(kept))
+        target = Targets([Part.of(share, self.sum_duplicates) for share in shares])
+        gate = Gate(target, needs_of(self.strategy), self.sum_duplicates, self.select, self._spikes)
         floor, alone, selects = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1, gate.selects
 
         def on_skip(skip: Skip, replica: tf.Tensor | None, where: tf.Tensor | None) -> Skip:
@@ -386,14 +420,13 @@ class LossScaler(ByName):
             return self._kept.keep(loss_scale, skip, replica, names_from(), where, counted=update)
 
         def names_from() -> int:
-            # Known when the optimizer has created its slots.
-            paths, own = target.paths()
-            weights = list(map(replicas.native, model))
-            return self._names.begin(paths, optimizers.name_of(optimizer), weights, own, seen=not selects)
+            # Known when the optimizers have created their slots.
+            named = [part.named() for part in target.parts]
+            return self._names.begin(named, list(map(replicas.native, model)), seen=not selects)
 
         loss = self._calls.step.loss
         decision = gate.decide(
-            gradients.matching([grads[i] for i in positions], target.updated),
+            gradients.matching([grad for grad in grads if grad is not None], target.updated),
             carried.divisor(unscaled),
             carried.loss_finite,
             rollback,
@@ -407,9 +440,23 @@ class LossScaler(ByName):
         if diagnose is not None and not alone and not selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
         if not update:
-            later.keep(kept, decision)
             found_here(self._kept, skip.cause)
-        return decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
+        outcome = decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
+        norms = zip(decision.norms, decision.clipped_norms, strict=True)
+        return outcome, [outcome._replace(grad_norm=norm, clipped_norm=clipped) for norm, clipped in norms]
+
+    @staticmethod
+    def _keep_trainable(shares: Sequence[Share], rollback: Snapshot | None) -> None:
+        """Notices where layers are frozen or unfrozen behind a step that was traced."""
+        trained: list = []
+        for one in shares:
+            masters, weights = one.masters, one.weights
+            own = masters.trained(one.grads) if masters else TrainableSet.of(weights[at] for at in one.positions)
+            own.keep("apply", _MAKE_ANEW)
+            trained += own.variables
+        if rollback is not None and not tf.executing_eagerly():
+            # Weights of frozen layers may be among those of a snapshot.
+            TrainableSet.of(trained).rest_of(rollback.variables).warn_of_unfrozen("apply", _MAKE_ANEW)
 
     @as_written
     def retry(

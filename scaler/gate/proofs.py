@@ -25,6 +25,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scaler.backend import replicas
 from scaler.backend.optimizers import UNKNOWN, learning_rate_source
 from scaler.gate.optimizers import Optimizer, move_nothing
 
@@ -32,6 +33,21 @@ _LARGEST = 2.0**37
 """2^103 / 2^64, a factor of 2 for rounding, and another for a check that only tells rates apart by that."""
 _BELOW_1 = 1 - 2.0**-20
 """Bias corrections divide by 1 - beta, which must not round to 0."""
+
+
+def proven_up_to(optimizer: Optimizer, targets: Sequence, sum_duplicates: bool) -> float | None:
+    """The learning rate up to which an update keeps finite values finite, or None: its new values are to be looked at.
+
+    Args:
+        optimizer: A Keras optimizer or a function `(grads, variables) -> None`.
+        targets: The variables it is to move.
+        sum_duplicates: Whether the optimizer is given the sum of an index's duplicates.
+    """
+    # An optimizer that works in 16 bits was asked for by name, with all it does.
+    if any(replicas.native(target).dtype.size < 4 for target in targets):
+        return float("inf")
+    # The proofs say nothing about an index that occurs several times.
+    return largest_learning_rate(optimizer, targets) if sum_duplicates else None
 
 
 def largest_learning_rate(optimizer: Optimizer, targets: Sequence) -> float | None:

@@ -36,19 +36,17 @@ class Judged:
     clipped: tf.Tensor | None
     positions: Sequence[int]
 
-    def because(self, targets: Targets, reason: Skip, spike: tf.Tensor, squares: tf.Tensor | None) -> Skip:
+    def because(self, targets: Targets, reason: Skip, spike: tf.Tensor, squares: tf.Tensor) -> Skip:
         """The reason for a skip, corrected where the step is a spike.
 
         Args:
             targets: What the step was to move.
             reason: Why the step was skipped, judging by gradients and optimizer.
             spike: Scalar bool.
-            squares: The squared norm of each gradient, by which the largest is known; None if the reason names it.
+            squares: The squared norm of each gradient, by which the largest is known.
         """
         verdict = self.verdict
-        largest = reason.index
-        if squares is not None:
-            largest = tf.gather(tf.constant(targets.positions, tf.int64), tf.argmax(squares))
+        largest = tf.gather(tf.constant(targets.positions, tf.int64), tf.argmax(squares))
         where = largest
         if verdict.tensor is not None:
             own = tf.gather(tf.constant(self.positions, tf.int64), tf.maximum(verdict.tensor, 0))
@@ -132,6 +130,11 @@ class Spikes:
         guard, state = self._guard, self._stored.now()
         if guard is None:
             return None
+        if guard.by_tensor == "clip" and len(targets.parts) > 1:
+            raise InvalidArgument(
+                'apply_together with SpikeGuard(by_tensor="clip"): it limits the gradients of one optimizer, and here '
+                f'are {len(targets.parts)}. Expected by_tensor="skip" or None.'
+            )
         if not guard.by_tensor:
             return Judged(guard.verdict(state, norm, loss), norm, None, clip, None, ())
         known = _keys(targets.known)

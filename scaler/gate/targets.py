@@ -1,39 +1,105 @@
-"""What one step moves: float32 variables, the optimizer that moves them, and the 16-bit model behind masters."""
+"""What one step moves: for each optimizer its variables, and the 16-bit model behind masters."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
-from scaler.gate.optimizers import Optimizer, variables_of
+from scaler.gate.optimizers import (
+    Optimizer,
+    as_called_by_the_gate,
+    move_nothing,
+    name_of,
+    variables_of,
+    waits_for_values,
+)
+from scaler.gate.proofs import proven_up_to
 from scaler.gradients import measurement
+from scaler.gradients.clipping import Clipping, clipping_of
+from scaler.outcome.skip_sentence import Named
 from scaler.weights.masters import MasterWeights
 
 
-@dataclasses.dataclass(frozen=True)
-class Targets:
-    """The variables of one step.
+class Share(NamedTuple):
+    """What one of several optimizers takes of a step.
 
-    A gradient is the derivative of the loss by its variable, or the variable's new value: see `gradients.overwrites`.
+    Attributes:
+        optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
+        grads: Scaled gradients, one for each of its variables; None where there is none.
+        variables: Its variables, or a `MasterWeights` over them. They belong to no other share.
+        clip_norm: Largest global norm of its unscaled gradients, scalar float32, or None.
+        clip: `ClipByNorm` or `ClipByValue` in place of `clip_norm`, or None.
+    """
+
+    optimizer: Any
+    grads: Sequence
+    variables: Any
+    clip_norm: Any = None
+    clip: Any = None
+
+    @property
+    def masters(self) -> MasterWeights | None:
+        """The masters, if the variables are behind them."""
+        return self.variables if isinstance(self.variables, MasterWeights) else None
+
+    @property
+    def weights(self) -> list:
+        """The variables that the optimizer updates, one for each gradient."""
+        return list(self.masters.weights if self.masters else self.variables)
+
+    @property
+    def positions(self) -> list[int]:
+        """Where the variables that have a gradient stand among them."""
+        return [position for position, grad in enumerate(self.grads) if grad is not None]
+
+    @property
+    def model(self) -> list:
+        """Those of the model, which are others if masters are updated."""
+        return list(self.masters.model_variables if self.masters else self.variables)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The part of a step that one optimizer moves.
 
     Attributes:
         optimizer: A Keras optimizer or a function `(grads, variables) -> None`.
         known: The float32 or float64 variables the optimizer is built for, also those that have no gradient.
         positions: Where each updated variable stands in `known`, one for each gradient.
         masters: They are rounded into the model after an update; None if the model is float32.
+        clip: How its unscaled gradients are limited, or None.
+        proven: The learning rate up to which the update is proven to keep finite values finite, or None.
     """
 
     optimizer: Optimizer
     known: Sequence
     positions: Sequence[int]
-    masters: MasterWeights | None
+    masters: MasterWeights | None = None
+    clip: Clipping | None = None
+    proven: float | None = None
 
-    @property
+    @classmethod
+    def of(cls, share: Share, sum_duplicates: bool) -> Part:
+        """The part that a share asks for.
+
+        Args:
+            share: What its optimizer takes.
+            sum_duplicates: Whether the optimizer is given the sum of an index's duplicates.
+        """
+        optimizer, weights, positions = as_called_by_the_gate(share.optimizer), share.weights, share.positions
+        if waits_for_values(optimizer, weights):
+            optimizer = move_nothing
+        proven = proven_up_to(optimizer, [weights[at] for at in positions], sum_duplicates)
+        clip = clipping_of(share.clip_norm, share.clip)
+        return cls(optimizer, weights, positions, share.masters, clip, proven)
+
+    @functools.cached_property
     def updated(self) -> list:
         """The variables to update, one for each gradient."""
         return [self.known[position] for position in self.positions]
@@ -44,15 +110,63 @@ class Targets:
         own = variables_of(self.optimizer)
         return [variable for variable in own if replicas.native(variable).dtype.is_floating]
 
-    def paths(self) -> tuple[list[str], list[str]]:
-        """The names of the known variables, and those of `own_values`."""
+    def named(self) -> Named:
+        """What sentences call the optimizer, its variables and its own values."""
         known, own = ([getattr(one, "path", one.name) for one in these] for these in (self.known, self.own_values))
-        return known, own
+        return Named(name_of(self.optimizer), tuple(known), tuple(own))
 
     @property
+    def movable(self) -> list:
+        """Every variable that the update may assign."""
+        model = (*self.masters.model_variables, *self.masters.variables) if self.masters else ()
+        return [*self.known, *variables_of(self.optimizer), *model]
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """All that one decision is about: mostly one part, several with `apply_together`.
+
+    A gradient is the derivative of the loss by its variable, or the variable's new value: see `gradients.overwrites`.
+
+    Attributes:
+        parts: Their variables and gradients follow each other.
+    """
+
+    parts: Sequence[Part]
+
+    @functools.cached_property
+    def known(self) -> list:
+        """The variables of all parts."""
+        return [variable for part in self.parts for variable in part.known]
+
+    @functools.cached_property
+    def positions(self) -> list[int]:
+        """Where each updated variable stands in `known`, one for each gradient."""
+        found, first = [], 0
+        for part in self.parts:
+            found += [first + position for position in part.positions]
+            first += len(part.known)
+        return found
+
+    @functools.cached_property
+    def updated(self) -> list:
+        """The variables to update, one for each gradient."""
+        return [self.known[position] for position in self.positions]
+
+    @functools.cached_property
     def takes_derivative(self) -> list[bool]:
         """For each gradient whether it is a derivative of the loss."""
         return [not gradients.overwrites(variable) for variable in self.updated]
+
+    def split(self, values: Any) -> list[Any]:
+        """What belongs to each part of a list or a tensor with an entry for each gradient."""
+        if len(self.parts) == 1:
+            return [values]
+        found, first = [], 0
+        for part in self.parts:
+            found.append(values[first : first + len(part.positions)])
+            first += len(part.positions)
+        return found
 
     def derivatives(self, grads: Sequence) -> list:
         """Those of the gradients that are derivatives of the loss."""
@@ -78,21 +192,6 @@ class Targets:
             return next(measured) if derivative else tf.cast(_zero_if_finite(grad), squares.dtype)
 
         return tf.stack([one(*pair) for pair in pairs])
-
-
-@contextlib.contextmanager
-def model_follows(masters: MasterWeights | None, weights: Sequence | None = None) -> Iterator[None]:
-    """Surrounds an update: masters first take over what was assigned to the model, and are rounded into it last.
-
-    Args:
-        masters: None if the model itself is updated.
-        weights: Those of the masters that the update moves; all if not given.
-    """
-    if masters:
-        masters.refresh(weights)
-    yield
-    if masters:
-        masters.write(weights)
 
 
 def _zero_if_finite(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

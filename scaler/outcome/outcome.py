@@ -43,9 +43,9 @@ class Skip(NamedTuple):
         has_nan: Bool, whether an unscaled gradient had a NaN. False if there were only infinities.
         index: Int64, the position of the first non-finite gradient in the list, or else of the largest gradient. For
             UPDATE it is the position of the first non-finite variable, among those with a gradient and then the
-            optimizer's own. There -1 stands for the learning rate, and -2 for the limit of the clipping. For SPIKE -1
-            stands for the loss, and otherwise it is the gradient that is farthest beyond its own limit, or else the
-            largest one.
+            optimizer's own. There -1 stands for the learning rate, and -2 for the limit of the clipping; -3 and -4 for
+            those of the second optimizer of `apply_together`, and so on. For SPIKE -1 stands for the loss, and
+            otherwise it is the gradient that is farthest beyond its own limit, or else the largest one.
         count: Int64, the number of non-finite gradients. If all were finite, the number of gradients whose squared norm
             exceeds float32. For SPIKE the number of gradients beyond limits of their own, 0 if the global norm or the
             loss is why.
@@ -71,17 +71,6 @@ def not_skipped() -> Skip:
 def whole(number: int) -> tf.Tensor:
     """A constant among the integers of a skip, scalar int64."""
     return tf.constant(int(number), tf.int64)
-
-
-def unless_limited(skip: Skip, limited: tf.Tensor) -> Skip:
-    """Replaces the reason for a skip by UPDATE if the limit of the clipping is invalid.
-
-    Args:
-        skip: Why the step was skipped, judging by gradients and optimizer.
-        limited: Scalar bool, whether the limit is a positive finite number.
-    """
-    cause, index = tf.where(limited, skip.cause, int(Cause.UPDATE)), tf.where(limited, skip.index, -2)
-    return skip._replace(cause=cause, index=index)
 
 
 def as_spike(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -101,6 +101,14 @@ _ATTEMPTS = 100
 """How many places are tried for a list of names before those of all others are forgotten."""
 
 
+class Named(NamedTuple):
+    """What sentences call one optimizer of a step, its variables, and its own values such as slots."""
+
+    optimizer: str
+    variables: tuple[str, ...]
+    own: tuple[str, ...]
+
+
 class Names:
     """The names of the variables that a scaler applies gradients to, by list.
 
@@ -117,32 +125,24 @@ class Names:
 
     def _forget(self) -> None:
         self.lists: dict[int, int] = {}
-        self._known: dict[tuple[str, tuple[str, ...]], int] = {}
+        self._known: dict[tuple[Named, ...], int] = {}
         self._weights: dict[int, list[weakref.ref]] = {}
         self._unseen: set[int] = set()
 
-    def begin(
-        self,
-        names: Sequence[str],
-        optimizer: str,
-        weights: Sequence = (),
-        own: Sequence[str] = (),
-        seen: bool = True,
-    ) -> int:
+    def begin(self, optimizers: Sequence[Named], weights: Sequence, seen: bool = True) -> int:
         """Adds the names of an `apply`, unless they are known, and returns the place where they begin.
 
         Args:
-            names: Of its variables.
-            optimizer: Its name.
+            optimizers: Mostly one.
             weights: The model's variables.
-            own: The names of the optimizer's own variables. Keras counts optimizers there, of all models: a place does
-                not depend on them.
             seen: Whether a skip looks at the values of gradients: not in a step that selects.
         """
-        key = optimizer, (*names, *own)
+        key = tuple(optimizers)
         if key not in self._known:
-            count = max(len(key[1]), 1)
-            place = self._free_place((optimizer, tuple(names)), count)
+            count = max(len(_listed(key)), 1)
+            # Keras counts optimizers in the names of their slots, of all models: a place does not depend on them.
+            known = tuple(name for one in key for name in one.variables)
+            place = self._free_place((" and ".join(one.optimizer for one in key), known), count)
             self._known[key] = place
             self.lists[place] = count
         place = self._known[key]
@@ -169,7 +169,7 @@ class Names:
             is_now: Whether no step was applied since. A skip moves no weight, so that all are as they were.
         """
         beginning = int(outcome.names_from)
-        names, optimizer = self.of(beginning)
+        names, optimizer = _listed(self.of(beginning)), _optimizer_of(self.of(beginning), int(outcome.index))
         looks = is_now and int(outcome.cause) in (Cause.LOSS, Cause.BACKWARD, Cause.OVERFLOW)
         weight = self._spoiled(beginning) if looks else None
         return explain(outcome, names, pinned, optimizer, guard_clips, weight, beginning not in self._unseen)
@@ -181,7 +181,7 @@ class Names:
         """
         complete = beginning in self._weights
         for place in sorted(self._weights, key=lambda place: place != beginning):
-            names, _ = self.of(place)
+            names = _listed(self.of(place))
             for position, weight in enumerate(reference() for reference in self._weights[place]):
                 if weight is None:
                     complete = False
@@ -189,10 +189,23 @@ class Names:
                     return _name(names, position)
         return "" if complete else None
 
-    def of(self, beginning: int) -> tuple[Sequence[str], str]:
-        """The names that begin there, and the name of their optimizer."""
-        known = ((names, optimizer) for (optimizer, names), at in self._known.items() if at == beginning)
-        return next(known, ((), "the optimizer"))
+    def of(self, beginning: int) -> tuple[Named, ...]:
+        """The optimizers whose names begin there; none if nobody knows them here."""
+        return next((key for key, at in self._known.items() if at == beginning), ())
+
+
+def _listed(optimizers: Sequence[Named]) -> list[str]:
+    """All names in the order of positions: those of the variables, then the optimizers' own."""
+    return [name for own in (False, True) for one in optimizers for name in (one.own if own else one.variables)]
+
+
+def _optimizer_of(optimizers: Sequence[Named], index: int) -> str:
+    """The name of the optimizer that `Skip.index` is about, for a cause of UPDATE."""
+    owners = [one.optimizer for own in (False, True) for one in optimizers for _ in (one.own if own else one.variables)]
+    if index < 0:
+        # Each optimizer has a number for its learning rate and one for the limit of its clipping.
+        owners, index = [one.optimizer for one in optimizers], (-1 - index) // 2
+    return owners[index] if index < len(owners) else "the optimizer"
 
 
 _UNKNOWN = "the variable is unknown in this process until it has traced the step that was skipped"
@@ -217,7 +230,7 @@ _SENTENCES = {
 
 
 def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
-    if int(outcome.index) == -2:
+    if int(outcome.index) < 0 and int(outcome.index) % 2 == 0:
         return (
             "The step was skipped because the limit of the clipping is not a positive finite number. Check the "
             "tensor passed to clip_norm, ClipByNorm or ClipByValue."

@@ -41,9 +41,9 @@ def test_the_shadow_keeps_keras_from_summing_again(monkeypatch):
     assert moved_by(lambda optimizer, variable, _: optimizer.apply([tf.constant(1.0)], [variable])) == -2.0
     assert moved_by(by_scaler) == -2.0
 
-    from scaler.gate import plain
+    from scaler.gate import propose
 
-    monkeypatch.setattr(plain, "gradients_are_reduced", lambda optimizer: contextlib.nullcontext())
+    monkeypatch.setattr(propose, "_gradients_are_reduced", lambda optimizer: contextlib.nullcontext())
     assert moved_by(by_scaler) == -4.0
 
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import scaler
-from scaler.gate import compiled, grouped
+from scaler.gate import propose
 
 
 def modes(*names):
@@ -79,10 +79,20 @@ def slots(optimizer):
 
 def compile_updates(monkeypatch, handles):
     """Has updates compiled from so many handles on, though the variables of a test are small; what counts them."""
-    made, move = [], grouped.Grouped.move
-    monkeypatch.setattr(compiled, "_WORTH_COMPILING", max(int(handles * compiled._HANDLE), 1))
-    monkeypatch.setattr(grouped.Grouped, "move", lambda *arguments: made.append(1) or move(*arguments))
+    monkeypatch.setattr(propose, "_WORTH_COMPILING", max(int(handles * propose._HANDLE), 1))
+    return laid_out(monkeypatch)
+
+
+def laid_out(monkeypatch):
+    """Grows with each update that is laid out in another way than the optimizer's own."""
+    made, move = [], propose._Groups.move
+    monkeypatch.setattr(propose._Groups, "move", lambda *arguments: made.append(1) or move(*arguments))
     return made
+
+
+def lay_out_nothing(monkeypatch):
+    """Has each optimizer move its variables by itself."""
+    monkeypatch.setattr(propose, "_layout", lambda *arguments: None)
 
 
 BAD = 2

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
+from scaler_cases import laid_out
 
 import scaler
 from scaler.backend import apply_steps
 from scaler.backend.versions import say_once
-from scaler.gate import compiled, grouped
+from scaler.gate import propose
 
 KERAS = next(kind for kind in keras.optimizers.SGD.__mro__ if apply_steps.UPDATE in vars(kind))
 
@@ -17,7 +18,7 @@ KERAS = next(kind for kind in keras.optimizers.SGD.__mro__ if apply_steps.UPDATE
 @pytest.fixture(autouse=True)
 def _compiled(monkeypatch):
     """Small variables are compiled, too, and each test hears the warning."""
-    monkeypatch.setattr(compiled, "_WORTH_COMPILING", 2 * compiled._HANDLE)
+    monkeypatch.setattr(propose, "_WORTH_COMPILING", 2 * propose._HANDLE)
     say_once.cache_clear()
 
 
@@ -69,8 +70,7 @@ def moved():
 
 
 def test_as_it_is_the_update_is_compiled(monkeypatch):
-    called, move = [], grouped.Grouped.move
-    monkeypatch.setattr(grouped.Grouped, "move", lambda *arguments: called.append(1) or move(*arguments))
+    called = laid_out(monkeypatch)
     variables = weights()
     assert step_of(variables)()
     assert called

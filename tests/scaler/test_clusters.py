@@ -8,7 +8,7 @@ from scaler_cases import BAD, by_hand, compile_updates, random_gradients
 from versions import needs_keras, parameters
 
 import scaler
-from scaler.gate import compiled, grouped, joined, targets
+from scaler.gate import joined, propose, targets
 
 OPTIMIZERS = {
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
@@ -208,7 +208,7 @@ def test_a_loop_in_the_graph_gives_the_bits_of_single_steps(updates_made):
 
 def test_clusters_are_of_about_the_same_cost():
     variables = [tf.Variable(tf.zeros([size])) for size in (10, 300_000, 20, 500_000, 40, 200_000, 900_000)]
-    groups = compiled.balanced([(None, variable) for variable in variables])
+    groups = propose.balanced([(None, variable) for variable in variables])
     loads = sorted(sum(variable.shape.num_elements() for _, variable in group) for group in groups)
     assert (len(groups), loads[0] > 400_000, loads[-1] == 900_000) == (4, False, True)
     assert sorted(id(v) for group in groups for _, v in group) == sorted(map(id, variables))
@@ -224,10 +224,10 @@ def test_small_models_and_eager_steps_are_left_alone():
 
         @wrap
         def ask():
-            moved = targets.Targets(optimizer, [variable], [0], None)
             grads = [tf.zeros(variable.shape)]
             joint = joined.Joined(tf.distribute.get_strategy(), grads)
-            found.append(grouped.grouped(moved, grads, None, joint) is not None)
+            update = propose.propose(targets.Part(optimizer, [variable], [0]), grads, joint)
+            found.append(update.layout is not None)
 
         # What is decided while a graph is made needs nobody to run it.
         getattr(ask, "get_concrete_function", ask)()

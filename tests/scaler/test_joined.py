@@ -4,12 +4,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import BAD, by_hand, random_gradients
+from scaler_cases import BAD, by_hand, lay_out_nothing, random_gradients
 from versions import parameters
 
 import scaler
 from scaler.backend.devices import has_gpu
-from scaler.gate import choose, joined
+from scaler.gate import joined
 
 OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.1),
@@ -57,7 +57,7 @@ def train(optimizer, dtype="float32", shapes=SHAPES, **clipping):
 def test_joined_variables_get_the_bits_of_the_optimizers_own_update(name, chunks, monkeypatch):
     ours = train(OPTIMIZERS[name](), "float16", MIXED, clip_norm=0.5)
     assert chunks[0]
-    monkeypatch.setattr(choose, "grouped", lambda *arguments: None)
+    lay_out_nothing(monkeypatch)
     assert ours == train(OPTIMIZERS[name](), "float16", MIXED, clip_norm=0.5)
     assert ours[BAD - 1] == ours[BAD]
 
@@ -67,7 +67,7 @@ def test_joined_variables_get_the_bits_of_the_optimizers_own_update(name, chunks
 def test_float32_variables_too_with_each_clipping(clipping, chunks, monkeypatch):
     ours = train(keras.optimizers.Adam(0.01), **clipping)
     assert chunks
-    monkeypatch.setattr(choose, "grouped", lambda *arguments: None)
+    lay_out_nothing(monkeypatch)
     assert ours == train(keras.optimizers.Adam(0.01), **clipping)
 
 

@@ -14,7 +14,7 @@ from scaler_cases import take
 import loops
 import scaler
 from scaler.errors import InvalidArgument
-from scaler.gate import compiled
+from scaler.gate import propose
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 OPTIMIZERS = {
@@ -105,7 +105,7 @@ def test_a_run_is_the_same_bit_for_bit(optimizer, policy, options):
 @pytest.mark.parametrize("optimizer", ["adam", "decay and averages"])
 def test_updates_that_are_compiled_in_groups_are_selected_too(optimizer, jit_compile, monkeypatch):
     """A skip leaves every bit. XLA may round what is applied in another way."""
-    monkeypatch.setattr(compiled, "_WORTH_COMPILING", 1)
+    monkeypatch.setattr(propose, "_WORTH_COMPILING", 1)
     left = {}
     for select in (True, False):
         variables = [tf.Variable(tf.linspace(0.5, 1.5, 3)), tf.Variable(tf.ones([2, 2]))]

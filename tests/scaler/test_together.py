@@ -184,7 +184,10 @@ def test_what_cannot_be_a_step_of_several_is_refused(snapshot):
         "a variable twice": (loss_scaler, [own, own._replace(optimizer=SGD(0.1))]),
         "an optimizer twice": (loss_scaler, [own, share(optimizer=own.optimizer)]),
         "two masters of one weight": (loss_scaler, masters),
-        "a guard of spikes": (scaler.LossScaler(scaler.SpikeGuard(scaler.Static(1.0))), [own]),
+        "a guard that clips": (
+            scaler.LossScaler(scaler.SpikeGuard(scaler.Static(1.0), by_tensor="clip")),
+            [own, share()],
+        ),
         "a list of scalers": ([scaler.LossScaler(scaler.Static(1.0))], [own]),
     }
     assert {name: said(lambda one=one: scaler.apply_together(*one)) for name, one in given.items()} == snapshot
@@ -220,6 +223,30 @@ def test_an_error_of_one_leaves_nothing_moved(second, snapshot):
     assert said(lambda: scaler.apply_together(loss_scaler, iter([first, other])), kind) == snapshot
     assert raw([*weights, first.optimizer.iterations]) == raw([tf.constant([1.0]), tf.constant([2.0]), np.int64(0)])
     assert int(loss_scaler.counters.attempted) == 0
+
+
+@pytest.mark.parametrize("by_tensor", [None, "skip"])
+def test_a_spike_of_one_optimizers_gradients_moves_none(by_tensor):
+    guard = scaler.SpikeGuard(scaler.Static(1.0), window=5, loss=False, by_tensor=by_tensor)
+    loss_scaler, weights = scaler.LossScaler(guard), [tf.Variable([1.0], name=name) for name in "ab"]
+    optimizers = [SGD(0.1) for _ in weights]
+
+    @tf.function
+    def step(second):
+        scaled = loss_scaler.scale(tf.constant(1.0))
+        grads = [tf.reshape(scaled, [1]), tf.reshape(second * scaled, [1])]
+        shares = [
+            scaler.Share(*one)
+            for one in zip(optimizers, [grads[:1], grads[1:]], [weights[:1], weights[1:]], strict=True)
+        ]
+        return scaler.apply_together(loss_scaler, shares)[0]
+
+    for _ in range(6):
+        assert step(tf.constant(1.0)).finite
+    before = raw(weights)
+    outcome = step(tf.constant(1e6))
+    assert (int(outcome.cause), raw(weights)) == (scaler.Cause.SPIKE, before)
+    assert "'b" in loss_scaler.explain(outcome)
 
 
 def test_a_function_may_have_several_shares():

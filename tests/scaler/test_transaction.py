@@ -212,7 +212,7 @@ def test_an_optimizer_with_variables_in_a_method_is_put_back():
 
 
 def test_proven_optimizers_are_not_looked_at(monkeypatch):
-    monkeypatch.setattr("scaler.gate.choose.Transaction", None)
+    monkeypatch.setattr("scaler.gate.gate.Trial", None)
     weight, optimizer = tf.Variable([1.0]), OPT.Adam(0.1)
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
     assert bool(tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)())

@@ -80,7 +80,7 @@ def recording_scaler_calls(
     with contextlib.ExitStack() as stack:
         for one in scalers:
             stack.enter_context(patched(one, "scale", _scale(one.scale, calls, factor)))
-            stack.enter_context(patched(one, "apply", _apply(one, calls, moves)))
+            stack.enter_context(patched(one, "apply_shares", _apply_shares(one, calls, moves)))
             stack.enter_context(patched(one, "unscale", _unscale(one.unscale, calls)))
         yield calls
 
@@ -95,22 +95,26 @@ def _scale(original: Callable, calls: ScalerCalls, factor: tf.Variable | tf.Tens
     return scale
 
 
-def _apply(one: scaler.LossScaler, calls: ScalerCalls, moves: bool) -> Callable:
-    original = one.apply
+def _apply_shares(one: scaler.LossScaler, calls: ScalerCalls, moves: bool) -> Callable:
+    original = one.apply_shares
 
-    def apply(optimizer: Any, grads: Sequence | None, variables: Any = None, **options: Any) -> scaler.Outcome:
+    def apply_shares(shares: Sequence[scaler.Share], **options: Any) -> tuple[scaler.Outcome, list[scaler.Outcome]]:
         # Of a step that would take its gradients again the first ones are explained.
-        again = options.pop("again", None)
-        grads = list(again(tf.constant(1.0)) if grads is None and again else grads or ())
-        derivatives = _derivatives(grads, variables)
+        options.pop("again", None)
+        grads = [grad for share in shares for grad in share.grads]
+        derivatives = _derivatives(grads, [weight for share in shares for weight in share.weights])
         calls.take(grads, derivatives)
-        outcome = original(optimizer, grads, variables, **options) if moves else _outcome_of_gradients(one, grads)
+        if moves:
+            outcome, outcomes = original(shares, **options)
+        else:
+            outcome = _outcome_of_gradients(one, grads)
+            outcomes = [outcome] * len(shares)
         calls.applied.append(derivatives)
         calls.finite.append(outcome.finite)
         calls.owners.append(one)
-        return outcome
+        return outcome, outcomes
 
-    return apply
+    return apply_shares
 
 
 def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:

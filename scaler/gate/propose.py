@@ -1,0 +1,350 @@
+"""The third part of a step: how the variables of one optimizer would move.
+
+Keras's own `apply` always does what surrounds an update: the count of steps, moving averages, constraints. Inside a
+graph and on one device its update proper may be laid out in another way, with the same numbers but for last bits: many
+small variables joined to few, and large ones compiled by XLA, where unscaling, clipping, weight decay, the update and
+the rounding of masters become a few passes over memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaler import gradients
+from scaler.backend import apply_steps, replicas
+from scaler.backend.autograph import as_called
+from scaler.backend.graphs import in_xla
+from scaler.backend.iterations import read_once, read_once_a_device
+from scaler.backend.keras_two import KerasTwo
+from scaler.gate import joined
+from scaler.gate.on_values import is_value_by_value, mover, works_on_values
+from scaler.gate.optimizers import Optimizer
+from scaler.gate.targets import Part
+from scaler.gradients.clipping import Limiter
+from scaler.weights.masters import MasterWeights
+
+_HANDLE = 2**12
+"""What a variable costs beside its elements, in elements: each is read through a handle, however small it is."""
+_WORTH_COMPILING = 2**18
+_MOST = 4
+"""Compiled calls of one update. More calls than cores run no faster, and the launch of a call for each variable takes
+longer than its work."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the update of many variables is laid out.
+
+    Attributes:
+        chunks: The variables that are joined, each chunk with its scaled gradients.
+        compiles: Whether the other dense ones are compiled.
+        on_values: Whether the compiled arithmetic may be traced once for all of them.
+    """
+
+    chunks: Sequence[tuple[joined.Chunk, tf.Tensor]]
+    compiles: bool
+    on_values: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What one optimizer would do to its variables.
+
+    Attributes:
+        part: The optimizer and its variables.
+        layout: None where the optimizer does it operation by operation.
+    """
+
+    part: Part
+    layout: Layout | None
+
+    def move(self, grads: Sequence, loss_scale: tf.Tensor, limit: Limiter | None) -> None:
+        """Moves the variables on every replica: unscales, clips, updates, and rounds masters into the model.
+
+        Args:
+            grads: Scaled gradients of any floating dtype, summed over the replicas.
+            loss_scale: Scalar float32, what they are divided by. Where the update is compiled, gradients are multiplied
+                by its reciprocal, which is exact for powers of two.
+            limit: Clips unscaled gradients, or None.
+        """
+        if self.layout is None:
+            _move_plainly(self.part, grads, loss_scale, limit)
+        else:
+            _Groups(self.part, self.layout, loss_scale, limit).move(grads)
+
+
+def propose(part: Part, grads: Sequence, together: joined.Joined) -> Update:
+    """How an optimizer would move its variables, in the fastest layout that gives the numbers of its own `apply`.
+
+    Args:
+        part: The optimizer, built for its variables.
+        grads: The scaled gradients it will be given, on every replica.
+        together: The same gradients side by side.
+    """
+    return Update(part, _layout(part, grads, together) if _can_be_laid_out(part) else None)
+
+
+def _layout(part: Part, grads: Sequence, together: joined.Joined) -> Layout | None:
+    optimizer, variables = part.optimizer, part.updated
+    # A joined gradient has no position by which to limit it.
+    same = part.clip is None or part.clip.limits_all_alike
+    chunks = joined.chunks_of(optimizer, grads, variables, part.masters) if same else []
+    in_chunks = {place for chunk in chunks for place in chunk.places}
+    pairs = enumerate(zip(grads, variables, strict=True))
+    others = [own for place, (grad, own) in pairs if place not in in_chunks and not isinstance(grad, tf.IndexedSlices)]
+    compiles = sum(map(_cost, others)) >= _WORTH_COMPILING
+    if not chunks and not compiles:
+        return None
+    on_values = works_on_values(optimizer) and all(is_value_by_value(optimizer, own) for own in others)
+    return Layout([(chunk, together.at(chunk.places)) for chunk in chunks], compiles, on_values)
+
+
+def _can_be_laid_out(part: Part) -> bool:
+    if (
+        tf.executing_eagerly()
+        or in_xla()
+        or tf.distribute.has_strategy()
+        or not _leaves_gradients_alone(part.optimizer)
+    ):
+        return False
+    natives = list(map(replicas.native, part.updated))
+    # Keras passes pairs to `step`, where a gradient's position is known by its variable.
+    each_once = len({id(native) for native in natives}) == len(natives)
+    if any(native.dtype == tf.float64 for native in natives):
+        return False
+    # A layout refreshes and writes masters a few at a time, the optimizer's own update all of them once.
+    alike = each_once and len({native.device for native in natives}) == 1
+    return alike and (part.masters is None or part.masters.compiles)
+
+
+def _leaves_gradients_alone(optimizer: Optimizer) -> bool:
+    """Whether it is one of Keras's own, which are tested, and its `apply` leaves gradients alone before the update."""
+    return (
+        isinstance(optimizer, keras.optimizers.Optimizer)
+        and type(optimizer).__module__.startswith("keras.")
+        and not hasattr(optimizer, "optimizers")  # A MultiOptimizer, which has others do the work.
+        and not optimizer.gradient_accumulation_steps
+        and optimizer.clipnorm is optimizer.clipvalue is optimizer.global_clipnorm is None
+        and apply_steps.can_be_compiled(optimizer)
+    )
+
+
+class _Groups:
+    """An update in groups: chunks of small variables, compiled groups of large ones, and the rest one by one."""
+
+    def __init__(self, part: Part, layout: Layout, loss_scale: tf.Tensor, limit: Limiter | None):
+        self._optimizer, self._masters, self._layout = part.optimizer, part.masters, layout
+        self._variables = part.updated
+        self._loss_scale, self._inverse, self._limit = loss_scale, 1.0 / loss_scale, limit
+        self._places = {id(replicas.native(variable)): place for place, variable in enumerate(self._variables)}
+
+    def move(self, grads: Sequence) -> None:
+        """As `Update.move`. Keras's `apply` calls `step` for the update itself."""
+
+        def step(strategy: Any, pairs: Sequence[tuple], learning_rate: Any) -> None:
+            del strategy
+            with read_once(self._optimizer):
+                self._move_groups(pairs, tf.convert_to_tensor(learning_rate))
+
+        done_in_step = {apply_steps.DECAY: lambda variables: None, apply_steps.SUM: lambda pairs: pairs}
+        with apply_steps.taken_over(self._optimizer, **done_in_step, **{apply_steps.UPDATE: step}) as calls:
+            self._optimizer.apply(list(grads), list(self._variables))
+        if not all(map(gradients.overwrites, self._variables)):
+            apply_steps.check_called_once(calls, apply_steps.UPDATE)
+            if self._optimizer.weight_decay:
+                apply_steps.check_called_once(calls, apply_steps.DECAY)
+        if self._masters and self._moves_masters_after_the_step():
+            self._masters.write()
+
+    def _moves_masters_after_the_step(self) -> bool:
+        """Whether Keras assigns the variables once more after the update: by averages or by constraints."""
+        constrained = any(variable.constraint for variable in self._variables)
+        return bool(self._optimizer.ema_overwrite_frequency) or constrained
+
+    def _move_groups(self, pairs: Sequence[tuple], learning_rate: tf.Tensor) -> None:
+        for chunk, grad in self._layout.chunks:
+            whole = finish_one(grad, self._loss_scale, self._limit, None)
+            joined.move(self._optimizer, chunk, whole, self._variables, self._masters, learning_rate)
+        in_chunks = {place for chunk, _ in self._layout.chunks for place in chunk.places}
+        others = [pair for pair in pairs if self._place(pair[1]) not in in_chunks]
+        compiled = [pair for pair in others if self._layout.compiles and not isinstance(pair[0], tf.IndexedSlices)]
+        one_by_one = [pair for pair in others if not any(pair is other for other in compiled)]
+        if one_by_one:
+            self._move_some(one_by_one, learning_rate)
+        for group in balanced(compiled):
+            self._move_compiled(group, learning_rate)
+
+    def _place(self, variable: Any) -> int:
+        return self._places[id(variable)]
+
+    def _move_some(self, pairs: Sequence[tuple], learning_rate: tf.Tensor) -> None:
+        ready = [finish_one(grad, self._loss_scale, self._limit, self._place(own)) for grad, own in pairs]
+        with model_follows(self._masters, [own for _, own in pairs]):
+            self._one_by_one(ready, [self._place(own) for _, own in pairs], learning_rate)
+
+    def _move_compiled(self, pairs: Sequence[tuple], learning_rate: tf.Tensor) -> None:
+        variables = [own for _, own in pairs]
+        places = [self._place(own) for own in variables]
+
+        @tf.function(jit_compile=True, autograph=False)
+        def compiled_update(grads: list, learning_rate: tf.Tensor) -> None:
+            unscaled = gradients.multiply(grads, self._inverse)
+            ready = [_limited(grad, self._limit, place) for grad, place in zip(unscaled, places, strict=True)]
+            with model_follows(self._masters, variables):
+                if self._layout.on_values:
+                    own = [replicas.native(self._variables[place]) for place in places]
+                    mover(self._optimizer, learning_rate)(ready, own)
+                else:
+                    self._one_by_one(ready, places, learning_rate)
+
+        compiled_update([grad for grad, _ in pairs], learning_rate)
+
+    def _one_by_one(self, grads: Sequence, places: Sequence[int], learning_rate: tf.Tensor) -> None:
+        own = [self._variables[place] for place in places]
+        getattr(type(self._optimizer), apply_steps.DECAY)(self._optimizer, own)
+        for grad, variable in zip(grads, map(replicas.native, own), strict=True):
+            self._optimizer.update_step(grad, variable, learning_rate)
+
+
+def balanced(pairs: Sequence[tuple]) -> list[list[tuple]]:
+    """The pairs of gradient and variable in a few groups of about the same cost."""
+    count = max(1, min(_MOST, sum(_cost(variable) for _, variable in pairs) // _WORTH_COMPILING))
+    groups: list[list[tuple]] = [[] for _ in range(count)]
+    costs = [0] * count
+    for pair in sorted(pairs, key=lambda pair: _cost(pair[1]), reverse=True):
+        cheapest = costs.index(min(costs))
+        groups[cheapest].append(pair)
+        costs[cheapest] += _cost(pair[1])
+    return [group for group in groups if group]
+
+
+def _cost(variable: Any) -> int:
+    return variable.shape.num_elements() + _HANDLE
+
+
+def _move_plainly(part: Part, grads: Sequence, loss_scale: tf.Tensor, limit: Limiter | None) -> None:
+    """The optimizer itself moves variables, operation by operation, on any number of replicas."""
+    calls, variables = 0, part.updated
+
+    def update(own: list) -> None:
+        nonlocal calls
+        calls += 1
+        _call(part.optimizer, finish_all(own, variables, loss_scale, limit), variables)
+
+    with model_follows(part.masters), _gradients_are_reduced(part.optimizer) as sums:
+        replicas.each(tf.distribute.get_strategy(), update, grads)
+        if not all(map(gradients.overwrites, variables)):
+            _check_not_summed_again(sums, calls)
+
+
+def _call(optimizer: Optimizer, grads: list, variables: Sequence) -> None:
+    """Every replica calls this, with the same gradients."""
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        with read_once_a_device(optimizer):
+            optimizer.apply(grads, variables)
+    elif isinstance(optimizer, KerasTwo):
+        optimizer.apply(grads, variables)
+    else:
+        update = optimizer.apply if hasattr(optimizer, "apply") else optimizer
+        as_called(update)(grads, [replicas.own_component(variable) for variable in variables])
+
+
+@contextlib.contextmanager
+def _gradients_are_reduced(optimizer: Optimizer) -> Iterator[list[Counter[str]]]:
+    """Keeps a Keras optimizer from summing gradients over replicas that were summed already.
+
+    Keras 3 has no argument for this. On one replica the sum changes nothing, but a step that contains it cannot be
+    exported as a SavedModel. Gradients divided by the number of replicas first would be clipped wrongly by the
+    optimizer's own clipping. Any other optimizer is a function of the gradients it is given.
+
+    Yields:
+        The calls of the step that sums: of the optimizer, or of each of those that a MultiOptimizer has do the work.
+
+    Raises:
+        UnsupportedVersion: If a release of Keras has no step to take over for it, on several replicas.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        yield []
+        return
+    with contextlib.ExitStack() as stack:
+        sums = []
+        for each in (optimizer, *getattr(optimizer, "optimizers", ())):
+            if replicas.replica_count() > 1 or not apply_steps.missing(each, apply_steps.SUM):
+                sums.append(stack.enter_context(apply_steps.taken_over(each, **{apply_steps.SUM: lambda pairs: pairs})))
+        yield sums
+
+
+def _check_not_summed_again(sums: list[Counter[str]], times: int) -> None:
+    """Refuses an optimizer that may have summed over the replicas by another step than the one that was taken over.
+
+    Args:
+        sums: From `_gradients_are_reduced`.
+        times: How many replicas have called `apply`.
+
+    Raises:
+        UnsupportedVersion: If none of the optimizers, or one of them not on every replica, has called that step.
+    """
+    if replicas.replica_count() == 1 or not sums:
+        return
+    called = [calls for calls in sums if calls] or sums[:1]
+    for calls in called:
+        apply_steps.check_called_once(calls, apply_steps.SUM, times)
+
+
+@contextlib.contextmanager
+def model_follows(masters: MasterWeights | None, weights: Sequence | None = None) -> Iterator[None]:
+    """Surrounds an update: masters first take over what was assigned to the model, and are rounded into it last.
+
+    Args:
+        masters: None if the model itself is updated.
+        weights: Those of the masters that the update moves; all if not given.
+    """
+    if masters:
+        masters.refresh(weights)
+    yield
+    if masters:
+        masters.write(weights)
+
+
+def finish_one(
+    grad: tf.Tensor | tf.IndexedSlices, loss_scale: tf.Tensor, limit: Limiter | None, position: int | None
+) -> gradients.Gradient:
+    """One gradient, divided by the loss scale and clipped, in a graph that TensorFlow may rewrite.
+
+    Args:
+        grad: A scaled gradient of any floating dtype.
+        loss_scale: Scalar float32.
+        limit: Clips unscaled gradients, or None.
+        position: Where the gradient stands among all gradients of the optimizer; None if the limit is the same for all.
+    """
+    (unscaled,) = gradients.divide([grad], loss_scale)
+    finished = _limited(unscaled, limit, position)
+    untouched = limit is None and gradients.is_one(loss_scale)
+    return finished if untouched else gradients.opaque([finished])[0]
+
+
+def finish_all(grads: Sequence, variables: Sequence, loss_scale: tf.Tensor, limit: Limiter | None) -> list:
+    """All gradients, divided by the loss scale and clipped. The new value of a variable is neither.
+
+    Args:
+        grads: Scaled gradients of any floating dtype.
+        variables: One for each gradient.
+        loss_scale: Scalar float32.
+        limit: Clips unscaled gradients, or None.
+    """
+    pairs = enumerate(zip(grads, variables, strict=True))
+    return [
+        grad if gradients.overwrites(variable) else finish_one(grad, loss_scale, limit, position)
+        for position, (grad, variable) in pairs
+    ]
+
+
+def _limited(unscaled: Any, limit: Callable[..., tf.Tensor] | None, position: int | None) -> gradients.Gradient:
+    return unscaled if limit is None else gradients.limit(unscaled, limit, position)
