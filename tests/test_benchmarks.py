@@ -83,6 +83,15 @@ def test_what_was_found_is_kept_in_a_file(tmp_path):
 
 
 @pytest.mark.exhaustive
+def test_each_step_is_weighed_beside_no_scaler():
+    found = json.loads(run("weight_of_step.py", "--json", "--quick").stdout)
+    assert [row["step"] for row in found["steps"]][:2] == ["no scaler", "Keras LossScaleOptimizer"]
+    assert len(found["steps"]) == 5
+    everything, rest = found["walk"]
+    assert everything["functions"] > rest["functions"] > 0
+
+
+@pytest.mark.exhaustive
 def test_the_coverage_of_a_replay_is_measured_for_each_source_of_intervals():
     found = json.loads(run("replay_coverage.py", "--json", "--quick").stdout)
     assert len(found["cases"]) == 2 * 3

@@ -8,6 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from versions import pinned
 
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -20,14 +21,6 @@ def claimed():
     (needed,) = re.findall(r"^dependencies = \[(.*)\]$", PROJECT, flags=re.MULTILINE)
     found = [Requirement(text) for text in re.findall(r'"(.*?)"', needed)]
     return {requirement.name.replace("_", "-"): requirement.specifier for requirement in found}
-
-
-def pinned(name):
-    """The versions of a constraints file, by package; several where they depend on Python's."""
-    found = {}
-    for package, version in re.findall(r"^([a-z0-9_-]+)==([^;\s]+)", (ROOT / name).read_text(), flags=re.MULTILINE):
-        found.setdefault(package, set()).add(Version(version))
-    return found
 
 
 def test_the_oldest_environment_has_the_lowest_version_claimed():

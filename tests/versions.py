@@ -1,7 +1,11 @@
-"""What older versions of Keras lack: marks that skip a test on an older one, and say why."""
+"""Marks that skip a test, and say why: on a Keras that lacks something, or on other versions than the newest pinned."""
+
+import pathlib
+import re
 
 import keras
 import pytest
+import tensorflow as tf
 from packaging.version import Version
 
 SINCE = {
@@ -11,6 +15,22 @@ SINCE = {
     "a function as a constraint": "3.15",
     "ScheduleFreeAdamW": "3.15",
 }
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def pinned(name):
+    """The versions of a constraints file, by package; several where they depend on Python's."""
+    found = {}
+    for package, version in re.findall(r"^([a-z0-9_-]+)==([^;\s]+)", (ROOT / name).read_text(), flags=re.MULTILINE):
+        found.setdefault(package, set()).add(Version(version))
+    return found
+
+
+_NEWEST = {name: max(pinned("constraints.txt")[name]) for name in ("tensorflow", "keras")}
+newest_pinned = pytest.mark.skipif(
+    {"tensorflow": Version(tf.__version__), "keras": Version(keras.__version__)} != _NEWEST,
+    reason=f"exact numbers are those of TensorFlow {_NEWEST['tensorflow']} with Keras {_NEWEST['keras']}",
+)
 
 
 def needs_keras(name):

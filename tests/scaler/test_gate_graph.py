@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scaler_cases import by_hand
+from weight_cases import all_operations
 
 import scaler
 from scaler.backend.devices import has_gpu
@@ -73,13 +74,6 @@ def passes(graph, shape):
         for tensor in operation.inputs
         if tensor.dtype != tf.resource and tensor.shape == shape
     )
-
-
-def all_operations(graph):
-    """Those of every branch and every function, compiled ones included."""
-    definition = graph.as_graph_def()
-    yield from (node.op for node in definition.node)
-    yield from (node.op for function in definition.library.function for node in function.node_def)
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])

@@ -1,0 +1,34 @@
+"""Guards what the plainest step weighs: operations of its graph, and what XLA's program holds.
+
+These are upper limits, at what was counted. A change that saves lowers them; one that adds says what for, and raises
+them. `benchmarks/weight_of_step.py` prints the same beside no scaler, beside Keras's, and with times.
+"""
+
+import pytest
+import tensorflow as tf
+import ways
+import weight_cases
+from versions import newest_pinned
+
+pytestmark = [
+    newest_pinned,
+    pytest.mark.skipif(ways.selects("graph"), reason="counted on a CPU, where a step in a graph branches by default"),
+]
+
+OPERATIONS = {"by_hand": 599, "train_step": 793, "selecting": 646}
+PROGRAM = {"parameters": 28, "fusions": 81, "conditionals": 0}
+"""Of each step: where XLA compiles all of it, all of them select."""
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_graph_holds_no_more_operations(name):
+    graph = tf.function(getattr(weight_cases, name)()).get_concrete_function().graph
+    found = len(list(weight_cases.all_operations(graph)))
+    assert found <= OPERATIONS[name]
+
+
+@pytest.mark.dear("XLA compiles a whole step")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_program_holds_no_more(name):
+    found = weight_cases.program(tf.function(getattr(weight_cases, name)(), jit_compile=True))
+    assert {what: count for what, count in found.items() if count > PROGRAM[what]} == {}
