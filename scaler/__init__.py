@@ -9,15 +9,15 @@ The order of a step:
 
 Most programs need only the names here. The namespaces hold what researchers and authors of strategies need beside them:
 `scaler.strategies`, `scaler.formats`, `scaler.layerwise`, `scaler.weights`, `scaler.gradients`, `scaler.observe`,
-`scaler.presets`, `scaler.tracing`, `scaler.testing`.
+`scaler.presets`, `scaler.authoring`, `scaler.testing`.
 """
 
 import importlib.util
 import typing
 
+from scaler import authoring as authoring
 from scaler import gradients as gradients
 from scaler import strategies as strategies
-from scaler import tracing as tracing
 from scaler import weights as weights
 from scaler.backend.formats import FloatFormat as FloatFormat
 from scaler.backend.formats import float_format as float_format
@@ -91,6 +91,7 @@ __all__ = [
     "UnsupportedVersion",
     "all_finite",
     "apply_together",
+    "authoring",
     "float_format",
     "formats",
     "gradients",
@@ -102,7 +103,6 @@ __all__ = [
     "snapshot",
     "state_of",
     "strategies",
-    "tracing",
     "weights",
 ]
 

@@ -55,7 +55,7 @@ def owners(handles: list[tf.Tensor]) -> dict[int, Any]:
     """The variable, table, iterator or dataset of each handle, by the handle's id, without those not found."""
     wanted = {id(handle) for handle in handles}
     found: dict[int, Any] = {}
-    for objects in scaler.tracing.alive(*_KEEPERS) if wanted else ():
+    for objects in scaler.authoring.alive(*_KEEPERS) if wanted else ():
         for one in objects:
             for handle in _handles(one):
                 # An iterator that was passed to a function is a second object, without a dataset.

@@ -45,15 +45,15 @@ def means() -> Iterator[None]:
 
 
 def as_loss(function: Callable) -> Callable:
-    """A user's function that gives a loss, or what losses are computed from, as `scaler.tracing.as_called` has it.
+    """A user's function that gives a loss, or what losses are computed from, with AutoGraph as the user set it.
 
     Raises:
         scaler.InvalidArgument: When it is called on several replicas, if it divides by their number.
     """
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def call_loss(*arguments: Any) -> Any:
-        return scaler.tracing.as_called(function)(*arguments)
+        return scaler.authoring.with_user_autograph(function)(*arguments)
 
     return call_loss
 

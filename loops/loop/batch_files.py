@@ -23,7 +23,7 @@ _NAME = "batch-"
 _LONGEST_LINE = 2**16
 
 
-@scaler.tracing.as_written
+@scaler.authoring.no_autograph
 def write(folder: pathlib.Path, batch: Any, step: tf.Tensor, *, last: int, element_spec: Any) -> tf.Operation:
     """Adds an operation to a graph that writes a batch, on the CPU and without Python.
 

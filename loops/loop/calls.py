@@ -272,7 +272,7 @@ class StepCalls:
             return f"it cannot be traced for batches of unknown shape ({one_line(error)})"
         return None
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def _counted(self, batch: Any) -> dict[str, tf.Tensor]:
         step = self._traced(batch)
         found = find(step)
@@ -292,12 +292,12 @@ class StepCalls:
         self._counters.add(outputs, found, before)
         return outputs
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def _of_batch(self, batch: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         outputs = self._counted(batch)
         return outputs, self._status(1)
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def _of_iterator(self, iterator: tf.data.Iterator) -> Any:
         batch = iterator.get_next()
         outputs = self._counted(batch)
@@ -308,7 +308,7 @@ class StepCalls:
     def _status(self, steps: tf.Tensor | int) -> tf.Tensor:
         return status(steps, self._counters, self.scalers)
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor, places: tf.Tensor | None = None) -> Any:
         empty = self._arrays(self._spec, limit), self._held.arrays(limit) if self._held else []
         if self._endless:
@@ -318,7 +318,7 @@ class StepCalls:
         data = pack([self._status(steps), *self._stacked.stack(arrays)])
         return (data, [batch.flow for batch in batches]) if self._held else data
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def _loop_over_stack(self, stack: Any, limit: tf.Tensor) -> tf.Tensor:
         spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), stack)
         empty: _Written = self._arrays(spec, limit), []

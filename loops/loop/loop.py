@@ -433,7 +433,7 @@ class Loop:
         unseen = unseen_losses.first(visit)
         # A step that contradicted its scaler may be wrong again.
         if unseen is not None and loss_scaler is not None and not self._contradicted:
-            loss_scaler.warn_of_unseen_loss(f"Step {unseen:,}{of}")
+            scaler.authoring.warn_of_unseen_loss(loss_scaler, f"Step {unseen:,}{of}")
 
     def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
         """Raises the error, if there is one; else does what signals, stops and errors of other workers demand here."""

@@ -39,5 +39,5 @@ class Undecided:
             if steps - since >= (few if ended else MANY):
                 now = int(one.counters.attempted)
                 if now == attempted:
-                    one.warn_of_no_decision(steps - since)
+                    scaler.authoring.warn_of_no_decision(one, steps - since)
                 self._since[one] = now, steps, few

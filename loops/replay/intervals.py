@@ -74,7 +74,7 @@ class Intervals:
 
 def of_pairs(tails: Sequence[Tail]) -> list[Tail]:
     """How far each two of several runs are apart, in tails of equal length."""
-    return [one.apart(other) for one, other in itertools.combinations(tails, 2)]
+    return [one.call_noninlined(other) for one, other in itertools.combinations(tails, 2)]
 
 
 def as_far_behind(differences: Iterable[Tail], steps: int) -> list[Tail]:

@@ -95,7 +95,7 @@ def _looped(strategy: scaler.Strategy, facts: Facts, *, compiled: bool) -> Calla
     # On a GPU, each of these scalar operations would take microseconds.
     with tf.device("CPU:0"):
         arrays = list(map(tf.constant, _arrays(facts)))
-        loop = scaler.tracing.as_written(lambda *arrays: _loop(strategy, facts, *arrays))
+        loop = scaler.authoring.no_autograph(lambda *arrays: _loop(strategy, facts, *arrays))
         # A direct call of the function would warn of retracing for every strategy.
         return tf.function(loop, jit_compile=compiled).get_concrete_function(*arrays)
 

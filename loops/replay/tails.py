@@ -30,7 +30,7 @@ class Tail(NamedTuple):
     ceiling: float
     flushed: float
 
-    def apart(self, other: Tail) -> Tail:
+    def call_noninlined(self, other: Tail) -> Tail:
         """How far two tails of equal length lie apart: each figure's absolute difference."""
         return Tail(self.steps, *(abs(one - its) for one, its in zip(self[1:], other[1:], strict=True)))
 

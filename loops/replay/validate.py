@@ -163,7 +163,7 @@ def difference(
     if since == len(step):
         return None
     ours = tail_of(replayed.scales, replayed.skipped, replayed.final_scale, (low, high), since)
-    return ours.apart(tail_of(trained.scales, trained.skipped, final, (low, high), since))
+    return ours.call_noninlined(tail_of(trained.scales, trained.skipped, final, (low, high), since))
 
 
 def _why(replayed: Replayed, trained: History, recording: Recording, at: int) -> str:

@@ -69,7 +69,7 @@ class MicroBatches(tf.Module):
 
     def _keep(self, state: list) -> None:
         """Makes room for the values of more variables, once for all replicas."""
-        with scaler.tracing.made_outside():
+        with scaler.authoring.outside_the_graph():
             self._before += [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
         self._state += state
 

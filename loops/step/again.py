@@ -41,7 +41,7 @@ def taken_again(
 
     again = _around(differentiate, before)
     known = {id(native(variable)) for variable in before.variables}
-    concrete = scaler.tracing.nested(again).get_concrete_function(tf.TensorSpec([], tf.float32))
+    concrete = scaler.authoring.nested(again).get_concrete_function(tf.TensorSpec([], tf.float32))
     if has_effects(concrete):
         return None if _PYTHON in kinds_of_operations(concrete) else first
     moved = [variable for variable, assigned in captured(concrete) if assigned]
@@ -61,7 +61,7 @@ def repeated(differentiate: Differentiate) -> Differentiate | None:
     """
     if tf.executing_eagerly():
         return None
-    concrete = scaler.tracing.nested(differentiate).get_concrete_function(tf.TensorSpec([], tf.float32))
+    concrete = scaler.authoring.nested(differentiate).get_concrete_function(tf.TensorSpec([], tf.float32))
     if has_effects(concrete):
         return None
     return _around(concrete, scaler.snapshot([variable for variable, assigned in captured(concrete) if assigned]))
@@ -70,7 +70,7 @@ def repeated(differentiate: Differentiate) -> Differentiate | None:
 def _around(differentiate: Differentiate, before: scaler.Snapshot) -> Differentiate:
     """`differentiate` from the variables as they were before, which leaves them as they are now."""
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def again(small: tf.Tensor) -> list:
         now = scaler.snapshot(before.variables)
         before.restore()

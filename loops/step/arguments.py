@@ -110,7 +110,7 @@ def as_optimizer(who: str, optimizer: Any) -> Any:
 
     Args:
         who: The start of the sentence.
-        optimizer: An optimizer, a function or a name. `scaler.LossScaler.check_arguments` looks at it more closely.
+        optimizer: An optimizer, a function or a name. `scaler.authoring.check_arguments` looks at it more closely.
 
     Raises:
         scaler.InvalidArgument: For a name that Keras does not know, and for what cannot move variables.

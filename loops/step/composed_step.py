@@ -99,7 +99,7 @@ class ComposedStep(tf.Module):
         self.groups = [
             PartGroup(each, self.scalers[each[0].name], accumulate, *self._state_and_others(each)) for each in groups
         ]
-        self._state = scaler.tracing.LayerState(self.models)
+        self._state = scaler.authoring.LayerState(self.models)
         self._turns = Turns(self.accumulate) if any(part.every > 1 for part in parts) else None
         self._passes = PartPasses(dict(self.scalers), list(self.models), self.accumulate, retry, self._probes)
         self._due_now: dict[str, bool] | None = None
@@ -209,7 +209,7 @@ class ComposedStep(tf.Module):
         if self._turns is not None:
             self._turns.go_back(calls)
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def _take(self, batch: Any) -> dict[str, tf.Tensor]:
         names = ", ".join(self.scalers)
         self._trainable.keep(

@@ -81,7 +81,7 @@ def _keep(who: str, kind: str, look: Callable[[], _Parts], step: object) -> None
                 f"traced with. Make a new {kind}, and a new Loop or tf.function around it."
             )
 
-    scaler.tracing.at_each_call(lambda: _known(look()), check, ("fixed", id(step)))
+    scaler.authoring.at_each_call(lambda: _known(look()), check, ("fixed", id(step)))
 
 
 def _changed(now: _Parts, before: _Parts) -> str:

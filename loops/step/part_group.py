@@ -114,7 +114,7 @@ class PartGroup(tf.Module):
         carried = self.loss_scaler.scale_of_gradients
         return Retried(*self.loss_scaler.retry(_gradients(taken), again, when=turn, loss_scale=carried))
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def decide(
         self, taken: Sequence[Taken], before: scaler.Snapshot, due: tf.Tensor | None, retried: Retried | None = None
     ) -> Decided:
@@ -132,7 +132,7 @@ class PartGroup(tf.Module):
         again = self._again(taken)
         if self.window:
             loss_scale = retried.loss_scale if retried else self.loss_scaler.scale_of_gradients
-            self.window.add(grads, loss_scale, may_branch=not self.loss_scaler.selects())
+            self.window.add(grads, loss_scale, may_branch=not scaler.authoring.selects(self.loss_scaler))
             before.restore_unless(self.window.whole)
             grads = self.window.gradients(grads)
             when = self.window.complete if due is None else tf.logical_and(self.window.complete, due)
@@ -183,7 +183,7 @@ class PartGroup(tf.Module):
 
     def _again(self, taken: Sequence[Taken]) -> Callable[[tf.Tensor], list] | None:
         """The gradients of all parts once more. A window's second look would see only its last micro-batch."""
-        return None if self.window or not self.loss_scaler.may_diagnose() else _of_all(taken)
+        return None if self.window or not scaler.authoring.may_diagnose(self.loss_scaler) else _of_all(taken)
 
 
 def _gradients(taken: Sequence[Taken]) -> list:

@@ -88,7 +88,7 @@ class PartPasses:
             return None
         loss_scale = self._scalers[own[0].name].loss_scale
 
-        @scaler.tracing.as_written
+        @scaler.authoring.no_autograph
         def again(small: tf.Tensor) -> list:
             with tf.GradientTape(persistent=True) as tape:
                 given = as_loss(forward)(batch)
@@ -107,7 +107,7 @@ class PartPasses:
             return None
         loss_scale = self._scalers[part.name].loss_scale
 
-        @scaler.tracing.as_written
+        @scaler.authoring.no_autograph
         def again(small: tf.Tensor) -> list:
             with tf.GradientTape() as tape:
                 scaled = self._share(self._loss(part, batch)[0]) * loss_scale
@@ -148,7 +148,7 @@ class PartPasses:
         taken = (*OWN, *(PROBED if part.name in self._probes.probing else ()))
         loss, extra = loss_and_extra(as_loss(part.loss_fn)(given), taken)
         loss = tf.convert_to_tensor(loss)
-        self._scalers[part.name].check_precision(loss, loss)
+        scaler.authoring.check_precision(self._scalers[part.name], loss, loss)
         loss = tf.cast(loss, tf.float32)
         for penalty in penalties(part.models):
             loss += tf.cast(penalty, tf.float32)
@@ -187,9 +187,9 @@ class PartPasses:
             )
         seen = self._probes.measured(part, probed, due)
         if self._accumulate == 1:  # A window checks that each micro-batch has the same gradients.
-            self._scalers[part.name].check_connected(grads, weights)
+            scaler.authoring.check_connected(self._scalers[part.name], grads, weights)
 
-        @scaler.tracing.as_written
+        @scaler.authoring.no_autograph
         def again(small: tf.Tensor) -> list:
             return tape.gradient(scaled, weights, output_gradients=small)
 
@@ -197,7 +197,7 @@ class PartPasses:
 
     def _looks_again(self, part: Part) -> bool:
         """Whether gradients are taken again, for a retry or for what a second look tells of a skip."""
-        may_diagnose = self._accumulate == 1 and self._scalers[part.name].may_diagnose()
+        may_diagnose = self._accumulate == 1 and scaler.authoring.may_diagnose(self._scalers[part.name])
         return (self._retry or may_diagnose) and not self._meets()
 
     def _check_no_collectives(self, part: Part) -> None:

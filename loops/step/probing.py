@@ -69,7 +69,7 @@ class Probing:
             return
 
         def create(strategy: tf.distribute.Strategy) -> None:
-            with scaler.tracing.made_outside():
+            with scaler.authoring.outside_the_graph():
                 self._noise = NoiseScale(micro_batches, strategy.num_replicas_in_sync)
 
         tf.distribute.get_replica_context().merge_call(create)

@@ -40,7 +40,7 @@ class Teacher(tf.Module):
         self.masters = scaler.MasterWeights(own, name="teacher_weights") if narrow else None
         self._own = self.masters.weights if self.masters else own
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def follow(self, applied: tf.Tensor) -> None:
         """Takes one step towards the student where it was applied, scalar bool; else keeps every bit."""
 
@@ -49,7 +49,7 @@ class Teacher(tf.Module):
             stays, now, goal = tf.constant(share, wide), tf.cast(own, wide), tf.cast(student, wide)
             return tf.where(applied, tf.cast(stays * now + (1.0 - stays) * goal, own.dtype), own)
 
-        @scaler.tracing.no_forward_pass()
+        @scaler.authoring.no_forward_pass()
         def assign(strategy: tf.distribute.Strategy, students: list, applied: Any) -> None:
             if self.masters:
                 self.masters.refresh()
@@ -66,7 +66,7 @@ class Teacher(tf.Module):
                 self.masters.write()
 
         students = [tf.convert_to_tensor(variable) for variable in self._students]
-        tf.distribute.get_replica_context().merge_call(scaler.tracing.as_written(assign), args=(students, applied))
+        tf.distribute.get_replica_context().merge_call(scaler.authoring.no_autograph(assign), args=(students, applied))
 
 
 def is_floating(variable: Any) -> bool:

@@ -132,7 +132,7 @@ class TrainStep(tf.Module):
         self.allow_16bit_updates = allow_16bit_updates
         check_masters(masters, allow_16bit_updates, layerwise)
         check_scaling(model, optimizer, self.loss_scaler, layerwise)
-        self.loss_scaler.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
+        scaler.authoring.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
         self._make_masters, self.layerwise = masters, layerwise
         check_retry(retry, layerwise, jit_compile, probes)
         self.retry = retry
@@ -142,7 +142,7 @@ class TrainStep(tf.Module):
         self._compiled = self._make_compiled()
         check_probes(probes, model, layerwise)
         self._probing = Probing(probes)
-        self._state = scaler.tracing.LayerState([model])
+        self._state = scaler.authoring.LayerState([model])
         self.masters: scaler.MasterWeights | None = None
         self.window: MicroBatches | None = None
         self._ready, self._traced = bool(model.built), False
@@ -248,7 +248,7 @@ class TrainStep(tf.Module):
         if self._traced:
             raise scaler.InvalidArgument(f"TrainStep.{name}: the step is already traced. Set it before the first call.")
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def _take(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
         self._build(x)
         self._trainable.keep(
@@ -313,7 +313,7 @@ class TrainStep(tf.Module):
         def build(strategy: tf.distribute.Strategy) -> None:
             del strategy
             # Masters copy initial values, which exist only for variables created outside of the graph.
-            with scaler.tracing.made_outside():
+            with scaler.authoring.outside_the_graph():
                 if not self.model.built:
                     self.model(tf.nest.map_structure(_zeros, examples), training=False)
                 self._create_state()
@@ -336,15 +336,15 @@ class TrainStep(tf.Module):
         if self.accumulate > 1:
             self.window = MicroBatches(self.accumulate, variables, scaler.state_of(self.model))
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def _differentiate(self, due: tf.Tensor | None, x: Any, y: Any, sample_weight: Any) -> tuple:
         """The loss, the loss function's scalars, scaled gradients, measurements, and a function for a second look."""
         weights = self.model.trainable_variables
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        may_look_again = self.retry or self.loss_scaler.may_diagnose()
+        may_look_again = self.retry or scaler.authoring.may_diagnose(self.loss_scaler)
         with tf.GradientTape(persistent=may_look_again) as tape, self._probing.forward() as probed:
             prediction, loss, extra = self._forward(x, y, sample_weight)
-            self.loss_scaler.check_precision(prediction, loss)
+            scaler.authoring.check_precision(self.loss_scaler, prediction, loss)
             loss = self._whole(loss)
             scaled = self.loss_scaler.scale(self._share(loss))
         if self.layerwise:
@@ -354,7 +354,7 @@ class TrainStep(tf.Module):
         grads = tape.gradient(scaled, weights)
         check_gives_gradients(self.model, grads)
         if not self.window:  # A window checks that each micro-batch has the same gradients.
-            self.loss_scaler.check_connected(grads, weights)
+            scaler.authoring.check_connected(self.loss_scaler, grads, weights)
         seen = self._probing.measured(probed, due)
         if replicas > 1 and any(
             getattr(layer, "synchronized", False) for layer in scaler.observe.layers_of(self.model)
@@ -364,7 +364,7 @@ class TrainStep(tf.Module):
         if not may_look_again:
             return loss, extra, grads, seen, None
 
-        @scaler.tracing.as_written
+        @scaler.authoring.no_autograph
         def differentiate_again(small: tf.Tensor) -> list:
             return tape.gradient(scaled, weights, output_gradients=small)
 
@@ -372,7 +372,7 @@ class TrainStep(tf.Module):
 
     def _forward(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, tf.Tensor, dict[str, tf.Tensor]]:
         """The prediction, the loss in its own dtype, and the other scalars of the loss function."""
-        prediction = scaler.tracing.as_called(self.model)(x, training=True)
+        prediction = scaler.authoring.with_user_autograph(self.model)(x, training=True)
         arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
         taken = (*OUTPUTS, *(PROBED if self.probes else ()), *self._limits)
         loss, extra = loss_and_extra(as_loss(self.loss_fn)(*arguments), taken)
@@ -389,7 +389,7 @@ class TrainStep(tf.Module):
         """Of the mean over micro-batches and replicas, whose gradients are summed."""
         return loss / (self.accumulate * tf.distribute.get_strategy().num_replicas_in_sync)
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def _gradients_again(self, small: tf.Tensor, loss_scale: tf.Tensor, x: Any, y: Any, sample_weight: Any) -> list:
         """Gradients from a new forward pass, with `small` as the gradient of the scaled loss."""
         with tf.GradientTape() as tape:
@@ -409,7 +409,7 @@ class TrainStep(tf.Module):
             grads, loss_scale, retries = self.loss_scaler.retry(grads, again)
             retried = {"loss_scale": loss_scale, "retries": retries}
         if self.window:
-            self.window.add(grads, loss_scale, may_branch=not self.loss_scaler.selects())
+            self.window.add(grads, loss_scale, may_branch=not scaler.authoring.selects(self.loss_scaler))
             before.restore_unless(self.window.whole)
             grads, complete = self.window.gradients(grads), self.window.complete
         outcome = self.loss_scaler.apply(
@@ -421,7 +421,7 @@ class TrainStep(tf.Module):
             rollback=before,
             allow_16bit_updates=self.allow_16bit_updates,
             # It would see only the last micro-batch of a window.
-            diagnose=again if self.loss_scaler.may_diagnose() and not in_window else None,
+            diagnose=again if scaler.authoring.may_diagnose(self.loss_scaler) and not in_window else None,
             when=complete,
             loss_scale=loss_scale,
         )

@@ -70,7 +70,7 @@ class Turns(tf.Module):
         self._calls.assign_add(1)
 
 
-@scaler.tracing.as_written
+@scaler.authoring.no_autograph
 def taken_if(due: tf.Tensor, take: Callable[[], Taken]) -> Taken:
     """What `take` returns where it is due; else nothing is computed, and numbers are NaN, gradients and counts 0.
 
@@ -82,13 +82,13 @@ def taken_if(due: tf.Tensor, take: Callable[[], Taken]) -> Taken:
     """
     found: list[Taken] = []
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def taken() -> tuple[tf.Tensor, list, list, list]:
         found[:] = [take()]
         (one,) = found
         return one.loss, list(one.extra.values()), [grad for grad in one.grads if grad is not None], _tensors(one.seen)
 
-    @scaler.tracing.as_written
+    @scaler.authoring.no_autograph
     def left_out() -> tuple[tf.Tensor, list, list, list]:
         extra = [nothing(value.dtype) for value in found[0].extra.values()]
         grads = [_zeros(grad) for grad in found[0].grads if grad is not None]

@@ -18,7 +18,7 @@ _UNEVEN = re.compile(UNEVEN.format(replicas=r"\d+"))
 _LABEL = re.compile(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)")
 
 
-@scaler.tracing.as_written
+@scaler.authoring.no_autograph
 def parts(batch: Any, who: str = "TrainStep") -> tuple[Any, Any, Any]:
     """`x`, `y` and `sample_weight` of a batch, with None for those that it lacks.
 

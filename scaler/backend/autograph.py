@@ -18,7 +18,7 @@ from scaler.backend.versions import say_once
 _Function = TypeVar("_Function", bound=Callable)
 
 
-def as_written(function: _Function) -> _Function:
+def no_autograph(function: _Function) -> _Function:
     """Marks a function that `tf.function` traces without rewriting it first.
 
     This package does not need AutoGraph, which would add seconds to a first step and milliseconds to every call.
@@ -31,7 +31,7 @@ def as_written(function: _Function) -> _Function:
     return autograph_artifact(function)
 
 
-def as_called(function: _Function) -> _Function:
+def with_user_autograph(function: _Function) -> _Function:
     """Lets AutoGraph rewrite a user's function as it would be in the user's own `tf.function`."""
     if tf.executing_eagerly():
         return function
@@ -47,14 +47,14 @@ def as_called(function: _Function) -> _Function:
 
 
 def nested(function: Callable, **options: Any) -> Any:
-    """A `tf.function` inside of another. `as_called` rewrites in it what it would rewrite here.
+    """A `tf.function` inside of another. `with_user_autograph` rewrites in it what it would rewrite here.
 
     Args:
         function: Traced as it is written.
         options: As `tf.function` takes them, but for `autograph`.
     """
 
-    @as_written
+    @no_autograph
     def written(*args: Any) -> Any:
         return function(*args)
 

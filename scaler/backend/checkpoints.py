@@ -13,7 +13,7 @@ import keras
 from scaler.backend.versions import say_once
 
 
-class AskedForParts:
+class ChecksRestoredParts:
     """Calls `check_part` with each part that a checkpoint looks up in an object, before the part is restored."""
 
     def check_part(self, name: str, cached_dependencies: dict | None) -> None:
@@ -30,7 +30,7 @@ class AskedForParts:
         return parent._lookup_dependency(name, cached_dependencies)
 
 
-def say_if_never_asked() -> None:
+def warn_if_hook_missing() -> None:
     """Warns once if these versions never call `check_part`."""
     if not hasattr(keras.optimizers.Optimizer, "_lookup_dependency"):
         say_once(

@@ -231,7 +231,7 @@ def opaque(tensor: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tensor, tensor.shape)
 
 
-def apart(function: Callable, *tensors: Any) -> Any:
+def call_noninlined(function: Callable, *tensors: Any) -> Any:
     """Calls `function(*tensors)` as a function that the surrounding graph does not inline.
 
     It is for a branch that few steps take. TensorFlow visits every inlined operation, even of a branch not taken.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scaler.backend import replicas
-from scaler.backend.variables import made_outside
+from scaler.backend.variables import outside_the_graph
 from scaler.errors import InvalidArgument
 
 _METHODS = ("apply_gradients", "build", "iterations", "variables")
@@ -48,7 +48,7 @@ class KerasTwo:
             InvalidArgument: If it was built for other variables, or decays a master whose variable it does not decay.
         """
         natives = list(map(replicas.native, variables))
-        with made_outside():
+        with outside_the_graph():
             self._optimizer.build(natives)
         known, key_of = getattr(self._optimizer, "_index_dict", None), getattr(self._optimizer, "_var_key", None)
         if known is not None and key_of is not None and any(key_of(variable) not in known for variable in natives):

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.errors import InvalidArgument
 
 _VALUE = "VARIABLE_VALUE"
@@ -166,7 +166,7 @@ class Entry(tf.Module):
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return {_VALUE: self.read()}
 
-    @as_written
+    @no_autograph
     def _restore_from_tensors(self, tensors: dict[str, tf.Tensor]) -> None:
         value = tensors[_VALUE]
         if not value.shape.is_compatible_with(self.shape):

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.backend.graphs import counts_alone
 from scaler.errors import InvalidArgument
 
@@ -39,12 +39,12 @@ def merge(function: Callable, *values: Any) -> Any:
             "a loss scaler works inside strategy.run(step, ...), where each replica has its gradients. This call was "
             "in the scope of a strategy, but outside of run."
         )
-    return context.merge_call(as_written(lambda *shares: function(*shares)), args=values)
+    return context.merge_call(no_autograph(lambda *shares: function(*shares)), args=values)
 
 
 def each(strategy: tf.distribute.Strategy, function: Callable, *values: Any) -> Any:
     """Calls `function` on every replica with its share of `values`. Use it inside the function passed to `merge`."""
-    return strategy.extended.call_for_each_replica(as_written(lambda *shares: function(*shares)), args=values)
+    return strategy.extended.call_for_each_replica(no_autograph(lambda *shares: function(*shares)), args=values)
 
 
 def of_each(strategy: tf.distribute.Strategy, value: Any) -> tuple:
@@ -150,7 +150,7 @@ def native(variable: Any) -> tf.Variable:
 def assign_each(strategy: tf.distribute.Strategy, variable: Any, function: Callable, *values: Any) -> None:
     """Assigns `function(variable, *values)` on every replica, with the replica's share of `values`."""
 
-    @as_written
+    @no_autograph
     def assign(own: Any, *shares: Any) -> None:
         own.assign(function(own, *shares))
 
@@ -164,7 +164,7 @@ def assign_each(strategy: tf.distribute.Strategy, variable: Any, function: Calla
 def assign_alike(variable: tf.Variable, value: tf.Tensor) -> None:
     """Assigns the same value on all replicas, once for all of them. None of them waits for another."""
     if isinstance(variable, tf.distribute.DistributedValues):
-        assign = as_written(lambda own, value: own.assign(value))
+        assign = no_autograph(lambda own, value: own.assign(value))
         tf.distribute.get_strategy().extended.update(variable, assign, args=(value,), group=False)
     else:
         variable.assign(value)

@@ -42,7 +42,7 @@ def shared_variable(value: Any, name: str) -> tf.Variable:
 
 
 @contextlib.contextmanager
-def made_outside() -> Iterator[None]:
+def outside_the_graph() -> Iterator[None]:
     """Lifts the making of variables out of the function that is traced, as if they had been there before it.
 
     `tf.function` traces a function a second time if it saw a variable being made in the first trace, even in a

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 import keras
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.errors import InvalidArgument
 from scaler.formats.accumulators import ACCUMULATORS, CHUNK, Accumulator
 from scaler.formats.bilinear import Einsum
@@ -117,7 +117,7 @@ class Emulated:
         """
         return found(model)
 
-    @as_written
+    @no_autograph
     def einsum(self, equation: str, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
         """`tf.einsum` of two rounded operands, for a layer of your own: the right one counts as the weights.
 

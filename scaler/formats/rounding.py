@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaler.backend import bits
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.checks import check_flag
 from scaler.errors import InvalidArgument
 from scaler.formats.elements import Element, element_of
@@ -19,7 +19,7 @@ _INFINITY, _NAN = 0x7F800000, 0x7FC00000
 _TAKEN = (tf.float16, tf.bfloat16, tf.float32)
 
 
-@as_written
+@no_autograph
 def rounded(
     values: tf.types.experimental.TensorLike,
     format: str,

@@ -7,7 +7,7 @@ import math
 import keras
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.backend.functional import Call, calls_of
 from scaler.errors import InvalidArgument
 from scaler.formats.layers import UNIT, refuse_quantization
@@ -96,7 +96,7 @@ def _check(call: Call, paths: dict[int, str], before: set[int]) -> None:
     check_function(layer, path)
 
 
-@as_written
+@no_autograph
 def unit_cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Mean cross-entropy in nats whose gradients of logits begin with a variance of one, scalar float32.
 

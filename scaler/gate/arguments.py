@@ -6,8 +6,24 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import tensorflow as tf
+
 from scaler.errors import InvalidArgument
+from scaler.gate.optimizers import check_optimizer
 from scaler.gate.rollback import Snapshot
+from scaler.gradients.clipping import ClipByNorm, ClipByValue, clipping_of
+
+
+def check_arguments(
+    optimizer: Any, *, clip_norm: float | tf.Tensor | None = None, clip: ClipByNorm | ClipByValue | None = None
+) -> None:
+    """Checks the arguments that `apply` would refuse at the first step.
+
+    Raises:
+        InvalidArgument: If `optimizer` is not an optimizer or scales losses itself, or the clipping is invalid.
+    """
+    check_optimizer(optimizer)
+    clipping_of(clip_norm, clip)
 
 
 def check_apply(

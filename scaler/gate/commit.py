@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.graphs import apart
+from scaler.backend.graphs import call_noninlined
 from scaler.backend.selected import assigned_where
 from scaler.gate.judge import where
 from scaler.gate.rollback import chosen_state, put_back_non_finite
 from scaler.gate.targets import Targets
 from scaler.gate.trial import Trial
-from scaler.outcome.outcome import Skip, not_skipped, whole
+from scaler.outcome.outcome import Skip, int64, not_skipped
 
 
 class Committed(NamedTuple):
@@ -83,7 +83,7 @@ class Proposal:
     def branch(self, strategy: Any, sound: tf.Tensor) -> Committed:
         """Commits in a branch of a step that there is."""
         trial = self.trial
-        applied = sound if trial is None else trial.holds(sound, self.move)
+        applied = sound if trial is None else trial.try_update(sound, self.move)
 
         def apply() -> tuple[tuple[tf.Tensor, ...], Skip, tf.Tensor | None]:
             if trial is None:
@@ -103,7 +103,7 @@ class Proposal:
             return norms, self.on_skip(reason, replica, None), replica
 
         # Several workers meet in operations that a function of its own cannot hold.
-        skip_apart = skip if tf.distribute.has_strategy() else functools.partial(apart, skip)
+        skip_apart = skip if tf.distribute.has_strategy() else functools.partial(call_noninlined, skip)
         return Committed(applied, *tf.cond(applied, apply, skip_apart))
 
 
@@ -129,4 +129,4 @@ def restore_where(strategy: Any, state: Sequence[tuple], applied: tf.Tensor, whe
 
 def no_replica(strategy: tf.distribute.Strategy) -> tf.Tensor | None:
     """What stands for the replica to blame where there is none to blame."""
-    return None if strategy.num_replicas_in_sync == 1 else whole(-1)
+    return None if strategy.num_replicas_in_sync == 1 else int64(-1)

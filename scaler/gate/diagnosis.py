@@ -9,16 +9,16 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
-from scaler.backend.autograph import as_called
-from scaler.backend.graphs import apart, traced_once
+from scaler.backend.autograph import with_user_autograph
+from scaler.backend.graphs import call_noninlined, traced_once
 from scaler.checks import SMALLEST_SCALE
-from scaler.outcome.outcome import Cause, Skip, whole
+from scaler.outcome.outcome import Cause, Skip, int64
 
 _LOW_SCALE = 2.0**-14
 """Where float16's backward pass can hardly overflow any more."""
 
 
-def told_apart(skip: Skip, loss_scale: tf.Tensor, floor: tf.Tensor, diagnose: Callable) -> Skip:
+def cause_from_second_pass(skip: Skip, loss_scale: tf.Tensor, floor: tf.Tensor, diagnose: Callable) -> Skip:
     """The reason of a skip, after a look at the gradients at lower scales where an overflow is presumed.
 
     To be called in the branch of a skip, on one replica, by what `replicas.merge` calls.
@@ -31,26 +31,26 @@ def told_apart(skip: Skip, loss_scale: tf.Tensor, floor: tf.Tensor, diagnose: Ca
     """
 
     def in_replica(small: tf.Tensor) -> list:
-        return replicas.each(tf.distribute.get_strategy(), as_called(diagnose), small)
+        return replicas.each(tf.distribute.get_strategy(), with_user_autograph(diagnose), small)
 
     presumed, broken, backward = _looked(skip, loss_scale, floor, in_replica)
     return _corrected(skip, loss_scale, presumed, broken, backward)
 
 
-def told_apart_on_replicas(
+def cause_from_second_pass_on_replicas(
     skip: Skip,
     loss_scale: tf.Tensor,
     floor: tf.Tensor,
     diagnose: Callable,
     correct: Callable[[tf.Tensor, tf.Tensor], None],
 ) -> Skip:
-    """As `told_apart`, on several replicas, each of which looks for itself: after the decision that they share.
+    """As `cause_from_second_pass`, on several replicas: each looks for itself, after the decision that they share.
 
     Args:
-        skip: As for `told_apart`.
-        loss_scale: As for `told_apart`.
-        floor: As for `told_apart`.
-        diagnose: As for `told_apart`.
+        skip: As for `cause_from_second_pass`.
+        loss_scale: As for `cause_from_second_pass`.
+        floor: As for `cause_from_second_pass`.
+        diagnose: As for `cause_from_second_pass`.
         correct: Called once for all replicas with whether the cause is BACKWARD, and whether a lower scale helps.
     """
     presumed, broken, backward = _looked(skip, loss_scale, floor, diagnose)
@@ -69,7 +69,7 @@ def _looked(
     skip: Skip, loss_scale: tf.Tensor, floor: tf.Tensor, diagnose: Callable
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Whether an overflow is presumed; whether gradients are not finite at a scale of 1; and then at any scale."""
-    seen = traced_once(lambda small: _seen(as_called(diagnose)(small)))
+    seen = traced_once(lambda small: _seen(with_user_autograph(diagnose)(small)))
     presumed = tf.equal(skip.cause, int(Cause.OVERFLOW))
 
     def look() -> tuple[tf.Tensor, tf.Tensor]:
@@ -81,7 +81,7 @@ def _looked(
         return broken, tf.logical_and(broken, tf.logical_or(tf.logical_not(at_low.all_finite), flushed))
 
     no = tf.constant(False)
-    return presumed, *tf.cond(presumed, lambda: apart(look), lambda: (no, no))
+    return presumed, *tf.cond(presumed, lambda: call_noninlined(look), lambda: (no, no))
 
 
 class _Seen(NamedTuple):
@@ -107,4 +107,4 @@ def _seen(grads: list) -> _Seen:
 
 def _corrected(skip: Skip, loss_scale: tf.Tensor, presumed: tf.Tensor, broken: tf.Tensor, backward: tf.Tensor) -> Skip:
     helps = tf.logical_and(tf.logical_and(presumed, loss_scale > 1.0), tf.logical_not(broken))
-    return skip._replace(cause=tf.where(backward, whole(Cause.BACKWARD), skip.cause), lower_helps=helps)
+    return skip._replace(cause=tf.where(backward, int64(Cause.BACKWARD), skip.cause), lower_helps=helps)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
-from scaler.backend.graphs import apart
+from scaler.backend.graphs import call_noninlined
 from scaler.gate.choose import needs_trial, selects
 from scaler.gate.commit import Committed, Proposal, no_replica
 from scaler.gate.events import event_of
@@ -24,7 +24,7 @@ from scaler.gate.rollback import Snapshot, put_back_non_finite
 from scaler.gate.spikes import Spikes
 from scaler.gate.targets import Part, Targets
 from scaler.gate.trial import Trial
-from scaler.outcome.outcome import Cause, Outcome, Skip, not_skipped, whole
+from scaler.outcome.outcome import Cause, Outcome, Skip, int64, not_skipped
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
 
@@ -61,13 +61,13 @@ class Decision(NamedTuple):
         """Whether the step was skipped because its loss was not finite, scalar bool: that says nothing of the scale."""
         return tf.equal(self.skip.cause, int(Cause.LOSS))
 
-    def outcome(self, skip: Skip, loss_scale: tf.Tensor, names_from: int) -> Outcome:
+    def outcome(self, skip: Skip, loss_scale: tf.Tensor, name_offset: int) -> Outcome:
         """The outcome of the step.
 
         Args:
             skip: Why it was skipped, which a diagnosis may know better than the gate.
             loss_scale: What its gradients were scaled by.
-            names_from: Where the names of its variables begin.
+            name_offset: Where the names of its variables begin.
         """
         return Outcome(
             finite=self.finite,
@@ -75,10 +75,10 @@ class Decision(NamedTuple):
             grad_norm=self.norm,
             clipped_norm=self.clipped_norm,
             **skip._asdict(),
-            replica=whole(-1) if self.replica is None else self.replica,
-            names_from=whole(names_from),
+            replica=int64(-1) if self.replica is None else self.replica,
+            name_offset=int64(name_offset),
             **dict(zip(("value", "usual", "limit"), self.spike or (tf.constant(0.0),) * 3, strict=True)),
-            clipped_tensors=whole(0) if self.clipped is None else self.clipped,
+            clipped_tensors=int64(0) if self.clipped is None else self.clipped,
         )
 
 
@@ -137,9 +137,9 @@ class Gate:
             strategy: Any, grads: list, before: tuple, loss_finite: tf.Tensor, when: tf.Tensor, losses: tuple
         ) -> Decision:
             for part in self.targets.parts:
-                build_optimizer(part.optimizer, part.known)
+                build_optimizer(part.optimizer, part.built_for)
             if self.spikes:
-                self.spikes.know(self.targets.known)
+                self.spikes.bind(self.targets.built_for)
             when = replicas.agreed(strategy, when)
             state = list(zip(variables, before, strict=True))
 
@@ -151,7 +151,7 @@ class Gate:
             if self.selects or tf.get_static_value(when):
                 return now(when)
             true = tf.constant(True)
-            return tf.cond(_after_side_effects(when), lambda: now(true), lambda: self._not_now(strategy, state))
+            return tf.cond(_after_side_effects(when), lambda: now(true), lambda: self._no_decision(strategy, state))
 
         return replicas.merge(decide, grads, before, loss_finite, when, losses)
 
@@ -187,7 +187,7 @@ class Gate:
         told, counted, unlimited = (), None, applied
         if guard is not None and verdict.spike is not None:
             spike = tf.logical_and(verdict.spike, when)
-            told = guard.told(spike)
+            told = guard.spike_report(spike)
             counted = None if guard.clipped is None else tf.where(applied, guard.clipped, 0)
             # The guard sees for itself that it was a spike.
             unlimited = tf.logical_or(applied, spike)
@@ -244,7 +244,7 @@ class Gate:
             return verdict.reason(targets, each, measured.norm, finite, when, broken)
 
         trial = Trial(strategy, targets) if needs_trial(targets) else None
-        blame = functools.partial(_to_blame, strategy, measured.own, loss_finite)
+        blame = functools.partial(_first_bad_replica, strategy, measured.own, loss_finite)
         return Proposal(targets, move, trial, state, clipped_norms, explain, blame, on_skip)
 
     def _norms(self, measured: Measured) -> tuple[tf.Tensor, ...]:
@@ -269,7 +269,7 @@ class Gate:
             summed = finished if self.sum_duplicates else gradients.sum_duplicates(finished)
             return _root(gradients.squared_norm(Targets([part]).derivatives(summed)))
 
-        return apart(measure_again, [replicas.of_each(strategy, grad)[0] for grad in given])
+        return call_noninlined(measure_again, [replicas.of_each(strategy, grad)[0] for grad in given])
 
     def _clipped_norm(self, norm: tf.Tensor, done: Committed) -> tf.Tensor:
         """The global norm of what all optimizers were given, float32."""
@@ -279,11 +279,11 @@ class Gate:
             return tf.where(done.applied, norm, float("nan"))
         return tf.sqrt(tf.add_n(list(map(tf.square, done.clipped_norms))))
 
-    def _not_now(self, strategy: tf.distribute.Strategy, state: list[tuple]) -> Decision:
+    def _no_decision(self, strategy: tf.distribute.Strategy, state: list[tuple]) -> Decision:
         put_back_non_finite(strategy, state)
         false, nan = tf.constant(False), tf.constant(float("nan"))
         told = (tf.constant(0.0),) * 3 if self.spikes else ()
-        clipped = whole(0) if self.spikes and self.spikes.by_tensor == "clip" else None
+        clipped = int64(0) if self.spikes and self.spikes.by_tensor == "clip" else None
         nans = (nan,) * len(self.targets.parts)
         return Decision(false, false, nans, nans, nan, nan, not_skipped(), no_replica(strategy), told, clipped)
 
@@ -296,7 +296,7 @@ def _where(when: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
     return norm if tf.get_static_value(when) else tf.where(when, norm, float("nan"))
 
 
-def _to_blame(strategy: Any, grads: list, loss_finite: Any) -> tf.Tensor | None:
+def _first_bad_replica(strategy: Any, grads: list, loss_finite: Any) -> tf.Tensor | None:
     """As `Decision.replica`: what was not finite before the sum over the replicas."""
     if strategy.num_replicas_in_sync == 1:
         return None
@@ -306,7 +306,7 @@ def _to_blame(strategy: Any, grads: list, loss_finite: Any) -> tf.Tensor | None:
         sound = [tf.reduce_all(tf.math.is_finite(gradients.values_of(grad))) for grad in grads]
         return tf.logical_not(tf.reduce_all([loss_finite, *sound]))
 
-    look = functools.partial(apart, spoiled)
+    look = functools.partial(call_noninlined, spoiled)
     return replicas.first_of(strategy, replicas.each(strategy, look, grads, loss_finite))
 
 

@@ -13,7 +13,7 @@ from scaler.backend import replicas
 from scaler.gate.measure import Measured
 from scaler.gate.spikes import Judged, Spikes
 from scaler.gate.targets import Part, Targets
-from scaler.outcome.outcome import Cause, Skip, not_skipped, presumed_cause, whole
+from scaler.outcome.outcome import Cause, Skip, int64, not_skipped, presumed_cause
 
 
 class Verdict(NamedTuple):
@@ -66,7 +66,7 @@ class Verdict(NamedTuple):
                 )
         if self.guard is None or self.spike is None:
             return found
-        return self.guard.because(targets, found, tf.logical_and(self.spike, when), squares)
+        return self.guard.refine_reason(targets, found, tf.logical_and(self.spike, when), squares)
 
 
 def judge(
@@ -138,7 +138,7 @@ def where(skipped: tf.Tensor, reason: Skip) -> Skip:
 
 def _of_update(reason: Skip, failed: tf.Tensor, index: int) -> Skip:
     """The reason, or where `failed` that it is the update's, whose `index` says what of it."""
-    other = not_skipped()._replace(cause=whole(Cause.UPDATE), index=whole(index))
+    other = not_skipped()._replace(cause=int64(Cause.UPDATE), index=int64(index))
     return Skip(*(tf.where(failed, one, old) for one, old in zip(other, reason, strict=True)))
 
 

@@ -9,34 +9,30 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
-from scaler.backend.autograph import as_written
-from scaler.backend.graphs import in_xla
+from scaler.backend.autograph import no_autograph
 from scaler.backend.packed import ByName
 from scaler.backend.tapes import tape_records
 from scaler.backend.variables import owner_of
 from scaler.checks import as_flag, as_loss, as_scale, as_variables, check_flag
 from scaler.errors import InvalidArgument
 from scaler.gate import choose, optimizers
-from scaler.gate.arguments import check_apply
-from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
+from scaler.gate.arguments import check_apply, check_arguments
+from scaler.gate.diagnosis import cause_from_second_pass, cause_from_second_pass_on_replicas
 from scaler.gate.gate import Gate
 from scaler.gate.retry import Again, first_gradients, retry
 from scaler.gate.rollback import Snapshot
 from scaler.gate.spikes import Spikes
 from scaler.gate.state import Counters, StoredState
 from scaler.gate.targets import Part, Share, Targets
-from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
+from scaler.gradients.clipping import ClipByNorm, ClipByValue
 from scaler.gradients.pairs import as_list, check_gradients, check_pairs
 from scaler.mistakes.calls import Calls
 from scaler.mistakes.carried import Carried
-from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities
-from scaler.mistakes.loss_on_replicas import divided_sum
 from scaler.mistakes.marks import marked_unscaled
-from scaler.mistakes.unconnected import without_gradient
 from scaler.mistakes.upstream import Upstream
-from scaler.outcome.found_here import found_here, skipped_here
 from scaler.outcome.last_skip import LastSkip
 from scaler.outcome.outcome import Cause, Outcome, Skip
+from scaler.outcome.skip_in_trace import note_skip_in_trace, skip_in_trace
 from scaler.outcome.skip_sentence import Names, Run, none_skipped, pinned
 from scaler.outcome.stuck import StuckPolicy, Watch
 from scaler.strategies import Dynamic, Event, Strategy
@@ -191,7 +187,7 @@ class LossScaler(ByName):
         """The steps attempted, applied and skipped so far."""
         return self._stored.counters()
 
-    @as_written
+    @no_autograph
     def scale(self, loss: Any) -> tf.Tensor:
         """Multiplies the loss by the loss scale, always in float32: the product itself cannot overflow in 16 bits.
 
@@ -215,7 +211,7 @@ class LossScaler(ByName):
         loss = tf.cast(loss if loss.shape.rank == 0 else tf.ensure_shape(loss, []), tf.float32)
         return self._calls.scaled(loss * self._calls.scales(loss))
 
-    @as_written
+    @no_autograph
     def unscale(
         self, grads: Sequence[gradients.Gradient], variables: Sequence | MasterWeights | None = None
     ) -> list[gradients.Gradient]:
@@ -255,7 +251,7 @@ class LossScaler(ByName):
         self._calls.unscaled(grads, result)
         return result
 
-    @as_written
+    @no_autograph
     def apply(
         self,
         optimizer: optimizers.Optimizer,
@@ -335,7 +331,9 @@ class LossScaler(ByName):
                 variables have no masters, or the optimizer scales losses itself. If the gradients carry more than one
                 scale, it cannot be known which one they carry, or they are not the scale times those of a loss.
         """
-        self.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
+        check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
+        # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
+        reaches_all = bool(update) and when is True and hasattr(optimizers.as_called_by_the_gate(optimizer), "apply")
         when, unscaled, update = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled), bool(update)
         check_apply(grads, variables, rollback, {"diagnose": diagnose, "again": again}, unscaled, update)
         self._spikes.check_whole_step(update)
@@ -352,8 +350,7 @@ class LossScaler(ByName):
             when=when,
             unscaled=unscaled,
             loss_scale=loss_scale,
-            # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
-            reaches_all=update and when is True and hasattr(optimizers.as_called_by_the_gate(optimizer), "apply"),
+            reaches_all=reaches_all,
         )
         return outcome
 
@@ -416,10 +413,10 @@ class LossScaler(ByName):
 
         def on_skip(skip: Skip, replica: tf.Tensor | None, where: tf.Tensor | None) -> Skip:
             if diagnose is not None and alone and where is None:
-                skip = told_apart(skip, loss_scale, floor, diagnose)
-            return self._kept.keep(loss_scale, skip, replica, names_from(), where, counted=update)
+                skip = cause_from_second_pass(skip, loss_scale, floor, diagnose)
+            return self._kept.keep(loss_scale, skip, replica, name_offset(), where, counted=update)
 
-        def names_from() -> int:
+        def name_offset() -> int:
             # Known when the optimizers have created their slots.
             named = [part.named() for part in target.parts]
             return self._names.begin(named, list(map(replicas.native, model)), seen=not selects)
@@ -438,10 +435,10 @@ class LossScaler(ByName):
         self._calls.decided(None if update else decision.attempted)
         skip = decision.skip
         if diagnose is not None and not alone and not selects:
-            skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
+            skip = cause_from_second_pass_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
         if not update:
-            found_here(self._kept, skip.cause)
-        outcome = decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
+            note_skip_in_trace(self._kept, skip.cause)
+        outcome = decision.outcome(skip, loss_scale, name_offset())._replace(retries=retries)
         norms = zip(decision.norms, decision.clipped_norms, strict=True)
         return outcome, [outcome._replace(grad_norm=norm, clipped_norm=clipped) for norm, clipped in norms]
 
@@ -452,13 +449,13 @@ class LossScaler(ByName):
         for one in shares:
             masters, weights = one.masters, one.weights
             own = masters.trained(one.grads) if masters else TrainableSet.of(weights[at] for at in one.positions)
-            own.keep("apply", _MAKE_ANEW)
+            own.keep("apply", _RECREATE_HINT)
             trained += own.variables
         if rollback is not None and not tf.executing_eagerly():
             # Weights of frozen layers may be among those of a snapshot.
-            TrainableSet.of(trained).rest_of(rollback.variables).warn_of_unfrozen("apply", _MAKE_ANEW)
+            TrainableSet.of(trained).rest_of(rollback.variables).warn_of_unfrozen("apply", _RECREATE_HINT)
 
-    @as_written
+    @no_autograph
     def retry(
         self, grads: Sequence[gradients.Gradient], again: Again, *, when: Any = True, loss_scale: Any = None
     ) -> tuple[list, tf.Tensor, tf.Tensor]:
@@ -480,55 +477,7 @@ class LossScaler(ByName):
         self._stored.back_off(found.state, found.retries)
         return found.grads, carried._replace(loss_scale=found.loss_scale), found.retries
 
-    def may_diagnose(self) -> bool:
-        """Whether `apply(diagnose=...)` is worth its price in the function that is traced now.
-
-        It is not with `jit_compile=True`, where every activation would be kept for it at each step, nor where steps
-        select their new values.
-        """
-        return not (in_xla() or self.selects())
-
-    def selects(self) -> bool:
-        """Whether steps that are traced now select their new values, where the optimizer allows it."""
-        return choose.selects_here(self.select)
-
-    def check_precision(self, prediction: Any, loss: Any) -> None:
-        """Warns once about probabilities or a loss in float16, for a step that casts the loss before `scale`.
-
-        On several replicas also about a loss that is a sum: such a step divides it by their number.
-        """
-        self._calls.use.say_once(float16_probabilities(prediction))
-        self._calls.use.say_once(divided_sum(loss) if tf.is_tensor(loss) else None)
-        self._calls.use.say_once(float16_loss(loss))
-
-    def check_connected(self, grads: Sequence[gradients.Gradient], variables: Sequence) -> None:
-        """Warns once of variables that have no gradient, while others have one.
-
-        `apply` does so itself, unless it gets `update=False`, `when`, or a function in place of an optimizer: such a
-        step may be meant to train a part of the variables. Call it where a step differentiates all of a model.
-
-        Args:
-            grads: One for each variable.
-            variables: All that the step trains.
-        """
-        self._calls.use.say_once(without_gradient(grads, variables))
-
-    @staticmethod
-    def check_arguments(
-        optimizer: optimizers.Optimizer,
-        *,
-        clip_norm: float | tf.Tensor | None = None,
-        clip: ClipByNorm | ClipByValue | None = None,
-    ) -> Clipping | None:
-        """Checks the arguments that `apply` would refuse at the first step, and returns the requested clipping.
-
-        Raises:
-            InvalidArgument: If `optimizer` is not an optimizer or scales losses itself, or the clipping is invalid.
-        """
-        optimizers.check_optimizer(optimizer)
-        return clipping_of(clip_norm, clip)
-
-    @as_written
+    @no_autograph
     def update(self, event: Event) -> None:
         """Adjusts the scale by the strategy and counts the step. A step written in the long form ends with it.
 
@@ -544,7 +493,7 @@ class LossScaler(ByName):
             InvalidArgument: If `event` is not an `Event`, or one of its fields has a wrong shape or dtype.
         """
         check_event(self.strategy, event)
-        kept_now = self._kept.kept_now(skipped_here(self._kept))
+        kept_now = self._kept.kept_now(skip_in_trace(self._kept))
         bad = tf.logical_or(self._calls.step.is_bad(kept_now), self._kept.is_of_loss(kept_now))
         self._calls.updates(event.finite)
         self._stored.move_together(event, bad, lambda finite: self._kept.count(finite, kept_now))
@@ -554,8 +503,8 @@ class LossScaler(ByName):
         """The outcome of the last skipped step, without norms.
 
         Its cause is `Cause.NONE` before the first skip, and after one that `update` counted and no `apply` judged.
-        After a checkpoint was restored, `names_from` is -1 until this process has traced the step that was skipped, and
-        the positions of variables are beyond the end of any list.
+        After a checkpoint was restored, `name_offset` is -1 until this process has traced the step that was skipped,
+        and the positions of variables are beyond the end of any list.
         """
         return self._spikes.told(self._kept.outcome(self._names.lists))
 
@@ -607,7 +556,7 @@ class LossScaler(ByName):
         now = self._stored.reading(*numbers)
         self._calls.use.check_ended(now.attempted)
         if unseen and not now.consecutive_skips:
-            self.warn_of_unseen_loss(f"The last of {now.attempted:,} attempted steps")
+            self._calls.warn_of_unseen_loss(f"The last of {now.attempted:,} attempted steps")
         bounds, spikes = host_bounds_of(self.strategy), self._spikes.too_many(now.consecutive_skips)
         self._watch.look(self._who, now, *bounds, lambda: self.explain() if now.skipped else "", spikes)
 
@@ -618,26 +567,6 @@ class LossScaler(ByName):
 
     def _who(self) -> str:
         return f"{self._called} with {described(self.strategy)}"
-
-    def warn_of_unseen_loss(self, step: str) -> None:
-        """Warns once that a step was applied though its loss was not finite. `check` sees only the last step.
-
-        Args:
-            step: Which one, as the beginning of a sentence, such as "Step 12".
-        """
-        self._calls.warn_of_unseen_loss(step)
-
-    def warn_of_no_decision(self, steps: int) -> None:
-        """Warns once if losses were scaled in steps that counted nothing, as with a `when` that is never True.
-
-        Args:
-            steps: How many such steps there were, up to now.
-        """
-        self._calls.use.check_decided(self._called, steps, self._stored.read().attempted, self._calls.step)
-
-    def watch_from_here(self) -> None:
-        """Makes `check` ignore all earlier steps, unless it ran already: for a scaler loaded from a file."""
-        self._watch.history.begin(self._stored.read())
 
     def remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
         """Stores the outcome for `last_skip` and `explain` where `skipped` is True. `apply` calls it itself."""
@@ -651,7 +580,7 @@ class LossScaler(ByName):
         """
         return self._calls.asks()
 
-    @as_written
+    @no_autograph
     def carried(
         self,
         method: str,
@@ -664,4 +593,4 @@ class LossScaler(ByName):
         return self._calls.carried(method, Upstream(grads), variables, may_be_unscaled=may_be_unscaled)
 
 
-_MAKE_ANEW = "Create the optimizer, the step and any MasterWeights again, or compile the model again."
+_RECREATE_HINT = "Create the optimizer, the step and any MasterWeights again, or compile the model again."

@@ -13,7 +13,7 @@ import tensorflow as tf
 from scaler.backend import replicas, windows
 from scaler.backend.keras_two import KerasTwo, is_of_keras_two
 from scaler.backend.optimizers import built_for, key_of, knowing_masters
-from scaler.backend.variables import made_outside, without_values
+from scaler.backend.variables import outside_the_graph, without_values
 from scaler.errors import InvalidArgument
 
 Optimizer: TypeAlias = Any
@@ -87,7 +87,7 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return
     if not optimizer.built:
-        with made_outside(), knowing_masters(optimizer, variables), _slots_that_have_names(optimizer):
+        with outside_the_graph(), knowing_masters(optimizer, variables), _slots_that_have_names(optimizer):
             optimizer.build(list(variables))
         return
     known = built_for(optimizer)

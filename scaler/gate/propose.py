@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import apply_steps, replicas
-from scaler.backend.autograph import as_called
+from scaler.backend.autograph import with_user_autograph
 from scaler.backend.graphs import in_xla
 from scaler.backend.iterations import read_once, read_once_a_device
 from scaler.backend.keras_two import KerasTwo
@@ -253,7 +253,7 @@ def _call(optimizer: Optimizer, grads: list, variables: Sequence) -> None:
         optimizer.apply(grads, variables)
     else:
         update = optimizer.apply if hasattr(optimizer, "apply") else optimizer
-        as_called(update)(grads, [replicas.own_component(variable) for variable in variables])
+        with_user_autograph(update)(grads, [replicas.own_component(variable) for variable in variables])
 
 
 @contextlib.contextmanager

@@ -9,15 +9,15 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
-from scaler.backend.autograph import as_called
-from scaler.backend.graphs import apart
+from scaler.backend.autograph import with_user_autograph
+from scaler.backend.graphs import call_noninlined
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
 from scaler.gate.events import event_of
 from scaler.gradients import Gradient
 from scaler.gradients.reduced import not_finite
 from scaler.mistakes.carried import Carried
-from scaler.outcome.outcome import whole
+from scaler.outcome.outcome import int64
 from scaler.strategies import Event, Strategy
 from scaler.strategies.base import float_bounds_of, needs_of, only_scale, usable_state
 
@@ -48,7 +48,7 @@ def first_gradients(again: Again) -> list:
     Raises:
         InvalidArgument: If `again` returns no list.
     """
-    grads = as_called(again)(tf.constant(1.0))
+    grads = with_user_autograph(again)(tf.constant(1.0))
     if not isinstance(grads, (list, tuple)):
         raise InvalidArgument(
             f"apply(again=...): it returned {type(grads).__name__}: expected a list with a gradient for each variable, "
@@ -82,7 +82,7 @@ def retry(
         InvalidArgument: On several replicas, for a strategy that needs statistics of all replicas' gradients.
     """
     if only_scale(strategy) is not None or when is False:
-        return Retry(list(grads), carried.loss_scale, state, whole(0))
+        return Retry(list(grads), carried.loss_scale, state, int64(0))
     several = replicas.replica_count() > 1
     if several and needs_of(strategy).of_each_replica:
         raise InvalidArgument(
@@ -96,7 +96,7 @@ def retry(
     step = _Step(strategy, carried, again, state, given, here)
     finite = _all_finite(here)
     nothing_to_retry = tf.logical_or(finite, tf.logical_not(usable))
-    found, tries, loss_scale, state = tf.cond(nothing_to_retry, step.as_it_was, lambda: apart(step.tried))
+    found, tries, loss_scale, state = tf.cond(nothing_to_retry, step.as_it_was, lambda: call_noninlined(step.tried))
     if several:
         usable = tf.logical_and(usable, tf.logical_or(finite, tries > 0))
         found, tries, loss_scale, state = step.agreed(found, tries, usable)
@@ -128,7 +128,7 @@ class _Step(NamedTuple):
     def as_it_was(self) -> tuple[list, tf.Tensor, tf.Tensor, Any]:
         """The gradients, no retries, their scale and the strategy's state."""
         parts = list(map(_without_shape, self.here))
-        return parts, whole(0), tf.identity(self.carried.loss_scale), self.state
+        return parts, int64(0), tf.identity(self.carried.loss_scale), self.state
 
     def tried(self) -> tuple[list, tf.Tensor, tf.Tensor, Any]:
         """The same after retries; as it was if none helps."""
@@ -175,18 +175,18 @@ class _Step(NamedTuple):
             return replicas.all_of(merged, usable), replicas.largest_of(merged, tries)
 
         helped, most = replicas.merge(agree, usable, tf.cast(tries, tf.float32))
-        most = tf.where(helped, tf.cast(most, tf.int64), whole(0))
+        most = tf.where(helped, tf.cast(most, tf.int64), int64(0))
 
         def back_off(tries: tf.Tensor, state: Any) -> tuple[tf.Tensor, Any]:
             return tries + 1, _after_overflow(self.strategy, state, (), state.loss_scale)
 
         def at_the_lowest() -> tuple[list, tf.Tensor, tf.Tensor, Any]:
-            _, state = tf.while_loop(lambda tries, state: tries < most, back_off, (whole(0), self.state))
+            _, state = tf.while_loop(lambda tries, state: tries < most, back_off, (int64(0), self.state))
             scale = state.loss_scale
             grads = tf.cond(tf.equal(tries, most), lambda: found, lambda: list(map(_without_shape, self.taken(scale))))
             return grads, most, scale, state
 
-        lowest = tf.cond(tf.equal(most, 0), self.as_it_was, lambda: apart(at_the_lowest))
+        lowest = tf.cond(tf.equal(most, 0), self.as_it_was, lambda: call_noninlined(at_the_lowest))
         # What came back at this replica's own scale may be flushed at that of another one.
         back = replicas.merge(replicas.all_of, self.came_back(lowest[0]))
         return tf.cond(back, lambda: lowest, self.as_it_was)
@@ -194,7 +194,7 @@ class _Step(NamedTuple):
     def taken(self, loss_scale: tf.Tensor) -> list:
         """The gradients at another scale, of the same types as those of the step."""
         try:
-            grads = list(as_called(self.again)(loss_scale / self.carried.loss_scale))
+            grads = list(with_user_autograph(self.again)(loss_scale / self.carried.loss_scale))
         except RuntimeError as error:
             if "non-persistent" not in str(error):
                 raise
@@ -225,7 +225,7 @@ def _after_overflow(strategy: Strategy, state: Any, grads: Sequence, loss_scale:
             return event_of(merged, needs, tf.constant(False), own, summed, loss_scale, norm, loss, norms)
 
         event = replicas.merge(look, *seen)
-    return usable_state(strategy, as_called(strategy.update)(state, event))
+    return usable_state(strategy, with_user_autograph(strategy.update)(state, event))
 
 
 def _without_shape(grad: Gradient) -> Any:

@@ -11,9 +11,9 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.backend.devices import has_gpu
-from scaler.backend.graphs import apart, in_xla
+from scaler.backend.graphs import call_noninlined, in_xla
 from scaler.checks import as_variables
 from scaler.errors import InvalidArgument
 from scaler.mistakes.moving_statistics import warn_if_late
@@ -26,20 +26,20 @@ class Snapshot:
     variables: tuple
     values: tuple[tf.Tensor, ...]
 
-    @as_written
+    @no_autograph
     def restore(self) -> None:
         """Restores the saved value of every variable, bit for bit."""
         for variable, value in zip(self.variables, self.values, strict=True):
             variable.assign(value)
 
-    @as_written
+    @no_autograph
     def restore_unless(self, kept: tf.Tensor) -> None:
         """Restores all saved values unless `kept`, a scalar bool, is true; then those of non-finite elements alone."""
         for variable, value in zip(self.variables, self.values, strict=True):
             variable.assign(chosen_state(variable, value, kept))
 
 
-@as_written
+@no_autograph
 def snapshot(variables: Iterable) -> Snapshot:
     """Saves the values of `variables` for the `rollback` argument of `LossScaler.apply`.
 
@@ -95,7 +95,7 @@ def put_back_non_finite(strategy: Any, state: Sequence[tuple[Any, Any]]) -> None
             for variable, value in zip(own, before, strict=True):
                 variable.assign(chosen_state(variable, value))
 
-        tf.cond(all_finite(own), lambda: None, lambda: apart(put_back, *before))
+        tf.cond(all_finite(own), lambda: None, lambda: call_noninlined(put_back, *before))
 
     if state:
         replicas.each(strategy, look, [value for _, value in state])

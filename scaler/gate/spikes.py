@@ -36,7 +36,7 @@ class Judged:
     clipped: tf.Tensor | None
     positions: Sequence[int]
 
-    def because(self, targets: Targets, reason: Skip, spike: tf.Tensor, squares: tf.Tensor) -> Skip:
+    def refine_reason(self, targets: Targets, reason: Skip, spike: tf.Tensor, squares: tf.Tensor) -> Skip:
         """The reason for a skip, corrected where the step is a spike.
 
         Args:
@@ -53,7 +53,7 @@ class Judged:
             where = tf.where(verdict.tensor < 0, largest, own)
         return as_spike(reason, spike, verdict.of_norm, where, verdict.beyond)
 
-    def told(self, spike: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def spike_report(self, spike: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """The value, the median and the limit of a spike, float32; 0 where the step is none."""
         verdict = self.verdict
         return tuple(tf.where(spike, one, 0.0) for one in (verdict.value, verdict.usual, verdict.limit))
@@ -80,7 +80,7 @@ class Spikes:
         """What happens to a step with one gradient beyond its own limit, as of `SpikeGuard`."""
         return self._guard.by_tensor if self._guard else None
 
-    def know(self, variables: Sequence) -> None:
+    def bind(self, variables: Sequence) -> None:
         """Remembers the variables of the first step, if each gradient's norm is watched. Called once for all replicas.
 
         Args:
@@ -118,7 +118,7 @@ class Spikes:
         loss: tf.Tensor | None,
         clip: Clipping | None,
     ) -> Judged | None:
-        """What the guard says of a step; None without one. Called once for all replicas, after `know`.
+        """What the guard says of a step; None without one. Called once for all replicas, after `bind`.
 
         Args:
             targets: What the step moves.
@@ -137,7 +137,7 @@ class Spikes:
             )
         if not guard.by_tensor:
             return Judged(guard.verdict(state, norm, loss), norm, None, clip, None, ())
-        known = _keys(targets.known)
+        known = _keys(targets.built_for)
         places = [self._places[known[position]] for position in targets.positions]
         where = dict(zip(places, targets.positions, strict=True))
         exact = _spread(tf.sqrt(squares), places, len(self._places))

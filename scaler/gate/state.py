@@ -13,8 +13,8 @@ from scaler.backend.packed import Entry, Packed
 from scaler.backend.restores import awaited_shape, scope_of
 from scaler.backend.variables import (
     explain_other_shapes,
-    made_outside,
     mark_owner,
+    outside_the_graph,
     owner_of,
     shared_variable,
     when_restored,
@@ -191,7 +191,7 @@ class StoredState:
             return
         guard = guard_of(self._strategy)
         assert guard is not None
-        with made_outside():
+        with outside_the_graph():
             state = guard.init(count)
             self.tensors = {field: shared_variable(getattr(state, field), field) for field in tensor_norms.FIELDS}
             for variable in self.tensors.values():

@@ -70,15 +70,15 @@ class Part:
 
     Attributes:
         optimizer: A Keras optimizer or a function `(grads, variables) -> None`.
-        known: The float32 or float64 variables the optimizer is built for, also those that have no gradient.
-        positions: Where each updated variable stands in `known`, one for each gradient.
+        built_for: The float32 or float64 variables the optimizer is built for, also those that have no gradient.
+        positions: Where each updated variable stands in `built_for`, one for each gradient.
         masters: They are rounded into the model after an update; None if the model is float32.
         clip: How its unscaled gradients are limited, or None.
         proven: The learning rate up to which the update is proven to keep finite values finite, or None.
     """
 
     optimizer: Optimizer
-    known: Sequence
+    built_for: Sequence
     positions: Sequence[int]
     masters: MasterWeights | None = None
     clip: Clipping | None = None
@@ -102,7 +102,7 @@ class Part:
     @functools.cached_property
     def updated(self) -> list:
         """The variables to update, one for each gradient."""
-        return [self.known[position] for position in self.positions]
+        return [self.built_for[position] for position in self.positions]
 
     @property
     def own_values(self) -> list:
@@ -112,14 +112,14 @@ class Part:
 
     def named(self) -> Named:
         """What sentences call the optimizer, its variables and its own values."""
-        known, own = ([getattr(one, "path", one.name) for one in these] for these in (self.known, self.own_values))
+        known, own = ([getattr(one, "path", one.name) for one in these] for these in (self.built_for, self.own_values))
         return Named(name_of(self.optimizer), tuple(known), tuple(own))
 
     @property
     def movable(self) -> list:
         """Every variable that the update may assign."""
         model = (*self.masters.model_variables, *self.masters.variables) if self.masters else ()
-        return [*self.known, *variables_of(self.optimizer), *model]
+        return [*self.built_for, *variables_of(self.optimizer), *model]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,23 +135,23 @@ class Targets:
     parts: Sequence[Part]
 
     @functools.cached_property
-    def known(self) -> list:
+    def built_for(self) -> list:
         """The variables of all parts."""
-        return [variable for part in self.parts for variable in part.known]
+        return [variable for part in self.parts for variable in part.built_for]
 
     @functools.cached_property
     def positions(self) -> list[int]:
-        """Where each updated variable stands in `known`, one for each gradient."""
+        """Where each updated variable stands in `built_for`, one for each gradient."""
         found, first = [], 0
         for part in self.parts:
             found += [first + position for position in part.positions]
-            first += len(part.known)
+            first += len(part.built_for)
         return found
 
     @functools.cached_property
     def updated(self) -> list:
         """The variables to update, one for each gradient."""
-        return [self.known[position] for position in self.positions]
+        return [self.built_for[position] for position in self.positions]
 
     @functools.cached_property
     def takes_derivative(self) -> list[bool]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.checks import as_flag, as_variables
 from scaler.errors import InvalidArgument
-from scaler.gate.arguments import check_apply
+from scaler.gate.arguments import check_apply, check_arguments
 from scaler.gate.rollback import Snapshot
 from scaler.gate.targets import Share
 from scaler.gradients.pairs import as_list, check_pairs
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scaler.gate.loss_scaler import LossScaler
 
 
-@as_written
+@no_autograph
 def apply_together(
     loss_scaler: LossScaler,
     shares: Iterable[Share],
@@ -85,7 +85,7 @@ def _checked(loss_scaler: LossScaler, shares: Iterable) -> list[Share]:
         given = one.masters or as_variables(where, one.variables)
         found[at] = one._replace(grads=as_list(where, one.grads), variables=given)
         try:
-            loss_scaler.check_arguments(one.optimizer, clip_norm=one.clip_norm, clip=one.clip)
+            check_arguments(one.optimizer, clip_norm=one.clip_norm, clip=one.clip)
             check_pairs(found[at].grads, found[at].weights, allow_16bit_updates=None)
         except InvalidArgument as error:
             raise InvalidArgument(f"{where}: {error}") from None

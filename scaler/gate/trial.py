@@ -9,11 +9,11 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.graphs import apart, in_xla
+from scaler.backend.graphs import call_noninlined, in_xla
 from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import Optimizer, name_of, variables_of
 from scaler.gate.targets import Targets
-from scaler.outcome.outcome import Cause, Skip, not_skipped, whole
+from scaler.outcome.outcome import Cause, Skip, int64, not_skipped
 
 
 class Trial:
@@ -34,7 +34,7 @@ class Trial:
         self._kept = list({id(variable): variable for variable in movable}.values())
         self._looked_at: list[tf.Variable] = []
         self._indices: list[int] = []
-        of_parts, own = targets.split(targets.positions), len(targets.known)
+        of_parts, own = targets.split(targets.positions), len(targets.built_for)
         for part, positions in zip(targets.parts, of_parts, strict=True):
             values = part.own_values
             if part.proven is None:
@@ -46,7 +46,7 @@ class Trial:
         self._old = [before[id(variable)] for variable in self._looked_at]
         self._made: list = []
 
-    def holds(self, sound: tf.Tensor, update: Callable[[], None]) -> tf.Tensor:
+    def try_update(self, sound: tf.Tensor, update: Callable[[], None]) -> tf.Tensor:
         """Updates where the step is sound, and returns whether it did and all new values are finite, on all replicas.
 
         Args:
@@ -100,7 +100,7 @@ class Trial:
             sound = replicas.each(self._strategy, lambda part=part: _sound_rate(part.optimizer))
             sound = replicas.of_each(self._strategy, sound)[0]
             has_nan, index = tf.logical_and(has_nan, sound), tf.where(sound, index, -1 - 2 * place)
-        return not_skipped()._replace(cause=whole(Cause.UPDATE), has_nan=has_nan, index=index)
+        return not_skipped()._replace(cause=int64(Cause.UPDATE), has_nan=has_nan, index=index)
 
     def _put_back(self) -> None:
         for variable, value in zip(self._kept, self._before, strict=True):
@@ -137,7 +137,7 @@ def _all_finite(variables: Sequence, old: Sequence) -> tf.Tensor:
     if in_xla():
         return one_by_one()
     squares = tf.add_n([tf.cast(tf.nn.l2_loss(variable), tf.float32) for variable in variables])
-    return tf.cond(tf.math.is_finite(squares), lambda: tf.constant(True), lambda: apart(one_by_one))
+    return tf.cond(tf.math.is_finite(squares), lambda: tf.constant(True), lambda: call_noninlined(one_by_one))
 
 
 def _spoiled(variable: Any, old: tf.Tensor) -> tf.Tensor:

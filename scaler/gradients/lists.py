@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from scaler.backend import graphs
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.backend.devices import has_gpu
 from scaler.backend.variables import overwrites as overwrites
 from scaler.checks import is_symbolic
@@ -18,7 +18,7 @@ from scaler.gradients.reduced import sums_of_squares
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 
-@as_written
+@no_autograph
 def unscale(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
     """Gradients of the loss from gradients of the scaled loss.
 
@@ -140,7 +140,7 @@ def squared_norm_of_each(grads: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[
     return sums if alike else [tf.cast(one, tf.float64) for one in sums]
 
 
-@as_written
+@no_autograph
 def all_finite(grads: Sequence[Gradient]) -> tf.Tensor:
     """Whether a step may be applied: every value is finite, and so is the squared global norm in float32.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from scaler.backend.graphs import apart, in_xla
+from scaler.backend.graphs import call_noninlined, in_xla
 from scaler.checks import within
 from scaler.gradients import lists
 
@@ -41,7 +41,7 @@ def squared_norms(grads: Sequence[lists.Gradient], loss_scale: tf.Tensor, may_br
     unscaled = scaled / loss_scale / loss_scale
     sums = tf.reduce_sum([scaled, unscaled], axis=1)
     sure = tf.reduce_all(sums == within(sums, *_SURELY_EXACT))
-    return tf.cond(sure, lambda: unscaled, lambda: apart(_exactly, list(grads), loss_scale))
+    return tf.cond(sure, lambda: unscaled, lambda: call_noninlined(_exactly, list(grads), loss_scale))
 
 
 def _sums_of_squares(grads: Sequence[lists.Gradient]) -> tf.Tensor:

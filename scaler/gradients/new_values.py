@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.gradients.lists import Gradient, overwrites
 
 
-@as_written
+@no_autograph
 def derivatives(grads: Sequence[Gradient], variables: Sequence) -> list[Gradient]:
     """The gradients, with None in the place of those that are their variable's new value: what a norm may count.
 
@@ -21,7 +21,7 @@ def derivatives(grads: Sequence[Gradient], variables: Sequence) -> list[Gradient
     return [None if overwrites(own) else grad for grad, own in zip(grads, variables, strict=True)]
 
 
-@as_written
+@no_autograph
 def largest(values: tf.Tensor) -> tf.Tensor:
     """The largest of several new values of one variable, element by element.
 

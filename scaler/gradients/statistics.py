@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaler.backend import bits
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.gradients.lists import Gradient, values_of
 from scaler.strategies.base import check_edges
 
@@ -31,7 +31,7 @@ class Statistics(NamedTuple):
     histogram: tf.Tensor | None = None
 
 
-@as_written
+@no_autograph
 def amax(grads: Sequence[Gradient]) -> tf.Tensor:
     """The largest magnitude, scalar float32: infinity if any value is not finite, 0 if there is none.
 
@@ -45,7 +45,7 @@ def amax(grads: Sequence[Gradient]) -> tf.Tensor:
     return bits.as_float(tf.minimum(bits.largest(list(map(_magnitudes, _present(grads)))), _INFINITY))
 
 
-@as_written
+@no_autograph
 def histogram(grads: Sequence[Gradient], edges: Sequence[float]) -> tf.Tensor:
     """How many values lie in each interval of magnitude, int64 [edges + 1].
 

@@ -6,6 +6,7 @@ import contextlib
 
 import keras
 
+from scaler.authoring import watch_from_here
 from scaler.errors import InvalidArgument
 from scaler.gate.loss_scaler import LossScaler
 from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored
@@ -65,7 +66,7 @@ class LossScaleLogger(keras.callbacks.Callback):
         for loss_scaler in self._scalers.values():
             if self._stuck is not None:
                 loss_scaler.stuck = self._stuck
-            loss_scaler.watch_from_here()
+            watch_from_here(loss_scaler)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Refuses a compiled step that was traced for other trainable variables."""

@@ -10,11 +10,12 @@ import keras
 import tensorflow as tf
 
 from scaler import gradients
+from scaler.authoring import check_connected
 from scaler.backend import replicas
-from scaler.backend.autograph import as_written
-from scaler.backend.checkpoints import AskedForParts, say_if_never_asked
+from scaler.backend.autograph import no_autograph
+from scaler.backend.checkpoints import ChecksRestoredParts, warn_if_hook_missing
 from scaler.backend.graphs import in_steps_of_fit, in_xla
-from scaler.backend.variables import made_outside
+from scaler.backend.variables import outside_the_graph
 from scaler.checks import as_loss
 from scaler.errors import InvalidArgument
 from scaler.gate.loss_scaler import LossScaler
@@ -22,7 +23,7 @@ from scaler.gate.optimizers import build_optimizer, check_optimizer, move_nothin
 from scaler.gradients.lists import Gradient
 from scaler.gradients.pairs import as_list
 from scaler.keras import accumulation, arguments, configs, following_masters, optimizers_in_step
-from scaler.keras.other_names import OtherNames
+from scaler.keras.legacy_names import LegacyNames
 from scaler.keras.variable_order import Order
 from scaler.mistakes.loss_on_replicas import undivided_mean
 from scaler.mistakes.marks import UNSCALED, as_given
@@ -36,7 +37,7 @@ _SAVED_AT_TIMES = ("masters", "_window", "step_counter", "dynamic_scale")
 
 
 @keras.saving.register_keras_serializable(package="scaler")
-class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOptimizer):
+class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.LossScaleOptimizer):
     """Wraps a Keras optimizer. It scales losses and applies or skips steps as `LossScaler` does.
 
         model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), scaler.Dynamic()), loss=..., metrics=...)
@@ -114,7 +115,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         self._by_hand = False
         self._made_in = tf.distribute.get_strategy()
         self._order = Order()
-        say_if_never_asked()
+        warn_if_hook_missing()
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Keras's class sets it on the optimizer that it wraps.
@@ -141,7 +142,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         self._check_scope(variables)
         inner, strategy = self.inner_optimizer, self._made_in
         inside = strategy is tf.distribute.get_strategy()
-        with made_outside(), contextlib.nullcontext() if inside else strategy.scope():
+        with outside_the_graph(), contextlib.nullcontext() if inside else strategy.scope():
             if any(tf.as_dtype(variable.dtype) in (tf.float16, tf.bfloat16) for variable in variables):
                 self.masters = MasterWeights(variables)
             targets = self.masters.weights if self.masters else variables
@@ -151,7 +152,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
                     build_optimizer(inner, targets)
                 if self.masters:
                     following_masters.follow(inner, self.masters, strategy)
-            self.loss_scaler._spikes.know(targets)
+            self.loss_scaler._spikes.bind(targets)
             # This skips the scale and the step counter of Keras's class: the loss scaler has its own.
             keras.optimizers.Optimizer.build(self, variables)
             self._order = Order(variables)
@@ -182,7 +183,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
 
-    @as_written
+    @no_autograph
     def scale_loss(self, loss: Any) -> tf.Tensor:
         """Multiplies the loss by the loss scale, in float32. Differentiate the result.
 
@@ -201,7 +202,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         # The scale of a loss that is known: read under the tape, it would be that of one scaled by hand.
         return calls.scaled(each * calls.scales(tf.reduce_sum(each)))
 
-    @as_written
+    @no_autograph
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence | None = None) -> Outcome:
         """Applies the step if the unscaled gradients are finite, else skips it: see `LossScaler.apply`.
 
@@ -235,7 +236,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
             replicas.merge(lambda strategy: self.build(unique))
         alone = len({id(replicas.native(variable)) for variable in variables}) == len(grads) == len(variables)
         if alone and not self._window:  # A window refuses gradients that come and go.
-            self.loss_scaler.check_connected(grads, variables)
+            check_connected(self.loss_scaler, grads, variables)
         grads = self._in_order(grads, variables)
         unscaled = self._are_unscaled(grads) if self._by_hand else False
         complete: bool | tf.Tensor = True
@@ -252,7 +253,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
             self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete, loss_scale=loss_scale
         )
 
-    @as_written
+    @no_autograph
     def apply_gradients(self, grads_and_vars: Any) -> tf.Variable:
         """Does the same as `apply` for pairs of a gradient and a variable. Returns the inner `iterations`."""
         pairs = list(grads_and_vars)

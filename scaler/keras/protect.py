@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.graphs import apart, in_xla
+from scaler.backend.graphs import call_noninlined, in_xla
 from scaler.backend.keras_attributes import cast_penalties
 from scaler.backend.layers import state_of
 from scaler.backend.optimizers import built_for
@@ -137,7 +137,7 @@ def protect(model: keras.Model) -> keras.Model:
 
         if _branches():
             clean = tf.logical_and(~bad, all_finite([variable for variable, _ in left if not variable.trainable]))
-            put_back_apart = put_back if tf.distribute.has_strategy() else functools.partial(apart, put_back)
+            put_back_apart = put_back if tf.distribute.has_strategy() else functools.partial(call_noninlined, put_back)
             anew = tf.cond(clean, lambda: shown.replaceable(logs, counted), put_back_apart)
         else:
             anew = put_back()

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.keras_attributes import direction_of
-from scaler.backend.variables import made_outside
+from scaler.backend.variables import outside_the_graph
 from scaler.errors import ScaleWarning
 from scaler.gate.rollback import all_finite
 from scaler.keras.own_numbers import own_numbers
@@ -210,7 +210,7 @@ class Shown:
     @staticmethod
     def _made(known: dict[str, tf.Variable], name: str, first: bool | float) -> tf.Variable:
         if name not in known:
-            with made_outside():
+            with outside_the_graph():
                 known[name] = replicas.local_variable(first, "of_a_metric")
         return known[name]
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.backend.variables import shared_variable
 from scaler.errors import InvalidArgument
 from scaler.gradients import statistics
@@ -147,7 +147,7 @@ class Layerwise(tf.Module):
         within = tf.clip_by_value(self.state.loss_scale, 1 / _LARGEST, _LARGEST)
         return exact.power_of_two_at_most(within)
 
-    @as_written
+    @no_autograph
     def rescale(self, x: tf.types.experimental.TensorLike, group: str) -> tf.Tensor:
         """`x` itself, as the end of `group`: it holds what `x` was computed from, not what is computed from `x`.
 
@@ -164,7 +164,7 @@ class Layerwise(tf.Module):
         # Read in the backward pass, right before `unscale` reads it: whatever came between, both see one value.
         return measured_rescale(x, self._probes[index], lambda: (self.scales / self._before(self.scales))[index])
 
-    @as_written
+    @no_autograph
     def gradient(self, tape: tf.GradientTape, scaled: tf.Tensor, variables: Sequence) -> tuple[list, LayerEvent]:
         """Gradients of the scaled loss, without the groups' scales, and what was seen of each group.
 
@@ -195,7 +195,7 @@ class Layerwise(tf.Module):
         derivatives = gradients.derivatives(grads, variables)
         return self.unscale(grads, variables), self._event(derivatives, positions, seen, scaled)
 
-    @as_written
+    @no_autograph
     def unscale(self, grads: Sequence[gradients.Gradient], variables: Sequence) -> list[gradients.Gradient]:
         """Each gradient in float32, divided by the scale of its variable's group: exact within float32's range.
 
@@ -215,7 +215,7 @@ class Layerwise(tf.Module):
             for grad, at, variable in zip(grads, positions, variables, strict=True)
         ]
 
-    @as_written
+    @no_autograph
     def update(self, event: LayerEvent) -> None:
         """Moves each group's scale, at the end of a step, whether it was applied or skipped.
 

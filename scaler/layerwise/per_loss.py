@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.errors import InvalidArgument
 from scaler.gate.loss_scaler import LossScaler
 from scaler.gate.optimizers import Optimizer, move_nothing
@@ -16,7 +16,7 @@ from scaler.gate.rollback import Snapshot, snapshot
 from scaler.gate.state import Counters
 from scaler.gradients.pairs import as_list, check_gradients
 from scaler.mistakes.exchanged import refuse_exchanged
-from scaler.outcome.outcome import Cause, Outcome, Skip, whole
+from scaler.outcome.outcome import Cause, Outcome, Skip, int64
 from scaler.outcome.stuck import StuckPolicy
 from scaler.strategies import NoScaling, Strategy
 from scaler.strategies.base import require_inner
@@ -95,7 +95,7 @@ class PerLoss(tf.Module):
         """The steps attempted, applied and skipped so far, whichever loss caused a skip."""
         return self._gate.counters
 
-    @as_written
+    @no_autograph
     def scale(self, losses: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Multiplies each loss by its own scale, in float32. Call it inside the tape.
 
@@ -112,7 +112,7 @@ class PerLoss(tf.Module):
                 scaled[loss] = own.scale(losses[loss])
         return scaled
 
-    @as_written
+    @no_autograph
     def apply(
         self,
         optimizer: Optimizer,
@@ -217,7 +217,7 @@ def _blamed(step: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     # If the gate reports an overflow at scale 1 and no loss does, the sum overflowed.
     skipped = tf.logical_not(step.finite)
     of_sum = tf.logical_and(skipped, tf.not_equal(step.cause, Cause.UPDATE))
-    result = step._replace(cause=tf.where(of_sum, whole(Cause.TOO_LARGE), step.cause))
+    result = step._replace(cause=tf.where(of_sum, int64(Cause.TOO_LARGE), step.cause))
     for own in reversed(outcomes):
         guilty = tf.logical_and(skipped, tf.logical_not(own.finite))
         fields = ("loss_scale", *Skip._fields)

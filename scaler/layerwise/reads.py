@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.autograph import as_called, as_written
+from scaler.backend.autograph import no_autograph, with_user_autograph
 from scaler.backend.layers import layers_of
 from scaler.errors import InvalidArgument
 from scaler.layerwise.rescaling import Rescale
@@ -86,7 +86,7 @@ def _trace(model: keras.Model, rescales: Mapping[str, Rescale]) -> tuple[Any, di
     with _scoped(model.operations):
         try:
             traced = tf.function(
-                as_written(lambda inputs: as_called(model)(inputs, training=True))
+                no_autograph(lambda inputs: with_user_autograph(model)(inputs, training=True))
             ).get_concrete_function(specs)
         except Exception as error:
             raise InvalidArgument(

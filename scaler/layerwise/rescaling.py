@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.backend.keras_attributes import carry
 from scaler.errors import InvalidArgument
 from scaler.gradients import statistics
@@ -40,7 +40,7 @@ class Rescale(keras.layers.Layer):
         return keras.KerasTensor(x.shape, dtype=x.dtype)
 
 
-@as_written
+@no_autograph
 def rescale(x: tf.types.experimental.TensorLike, factor: float | tf.Tensor) -> tf.Tensor:
     """`x` itself, whose gradient is multiplied by `factor`.
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.backend.graphs import in_xla, traced_once
 
 
-@as_written
+@no_autograph
 def if_due(due: tf.Tensor | None, measure: Callable[[], Any], fill: float | Mapping[str, float] | None = 0.0) -> Any:
     """What a function measures at a step that is to be measured, and a number in its place at others.
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from scaler.backend import bits, graphs
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.backend.devices import has_gpu
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient, values_of
@@ -24,7 +24,7 @@ _SUBNORMAL_BINS = -126 - LOWEST
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32)
 
 
-@as_written
+@no_autograph
 def exponents(tensors: Gradient | Sequence[Gradient]) -> tf.Tensor:
     """Counts the values by `floor(log2(abs(x)))`, exactly, with zero, infinity and NaN apart.
 
@@ -103,11 +103,11 @@ def _fast_where_possible(rows: list[list[tf.Tensor]]) -> tuple[tf.Tensor, tf.Ten
     zeros = tf.gather(fields[:, 0], wide) > 0 if wide else tf.zeros([0], tf.bool)
     some_subnormal = tf.cond(
         tf.reduce_any(zeros),
-        lambda: graphs.apart(lambda: _any_subnormal([rows[number] for number in wide], zeros)),
+        lambda: graphs.call_noninlined(lambda: _any_subnormal([rows[number] for number in wide], zeros)),
         lambda: False,
     )
     again = tf.logical_or(tf.reduce_any(fields[:, -1] > 0), some_subnormal)
-    return tf.cond(again, lambda: graphs.apart(lambda: _exact(rows)), lambda: (fast, largest))
+    return tf.cond(again, lambda: graphs.call_noninlined(lambda: _exact(rows)), lambda: (fast, largest))
 
 
 def _largest(row: list[tf.Tensor]) -> tf.Tensor:

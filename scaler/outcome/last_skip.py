@@ -1,7 +1,7 @@
 """The last skip of a scaler, as numbers in one variable: what `explain` tells of it, and a checkpoint keeps.
 
 A scaler may apply gradients to several lists of variables, and another process may trace them in another order. Each
-list has a place that follows from its names, by which a skip knows its list: `Outcome.names_from`.
+list has a place that follows from its names, by which a skip knows its list: `Outcome.name_offset`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow as tf
 from scaler.backend.packed import Entry, Packed
 from scaler.backend.replicas import replica_count
 from scaler.backend.variables import mark_private, shared_variable
-from scaler.outcome.outcome import Cause, Outcome, Skip, whole
+from scaler.outcome.outcome import Cause, Outcome, Skip, int64
 
 MOST_NAMES = 2**20
 """How many names of variables a place may stand for: float32 holds each such number exactly."""
@@ -29,7 +29,7 @@ _NEVER = {
     "nearest": -1.0,
     "lower_helps": 0.0,
     "replica": -1.0,
-    "names_from": 0.0,
+    "name_offset": 0.0,
     "waits": 0.0,
 }
 """`waits` is 1 for a skip by `apply(update=False)` until its step is counted: `update` tells it from an older one."""
@@ -57,7 +57,7 @@ class LastSkip:
         loss_scale: tf.Tensor,
         skip: Skip,
         replica: tf.Tensor | None,
-        names_from: int | tf.Tensor = 0,
+        name_offset: int | tf.Tensor = 0,
         where: tf.Tensor | None = None,
         counted: bool = True,
     ) -> Skip:
@@ -65,7 +65,7 @@ class LastSkip:
 
         `counted` is False if a later call of `count` belongs to the same step.
         """
-        others = {"loss_scale": loss_scale, "replica": -1 if replica is None else replica, "names_from": names_from}
+        others = {"loss_scale": loss_scale, "replica": -1 if replica is None else replica, "name_offset": name_offset}
         values = {**skip._asdict(), **others, "waits": not counted}
         new = self._kept.joined({name: tf.cast(values[name], tf.float32) for name in _NEVER})
         self.variable.assign(new if where is None else tf.where(where, new, self.variable))
@@ -75,7 +75,7 @@ class LastSkip:
         """Stores the skip of an outcome where `skipped` is True."""
         skip = Skip(*(getattr(outcome, field) for field in Skip._fields))
         replica = outcome.replica if replica_count() > 1 else None
-        self.keep(outcome.loss_scale, skip, replica, outcome.names_from, skipped)
+        self.keep(outcome.loss_scale, skip, replica, outcome.name_offset, skipped)
 
     def kept_now(self, skipped: tf.Tensor | None) -> tf.Tensor:
         """Whether a skip was kept of the step that is counted next, scalar bool.
@@ -117,7 +117,7 @@ class LastSkip:
         """
         kept, nan = self._kept.read(), tf.constant(float("nan"))
         numbers = {name: tf.cast(kept[name], tf.int64) for name in ("cause", "index", "count", "nearest")}
-        place = tf.cast(kept["names_from"], tf.int64)
+        place = tf.cast(kept["name_offset"], tf.int64)
         known = tf.reduce_any(tf.equal(tf.constant([0, *lists], tf.int64), place))
         # The positions of a list that nobody knows here are left beyond any list.
         for name in ("index", "nearest"):
@@ -131,5 +131,5 @@ class LastSkip:
             clipped_norm=nan,
             **skip._asdict(),
             replica=tf.cast(kept["replica"], tf.int64),
-            names_from=tf.where(known, place, whole(-1)),
+            name_offset=tf.where(known, place, int64(-1)),
         )

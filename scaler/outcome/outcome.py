@@ -64,11 +64,11 @@ class Skip(NamedTuple):
 
 def not_skipped() -> Skip:
     """The `Skip` of a step that was applied or not attempted."""
-    none, no = whole(-1), tf.constant(False)
-    return Skip(whole(Cause.NONE), no, none, whole(0), none, no)
+    none, no = int64(-1), tf.constant(False)
+    return Skip(int64(Cause.NONE), no, none, int64(0), none, no)
 
 
-def whole(number: int) -> tf.Tensor:
+def int64(number: int) -> tf.Tensor:
     """A constant among the integers of a skip, scalar int64."""
     return tf.constant(int(number), tf.int64)
 
@@ -85,7 +85,7 @@ def as_spike(
         where: Scalar int64, the position of the gradient to look at, if a norm is why.
         beyond: Scalar int64, how many gradients are beyond limits of their own, if that is why, else 0; None for 0.
     """
-    other = not_skipped()._replace(cause=whole(Cause.SPIKE), index=tf.where(of_norm, where, -1))
+    other = not_skipped()._replace(cause=int64(Cause.SPIKE), index=tf.where(of_norm, where, -1))
     other = other if beyond is None else other._replace(count=beyond)
     return Skip(*(tf.where(spike, new, old) for new, old in zip(other, skip, strict=True)))
 
@@ -109,7 +109,7 @@ class Outcome(NamedTuple):
         lower_helps: Bool, whether the gradients were found finite at a lower loss scale.
         replica: Int64, the first replica whose own loss or gradients were not finite. -1 if there is one replica alone,
             if the step was applied, and if all replicas were alike: then it is no replica's share of the batch.
-        names_from: Int64, where the names of this step's variables begin among the names that the scaler knows, for
+        name_offset: Int64, where the names of this step's variables begin among the names that the scaler knows, for
             `LossScaler.explain`. -1 if the scaler does not know them, in `LossScaler.last_skip` after a checkpoint was
             restored.
         retries: Int64, how often the gradients were taken again at a lower scale, see `again` of `LossScaler.apply`.
@@ -132,7 +132,7 @@ class Outcome(NamedTuple):
     nearest: tf.Tensor = -1
     lower_helps: tf.Tensor = False
     replica: tf.Tensor = -1
-    names_from: tf.Tensor = 0
+    name_offset: tf.Tensor = 0
     retries: tf.Tensor = 0
     value: tf.Tensor = 0.0
     usual: tf.Tensor = 0.0
@@ -156,5 +156,5 @@ def presumed_cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor) -> tf.Tenso
         loss_finite: Scalar bool.
         scaled_finite: Scalar bool, whether every gradient was finite before unscaling.
     """
-    scaled = tf.where(scaled_finite, whole(Cause.TOO_LARGE), whole(Cause.OVERFLOW))
-    return tf.where(loss_finite, scaled, whole(Cause.LOSS))
+    scaled = tf.where(scaled_finite, int64(Cause.TOO_LARGE), int64(Cause.OVERFLOW))
+    return tf.where(loss_finite, scaled, int64(Cause.LOSS))

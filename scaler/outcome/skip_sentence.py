@@ -168,7 +168,7 @@ class Names:
             guard_clips: As for the function.
             is_now: Whether no step was applied since. A skip moves no weight, so that all are as they were.
         """
-        beginning = int(outcome.names_from)
+        beginning = int(outcome.name_offset)
         names, optimizer = _listed(self.of(beginning)), _optimizer_of(self.of(beginning), int(outcome.index))
         looks = is_now and int(outcome.cause) in (Cause.LOSS, Cause.BACKWARD, Cause.OVERFLOW)
         weight = self._spoiled(beginning) if looks else None
@@ -242,7 +242,7 @@ def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
             "learning rate or its schedule."
         )
     value = "a NaN" if bool(outcome.has_nan) else "an infinity"
-    unknown = int(outcome.names_from) < 0
+    unknown = int(outcome.name_offset) < 0
     first = f"; {_UNKNOWN}" if unknown else f", first in {_name(names, int(outcome.index))!r}"
     return (
         f"The step was skipped because {optimizer} turned finite gradients into {value}{first}; everything "
@@ -252,7 +252,7 @@ def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
 
 
 def _of_spike(outcome: Outcome, names: Sequence[str], guard_clips: bool) -> str:
-    place, beyond, unknown = int(outcome.index), int(outcome.count), int(outcome.names_from) < 0
+    place, beyond, unknown = int(outcome.index), int(outcome.count), int(outcome.name_offset) < 0
     name = _name(names, place)
     what, besides = "its loss", ""
     if place >= 0 and beyond:
@@ -283,7 +283,7 @@ def _where(outcome: Outcome, names: Sequence[str], seen: bool) -> str:
     first, count, nearest = int(outcome.index), int(outcome.count), int(outcome.nearest)
     if first < 0:
         return "the non-finite gradient was not recorded"
-    if int(outcome.names_from) < 0:
+    if int(outcome.name_offset) < 0:
         return _UNKNOWN
     gradient = f"the gradient of {_name(names, first)!r}"
     if int(outcome.cause) == Cause.TOO_LARGE:

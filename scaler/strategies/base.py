@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import tensorflow as tf
 
-from scaler.backend.autograph import as_called
+from scaler.backend.autograph import with_user_autograph
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number, within
 from scaler.errors import InvalidArgument
 
@@ -133,7 +133,7 @@ def after_step(strategy: Any, state: Any, event: Any, of_loss: tf.Tensor) -> Any
         event: What it showed.
         of_loss: Scalar bool, whether it was skipped because its loss was not finite.
     """
-    after = as_called(strategy.update)(state, event)
+    after = with_user_autograph(strategy.update)(state, event)
     if sees_every_step(strategy):
         return after
     pairs = zip(state, after, strict=True)

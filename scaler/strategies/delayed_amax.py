@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.backend.formats import float_format
 from scaler.checks import as_float, check_bounds, check_constant, check_count, check_flag, is_symbolic
 from scaler.errors import InvalidArgument
@@ -94,7 +94,7 @@ class DelayedAmax:
         """The state before the first step."""
         return DelayedAmaxState(bounded(self, as_float(self.initial_scale)), tf.zeros([self.history_length]))
 
-    @as_written
+    @no_autograph
     def update(self, state: DelayedAmaxState, event: Event) -> DelayedAmaxState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite, amax = amax_of(self, event)

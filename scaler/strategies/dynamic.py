@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.checks import as_count, as_float, check_bounds, check_count, check_flag, check_number, within
 from scaler.strategies.base import Event
 
@@ -99,7 +99,7 @@ class Dynamic:
             budget=tf.cast(self.hysteresis, tf.int32),
         )
 
-    @as_written
+    @no_autograph
     def update(self, state: DynamicState, event: Event) -> DynamicState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite, hysteresis = event.finite, as_count(self.hysteresis, state.budget)

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.backend.formats import float_format
 from scaler.checks import as_count, as_float, check_bounds, check_count, within
 from scaler.strategies import exact
@@ -93,7 +93,7 @@ class Headroom:
         loss_scale = bounded(self, exact.power_of_two_at_most(as_float(self.initial_scale)))
         return HeadroomState(loss_scale, tf.constant(_UNKNOWN), zero, tf.cast(self.headroom, tf.int32), zero)
 
-    @as_written
+    @no_autograph
     def update(self, state: HeadroomState, event: Event) -> HeadroomState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite, amax = amax_of(self, event)

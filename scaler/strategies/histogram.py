@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.checks import as_count, as_float, check_bounds, check_constant, check_count, check_number
 from scaler.strategies.base import Event, Needs, bounded, statistic
 
@@ -95,7 +95,7 @@ class Histogram:
         none = tf.constant(0, tf.int64)
         return HistogramState(bounded(self, as_float(self.initial_scale)), tf.constant(0), none, none, none)
 
-    @as_written
+    @no_autograph
     def update(self, state: HistogramState, event: Event) -> HistogramState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite, counts = tf.convert_to_tensor(event.finite), statistic(self, event, "histogram")

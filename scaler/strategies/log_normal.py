@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.checks import as_float, check_bounds, check_flag, check_number
 from scaler.strategies import exact
 from scaler.strategies.base import Event, Needs, amax_of, bounded
@@ -102,7 +102,7 @@ class LogNormal:
         zero, one = tf.constant(0.0), tf.constant(1.0)
         return LogNormalState(bounded(self, as_float(self.initial_scale)), zero, one, zero, zero, one)
 
-    @as_written
+    @no_autograph
     def update(self, state: LogNormalState, event: Event) -> LogNormalState:
         """The state after a step that was attempted with `state` and showed `event`."""
         (finite, amax), log_max = amax_of(self, event), as_float(self.log_max)

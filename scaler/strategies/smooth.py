@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.checks import as_count, as_float, check_bounds, check_count, check_flag, check_number, is_symbolic
 from scaler.strategies import exact
 from scaler.strategies.base import Event, bounded
@@ -92,7 +92,7 @@ class Smooth:
         interval = tf.cast(self.backoff_interval, tf.int32)
         return SmoothState(loss_scale, self._log2(self.initial_scale), interval, tf.convert_to_tensor(self.search))
 
-    @as_written
+    @no_autograph
     def update(self, state: SmoothState, event: Event) -> SmoothState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite, interval = tf.convert_to_tensor(event.finite), as_count(self.backoff_interval, state.since_backoff)

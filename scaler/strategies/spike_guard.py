@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend.autograph import as_called, as_written
+from scaler.backend.autograph import no_autograph, with_user_autograph
 from scaler.checks import check_constant, check_count, check_flag, check_number, is_symbolic
 from scaler.errors import InvalidArgument
 from scaler.strategies import tensor_norms
@@ -255,14 +255,14 @@ class SpikeGuard:
         """
         return tf.logical_and(event.finite, self._verdict_of(state, event).spike)
 
-    @as_written
+    @no_autograph
     def update(self, state: Any, event: Event) -> Any:
         """The state after a step that was attempted with `state` and showed `event`."""
         known, before = self._own(state), inner_of(state)
         verdict = self._verdict_of(state, event)
         spike = tf.logical_and(event.finite, verdict.spike)
         applied = tf.logical_and(event.finite, tf.logical_not(spike))
-        after = bounded_state(self.strategy, as_called(self.strategy.update)(before, event))
+        after = bounded_state(self.strategy, with_user_autograph(self.strategy.update)(before, event))
         inner = type(before)(*(tf.where(spike, old, new) for old, new in zip(before, after, strict=True)))
         own: dict[str, tf.Tensor] = {}
         for name in self.watched:

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.checks import as_float, check_scale
 from scaler.strategies.base import Event
 
@@ -58,7 +58,7 @@ class Static:
         """The state before the first step."""
         return StaticState(as_float(self.loss_scale))
 
-    @as_written
+    @no_autograph
     def update(self, state: StaticState, event: Event) -> StaticState:
         """The same state."""
         del event

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.variables import made_outside
+from scaler.backend.variables import outside_the_graph
 from scaler.checks import as_variables
 from scaler.errors import InvalidArgument
 from scaler.weights.trainable import TrainableSet
@@ -53,7 +53,7 @@ class MasterWeights(tf.Module):
         _check(variables)
         self._model_variables = variables
         self.in_update = False
-        with made_outside():
+        with outside_the_graph():
             self._trainable = TrainableSet.of(variables)
             self._weights = [_master(v) if tf.as_dtype(v.dtype) in _COPIED else v for v in variables]
 

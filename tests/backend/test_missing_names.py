@@ -15,7 +15,7 @@ from versions import needs_keras
 
 import scaler
 from scaler.backend import apply_steps, checkpoints, functional, keras_attributes, optimizers, tapes, twins
-from scaler.backend.autograph import as_written
+from scaler.backend.autograph import no_autograph
 from scaler.backend.versions import say_once
 from scaler.gate import joined
 from scaler.gate.proofs import largest_learning_rate
@@ -75,7 +75,7 @@ def test_without_autograph_artifact_functions_are_rewritten_as_well(monkeypatch)
     tf.function(lambda: None)()
     # For us alone: TensorFlow itself has its own by now.
     monkeypatch.setitem(sys.modules, "tensorflow.python.autograph.impl.api", types.ModuleType("api"))
-    assert as_written(sgd) is sgd
+    assert no_autograph(sgd) is sgd
     assert trained(plain_sgd) == MOVED
 
 

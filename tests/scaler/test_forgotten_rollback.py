@@ -316,7 +316,7 @@ def test_an_average_that_follows_is_no_forward_pass_and_hides_none(moves_again):
     @tf.function
     def run(x, y):
         step(x, y)
-        with scaler.tracing.no_forward_pass():
+        with scaler.authoring.no_forward_pass():
             moving.assign(0.5 * moving + 0.5)
         if moves_again:
             moving.assign_add([1.0])
@@ -336,7 +336,7 @@ def test_and_what_moved_before_it_stays_known():
     def run(x, y):
         step(x, y)
         moving.assign_add([1.0])
-        with scaler.tracing.no_forward_pass():
+        with scaler.authoring.no_forward_pass():
             moving.assign(0.5 * moving + 0.5)
         scaler.snapshot([moving])
 

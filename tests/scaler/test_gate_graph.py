@@ -11,6 +11,7 @@ from weight_cases import all_operations
 
 import scaler
 from scaler.backend.devices import has_gpu
+from scaler.gate import joined
 
 pytestmark = pytest.mark.skipif(has_gpu(), reason="operations are counted of a step that branches")
 
@@ -97,13 +98,14 @@ def test_the_updates_of_large_variables_are_a_few_compiled_calls():
     ("shape", "dtype", "most"),
     [(LARGE, "float32", 1.25), (LARGE, "float16", 2.25), (SMALL, "float32", 3), (SMALL, "float16", 6)],
 )
-def test_a_variable_more_costs_a_few_operations(shape, dtype, most):
+def test_a_variable_more_costs_a_few_operations(shape, dtype, most, monkeypatch):
     """Compares 4 with 8 variables, so that what does not depend on their number cancels.
 
     A large variable has a norm, a cast before it in 16 bits, and its share of four calls. A small one is added to, and
     each of its slots is read and assigned. In 16 bits it is read and assigned itself, and so is its master. A change
     that saves operations lowers `most`.
     """
+    monkeypatch.setattr(joined, "_WORTH_JOINING", 4)
     few, many = (len(list(applied_path(traced_graph(shape, count, dtype)))) for count in (4, 8))
     assert (many - few) / 4 <= most
 

@@ -72,7 +72,7 @@ def test_the_variable_of_the_skip_is_named(execute):
         skipped = next(outcome for outcome in outcomes if not bool(outcome.finite))
         assert parts.loss_scaler.explain(skipped) == parts.loss_scaler.explain()
         assert int(parts.loss_scaler.last_skip.index) == int(skipped.index)
-        assert int(parts.loss_scaler.last_skip.names_from) == int(skipped.names_from)
+        assert int(parts.loss_scaler.last_skip.name_offset) == int(skipped.name_offset)
         applied = next(outcome for outcome in outcomes if bool(outcome.finite))
         assert parts.loss_scaler.explain(applied).startswith("The step was applied")
 
@@ -160,7 +160,7 @@ def test_a_saved_skip_is_named_only_by_a_process_that_knows_its_step(tmp_path):
     path, said = saved_skip(tmp_path)
     for order in (["first", "second"], ["second", "first"]):
         after = Apart().restored(path)
-        assert int(after.loss_scaler.last_skip.names_from) == -1
+        assert int(after.loss_scaler.last_skip.name_offset) == -1
         assert UNKNOWN in after.loss_scaler.explain()
         for function in order:
             known = function == "second" or after.loss_scaler.explain() == said

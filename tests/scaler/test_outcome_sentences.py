@@ -10,7 +10,7 @@ from scaler_cases import by_hand
 import scaler
 from scaler import Cause, Outcome
 from scaler.outcome.last_skip import LastSkip
-from scaler.outcome.outcome import Skip, not_skipped, presumed_cause, whole
+from scaler.outcome.outcome import Skip, int64, not_skipped, presumed_cause
 from scaler.outcome.skip_sentence import explain
 
 NAMES = ["kernel", "bias"]
@@ -190,17 +190,17 @@ def numbers(skip):
 )
 def test_the_last_skip_is_kept_as_it_is(given, replica):
     skip, last = skip_of(**given), LastSkip()
-    last.keep(tf.constant(2.0), skip, whole(replica), 2**16)
+    last.keep(tf.constant(2.0), skip, int64(replica), 2**16)
     kept = last.outcome({2**16: 2})
     assert numbers(Skip(*(getattr(kept, name) for name in Skip._fields))) == numbers(skip)
-    assert (float(kept.loss_scale), int(kept.replica), int(kept.names_from)) == (2.0, replica, 2**16)
+    assert (float(kept.loss_scale), int(kept.replica), int(kept.name_offset)) == (2.0, replica, 2**16)
 
 
 def test_positions_of_a_list_that_is_not_known_are_beyond_any():
     last = LastSkip()
     last.keep(tf.constant(2.0), skip_of(cause=3, index=0, count=1, nearest=1), None, 2**16)
     kept = last.outcome()
-    assert (int(kept.names_from), int(kept.index), int(kept.nearest)) == (-1, 2**16, 2**16 + 1)
+    assert (int(kept.name_offset), int(kept.index), int(kept.nearest)) == (-1, 2**16, 2**16 + 1)
 
 
 def test_sentences_before_any_step_and_any_skip(snapshot):

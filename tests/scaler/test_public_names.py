@@ -17,13 +17,13 @@ def test_all_is_sorted_without_repeats():
 
 
 NAMESPACES = (
+    scaler.authoring,
     scaler.formats,
     scaler.gradients,
     scaler.layerwise,
     scaler.observe,
     scaler.presets,
     scaler.strategies,
-    scaler.tracing,
     scaler.weights,
 )
 

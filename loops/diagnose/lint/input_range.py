@@ -71,7 +71,7 @@ def _measuring(call: Callable, found: tf.Variable) -> Callable:
     return measured
 
 
-@scaler.tracing.as_written
+@scaler.authoring.no_autograph
 def _measure(found: tf.Variable, given: Any) -> None:
     inputs = [one for one in tf.nest.flatten(given) if tf.is_tensor(one) and one.dtype.is_floating]
     if not inputs:

@@ -14,11 +14,11 @@ from scaler.outcome.outcome import Cause
 _FOUND = "halfstep_found"
 
 
-def found_here(judge: object, cause: tf.Tensor) -> None:
+def note_skip_in_trace(judge: object, cause: tf.Tensor) -> None:
     """Records the cause that an `apply(update=False)` found, scalar int64.
 
     Args:
-        judge: Whoever counts the step with `skipped_here`.
+        judge: Whoever counts the step with `skip_in_trace`.
         cause: Of its outcome.
     """
     found = _of_this_trace(judge)
@@ -26,7 +26,7 @@ def found_here(judge: object, cause: tf.Tensor) -> None:
         found.append(cause)
 
 
-def skipped_here(judge: object) -> tf.Tensor | None:
+def skip_in_trace(judge: object) -> tf.Tensor | None:
     """Whether one of the judgements since the last call in this trace found a reason to skip, scalar bool.
 
     Returns:

@@ -14,7 +14,7 @@ from scaler.strategies import NoScaling, Static
 from scaler.strategies.spike_guard import unguarded
 
 
-class OtherNames:
+class LegacyNames:
     """The names of tf.keras 2, and those of Keras 3 for its own way of loss scaling."""
 
     loss_scaler: LossScaler

@@ -1,0 +1,116 @@
+"""For authors of train steps and loops: what `loops` needs of `scaler` beside its other public names.
+
+A step of your own needs none of it. It is for those who write a step that others give their models to, such as
+`loops.TrainStep`: to notice mistakes early, to do without a second look where it costs too much, and to say how
+`tf.function` traces the parts of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from scaler.backend.autograph import nested as nested
+from scaler.backend.autograph import no_autograph as no_autograph
+from scaler.backend.autograph import with_user_autograph as with_user_autograph
+from scaler.backend.graphs import at_each_call as at_each_call
+from scaler.backend.graphs import in_xla
+from scaler.backend.layers import alive as alive
+from scaler.backend.variables import outside_the_graph as outside_the_graph
+from scaler.gate.arguments import check_arguments as check_arguments
+from scaler.gate.choose import selects_here
+from scaler.gate.layer_state import LayerState as LayerState
+from scaler.gradients.lists import Gradient
+from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities
+from scaler.mistakes.loss_on_replicas import divided_sum
+from scaler.mistakes.moving_statistics import no_forward_pass as no_forward_pass
+from scaler.mistakes.unconnected import without_gradient
+
+if TYPE_CHECKING:
+    from scaler.gate.loss_scaler import LossScaler
+
+__all__ = [
+    "LayerState",
+    "alive",
+    "at_each_call",
+    "check_arguments",
+    "check_connected",
+    "check_precision",
+    "may_diagnose",
+    "nested",
+    "no_autograph",
+    "no_forward_pass",
+    "outside_the_graph",
+    "selects",
+    "warn_of_no_decision",
+    "warn_of_unseen_loss",
+    "watch_from_here",
+    "with_user_autograph",
+]
+
+
+def selects(loss_scaler: LossScaler) -> bool:
+    """Whether steps that are traced now select their new values, where the optimizer allows it."""
+    return selects_here(loss_scaler.select)
+
+
+def may_diagnose(loss_scaler: LossScaler) -> bool:
+    """Whether `apply(diagnose=...)` is worth its price in the function that is traced now.
+
+    It is not with `jit_compile=True`, where every activation would be kept for it at each step, nor where steps select
+    their new values.
+    """
+    return not (in_xla() or selects(loss_scaler))
+
+
+def check_precision(loss_scaler: LossScaler, prediction: Any, loss: Any) -> None:
+    """Warns once about probabilities or a loss in float16, for a step that casts the loss before `scale`.
+
+    On several replicas also about a loss that is a sum: such a step divides it by their number.
+    """
+    say_once = loss_scaler._calls.use.say_once
+    say_once(float16_probabilities(prediction))
+    say_once(divided_sum(loss) if tf.is_tensor(loss) else None)
+    say_once(float16_loss(loss))
+
+
+def check_connected(loss_scaler: LossScaler, grads: Sequence[Gradient], variables: Sequence) -> None:
+    """Warns once of variables that have no gradient, while others have one.
+
+    `apply` does so itself, unless it gets `update=False`, `when`, or a function in place of an optimizer: such a step
+    may be meant to train a part of the variables. Call it where a step differentiates all of a model.
+
+    Args:
+        loss_scaler: Who warns.
+        grads: One for each variable.
+        variables: All that the step trains.
+    """
+    loss_scaler._calls.use.say_once(without_gradient(grads, variables))
+
+
+def warn_of_unseen_loss(loss_scaler: LossScaler, step: str) -> None:
+    """Warns once that a step was applied though its loss was not finite. `check` sees only the last step.
+
+    Args:
+        loss_scaler: Who warns.
+        step: Which one, as the beginning of a sentence, such as "Step 12".
+    """
+    loss_scaler._calls.warn_of_unseen_loss(step)
+
+
+def warn_of_no_decision(loss_scaler: LossScaler, steps: int) -> None:
+    """Warns once if losses were scaled in steps that counted nothing, as with a `when` that is never True.
+
+    Args:
+        loss_scaler: Who warns.
+        steps: How many such steps there were, up to now.
+    """
+    attempted = loss_scaler.counters.attempted
+    loss_scaler._calls.use.check_decided(loss_scaler._called, steps, int(attempted), loss_scaler._calls.step)
+
+
+def watch_from_here(loss_scaler: LossScaler) -> None:
+    """Makes `check` ignore all earlier steps, unless it ran already: for a scaler loaded from a file."""
+    loss_scaler._watch.history.begin(loss_scaler._stored.read())
