@@ -13,7 +13,7 @@ import scaler.errors
 REFERENCE = pathlib.Path(__file__).parent.parent / "docs" / "reference"
 ERRORS = (REFERENCE / "errors.md").read_text(encoding="utf-8")
 MODULES = ("scaler", "loops", "loops.observe", "loops.views.plots", "scaler.testing")
-NAMESPACES = ("strategies", "formats", "weights", "gradients", "layerwise", "observe", "presets", "tracing")
+NAMESPACES = ("strategies", "formats", "weights", "gradients", "layerwise", "observe", "presets", "authoring")
 
 
 def documented():
