@@ -308,8 +308,8 @@ class LossScaler(ByName):
                 the gradient of a synchronised BatchNorm does.
             again: Such a function, with None for `grads`: it is called for them, with 1. If only the scaled backward
                 pass overflows it is called again, in this step, for the scales that the strategy backs off to.
-            update: False leaves the scale and the counters to one `update` after several `apply`, as
-                `apply_together` does for several optimizers. Not with a `SpikeGuard`, which judges whole steps.
+            update: False leaves the scale and the counters to one `update` after several `apply`, each of which decides
+                for itself; `apply_together` decides once. Not with a `SpikeGuard`, which judges whole steps.
             when: Scalar bool. False does nothing, for accumulation. The outcome is then not applied, with norms of NaN
                 and no cause. On several replicas it counts as False on all of them if it is False on any. An overflow
                 is then neither skipped nor counted, and the scale does not back off. So `when=norm < limit` is False
