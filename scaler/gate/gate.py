@@ -113,7 +113,7 @@ class Gate:
         rollback: Snapshot | None,
         when: tf.Tensor,
         on_skip: Callable[[Skip, tf.Tensor | None, tf.Tensor | None], Skip],
-        after: Callable[[Event, tf.Tensor, tf.Tensor, tf.Tensor], None],
+        after: Callable[[Event, tf.Tensor, tf.Tensor], None],
         losses: tuple[tf.Tensor, ...] = (),
     ) -> Decision:
         """Decides once for all replicas; every replica calls it.
@@ -125,8 +125,8 @@ class Gate:
             rollback: Of this replica, or None.
             when: Scalar bool, whether to decide at all: it does where all replicas say so.
             on_skip: As of `Proposal`, called once for all replicas.
-            after: Called once for all replicas with what was seen, `Decision.of_loss`, a tensor that is there when the
-                weights have moved or not, and whether there was a step, scalar bool.
+            after: Called once for all replicas with what was seen, `Decision.of_loss`, and whether there was a step,
+                scalar bool.
             losses: The loss of this replica, scalar float32; empty if the strategy does not need it.
         """
         if replicas.replica_count() > 1:
@@ -145,7 +145,7 @@ class Gate:
 
             def now(when: tf.Tensor) -> Decision:
                 decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state, when, on_skip, losses)
-                after(event, decision.of_loss, decision.clipped_norm, when)
+                after(event, decision.of_loss, when)
                 return decision
 
             if self.selects or tf.get_static_value(when):
@@ -183,7 +183,8 @@ class Gate:
         proposal = self._propose(strategy, measured, verdict, loss_finite, state, when, on_skip)
         done = proposal.select(strategy, sound, when) if self.selects else proposal.branch(strategy, sound)
 
-        guard, applied = verdict.guard, done.applied
+        # An update that breaks off is not counted.
+        guard, applied = verdict.guard, _after_side_effects(done.applied)
         told, counted, unlimited = (), None, applied
         if guard is not None and verdict.spike is not None:
             spike = tf.logical_and(verdict.spike, when)
@@ -313,10 +314,11 @@ def _first_bad_replica(strategy: Any, grads: list, loss_finite: Any) -> tf.Tenso
 def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:
     """`flag`, once all that was traced before it has run.
 
-    Otherwise a graph runs an assertion of the loss beside the update, which may be half done when it fails.
+    Otherwise a graph runs an assertion of the loss beside the update, which may be half done when it fails; and the
+    update beside what counts it.
     """
     if tf.executing_eagerly():
         return flag
     operations = tf.compat.v1.get_default_graph().get_operations()
-    with tf.control_dependencies([tf.group(*(op for op in operations if op.op_def.is_stateful))]):
+    with tf.control_dependencies([operation for operation in operations if operation.op_def.is_stateful]):
         return tf.identity(flag)

@@ -429,7 +429,7 @@ class LossScaler(ByName):
             rollback,
             tf.convert_to_tensor(when),
             on_skip,
-            self._stored.move if update else (lambda event, of_loss, done, when: None),
+            self._stored.move if update else (lambda event, of_loss, when: None),
             () if loss is None else (loss,),
         )
         self._calls.decided(None if update else decision.attempted)

@@ -314,15 +314,12 @@ class StoredState:
         else:
             replicas.merge(lambda s, event, bad: move(_of_all(s, event), replicas.any_of(s, bad)), event, bad)
 
-    def move(
-        self, event: Event, of_loss: tf.Tensor, done: tf.Tensor | None = None, when: tf.Tensor | None = None
-    ) -> tf.Tensor:
+    def move(self, event: Event, of_loss: tf.Tensor, when: tf.Tensor | None = None) -> tf.Tensor:
         """As `move_together`, to be called once for all replicas.
 
         Args:
             event: What it sees.
             of_loss: Scalar bool, whether the step was skipped because its loss was not finite.
-            done: A tensor that is there when the step is done.
             when: Scalar bool, whether there was a step. Default: there was.
 
         Returns:
@@ -349,9 +346,7 @@ class StoredState:
         step, kept = tf.stack([one, applied, one, bad, bad]), tf.stack([one, one, skipped, one, skipped])
         after[_COUNTERS] = (stored[_COUNTERS] + step) * kept
         always = when is None or tf.get_static_value(when)
-        # Nothing below depends on `done` by itself, and a step that fails must not be counted.
-        with tf.control_dependencies([] if done is None else [done]):
-            self._assign(after, None if always else when, stored)
+        self._assign(after, None if always else when, stored)
         return moved
 
 

@@ -101,14 +101,18 @@ def test_counters(execute):
     assert {count.dtype for count in loss_scaler.counters} == {tf.int64}
 
 
-def test_a_step_that_breaks_off_in_the_optimizer_is_not_counted():
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_step_that_breaks_off_in_the_optimizer_is_not_counted(proven, monkeypatch):
+    """Also where the decision does not wait for the update, because its new values need no look."""
     loss_scaler, w = by_hand(Dynamic(8.0)), tf.Variable([1.0])
 
     def breaks_off(grads, variables):
         slow = tf.linalg.det(tf.random.normal([300, 300]))
         tf.debugging.assert_greater(variables[0], 1e9 + tf.tanh(slow))
 
-    step = tf.function(lambda grad: loss_scaler.apply(breaks_off, [grad], [w]).finite)
+    optimizer = keras.optimizers.SGD(0.1) if proven else breaks_off
+    monkeypatch.setattr(keras.optimizers.SGD, "update_step", lambda self, grad, own, rate: breaks_off([grad], [own]))
+    step = tf.function(lambda grad: loss_scaler.apply(optimizer, [grad], [w]).finite)
     for _ in range(5):
         with pytest.raises(tf.errors.InvalidArgumentError):
             step(tf.constant([1.0]))
