@@ -278,7 +278,9 @@ class Gate:
             return done.clipped_norms[0]
         if all(part.clip is None for part in self.targets.parts):
             return tf.where(done.applied, norm, float("nan"))
-        return tf.sqrt(tf.add_n(list(map(tf.square, done.clipped_norms))))
+        # In float64, since the square of a norm of float64 gradients may be beyond float32.
+        squares = [tf.square(tf.cast(one, tf.float64)) for one in done.clipped_norms]
+        return tf.cast(tf.sqrt(tf.add_n(squares)), tf.float32)
 
     def _no_decision(self, strategy: tf.distribute.Strategy, state: list[tuple]) -> Decision:
         put_back_non_finite(strategy, state)

@@ -53,17 +53,13 @@ class Verdict(NamedTuple):
             broken: As for `reason_of`.
         """
         found = reason_of(targets, squares, loss_finite, broken)
-        # The first part counts, so that it comes last here. Where a guard is why, it overrides all below.
-        for place, sound in reversed(list(enumerate(self.rates))):
-            if sound is not None:
-                failed = tf.logical_and(tf.math.is_finite(norm), tf.logical_not(sound))
-                found = _of_update(found, failed, -1 - 2 * place)
-        for place, valid in reversed(list(enumerate(self.limits))):
-            if valid is not None:
-                found = found._replace(
-                    cause=tf.where(valid, found.cause, int(Cause.UPDATE)),
-                    index=tf.where(valid, found.index, -2 - 2 * place),
-                )
+        # The first part counts, so that it comes last here. Bad gradients come before all parts: a limit that is drawn
+        # from bad data must not hide them.
+        for place, both in reversed(list(enumerate(zip(self.rates, self.limits, strict=True)))):
+            for index, holds in zip((-1, -2), both, strict=True):
+                if holds is not None:
+                    failed = tf.logical_and(tf.math.is_finite(norm), tf.logical_not(holds))
+                    found = _of_update(found, failed, index - 2 * place)
         if self.guard is None or self.spike is None:
             return found
         return self.guard.refine_reason(targets, found, tf.logical_and(self.spike, when), squares)

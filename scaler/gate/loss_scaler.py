@@ -383,6 +383,7 @@ class LossScaler(ByName):
         Returns:
             The outcome of the step, and for each share the same outcome with the norms of its own gradients.
         """
+        self._spikes.check_optimizers(len(shares))
         grads = [grad for share in shares for grad in share.grads]
         targets = [weight for share in shares for weight in share.weights]
         model = [variable for share in shares for variable in share.model]

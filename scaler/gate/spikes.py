@@ -130,11 +130,6 @@ class Spikes:
         guard, state = self._guard, self._stored.now()
         if guard is None:
             return None
-        if guard.by_tensor == "clip" and len(targets.parts) > 1:
-            raise InvalidArgument(
-                'apply_together with SpikeGuard(by_tensor="clip"): it limits the gradients of one optimizer, and here '
-                f'are {len(targets.parts)}. Expected by_tensor="skip" or None.'
-            )
         if not guard.by_tensor:
             return Judged(guard.verdict(state, norm, loss), norm, None, clip, None, ())
         known = _keys(targets.built_for)
@@ -150,6 +145,14 @@ class Spikes:
             norm = tf.cast(tf.sqrt(tf.reduce_sum(clip.scaled(squares))), tf.float32)
         verdict = guard.verdict(state, norm, loss, norms)
         return Judged(verdict, norm, norms, clip, clipped, [where.get(at, -1) for at in range(len(self._places))])
+
+    def check_optimizers(self, count: int) -> None:
+        """Refuses to limit the gradients of several optimizers."""
+        if self.by_tensor == "clip" and count > 1:
+            raise InvalidArgument(
+                'apply_together with SpikeGuard(by_tensor="clip"): it limits the gradients of one optimizer, and here '
+                f'are {count}. Expected by_tensor="skip" or None.'
+            )
 
     def check_whole_step(self, update: bool) -> None:
         """Refuses an `apply` that is only a part of a step."""

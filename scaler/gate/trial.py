@@ -34,12 +34,14 @@ class Trial:
         self._kept = list({id(variable): variable for variable in movable}.values())
         self._looked_at: list[tf.Variable] = []
         self._indices: list[int] = []
+        self._owners: list[int] = []
         of_parts, own = targets.split(targets.positions), len(targets.built_for)
-        for part, positions in zip(targets.parts, of_parts, strict=True):
+        for place, (part, positions) in enumerate(zip(targets.parts, of_parts, strict=True)):
             values = part.own_values
             if part.proven is None:
                 self._looked_at += map(replicas.native, [*part.updated, *values])
                 self._indices += [*positions, *range(own, own + len(values))]
+                self._owners += [place] * (len(positions) + len(values))
             own += len(values)
         self._before = replicas.each(strategy, _values, *self._kept)
         before = {id(variable): value for variable, value in zip(self._kept, self._before, strict=True)}
@@ -57,7 +59,7 @@ class Trial:
         def moved() -> tf.Tensor:
             try:
                 update()
-            except Exception:
+            except BaseException:  # Whoever stops a run by Ctrl-C finds it whole, too.
                 if tf.executing_eagerly() and replicas.replica_count() == 1:
                     self._put_back()
                 raise
@@ -96,9 +98,10 @@ class Trial:
                 "the first step."
             )
         # A schedule counts steps, so that it is asked once the count is what it was.
-        for place, part in reversed(list(enumerate(self._targets.parts))):
+        owner = tf.gather(tf.constant(self._owners, tf.int64), worst)
+        for place, part in enumerate(self._targets.parts):
             sound = replicas.each(self._strategy, lambda part=part: _sound_rate(part.optimizer))
-            sound = replicas.of_each(self._strategy, sound)[0]
+            sound = tf.logical_or(replicas.of_each(self._strategy, sound)[0], tf.not_equal(owner, place))
             has_nan, index = tf.logical_and(has_nan, sound), tf.where(sound, index, -1 - 2 * place)
         return not_skipped()._replace(cause=int64(Cause.UPDATE), has_nan=has_nan, index=index)
 

@@ -141,8 +141,7 @@ class Names:
         if key not in self._known:
             count = max(len(_listed(key)), 1)
             # Keras counts optimizers in the names of their slots, of all models: a place does not depend on them.
-            known = tuple(name for one in key for name in one.variables)
-            place = self._free_place((" and ".join(one.optimizer for one in key), known), count)
+            place = self._free_place(tuple((one.optimizer, one.variables) for one in key), count)
             self._known[key] = place
             self.lists[place] = count
         place = self._known[key]
@@ -150,7 +149,7 @@ class Names:
         (self._unseen.discard if seen else self._unseen.add)(place)
         return place
 
-    def _free_place(self, key: tuple[str, tuple[str, ...]], count: int) -> int:
+    def _free_place(self, key: tuple, count: int) -> int:
         for attempt in range(_ATTEMPTS):
             digest = hashlib.sha256(repr((attempt, key)).encode()).digest()
             place = FIRST_PLACE + int.from_bytes(digest[:8], "big") % max(MOST_NAMES - FIRST_PLACE - count, 1)
@@ -232,8 +231,8 @@ _SENTENCES = {
 def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
     if int(outcome.index) < 0 and int(outcome.index) % 2 == 0:
         return (
-            "The step was skipped because the limit of the clipping is not a positive finite number. Check the "
-            "tensor passed to clip_norm, ClipByNorm or ClipByValue."
+            f"The step was skipped because the limit of the clipping for {optimizer} is not a positive finite number. "
+            "Check the tensor passed to clip_norm, ClipByNorm or ClipByValue."
         )
     if int(outcome.index) < 0:
         return (

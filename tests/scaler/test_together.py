@@ -333,6 +333,89 @@ def test_positions_count_over_the_variables_of_all(spoilt):
     assert f"'{'ac'[spoilt]}" in loss_scaler.explain(outcome)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_limit_that_is_drawn_from_bad_data_hides_no_bad_loss(several):
+    """Bad data costs a batch, and never the scale."""
+    loss_scaler, weights = scaler.LossScaler(scaler.Dynamic(8.0)), [tf.Variable([1.0]), tf.Variable([1.0])]
+    optimizers, data = [SGD(0.1), SGD(0.1)], tf.constant([float("nan")])
+    with tf.GradientTape() as tape:
+        scaled = loss_scaler.scale(tf.reduce_sum(tf.add_n(weights) * data))
+    grads, limit = tape.gradient(scaled, weights), tf.norm(data)
+    if several:
+        shares = [scaler.Share(optimizers[0], grads[:1], weights[:1])]
+        shares.append(scaler.Share(optimizers[1], grads[1:], weights[1:], clip_norm=limit))
+        outcome, _ = scaler.apply_together(loss_scaler, shares)
+    else:
+        outcome = loss_scaler.apply(optimizers[0], grads, weights, clip_norm=limit)
+    assert (int(outcome.cause), float(loss_scaler.loss_scale)) == (scaler.Cause.LOSS, 8.0)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("first", "rates", "limits", "index", "said"),
+    [
+        (
+            keras.optimizers.Adagrad,
+            (1e38, NAN),
+            (None, None),
+            0,
+            "Adagrad turned finite gradients into an infinity, first in 'a",
+        ),
+        (keras.optimizers.Adagrad, (0.1, NAN), (None, None), -3, "the learning rate of Adamax is NaN"),
+        (SGD, (NAN, 0.1), (None, NAN), -1, "the learning rate of SGD is NaN"),
+        (SGD, (0.1, 0.1), (None, NAN), -4, "the limit of the clipping for Adamax is not a positive finite number"),
+    ],
+    ids=["an infinity before a rate", "the second rate", "a rate before a limit", "the second limit"],
+)
+def test_the_first_optimizer_that_fails_is_named(first, rates, limits, index, said):
+    """Of those whose fault is known before any moves, or else of those that were tried."""
+    optimizers = [first(rates[0]), keras.optimizers.Adamax(rates[1], epsilon=1e-30)]
+    weights = [tf.Variable([1.0], name=name) for name in "ab"]
+    loss_scaler, grads = scaler.LossScaler(scaler.Static(1.0)), [tf.constant([1e5])]
+    shares = [
+        scaler.Share(optimizer, grads, [weight], clip_norm=None if limit is None else tf.constant(limit))
+        for optimizer, weight, limit in zip(optimizers, weights, limits, strict=True)
+    ]
+    before = raw(weights)
+    outcome, _ = scaler.apply_together(loss_scaler, shares)
+    assert (int(outcome.cause), int(outcome.index), raw(weights)) == (scaler.Cause.UPDATE, index, before)
+    assert said in loss_scaler.explain(outcome)
+    assert int(outcome.variable) == index
+
+
+def test_a_refused_call_leaves_the_scaler_as_it_was():
+    guard = scaler.SpikeGuard(scaler.Static(1.0), window=5, loss=False, by_tensor="clip")
+    loss_scaler, weights = scaler.LossScaler(guard), [tf.Variable([1.0], name=name) for name in "abc"]
+    grads = [tf.constant([1.0])]
+    with pytest.raises(scaler.InvalidArgument, match="it limits the gradients of one optimizer, and here are 2"):
+        scaler.apply_together(loss_scaler, [scaler.Share(SGD(0.1), grads, [weight]) for weight in weights[:2]])
+    assert loss_scaler.apply(SGD(0.1), grads * 3, weights).finite
+
+
+def test_two_splits_of_one_list_of_variables_have_names_of_their_own():
+    loss_scaler, weights = scaler.LossScaler(scaler.Static(1.0)), [tf.Variable([1.0], name=name) for name in "abc"]
+    offsets = []
+    for split in (1, 2):
+        optimizers = [SGD(0.1, momentum=0.9), Spoiled([])]
+        parts = weights[:split], weights[split:]
+        shares = [
+            scaler.Share(optimizer, [tf.constant([1.0])] * len(own), own)
+            for optimizer, own in zip(optimizers, parts, strict=True)
+        ]
+        offsets.append(int(scaler.apply_together(loss_scaler, shares)[0].name_offset))
+    assert offsets[0] != offsets[1]
+
+
+def test_norms_of_float64_gradients_may_be_beyond_the_square_of_float32():
+    weights = [tf.Variable([1.0], dtype=tf.float64) for _ in range(2)]
+    grads = [tf.constant([1e25], tf.float64)]
+    shares = [scaler.Share(SGD(0.1), grads, [weight], clip_norm=1e30) for weight in weights]
+    outcome, _ = scaler.apply_together(scaler.LossScaler(scaler.Static(1.0)), shares)
+    np.testing.assert_allclose([outcome.grad_norm, outcome.clipped_norm], [2**0.5 * 1e25] * 2, rtol=1e-6)
+
+
 @pytest.mark.exhaustive
 def test_a_skip_of_several_optimizers_is_explained(tmp_path):
     """`explain` repeats the step with an `apply` that decides nothing."""
