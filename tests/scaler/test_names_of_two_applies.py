@@ -11,7 +11,7 @@ from scaler_cases import gradients_of, modes
 
 import scaler
 from scaler.outcome.last_skip import FIRST_PLACE, MOST_NAMES
-from scaler.outcome.skip_sentence import Names
+from scaler.outcome.skip_sentence import Named, Names
 
 NAN, BIG = np.float32(np.nan), np.float32(1e36)
 
@@ -215,9 +215,10 @@ def test_a_saved_weight_is_not_named_either(tmp_path):
 def test_places_do_not_overlap_and_are_never_full():
     names = Names()
     for number in range(30):
-        names.begin([f"{number}/{i}" for i in range(40_000)], "SGD")
+        names.begin([Named("SGD", tuple(f"{number}/{i}" for i in range(40_000)), ())], [])
         ends = sorted((begin, begin + count) for begin, count in names.lists.items())
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends))
         assert ends[0][0] >= FIRST_PLACE
         assert ends[-1][1] <= MOST_NAMES
-    assert names.of(names.begin(["29/0"], "SGD")) == (("29/0",), "SGD")
+    own = Named("SGD", ("29/0",), ())
+    assert names.of(names.begin([own], [])) == (own,)
