@@ -21,7 +21,7 @@ from scaler.backend import replicas
 from scaler.backend.graphs import call_noninlined
 from scaler.backend.selected import assigned_where
 from scaler.gate.judge import where
-from scaler.gate.rollback import chosen_state, put_back_non_finite
+from scaler.gate.rollback import chosen_state, put_back, put_back_non_finite
 from scaler.gate.targets import Targets
 from scaler.gate.trial import Trial
 from scaler.outcome.outcome import Skip, int64, not_skipped
@@ -105,12 +105,6 @@ class Proposal:
         # Several workers meet in operations that a function of its own cannot hold.
         skip_apart = skip if tf.distribute.has_strategy() else functools.partial(call_noninlined, skip)
         return Committed(applied, *tf.cond(applied, apply, skip_apart))
-
-
-def put_back(strategy: Any, state: Sequence[tuple]) -> None:
-    """Gives variables the values that they had before the step, on every replica."""
-    for variable, value in state:
-        replicas.assign_each(strategy, variable, lambda own, value: value, value)
 
 
 def restore_where(strategy: Any, state: Sequence[tuple], applied: tf.Tensor, when: tf.Tensor) -> None:

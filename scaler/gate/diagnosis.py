@@ -44,14 +44,10 @@ def cause_from_second_pass_on_replicas(
     diagnose: Callable,
     correct: Callable[[tf.Tensor, tf.Tensor], None],
 ) -> Skip:
-    """As `cause_from_second_pass`, on several replicas: each looks for itself, after the decision that they share.
+    """The same on several replicas: each takes the second pass by itself, after the decision that they share.
 
-    Args:
-        skip: As for `cause_from_second_pass`.
-        loss_scale: As for `cause_from_second_pass`.
-        floor: As for `cause_from_second_pass`.
-        diagnose: As for `cause_from_second_pass`.
-        correct: Called once for all replicas with whether the cause is BACKWARD, and whether a lower scale helps.
+    `correct` is called once for all replicas with two scalar bools: whether the cause is BACKWARD, and whether a lower
+    scale helps.
     """
     presumed, broken, backward = _looked(skip, loss_scale, floor, diagnose)
 

@@ -45,15 +45,3 @@ def event_of(
         counted = replicas.each(strategy, lambda grads: statistics.histogram(grads, needs.edges), own)
         counts = replicas.of_each(strategy, replicas.total(strategy, [counted])[0])[0]
     return Event(applied, *statistics.Statistics(amax, counts), norm if needs.norm else None, loss, norms)
-
-
-def no_event(needs: Needs) -> Event:
-    """What stands for the event of a step that is not attempted, where a branch needs one with the same fields."""
-    zero = tf.constant(0.0)
-    return Event(
-        tf.constant(False),
-        zero if needs.amax else None,
-        tf.zeros([len(needs.edges) + 1], tf.int64) if needs.edges else None,
-        zero if needs.norm else None,
-        zero if needs.loss else None,
-    )

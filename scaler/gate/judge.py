@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
             norm: Float32, the global norm.
             loss_finite: Scalar bool.
             when: Scalar bool, whether there is a step at all.
-            broken: As for `reason_of`.
+            broken: Bool [n], which scaled gradients hold a value that is not finite; None if nobody looked at them.
         """
         found = reason_of(targets, squares, loss_finite, broken)
         # The first part counts, so that it comes last here. Bad gradients come before all parts: a limit that is drawn

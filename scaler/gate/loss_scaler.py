@@ -369,16 +369,9 @@ class LossScaler(ByName):
     ) -> tuple[Outcome, list[Outcome]]:
         """What `apply` and `apply_together` do with arguments that they have checked: one decision for all shares.
 
-        Args:
-            shares: One for each optimizer. Every list is one.
-            rollback: As for `apply`.
-            when: As for `apply`.
-            loss_scale: As for `apply`.
-            diagnose: As for `apply`.
-            again: As for `apply`. The gradients are those that it gives for 1.
-            update: As for `apply`.
-            unscaled: As for `apply`.
-            reaches_all: Whether the loss is meant to reach all variables.
+        Each share has its own optimizer, and lists in place of other iterables. With `again` the gradients are those
+        that it returns for 1. `reaches_all` says that the loss is meant to reach all variables: a warning names those
+        without a gradient. All other arguments are those of `apply`.
 
         Returns:
             The outcome of the step, and for each share the same outcome with the norms of its own gradients.

@@ -74,6 +74,17 @@ def all_finite(variables: Sequence[Any]) -> tf.Tensor:
     return flags[0] if len(flags) == 1 else tf.reduce_all([tf.constant(True), *flags])
 
 
+def put_back(strategy: Any, state: Iterable[tuple[Any, Any]]) -> None:
+    """Gives variables the values that they had before a step, on every replica.
+
+    Args:
+        strategy: TensorFlow's, from what `replicas.merge` calls.
+        state: Pairs of a variable and its value before the step, on every replica.
+    """
+    for variable, value in state:
+        replicas.assign_each(strategy, variable, lambda own, value: value, value)
+
+
 def put_back_non_finite(strategy: Any, state: Sequence[tuple[Any, Any]]) -> None:
     """Puts back what is not finite any more, where no step is skipped: see `chosen_state`.
 

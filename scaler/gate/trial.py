@@ -12,6 +12,7 @@ from scaler.backend import replicas
 from scaler.backend.graphs import call_noninlined, in_xla
 from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import Optimizer, name_of, variables_of
+from scaler.gate.rollback import put_back
 from scaler.gate.targets import Targets
 from scaler.outcome.outcome import Cause, Skip, int64, not_skipped
 
@@ -106,8 +107,7 @@ class Trial:
         return not_skipped()._replace(cause=int64(Cause.UPDATE), has_nan=has_nan, index=index)
 
     def _put_back(self) -> None:
-        for variable, value in zip(self._kept, self._before, strict=True):
-            replicas.assign_each(self._strategy, variable, lambda own, value: value, value)
+        put_back(self._strategy, zip(self._kept, self._before, strict=True))
 
     def _made_meanwhile(self) -> list:
         if not tf.executing_eagerly():
