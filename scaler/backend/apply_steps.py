@@ -1,4 +1,4 @@
-"""Steps of a Keras optimizer's `apply` that this package replaces, because Keras has no option for them.
+"""Parts of a Keras optimizer's `apply` that this package replaces, because Keras has no option for them.
 
     _distributed_tf_update_step    UPDATE: moves the variables         absent: not compiled: slower, the same numbers
     _apply_weight_decay            DECAY: decays the weights           absent: as UPDATE
@@ -7,6 +7,8 @@
     _overwrite_variables_directly_with_gradients
                                    GIVEN: assigns the variables        absent: as WINDOW
                                      whose gradient is their value
+    _iterations                    the count of steps, which           absent: it is read for each variable: slower,
+                                     `update_step` reads                 the same numbers
 
 Keras may keep such a method and no longer call it. The step would then be lost, or use scaled gradients. So whoever
 replaces a method calls `check_called_once` while the step is traced, before any of it runs.
@@ -20,8 +22,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from scaler.backend import replicas
 from scaler.backend.versions import say_once, versions
 from scaler.errors import UnsupportedVersion
 
@@ -94,3 +98,54 @@ def can_be_compiled(optimizer: Any) -> bool:
         names = ", ".join(gone)
         say_once(f"have no {names}: updates of large variables are not compiled. Slower, with the same numbers.")
     return not gone
+
+
+@contextlib.contextmanager
+def read_once(optimizer: Any) -> Iterator[None]:
+    """Has the optimizer, and twins that are made of it, take the count as it is now; for variables on one device."""
+    if not _can_be_read_once(optimizer):
+        yield
+        return
+    with _reading(optimizer, tf.convert_to_tensor(optimizer._iterations)):
+        yield
+
+
+@contextlib.contextmanager
+def read_once_a_device(optimizer: Any) -> Iterator[None]:
+    """Has each `update_step` take the count as it is at the first variable of the same device."""
+    if not _can_be_read_once(optimizer):
+        yield
+        return
+    counts: dict[tuple, tf.Tensor] = {}
+
+    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        # A tensor of one branch is not known in another.
+        place = id(tf.compat.v1.get_default_graph()), replicas.native(variable).device
+        if place not in counts:
+            counts[place] = tf.convert_to_tensor(optimizer._iterations)
+        with _reading(optimizer, counts[place]):
+            type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
+
+    with taken_over(optimizer, update_step=update_step):
+        yield
+
+
+def _can_be_read_once(optimizer: Any) -> bool:
+    """Whether this is a graph and one of Keras's own optimizers, none of which moves the count in `update_step`."""
+    return (
+        not tf.executing_eagerly()
+        and isinstance(optimizer, keras.optimizers.Optimizer)
+        and type(optimizer).__module__.startswith("keras.")
+        and isinstance(vars(optimizer).get("_iterations"), keras.Variable)
+        and "update_step" not in vars(optimizer)
+    )
+
+
+@contextlib.contextmanager
+def _reading(optimizer: Any, count: tf.Tensor) -> Iterator[None]:
+    attributes = vars(optimizer)
+    before, attributes["_iterations"] = attributes["_iterations"], count
+    try:
+        yield
+    finally:
+        attributes["_iterations"] = before

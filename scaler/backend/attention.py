@@ -1,9 +1,17 @@
-"""What Keras's attention layers compute between their queries and their keys: the logits, and which of them count.
+"""Keras's attention layers: their logits and which of them count, and the two products inside of MultiHeadAttention.
 
-_compute_attention   is given the projected queries and keys   absent: the logits are not seen, which a watch says
-_softmax             is given the logits, unless one           absent: they are computed once more, from the same
-operation makes all of the attention                           queries and keys
-_flash_attention     whether a kernel hides the logits         absent: counts as not
+_compute_attention       the projected queries and keys; both      absent: the logits are not seen, which a watch
+                           products, which a subclass may            says; the products are left alone, with one warning
+                           replace
+_softmax                 is given the logits, unless one           absent: they are computed once more, from the same
+                           operation makes all of the attention      queries and keys
+_flash_attention         whether a kernel hides the logits         absent: counts as not
+_compute_causal_mask     the mask of a causal call, where `call` makes none         absent: the products are left alone
+_inverse_sqrt_key_dim    the factor of the scores
+_dot_product_equation    the equation of the first product
+_combine_equation        that of the second
+_masked_softmax          what is between them
+_dropout_layer           the same
 """
 
 from __future__ import annotations
@@ -17,6 +25,8 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+
+from scaler.backend.versions import say_once
 
 LAYERS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 """The layers whose logits can be seen."""
@@ -126,3 +136,45 @@ def _computed(given: dict[str, Any]) -> Scores:
         before = tf.linalg.band_part(tf.ones(tf.shape(logits)[2:], tf.bool), -1, 0)
         mask = before if mask is None else tf.logical_and(mask, before)
     return Scores(logits, mask, 1)
+
+
+PRODUCTS = "_compute_attention"
+"""The method that `replace_products` sets on a layer."""
+_METHODS = (PRODUCTS, "_compute_causal_mask", "_masked_softmax")
+
+
+def is_plain(layer: keras.layers.MultiHeadAttention) -> bool:
+    """Whether the layer computes its products as Keras's own class does."""
+    own, kind = keras.layers.MultiHeadAttention, type(layer)
+    if not all(hasattr(own, name) for name in _METHODS) or not hasattr(layer, "_inverse_sqrt_key_dim"):
+        say_once("computes attention in another way: its products are not emulated.")
+        return False
+    return all(getattr(kind, name) is getattr(own, name) for name in _METHODS)
+
+
+def replace_products(layer: keras.layers.MultiHeadAttention, einsum: Callable) -> None:
+    """Lets a layer compute its products by `einsum(is_first, equation, left, right)`.
+
+    Without a fused kernel, which has no place between its products.
+    """
+
+    def compute(
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any = None,
+        training: bool | None = None,
+        return_attention_scores: bool = False,
+        use_causal_mask: bool = False,
+    ) -> tuple:
+        if use_causal_mask:
+            causal = layer._compute_causal_mask(query, value)
+            attention_mask = causal if attention_mask is None else keras.ops.logical_and(attention_mask, causal)
+        query = keras.ops.multiply(query, keras.ops.cast(layer._inverse_sqrt_key_dim, query.dtype))
+        scores = einsum(True, layer._dot_product_equation, key, query)
+        weights = scores = layer._masked_softmax(scores, attention_mask)
+        if layer.dropout > 0.0:
+            weights = layer._dropout_layer(scores, training=training)
+        return einsum(False, layer._combine_equation, weights, value), scores
+
+    object.__setattr__(layer, PRODUCTS, compute)

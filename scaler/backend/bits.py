@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from scaler.backend.devices import has_gpu
+from scaler.backend.graphs import has_gpu
 
 MAGNITUDE = 0x7FFFFFFF
 """All bits of a float32 but its sign."""

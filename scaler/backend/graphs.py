@@ -11,6 +11,9 @@ _get_function               the functions that it calls       absent: they count
 _watched_variables          the variables that it read        absent: BatchNorm's are known by their names alone,
 and a missing rollback gives a warning
 captures                    its captured tensors              absent: as `_get_function`
+could_possibly_record       whether a tape records now        absent: no tape seems to record: a `loss_scale` that
+multiplies the loss by hand counts as read for logging; a graph still recognises it, and eager mode refuses it once the
+scale has moved
 """
 
 from __future__ import annotations
@@ -255,3 +258,18 @@ def traced_once(function: Callable) -> Callable:
     if tf.executing_eagerly() or in_xla():
         return function
     return nested(function, experimental_attributes={"_noinline": True})
+
+
+def has_gpu() -> bool:
+    """Whether TensorFlow sees a GPU. What is traced then is for one, wherever it is placed."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def tape_records() -> bool:
+    """Whether a `tf.GradientTape` records the computations of this call. False if TensorFlow does not tell."""
+    try:
+        from tensorflow.python.eager import record
+
+        return bool(record.could_possibly_record())
+    except (ImportError, AttributeError):
+        return False

@@ -1,7 +1,18 @@
-"""The layers of a Keras model, those that are called, and those that own a variable.
+"""The layers of a Keras model: which are called, which own a variable, and what Keras stores on them for its own use.
 
 Every layer is called through `keras.Operation.__call__`, once it is built. Only while `calls_noted` is open another
 function stands in its place.
+
+get_global_attribute   holds the call that is running   absent: `UnsupportedVersion` when a layer is to get scales
+                                                          from past steps, before anything has changed
+_tracker               refuses new parts of a layer     absent: the same
+                         that is built
+_keras_logits   what a softmax or sigmoid was computed from   absent: one in float16 is known by its operation, and it
+                                                              is nowhere, and so not lost by a copy
+_keras_mask     which of a layer's steps are padding          absent: it is nowhere, and so not lost by a copy
+_direction      whether a metric should be large or small     absent: the direction is unknown
+_aggregate_additional_loss   what `compute_loss` adds of      absent: Keras raises its TypeError where a penalty is in
+                             a penalty of a model             16 bits and the loss is not
 """
 
 from __future__ import annotations
@@ -18,6 +29,7 @@ from typing import Any
 import keras
 
 from scaler.backend import replicas
+from scaler.backend.versions import unsupported
 
 _NOTES: contextvars.ContextVar[tuple[Callable, ...]] = contextvars.ContextVar("calls_noted", default=())
 _LOCK = threading.Lock()
@@ -152,3 +164,69 @@ def _layers_among(values: Iterable) -> Iterator[keras.layers.Layer]:
             yield value
         elif isinstance(value, (list, tuple, set, dict)):
             yield from _layers_among(value)
+
+
+def in_training() -> bool:
+    """Whether the layer that is being called is trained: what `training=True` of the outermost call says."""
+    context = _state()("current_call_ctx")
+    return bool(getattr(context, "training", None))
+
+
+@contextlib.contextmanager
+def open_to_variables(layer: Any) -> Iterator[None]:
+    """Lets a layer that is built make further variables.
+
+    Raises:
+        UnsupportedVersion: If Keras has no way to, or does not say later which calls are trained.
+    """
+    tracker: Any = getattr(layer, "_tracker", None)
+    if not hasattr(tracker, "unlock") or not hasattr(tracker, "locked"):
+        raise unsupported("emulated", "has another way to refuse variables of a layer that is built.")
+    _state()
+    before = tracker.locked
+    tracker.unlock()
+    try:
+        yield
+    finally:
+        if before:
+            tracker.lock()
+
+
+def _state() -> Any:
+    try:
+        from keras.src.backend.common.global_state import get_global_attribute
+    except ImportError as error:
+        raise unsupported("emulated", "does not say whether a call of a layer is training.") from error
+    return get_global_attribute
+
+
+def is_softmax_or_sigmoid(tensor: Any) -> bool:
+    """Whether Keras knows the tensor as the result of a softmax or sigmoid, with the logits behind it."""
+    return hasattr(tensor, "_keras_logits")
+
+
+def direction_of(metric: Any) -> str | None:
+    """Returns "up" for a metric that should be large, "down" for one that should be small, None if unknown."""
+    return getattr(metric, "_direction", None)
+
+
+def cast_penalties(model: keras.Model) -> None:
+    """Has `compute_loss` of a model add penalties in the dtype of Keras's losses, also those computed in 16 bits."""
+    own = getattr(model, "_aggregate_additional_loss", None)
+    if own is not None:
+        model._aggregate_additional_loss = lambda loss: own(keras.ops.cast(loss, keras.config.floatx()))
+
+
+def carry(source: Any, copy: Any, through: Callable[[Any], Any] = lambda tensor: tensor) -> Any:
+    """Gives a copy of a layer's output what Keras stored on the original, and returns the copy.
+
+    Args:
+        source: The original.
+        copy: The copy.
+        through: What the copy's logits are made by from the original's, since a loss may be computed from them.
+    """
+    if hasattr(source, "_keras_logits"):
+        copy._keras_logits = through(source._keras_logits)
+    if hasattr(source, "_keras_mask"):
+        copy._keras_mask = source._keras_mask
+    return copy

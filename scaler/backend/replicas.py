@@ -42,12 +42,12 @@ def merge(function: Callable, *values: Any) -> Any:
     return context.merge_call(no_autograph(lambda *shares: function(*shares)), args=values)
 
 
-def each(strategy: tf.distribute.Strategy, function: Callable, *values: Any) -> Any:
+def map_replicas(strategy: tf.distribute.Strategy, function: Callable, *values: Any) -> Any:
     """Calls `function` on every replica with its share of `values`. Use it inside the function passed to `merge`."""
     return strategy.extended.call_for_each_replica(no_autograph(lambda *shares: function(*shares)), args=values)
 
 
-def of_each(strategy: tf.distribute.Strategy, value: Any) -> tuple:
+def local_values(strategy: tf.distribute.Strategy, value: Any) -> tuple:
     """The components of `value` on all replicas of this machine."""
     return strategy.experimental_local_results(value)
 
@@ -56,7 +56,7 @@ def total(strategy: tf.distribute.Strategy, tensors: Sequence) -> list:
     """The sum of each tensor over all replicas, on every replica."""
     if strategy.num_replicas_in_sync == 1:
         return list(tensors)
-    dtypes = [of_each(strategy, tensor)[0].dtype for tensor in tensors]
+    dtypes = [local_values(strategy, tensor)[0].dtype for tensor in tensors]
     sums = {}
     # TensorFlow joins what it reduces together into one tensor, of one dtype.
     for dtype in dict.fromkeys(dtypes):
@@ -69,26 +69,26 @@ def any_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     """Whether `flag`, scalar bool, is true on any replica of any worker."""
     if strategy.num_replicas_in_sync == 1:
         return flag
-    own = of_each(strategy, flag)
+    own = local_values(strategy, flag)
     if len(own) == strategy.num_replicas_in_sync:
         return functools.reduce(tf.logical_or, own)  # All replicas are here.
-    count = each(strategy, lambda value: tf.cast(value, tf.float32), flag)
-    return of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, count, count))[0] > 0
+    count = map_replicas(strategy, lambda value: tf.cast(value, tf.float32), flag)
+    return local_values(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, count, count))[0] > 0
 
 
 def all_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     """Whether `flag`, scalar bool, is true on all replicas of all workers."""
     if strategy.num_replicas_in_sync == 1:
         return flag
-    own = of_each(strategy, flag)
+    own = local_values(strategy, flag)
     if len(own) == strategy.num_replicas_in_sync:
         return functools.reduce(tf.logical_and, own)
-    return tf.logical_not(any_of(strategy, each(strategy, tf.logical_not, flag)))
+    return tf.logical_not(any_of(strategy, map_replicas(strategy, tf.logical_not, flag)))
 
 
-def agreed(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
+def all_agree(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     """As `all_of`, without a sum over the replicas where a graph shows that `flag` is the same on all of them."""
-    parts = of_each(strategy, flag)
+    parts = local_values(strategy, flag)
     if strategy.num_replicas_in_sync == 1:
         return parts[0]
     if tf.executing_eagerly():
@@ -103,18 +103,20 @@ def largest_of(strategy: tf.distribute.Strategy, number: Any) -> tf.Tensor:
     """The largest `number`, a floating-point scalar, on any replica of all workers. Infinity if one is NaN."""
     count = strategy.num_replicas_in_sync
     if count == 1:
-        return of_each(strategy, number)[0]
+        return local_values(strategy, number)[0]
 
     def place(value: tf.Tensor) -> tf.Tensor:
         value = tf.where(tf.math.is_nan(value), tf.constant(float("inf"), value.dtype), value)
         own = tf.one_hot(tf.distribute.get_replica_context().replica_id_in_sync_group, count, True, False)
         return tf.where(own, value, tf.zeros_like(value))
 
-    places = each(strategy, place, number)
-    return tf.reduce_max(of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, places, places))[0])
+    places = map_replicas(strategy, place, number)
+    return tf.reduce_max(
+        local_values(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, places, places))[0]
+    )
 
 
-def placed(value: tf.Tensor) -> tf.Tensor:
+def one_hot_by_replica(value: tf.Tensor) -> tf.Tensor:
     """This replica's `value`, [...], among zeros for all others: [replicas, ...]. Their sum holds all values."""
     context = tf.distribute.get_replica_context()
     count = context.num_replicas_in_sync
@@ -124,7 +126,7 @@ def placed(value: tf.Tensor) -> tf.Tensor:
 
 def sum_of(strategy: tf.distribute.Strategy, number: Any) -> tf.Tensor:
     """The sum of `number`, a scalar, over the replicas of all workers."""
-    return of_each(strategy, total(strategy, [number])[0])[0]
+    return local_values(strategy, total(strategy, [number])[0])[0]
 
 
 def first_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
@@ -135,8 +137,8 @@ def first_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
         number = tf.distribute.get_replica_context().replica_id_in_sync_group
         return tf.one_hot(number, count) * tf.cast(flag, tf.float32)
 
-    marks = each(strategy, mark, flag)
-    marked = of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, marks, marks))[0] > 0
+    marks = map_replicas(strategy, mark, flag)
+    marked = local_values(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, marks, marks))[0] > 0
     alike = tf.equal(tf.reduce_any(marked), tf.reduce_all(marked))
     first = tf.argmax(tf.cast(marked, tf.float32))
     return tf.where(alike, -tf.ones_like(first), first)
@@ -187,7 +189,7 @@ def own_part(variable: Any) -> Any:
     if not isinstance(own, tf.distribute.DistributedValues):
         return own
     context = tf.distribute.get_replica_context()
-    parts = of_each(context.strategy, own)
+    parts = local_values(context.strategy, own)
     return parts[int(tf.get_static_value(context.replica_id_in_sync_group)) % len(parts)]
 
 
@@ -211,6 +213,6 @@ def local_variable(value: Any, name: str) -> tf.Variable:
     )
 
 
-def in_each(variable: tf.Variable) -> list[tf.Tensor]:
+def replica_values(variable: tf.Variable) -> list[tf.Tensor]:
     """What each replica of this process has in a `local_variable`."""
     return [tf.convert_to_tensor(part) for part in getattr(variable, "values", (variable,))]

@@ -27,7 +27,7 @@ _CHANGES: dict[str, Callable[[tf.Tensor, Any], tf.Tensor]] = {
 }
 
 
-class Value:
+class AssignableTensor:
     """A tensor that can be assigned: what an optimizer sees in the place of a variable. It lives while it is traced.
 
     Args:
@@ -116,7 +116,7 @@ def slots_of(optimizer: Any, variable: Any) -> dict[str, tf.Variable]:
     return {name: replicas.native(found[place]) for name, found in lists.items() if id(found[place]) in own}
 
 
-def twin(optimizer: Any, slots: Mapping[str, Value], *, decaying: bool) -> Any:
+def twin(optimizer: Any, slots: Mapping[str, AssignableTensor], *, decaying: bool) -> Any:
     """An optimizer of the same class and settings, whose `update_step` moves these slots with any variable.
 
     Args:
@@ -135,6 +135,6 @@ def twin(optimizer: Any, slots: Mapping[str, Value], *, decaying: bool) -> Any:
     return other
 
 
-def _call(variable: Value, function: Callable, args: tuple = (), group: bool = False) -> None:
+def _call(variable: AssignableTensor, function: Callable, args: tuple = (), group: bool = False) -> None:
     del group
     function(variable, *args)

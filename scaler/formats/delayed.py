@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.call_contexts import open_to_variables
+from scaler.backend.layers import open_to_variables
 from scaler.errors import InvalidArgument
 from scaler.formats.scales import amax_of
 from scaler.strategies import DelayedAmax, Event

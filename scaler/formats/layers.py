@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from scaler.backend import attention_products
-from scaler.backend.call_contexts import in_training
-from scaler.backend.layers import layers_by_path
+from scaler.backend import attention
+from scaler.backend.layers import in_training, layers_by_path
 from scaler.errors import InvalidArgument
 from scaler.formats.accumulators import Accumulator
 from scaler.formats.bilinear import Bilinear, Convolution, Einsum
@@ -43,7 +42,7 @@ def hook_of(layer: keras.layers.Layer) -> Callable | None:
         return dense
     if isinstance(layer, _CONVOLUTIONS) and any(call is kind.call for kind in _CONVOLUTIONS):
         return convolution
-    if call is keras.layers.MultiHeadAttention.call and attention_products.is_plain(layer):
+    if call is keras.layers.MultiHeadAttention.call and attention.is_plain(layer):
         return _attention
     return None
 
@@ -108,7 +107,7 @@ def refuse_quantization(layer: keras.layers.Layer, how: str) -> None:
 def undo(layers: Iterable[keras.layers.Layer]) -> None:
     """Takes back what `emulate` did without a strategy."""
     for layer in layers:
-        for name in ("call", attention_products.PRODUCTS, _MARK, PRODUCTS):
+        for name in ("call", attention.PRODUCTS, _MARK, PRODUCTS):
             vars(layer).pop(name, None)
         object.__setattr__(layer, "quantize", vars(layer)["quantize"].__wrapped__)
 
@@ -247,4 +246,4 @@ def _attention(layer: keras.layers.Layer, product_of: Callable[[str], Product]) 
     def by_equation(is_first: bool, equation: str, left: Any, right: Any) -> Any:
         return einsum(scores if is_first else mixture, equation, left, right)
 
-    attention_products.replace_products(layer, by_equation)
+    attention.replace_products(layer, by_equation)

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaler.backend import attention_products
+from scaler.backend import attention
 from scaler.backend.layers import layers_by_path
 from scaler.formats import layers as emulation
 from scaler.formats.layers import PRODUCTS, Behind, Product, replace_call
@@ -223,7 +223,7 @@ def _attention(layer: Any, path: str, place: Place) -> None:
         causal[0] = bool(signature.bind(*arguments, **named).arguments.get("use_causal_mask"))
         return call(*arguments, **named)
 
-    attention_products.replace_products(layer, einsum)
+    attention.replace_products(layer, einsum)
     replace_call(layer, own)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from scaler.backend.devices import has_gpu
-from scaler.backend.graphs import in_xla
+from scaler.backend.graphs import has_gpu, in_xla
 from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import move_nothing, name_of
 from scaler.gate.targets import Part, Targets

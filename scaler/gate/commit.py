@@ -15,16 +15,18 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.graphs import call_noninlined
+from scaler.backend.graphs import call_noninlined, in_xla
 from scaler.backend.selected import assigned_where
+from scaler.errors import InvalidArgument
 from scaler.gate.judge import where
+from scaler.gate.optimizers import Optimizer, name_of, variables_of
 from scaler.gate.rollback import chosen_state, put_back, put_back_non_finite
 from scaler.gate.targets import Targets
-from scaler.gate.trial import Trial
-from scaler.outcome.outcome import Skip, int64, not_skipped
+from scaler.outcome.outcome import Cause, Skip, int64, not_skipped
 
 
 class Committed(NamedTuple):
@@ -124,3 +126,134 @@ def restore_where(strategy: Any, state: Sequence[tuple], applied: tf.Tensor, whe
 def no_replica(strategy: tf.distribute.Strategy) -> tf.Tensor | None:
     """What stands for the replica to blame where there is none to blame."""
     return None if strategy.num_replicas_in_sync == 1 else int64(-1)
+
+
+class Trial:
+    """Remembers variables, lets optimizers move them, and puts every bit back if a value is not finite afterwards.
+
+    A value that was not finite before is not the update's doing.
+
+    Remembering copies nothing, but an update then writes to new memory and not in place.
+
+    Args:
+        strategy: TensorFlow's, from what `replicas.merge` calls. Each replica has its own values.
+        targets: What the step moves.
+    """
+
+    def __init__(self, strategy: Any, targets: Targets):
+        self._strategy, self._targets = strategy, targets
+        movable = [replicas.native(variable) for part in targets.parts for variable in part.movable]
+        self._kept = list({id(variable): variable for variable in movable}.values())
+        self._looked_at: list[tf.Variable] = []
+        self._indices: list[int] = []
+        self._owners: list[int] = []
+        of_parts, own = targets.split(targets.positions), len(targets.built_for)
+        for place, (part, positions) in enumerate(zip(targets.parts, of_parts, strict=True)):
+            values = part.own_values
+            if part.proven is None:
+                self._looked_at += map(replicas.native, [*part.updated, *values])
+                self._indices += [*positions, *range(own, own + len(values))]
+                self._owners += [place] * (len(positions) + len(values))
+            own += len(values)
+        self._before = replicas.map_replicas(strategy, _values, *self._kept)
+        before = {id(variable): value for variable, value in zip(self._kept, self._before, strict=True)}
+        self._old = [before[id(variable)] for variable in self._looked_at]
+        self._made: list = []
+
+    def try_update(self, sound: tf.Tensor, update: Callable[[], None]) -> tf.Tensor:
+        """Updates where the step is sound, and returns whether it did and all new values are finite, on all replicas.
+
+        Args:
+            sound: Scalar bool, the same on all replicas.
+            update: Moves variables on every replica.
+        """
+
+        def moved() -> tf.Tensor:
+            try:
+                update()
+            except BaseException:  # Whoever stops a run by Ctrl-C finds it whole, too.
+                if tf.executing_eagerly() and replicas.replica_count() == 1:
+                    self._put_back()
+                raise
+            self._made = self._made_meanwhile()
+            old = [*self._old, *map(tf.zeros_like, self._made)]
+            flags = replicas.map_replicas(self._strategy, _all_finite, [*self._looked_at, *self._made], old)
+            return tf.reduce_all(tf.stack(replicas.local_values(self._strategy, flags)))
+
+        return replicas.all_of(self._strategy, tf.cond(sound, moved, lambda: tf.constant(False)))
+
+    def reason(self, failed: tf.Tensor, reason: Skip) -> Skip:
+        """Puts back what was moved where the update `failed`, scalar bool, and says why it does not count.
+
+        Args:
+            failed: Whether the step was sound, so that the update is why it does not count.
+            reason: What the gradients say otherwise.
+
+        Raises:
+            InvalidArgument: If the update made variables, which had no values before it.
+        """
+        return Skip(*tf.cond(failed, self._undo, lambda: reason))
+
+    def _undo(self) -> Skip:
+        now, old = ([replicas.local_values(self._strategy, v)[0] for v in one] for one in (self._looked_at, self._old))
+        bad = tf.cast(tf.stack(list(map(_spoiled, now, old))), tf.float32)
+        nan = tf.stack([tf.reduce_any(tf.math.is_nan(variable)) for variable in now])
+        worst = tf.argmax(bad)
+        has_nan, index = tf.gather(nan, worst), tf.gather(tf.constant(self._indices, tf.int64), worst)
+        # Reads of a variable that is assigned later come first: TensorFlow keeps their order.
+        self._put_back()
+        if self._made:
+            names = " and ".join(name_of(part.optimizer) for part in self._targets.parts)
+            raise InvalidArgument(
+                f"apply: {names} made its variables in this very step, and values that are not finite with them, which "
+                "cannot be put back: the weights were. Make the optimizer anew, and have it make its variables before "
+                "the first step."
+            )
+        # A schedule counts steps, so that it is asked once the count is what it was.
+        owner = tf.gather(tf.constant(self._owners, tf.int64), worst)
+        for place, part in enumerate(self._targets.parts):
+            sound = replicas.map_replicas(self._strategy, lambda part=part: _sound_rate(part.optimizer))
+            sound = tf.logical_or(replicas.local_values(self._strategy, sound)[0], tf.not_equal(owner, place))
+            has_nan, index = tf.logical_and(has_nan, sound), tf.where(sound, index, -1 - 2 * place)
+        return not_skipped()._replace(cause=int64(Cause.UPDATE), has_nan=has_nan, index=index)
+
+    def _put_back(self) -> None:
+        put_back(self._strategy, zip(self._kept, self._before, strict=True))
+
+    def _made_meanwhile(self) -> list:
+        if not tf.executing_eagerly():
+            return []
+        known = {id(variable) for variable in self._kept}
+        own = [replicas.native(variable) for part in self._targets.parts for variable in variables_of(part.optimizer)]
+        return [variable for variable in own if id(variable) not in known and variable.dtype.is_floating]
+
+
+def _sound_rate(optimizer: Optimizer) -> tf.Tensor:
+    """Whether the learning rate is finite: scalar bool, true for what has none."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        return tf.constant(True)
+    rates = [each.learning_rate for each in getattr(optimizer, "optimizers", (optimizer,))]
+    return tf.reduce_all([tf.math.is_finite(tf.cast(rate, tf.float32)) for rate in rates])
+
+
+def _values(*variables: Any) -> list[tf.Tensor]:
+    return [tf.identity(variable) for variable in variables]
+
+
+def _all_finite(variables: Sequence, old: Sequence) -> tf.Tensor:
+    """Whether no value stopped being finite: one pass over them, unless their squares do not add up."""
+
+    def one_by_one() -> tf.Tensor:
+        return tf.logical_not(tf.reduce_any(tf.stack(list(map(_spoiled, variables, old)))))
+
+    if not variables:
+        return tf.constant(True)
+    if in_xla():
+        return one_by_one()
+    squares = tf.add_n([tf.cast(tf.nn.l2_loss(variable), tf.float32) for variable in variables])
+    return tf.cond(tf.math.is_finite(squares), lambda: tf.constant(True), lambda: call_noninlined(one_by_one))
+
+
+def _spoiled(variable: Any, old: tf.Tensor) -> tf.Tensor:
+    """Whether a value is not finite that was before."""
+    return tf.reduce_any(tf.logical_and(tf.math.is_finite(old), tf.logical_not(tf.math.is_finite(variable))))

@@ -31,7 +31,7 @@ def cause_from_second_pass(skip: Skip, loss_scale: tf.Tensor, floor: tf.Tensor, 
     """
 
     def in_replica(small: tf.Tensor) -> list:
-        return replicas.each(tf.distribute.get_strategy(), with_user_autograph(diagnose), small)
+        return replicas.map_replicas(tf.distribute.get_strategy(), with_user_autograph(diagnose), small)
 
     presumed, broken, backward = _looked(skip, loss_scale, floor, in_replica)
     return _corrected(skip, loss_scale, presumed, broken, backward)

@@ -13,17 +13,15 @@ from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.graphs import call_noninlined
 from scaler.gate.choose import needs_trial, selects
-from scaler.gate.commit import Committed, Proposal, no_replica
-from scaler.gate.events import event_of
+from scaler.gate.commit import Committed, Proposal, Trial, no_replica
 from scaler.gate.joined import Joined
 from scaler.gate.judge import Verdict, judge
-from scaler.gate.measure import Measured, measure, to_be_summed
+from scaler.gate.measure import Measured, event_of, measure, to_be_summed
 from scaler.gate.optimizers import build_optimizer
 from scaler.gate.propose import finish_all, propose
 from scaler.gate.rollback import Snapshot, put_back_non_finite
 from scaler.gate.spikes import Spikes
 from scaler.gate.targets import Part, Targets
-from scaler.gate.trial import Trial
 from scaler.outcome.outcome import Cause, Outcome, Skip, int64, not_skipped
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
@@ -140,7 +138,7 @@ class Gate:
                 build_optimizer(part.optimizer, part.built_for)
             if self.spikes:
                 self.spikes.bind(self.targets.built_for)
-            when = replicas.agreed(strategy, when)
+            when = replicas.all_agree(strategy, when)
             state = list(zip(variables, before, strict=True))
 
             def now(when: tf.Tensor) -> Decision:
@@ -239,7 +237,7 @@ class Gate:
         def explain(looks: bool) -> Skip:
             each, broken = measured.of_each(strategy, targets), None
             if looks:
-                scaled = [gradients.values_of(replicas.of_each(strategy, grad)[0]) for grad in measured.summed]
+                scaled = [gradients.values_of(replicas.local_values(strategy, grad)[0]) for grad in measured.summed]
                 broken = gradients.not_finite(scaled)
             finite = replicas.all_of(strategy, loss_finite)
             return verdict.reason(targets, each, measured.norm, finite, when, broken)
@@ -270,7 +268,7 @@ class Gate:
             summed = finished if self.sum_duplicates else gradients.sum_duplicates(finished)
             return _root(gradients.squared_norm(Targets([part]).derivatives(summed)))
 
-        return call_noninlined(measure_again, [replicas.of_each(strategy, grad)[0] for grad in given])
+        return call_noninlined(measure_again, [replicas.local_values(strategy, grad)[0] for grad in given])
 
     def _clipped_norm(self, norm: tf.Tensor, done: Committed) -> tf.Tensor:
         """The global norm of what all optimizers were given, float32."""
@@ -310,7 +308,7 @@ def _first_bad_replica(strategy: Any, grads: list, loss_finite: Any) -> tf.Tenso
         return tf.logical_not(tf.reduce_all([loss_finite, *sound]))
 
     look = functools.partial(call_noninlined, spoiled)
-    return replicas.first_of(strategy, replicas.each(strategy, look, grads, loss_finite))
+    return replicas.first_of(strategy, replicas.map_replicas(strategy, look, grads, loss_finite))
 
 
 def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend import replicas, twins
-from scaler.backend.devices import has_gpu
-from scaler.backend.graphs import in_xla
+from scaler.backend.graphs import has_gpu, in_xla
 from scaler.backend.selected import assign_chosen, flag_of
 from scaler.gate.on_values import is_value_by_value, moved, works_on_values
 from scaler.gradients.lists import values_of
@@ -53,7 +52,7 @@ class Joined:
     def at(self, places: tuple[int, ...]) -> Any:
         """The scaled gradients at these places, one after another, on every replica."""
         if places not in self._made:
-            self._made[places] = replicas.each(self._strategy, joined, [self._grads[place] for place in places])
+            self._made[places] = replicas.map_replicas(self._strategy, joined, [self._grads[place] for place in places])
         return self._made[places]
 
     @property
@@ -64,7 +63,7 @@ class Joined:
 
     @property
     def _own(self) -> list:
-        return [replicas.of_each(self._strategy, grad)[0] for grad in self._grads]
+        return [replicas.local_values(self._strategy, grad)[0] for grad in self._grads]
 
     def places(self) -> list[tuple[int, ...]]:
         """The places of small gradients whose norm is taken as that of one tensor.

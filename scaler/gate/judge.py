@@ -140,7 +140,7 @@ def _of_update(reason: Skip, failed: tf.Tensor, index: int) -> Skip:
 
 def _on_all(strategy: Any, look: Callable[..., tf.Tensor], *values: Any) -> tf.Tensor:
     """Whether all replicas find what `look` looks for in their share of the values."""
-    return replicas.all_of(strategy, replicas.each(strategy, look, *values))
+    return replicas.all_of(strategy, replicas.map_replicas(strategy, look, *values))
 
 
 def _rate_is_sound(optimizer: Any, largest: float, squared_norm: tf.Tensor) -> tf.Tensor:

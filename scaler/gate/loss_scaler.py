@@ -10,8 +10,8 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.autograph import no_autograph
+from scaler.backend.graphs import tape_records
 from scaler.backend.packed import ByName
-from scaler.backend.tapes import tape_records
 from scaler.backend.variables import owner_of
 from scaler.checks import as_flag, as_loss, as_scale, as_variables, check_flag
 from scaler.errors import InvalidArgument
@@ -30,9 +30,8 @@ from scaler.mistakes.calls import Calls
 from scaler.mistakes.carried import Carried
 from scaler.mistakes.marks import marked_unscaled
 from scaler.mistakes.upstream import Upstream
-from scaler.outcome.last_skip import LastSkip
+from scaler.outcome.last_skip import LastSkip, note_skip_in_trace, skip_in_trace
 from scaler.outcome.outcome import Cause, Outcome, Skip
-from scaler.outcome.skip_in_trace import note_skip_in_trace, skip_in_trace
 from scaler.outcome.skip_sentence import Names, Run, none_skipped, pinned
 from scaler.outcome.stuck import StuckPolicy, Watch
 from scaler.strategies import Dynamic, Event, Strategy

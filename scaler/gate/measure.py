@@ -1,4 +1,4 @@
-"""The first part of a step: gradients of all replicas become sums, and their norms, which decide and clip."""
+"""The first part of a step: gradients of all replicas become sums and norms, which decide, clip and tell a strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from scaler.backend import replicas
 from scaler.backend.graphs import in_xla
 from scaler.gate.joined import Joined
 from scaler.gate.targets import Targets
-from scaler.gradients.measurement import squared_norms
+from scaler.gradients import statistics
+from scaler.gradients.statistics import squared_norms
+from scaler.strategies import Event
+from scaler.strategies.base import Needs
 
 _SMALL = 2**16
 """Elements of all gradients of a step together. Unscaled copies of as many stay in a core's cache."""
@@ -56,7 +59,7 @@ def to_be_summed(targets: Targets, grads: list) -> list:
     """In float32 or float64. Of a new value the sum over the replicas holds that of each, [replicas, ...]."""
     pairs = zip(gradients.widened(grads), targets.updated, targets.takes_derivative, strict=True)
     return [
-        grad if derivative else replicas.placed(tf.reshape(tf.convert_to_tensor(grad), variable.shape))
+        grad if derivative else replicas.one_hot_by_replica(tf.reshape(tf.convert_to_tensor(grad), variable.shape))
         for grad, variable, derivative in pairs
     ]
 
@@ -83,11 +86,11 @@ def measure(
         by_tensor: Whether somebody asks for the norm of each at every step.
     """
     totals = _sums(strategy, targets, grads)
-    summed = replicas.each(strategy, gradients.sum_duplicates, totals)
+    summed = replicas.map_replicas(strategy, gradients.sum_duplicates, totals)
     # What follows divides by 1, which takes no operation.
     divisor, sums, joined = loss_scale, summed, Joined(strategy, summed)
     if sum_duplicates and _worth_unscaling_first(targets, joined, loss_scale):
-        divisor, sums = tf.constant(1.0), replicas.each(strategy, _unscaled, summed, loss_scale)
+        divisor, sums = tf.constant(1.0), replicas.map_replicas(strategy, _unscaled, summed, loss_scale)
         joined = Joined(strategy, sums)
     given = sums if sum_duplicates else totals
     alike = not by_tensor and len(targets.parts) == 1 and all(targets.takes_derivative)
@@ -98,11 +101,11 @@ def measure(
         squares = _of_groups(strategy, sums, joined, together, divisor, selects)
         of_each = targets.squared_norms(_first(strategy, sums), divisor, may_branch=False) if selects else None
     else:
-        squares = replicas.each(strategy, targets.squared_norms, sums, divisor, not selects)
-        of_each = replicas.of_each(strategy, squares)[0]
-    squared_norm = replicas.each(strategy, tf.reduce_sum, squares)
-    norm = tf.cast(tf.sqrt(replicas.of_each(strategy, squared_norm)[0]), tf.float32)
-    first = replicas.of_each(strategy, squares)[0]
+        squares = replicas.map_replicas(strategy, targets.squared_norms, sums, divisor, not selects)
+        of_each = replicas.local_values(strategy, squares)[0]
+    squared_norm = replicas.map_replicas(strategy, tf.reduce_sum, squares)
+    norm = tf.cast(tf.sqrt(replicas.local_values(strategy, squared_norm)[0]), tf.float32)
+    first = replicas.local_values(strategy, squares)[0]
     return Measured(grads, given, summed, sums, divisor, joined, squared_norm, first, of_each, norm)
 
 
@@ -112,7 +115,7 @@ def _sums(strategy: Any, targets: Targets, grads: list) -> list:
     if strategy.num_replicas_in_sync == 1:
         return totals
     return [
-        total if derivative else replicas.each(strategy, gradients.largest, total)
+        total if derivative else replicas.map_replicas(strategy, gradients.largest, total)
         for total, derivative in zip(totals, targets.takes_derivative, strict=True)
     ]
 
@@ -146,8 +149,42 @@ def _of_groups(
     """Squared norms of small gradients together: an operation for each takes longer than the sum."""
     in_groups = {place for places in groups for place in places}
     rest = [grad for place, grad in enumerate(grads) if place not in in_groups]
-    return replicas.each(strategy, squared_norms, [*map(joined.at, groups), *rest], loss_scale, not selects)
+    return replicas.map_replicas(strategy, squared_norms, [*map(joined.at, groups), *rest], loss_scale, not selects)
 
 
 def _first(strategy: Any, grads: Sequence) -> list:
-    return [replicas.of_each(strategy, grad)[0] for grad in grads]
+    return [replicas.local_values(strategy, grad)[0] for grad in grads]
+
+
+def event_of(
+    strategy: Any,
+    needs: Needs,
+    applied: tf.Tensor,
+    own: Sequence,
+    summed: Sequence,
+    loss_scale: tf.Tensor,
+    norm: tf.Tensor | None,
+    loss: tf.Tensor | None,
+    norms: tf.Tensor | None = None,
+) -> Event:
+    """The event of one step, with the statistics that the strategy needs.
+
+    Args:
+        strategy: TensorFlow's, whose replicas each have their own values, from what `replicas.merge` calls.
+        needs: What the strategy needs.
+        applied: Scalar bool.
+        own: Scaled gradients of each replica.
+        summed: Their sums over the replicas, without duplicate indices.
+        loss_scale: Scalar float32, what they are scaled by.
+        norm: Scalar float32, the global norm of the unscaled gradients; None if it is not needed.
+        loss: Scalar float32, of all replicas; None if it is not needed.
+        norms: Float32 [variables], the norm of each unscaled gradient; None if they are not needed.
+    """
+    amax = counts = None
+    if needs.amax:
+        # Rounding keeps the order: the largest divided is the largest of those divided.
+        amax = replicas.local_values(strategy, replicas.map_replicas(strategy, statistics.amax, summed))[0] / loss_scale
+    if needs.edges:
+        counted = replicas.map_replicas(strategy, lambda grads: statistics.histogram(grads, needs.edges), own)
+        counts = replicas.local_values(strategy, replicas.total(strategy, [counted])[0])[0]
+    return Event(applied, *statistics.Statistics(amax, counts), norm if needs.norm else None, loss, norms)

@@ -41,7 +41,7 @@ def is_value_by_value(optimizer: Any, variable: Any) -> bool:
 class Moved(NamedTuple):
     """What a step makes of a weight and its slots, by name."""
 
-    weight: twins.Value
+    weight: twins.AssignableTensor
     slots: dict[str, tf.Tensor]
 
 
@@ -59,12 +59,14 @@ def moved(
         optimizer: `works_on_values`.
         decaying: Whether its weight decay applies.
         grad: Unscaled and clipped, float32.
-        weight: Returns it, float32 of the same shape. It is not called if the weight is only added to, see `Value`.
+        weight: Returns it, float32 of the same shape. It is not called if the weight is only added to.
         slots: By the names of `twins.slots_of`, of the same shape.
         learning_rate: Scalar float32.
     """
-    value = twins.Value(weight, grad.dtype)
-    held = {name: twins.Value(functools.partial(_as_it_is, slot), slot.dtype) for name, slot in slots.items()}
+    value = twins.AssignableTensor(weight, grad.dtype)
+    held = {
+        name: twins.AssignableTensor(functools.partial(_as_it_is, slot), slot.dtype) for name, slot in slots.items()
+    }
     twin = twins.twin(optimizer, held, decaying=decaying)
     if decaying:
         getattr(type(twin), apply_steps.DECAY)(twin, [value])
@@ -117,6 +119,6 @@ def _as_it_is(value: tf.Tensor) -> tf.Tensor:
     return value
 
 
-def _check_moved(weight: twins.Value, before: int, name: str) -> None:
+def _check_moved(weight: twins.AssignableTensor, before: int, name: str) -> None:
     if weight.changes == before:
         raise unsupported("apply", f"no longer moves a variable in the optimizer's {name}: nothing was changed.")

@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import apply_steps, replicas
+from scaler.backend.apply_steps import read_once, read_once_a_device
 from scaler.backend.autograph import with_user_autograph
 from scaler.backend.graphs import in_xla
-from scaler.backend.iterations import read_once, read_once_a_device
 from scaler.backend.keras_two import KerasTwo
 from scaler.gate import joined
 from scaler.gate.on_values import is_value_by_value, mover, works_on_values
@@ -239,7 +239,7 @@ def _move_plainly(part: Part, grads: Sequence, loss_scale: tf.Tensor, limit: Lim
         _call(part.optimizer, finish_all(own, variables, loss_scale, limit), variables)
 
     with model_follows(part.masters), _gradients_are_reduced(part.optimizer) as sums:
-        replicas.each(tf.distribute.get_strategy(), update, grads)
+        replicas.map_replicas(tf.distribute.get_strategy(), update, grads)
         if not all(map(gradients.overwrites, variables)):
             _check_not_summed_again(sums, calls)
 

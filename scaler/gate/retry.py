@@ -13,9 +13,9 @@ from scaler.backend.autograph import with_user_autograph
 from scaler.backend.graphs import call_noninlined
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
-from scaler.gate.events import event_of
+from scaler.gate.measure import event_of
 from scaler.gradients import Gradient
-from scaler.gradients.reduced import not_finite
+from scaler.gradients.lists import not_finite
 from scaler.mistakes.carried import Carried
 from scaler.outcome.outcome import int64
 from scaler.strategies import Event, Strategy

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.autograph import no_autograph
-from scaler.backend.devices import has_gpu
-from scaler.backend.graphs import call_noninlined, in_xla
+from scaler.backend.graphs import call_noninlined, has_gpu, in_xla
 from scaler.checks import as_variables
 from scaler.errors import InvalidArgument
 from scaler.mistakes.moving_statistics import warn_if_late
@@ -109,7 +108,7 @@ def put_back_non_finite(strategy: Any, state: Sequence[tuple[Any, Any]]) -> None
         tf.cond(all_finite(own), lambda: None, lambda: call_noninlined(put_back, *before))
 
     if state:
-        replicas.each(strategy, look, [value for _, value in state])
+        replicas.map_replicas(strategy, look, [value for _, value in state])
 
 
 def chosen_state(now: Any, before: tf.Tensor, kept: tf.Tensor | None = None) -> tf.Tensor:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.checkpoints import awaited_shape, scope_of
 from scaler.backend.packed import Entry, Packed
-from scaler.backend.restores import awaited_shape, scope_of
 from scaler.backend.variables import (
     explain_other_shapes,
     mark_owner,
@@ -271,8 +271,8 @@ class StoredState:
         """Assigns the state after overflows that were retried within a step. Every replica calls it, with the same."""
 
         def assign(strategy: Any, state: Any, retries: tf.Tensor) -> None:
-            after = {name: replicas.of_each(strategy, value)[0] for name, value in state._asdict().items()}
-            retried = replicas.of_each(strategy, retries)[0] > 0
+            after = {name: replicas.local_values(strategy, value)[0] for name, value in state._asdict().items()}
+            retried = replicas.local_values(strategy, retries)[0] > 0
             before = self._read()
             stored = before | {
                 key: _like(before[key], after[key[len(_STATE) :]]) for key in before if key.startswith(_STATE)
@@ -364,15 +364,15 @@ def _like(own: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 
 def _of_all(strategy: tf.distribute.Strategy, event: Event) -> Event:
     """What the replicas saw together. The histogram is that of all of them already."""
-    histogram = event.histogram if event.histogram is None else replicas.of_each(strategy, event.histogram)[0]
+    histogram = event.histogram if event.histogram is None else replicas.local_values(strategy, event.histogram)[0]
     amax = event.amax if event.amax is None else replicas.largest_of(strategy, event.amax)
     norm = event.norm if event.norm is None else replicas.largest_of(strategy, event.norm)
     loss = event.loss if event.loss is None else replicas.sum_of(strategy, event.loss)
     norms = event.norms
     if norms is not None:
-        each = replicas.each(strategy, tf.unstack, norms)
+        each = replicas.map_replicas(strategy, tf.unstack, norms)
         norms = tf.stack([replicas.largest_of(strategy, one) for one in each])
-    return Event(replicas.agreed(strategy, event.finite), amax, histogram, norm, loss, norms)
+    return Event(replicas.all_agree(strategy, event.finite), amax, histogram, norm, loss, norms)
 
 
 TENSORS = "_tensor_state"

@@ -20,7 +20,7 @@ from scaler.gate.optimizers import (
     waits_for_values,
 )
 from scaler.gate.proofs import proven_up_to
-from scaler.gradients import measurement
+from scaler.gradients import statistics
 from scaler.gradients.clipping import Clipping, clipping_of
 from scaler.outcome.skip_sentence import Named
 from scaler.weights.masters import MasterWeights
@@ -180,12 +180,12 @@ class Targets:
         Args:
             grads: Scaled gradients without duplicate indices, of any floating dtype.
             loss_scale: Scalar float32, what the derivatives among them are scaled by.
-            may_branch: As for `measurement.squared_norms`.
+            may_branch: As for `statistics.squared_norms`.
         """
         if all(self.takes_derivative):
-            return measurement.squared_norms(grads, loss_scale, may_branch)
+            return statistics.squared_norms(grads, loss_scale, may_branch)
         derivatives = self.derivatives(grads)
-        squares = measurement.squared_norms(derivatives, loss_scale, may_branch) if derivatives else tf.zeros([0])
+        squares = statistics.squared_norms(derivatives, loss_scale, may_branch) if derivatives else tf.zeros([0])
         measured, pairs = iter(tf.unstack(squares)), zip(grads, self.takes_derivative, strict=True)
 
         def one(grad: tf.Tensor | tf.IndexedSlices, derivative: bool) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""What a strategy may want to know about a step's gradients: pure functions.
+"""How large gradients are: their norms, and what a strategy may want to know of a step. Pure functions.
 
 An entry of a list of gradients is a tensor, a `tf.IndexedSlices` or None.
 """
@@ -13,7 +13,9 @@ import tensorflow as tf
 
 from scaler.backend import bits
 from scaler.backend.autograph import no_autograph
-from scaler.gradients.lists import Gradient, values_of
+from scaler.backend.graphs import call_noninlined, in_xla
+from scaler.checks import within
+from scaler.gradients.lists import Gradient, divide, is_one, squared_norm_of_each, values_of
 from scaler.strategies.base import check_edges
 
 _INFINITY = 0x7F800000
@@ -82,3 +84,46 @@ def _magnitudes(values: tf.Tensor) -> tf.Tensor:
         # What is finite stays so.
         narrow = tf.where(tf.math.is_finite(values), tf.saturate_cast(values, tf.float32), narrow)
     return bits.magnitude_bits(narrow)
+
+
+_SURELY_EXACT = (2.0**-60, 2.0**100)
+"""Between these, a float32 sum of squares has lost nothing that matters to underflow, and nothing to overflow."""
+
+
+def squared_norms(grads: Sequence[Gradient], loss_scale: tf.Tensor, may_branch: bool = True) -> tf.Tensor:
+    """The squared norm of each unscaled gradient.
+
+    The norm of the *scaled* gradients needs no unscaled copy of them. It is divided by the scale twice, which is exact
+    for a power of two. Outside the range where this is safe, mostly on a skip, the gradients are unscaled and measured
+    again.
+
+    Args:
+        grads: Scaled gradients of any floating dtype; `tf.IndexedSlices` without duplicate indices.
+        loss_scale: Scalar float32.
+        may_branch: Whether a second measurement may stand in a branch. If not, all gradients are unscaled first.
+
+    Returns:
+        Float32 of shape [len(grads)], or float64 if any gradient is. An entry is not finite if a value of its gradient
+        is not, or if their sum of squares overflows.
+    """
+    if in_xla() or any(grad is not None and grad.dtype == tf.float64 for grad in grads):
+        # XLA fuses the unscaling into the sum, while a condition would be expensive.
+        return _exactly(grads, loss_scale)
+    if not may_branch:
+        return _sums_of_squares(divide(grads, loss_scale))
+    scaled = _sums_of_squares(grads)
+    if is_one(loss_scale):
+        return scaled
+    unscaled = scaled / loss_scale / loss_scale
+    sums = tf.reduce_sum([scaled, unscaled], axis=1)
+    sure = tf.reduce_all(sums == within(sums, *_SURELY_EXACT))
+    return tf.cond(sure, lambda: unscaled, lambda: call_noninlined(_exactly, list(grads), loss_scale))
+
+
+def _sums_of_squares(grads: Sequence[Gradient]) -> tf.Tensor:
+    # l2_loss is half of it.
+    return 2.0 * tf.stack([tf.nn.l2_loss(tf.cast(values_of(grad), tf.float32)) for grad in grads])
+
+
+def _exactly(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> tf.Tensor:
+    return tf.stack(squared_norm_of_each(divide(grads, loss_scale)))

@@ -12,8 +12,7 @@ from scaler.backend import replicas
 from scaler.backend.windows import take_windows_over
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
-from scaler.gradients.lists import Gradient, overwrites
-from scaler.gradients.new_values import largest
+from scaler.gradients.lists import Gradient, largest, overwrites
 
 
 class Window(tf.Module):

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.graphs import call_noninlined, in_xla
-from scaler.backend.keras_attributes import cast_penalties
-from scaler.backend.layers import state_of
+from scaler.backend.layers import cast_penalties, state_of
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument, ScaleWarning

@@ -1,4 +1,7 @@
-"""What `fit` shows when steps are rolled back: metrics without those steps, and a step's own numbers unchanged."""
+"""What `fit` shows when steps are rolled back: metrics without those steps, and a step's own numbers unchanged.
+
+A number that a step returns is its own if it was computed from no metric of the model.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.keras_attributes import direction_of
+from scaler.backend.graphs import calls_functions, is_eager
+from scaler.backend.layers import direction_of
 from scaler.backend.variables import outside_the_graph
 from scaler.errors import ScaleWarning
 from scaler.gate.rollback import all_finite
-from scaler.keras.own_numbers import own_numbers
+from scaler.mistakes.sources import Node, node_key, sources_of
 
 
 class Shown:
@@ -64,7 +68,7 @@ class Shown:
         once, before it runs.
         """
         if isinstance(logs, dict) and not tf.executing_eagerly():
-            self._certainly_own = own_numbers(logs, self._model)
+            self._certainly_own = logs_not_from_metrics(logs, self._model)
         # Replicas take turns with their traces.
         if isinstance(logs, dict) and replicas.in_place():
             self._certain = frozenset(name for name, value in logs.items() if self._noted.get(name) is value)
@@ -181,7 +185,7 @@ class Shown:
         """
         never = self._never()
         # As a truth of Python's a variable of several replicas is always true.
-        own = {name for name, flag in self._own.items() if any(map(bool, replicas.in_each(flag)))}
+        own = {name for name, flag in self._own.items() if any(map(bool, replicas.replica_values(flag)))}
         shown = {name: value for name, value in self._used_results().items() if name not in own}
         if _first(self._put_back) and not _first(self._kept):
             return {name: _filled(value, _worst_of(self._model, name)) for name, value in shown.items()}
@@ -189,7 +193,7 @@ class Shown:
 
     def _never(self) -> set[str]:
         """The metrics that were finite in no step that was kept. Warns of those that were not in some, of each once."""
-        lost = {name: [*map(float, replicas.in_each(one))] for name, one in self._left_out.items()}
+        lost = {name: [*map(float, replicas.replica_values(one))] for name, one in self._left_out.items()}
         new = {name for name, counts in lost.items() if any(counts)} - self._told
         if new:
             self._told |= new
@@ -242,7 +246,7 @@ def _filled(value: Any, number: float) -> Any:
 
 def _first(counter: tf.Variable) -> float:
     """A count of steps, which is the same on all replicas."""
-    return float(replicas.in_each(counter)[0])
+    return float(replicas.replica_values(counter)[0])
 
 
 def _is_float(value: Any) -> bool:
@@ -265,3 +269,56 @@ def _same(value: Any, metric: Any) -> tf.Tensor:
     if _is_float(metric):
         equal = tf.logical_or(equal, tf.logical_and(tf.math.is_nan(value), tf.math.is_nan(metric)))
     return tf.reduce_all(equal)
+
+
+_UNSEEN = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+"""Python functions may read any variable."""
+
+
+def logs_not_from_metrics(logs: dict[str, Any], model: keras.Model) -> frozenset[str]:
+    """The names of the numbers that no variable of the model's metrics is in, for certain.
+
+    Values alone cannot tell: a loss of NaN equals the mean of an epoch that this loss has made NaN.
+
+    Args:
+        logs: What a step returned, while it is traced.
+        model: The Keras model with the metrics. A metric without variables leaves everything uncertain.
+    """
+    metrics = [metric.variables for metric in model.metrics]
+    if not all(metrics):
+        return frozenset()
+    handles = {handle for variables in metrics for variable in variables for handle in _handles(variable)}
+    tensors = {name: value for name, value in logs.items() if tf.is_tensor(value) and not is_eager(value)}
+    return frozenset(name for name, tensor in tensors.items() if not _may_come_from(handles, tensor))
+
+
+def _may_come_from(handles: set[int], tensor: tf.Tensor) -> bool:
+    waiting: list[Node] = [(tensor, ())]
+    seen: set[tuple] = set()
+    while waiting:
+        node = waiting.pop()
+        if node_key(node) in seen:
+            continue
+        seen.add(node_key(node))
+        here, calls = node
+        if is_eager(here):
+            if id(here) in handles:
+                return True
+            continue
+        operation = here.op
+        if operation.type in _UNSEEN:
+            return True
+        if operation.type == "Placeholder" or calls_functions(operation):
+            sources = list(sources_of(*node))
+            if not sources and (here.dtype == tf.resource or calls_functions(operation)):
+                return True
+        else:
+            sources = [(source, calls) for source in operation.inputs]
+        waiting += sources
+    return False
+
+
+def _handles(variable: Any) -> list[int]:
+    """The handles of a variable on all replicas."""
+    own = replicas.native(variable)
+    return [id(part.handle) for part in getattr(own, "values", (own,))]

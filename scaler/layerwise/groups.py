@@ -231,7 +231,7 @@ class Layerwise(tf.Module):
         replicas.merge(self._update, *event)
 
     def _update(self, strategy: tf.distribute.Strategy, *event: tf.Tensor) -> None:
-        event = LayerEvent(*(replicas.of_each(strategy, value)[0] for value in event))
+        event = LayerEvent(*(replicas.local_values(strategy, value)[0] for value in event))
         before = self.state
         of_loss = tf.logical_not(tf.reduce_all(tf.logical_or(event.finite, event.loss_finite)))
         after = after_step(self.strategy, before, event, of_loss)

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph
-from scaler.backend.keras_attributes import carry
+from scaler.backend.layers import carry
 from scaler.errors import InvalidArgument
 from scaler.gradients import statistics
 from scaler.strategies import exact

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.backend.tapes import tape_records
+from scaler.backend.graphs import tape_records
 from scaler.mistakes import moving_statistics
 from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss, retried_eagerly, scale_read
 from scaler.mistakes.clipped_scaled import clipped_while_scaled

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.backend.graphs import in_xla, is_eager
-from scaler.backend.keras_attributes import is_softmax_or_sigmoid
+from scaler.backend.layers import is_softmax_or_sigmoid
 from scaler.mistakes.sources import tensors_upstream
 
 _LAYERS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative")

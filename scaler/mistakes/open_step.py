@@ -126,7 +126,7 @@ class OpenStep:
 
     def _everywhere(self, flag: Callable[[dict], tf.Tensor]) -> tf.Tensor:
         """Whether a flag of what is kept is true on all replicas."""
-        flags = [flag(self._kept.read(one)) for one in replicas.in_each(self.variable)]
+        flags = [flag(self._kept.read(one)) for one in replicas.replica_values(self.variable)]
         return flags[0] if len(flags) == 1 else tf.reduce_all(flags)
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend.assignments import age_of
-from scaler.backend.tapes import tape_records
+from scaler.backend.graphs import tape_records
 
 
 class RecordedLosses:

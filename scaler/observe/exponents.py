@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from scaler.backend import bits, graphs
 from scaler.backend.autograph import no_autograph
-from scaler.backend.devices import has_gpu
+from scaler.backend.graphs import has_gpu
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient, values_of
 from scaler.observe.bins import BINS, LOWEST, NAN

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from scaler.backend import graphs
 from scaler.backend.attention import Scores
-from scaler.backend.keras_attributes import carry
+from scaler.backend.layers import carry
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient
 

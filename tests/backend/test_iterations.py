@@ -9,7 +9,7 @@ import tensorflow as tf
 from mirrored import mirrored
 
 import scaler
-from scaler.backend import iterations
+from scaler.backend import apply_steps
 
 LOSS_SCALER = scaler.LossScaler(scaler.NoScaling())
 SHAPES = [(2, 3), (3,), (300, 300), (5, 5, 2)]
@@ -90,7 +90,7 @@ def reads_in_branches(graph, handle):
     return found
 
 
-@pytest.mark.parametrize("reading", [iterations.read_once, iterations.read_once_a_device])
+@pytest.mark.parametrize("reading", [apply_steps.read_once, apply_steps.read_once_a_device])
 def test_it_is_read_once(reading):
     variables = [keras.Variable([1.0]) for _ in range(5)]
     optimizer = keras.optimizers.Adam()
@@ -112,7 +112,7 @@ def test_an_update_that_fails_leaves_the_count_where_it_was():
 
     @tf.function
     def update():
-        with iterations.read_once(optimizer), iterations.read_once_a_device(optimizer):
+        with apply_steps.read_once(optimizer), apply_steps.read_once_a_device(optimizer):
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -139,7 +139,7 @@ def test_optimizers_of_others_are_left_alone():
 
 @pytest.mark.slow
 def test_without_iterations_it_is_read_for_each_variable(monkeypatch):
-    monkeypatch.setattr(iterations, "_can_be_read_once", lambda optimizer: False)
+    monkeypatch.setattr(apply_steps, "_can_be_read_once", lambda optimizer: False)
     _, found = trained(ADAPTIVE["Adam"], gated)
     monkeypatch.undo()
     _, expected = trained(ADAPTIVE["Adam"], gated)

@@ -14,7 +14,7 @@ from tensorflow.python.trackable.base import Trackable
 from versions import needs_keras
 
 import scaler
-from scaler.backend import apply_steps, checkpoints, functional, keras_attributes, optimizers, tapes, twins
+from scaler.backend import apply_steps, checkpoints, functional, graphs, layers, optimizers, twins
 from scaler.backend.autograph import no_autograph
 from scaler.backend.versions import say_once
 from scaler.gate import joined
@@ -94,7 +94,7 @@ def test_without_tf_convert_users_functions_are_traced_as_they_are(monkeypatch, 
 def test_without_could_possibly_record_a_scale_by_hand_is_still_the_one_divided_by(monkeypatch):
     monkeypatch.setattr(eager, "record", types.ModuleType("record"))
     with tf.GradientTape():
-        assert not tapes.tape_records()
+        assert not graphs.tape_records()
     assert trained(plain_sgd, by_hand=True) == MOVED
 
 
@@ -340,13 +340,13 @@ def test_without_learning_rate_nothing_is_proven_and_the_numbers_are_the_same():
 
 def test_without_keras_logits_a_softmax_is_known_by_its_operation():
     tensor = keras.activations.softmax(tf.ones([1, 2]))
-    assert keras_attributes.is_softmax_or_sigmoid(tensor)
-    assert not keras_attributes.is_softmax_or_sigmoid(tf.identity(tensor))
+    assert layers.is_softmax_or_sigmoid(tensor)
+    assert not layers.is_softmax_or_sigmoid(tf.identity(tensor))
 
 
 def test_without_direction_a_metric_is_of_none():
-    assert keras_attributes.direction_of(keras.metrics.Accuracy()) == "up"
-    assert keras_attributes.direction_of(object()) is None
+    assert layers.direction_of(keras.metrics.Accuracy()) == "up"
+    assert layers.direction_of(object()) is None
 
 
 def window_of_two(run):

@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import gpu_kernels as kernels
 import tensorflow as tf
 
-from scaler.backend import kernels
 from scaler.backend.graphs import LOOPS, functions_called
 
 _kernels = functools.cache(kernels.gpu_kernels)

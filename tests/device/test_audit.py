@@ -1,5 +1,6 @@
 """No step copies a tensor between a GPU and its host, by TensorFlow's list of kernels: every strategy, all weights."""
 
+import gpu_kernels as kernels
 import pytest
 import tensorflow as tf
 import traced_steps as steps
@@ -8,7 +9,6 @@ from copies import copies, variables_of_the_host
 
 import scaler
 from scaler import strategies
-from scaler.backend import kernels
 from scaler.errors import UnsupportedVersion
 from scaler.observe import KINDS
 

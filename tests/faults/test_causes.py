@@ -15,7 +15,7 @@ from ways import second_look, selects
 
 import scaler
 from scaler import Cause
-from scaler.backend.devices import has_gpu
+from scaler.backend.graphs import has_gpu
 
 
 @functools.cache

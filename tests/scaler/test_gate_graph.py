@@ -10,7 +10,7 @@ from scaler_cases import by_hand
 from weight_cases import all_operations
 
 import scaler
-from scaler.backend.devices import has_gpu
+from scaler.backend.graphs import has_gpu
 from scaler.gate import joined
 
 pytestmark = pytest.mark.skipif(has_gpu(), reason="operations are counted of a step that branches")

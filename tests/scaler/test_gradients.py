@@ -16,7 +16,7 @@ from scaler_cases import modes_with
 
 import scaler
 from scaler import gradients
-from scaler.backend.devices import has_gpu
+from scaler.backend.graphs import has_gpu
 
 F16, BF16 = np.float16, ml_dtypes.bfloat16
 

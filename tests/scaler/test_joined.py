@@ -8,7 +8,7 @@ from scaler_cases import BAD, by_hand, lay_out_nothing, random_gradients
 from versions import parameters
 
 import scaler
-from scaler.backend.devices import has_gpu
+from scaler.backend.graphs import has_gpu
 from scaler.gate import joined
 
 OPTIMIZERS = {

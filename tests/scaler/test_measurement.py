@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaler.gradients.measurement import squared_norms
+from scaler.gradients.statistics import squared_norms
 
 MEASURE = {
     "eager": squared_norms,

@@ -14,7 +14,7 @@ from loops.actions.background_saves import BackgroundSaves
 from loops.backend import checkpoints
 from loops.loop.state import folder
 from loops.loop.state.host_copy import HostCopy
-from scaler.backend.devices import has_gpu
+from scaler.backend.graphs import has_gpu
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from mirrored import mirrored
 import loops
 import scaler
 from loops.loop.replicate import replicate
-from scaler.backend.devices import has_gpu
+from scaler.backend.graphs import has_gpu
 
 X = np.ones([64, 4], np.float32)
 Y = np.arange(64) % 10

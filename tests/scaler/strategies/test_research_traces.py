@@ -18,7 +18,7 @@ from strategy_cases import (
 )
 
 from scaler import DelayedAmax, Headroom, Histogram, LogNormal, Smooth, float_format
-from scaler.backend.devices import has_gpu
+from scaler.backend.graphs import has_gpu
 
 # Every example has many words of many steps; by hand they take longer, and fewer steps.
 EXAMPLES = {"eager": 1, "graph": 1, "loop": 6, "xla": 3}
