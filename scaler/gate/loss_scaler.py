@@ -30,6 +30,7 @@ from scaler.mistakes.calls import Calls
 from scaler.mistakes.carried import Carried
 from scaler.mistakes.marks import marked_unscaled
 from scaler.mistakes.upstream import Upstream
+from scaler.misuse.trace import not_judged
 from scaler.outcome.last_skip import LastSkip, note_skip_in_trace, skip_in_trace
 from scaler.outcome.outcome import Cause, Outcome, Skip
 from scaler.outcome.skip_sentence import Names, Run, none_skipped, pinned
@@ -235,13 +236,14 @@ class LossScaler(ByName):
                 not match the variables.
         """
         grads = as_list("unscale", grads)
-        values = [False] * len(grads)
+        values, model = [False] * len(grads), []
         if variables is not None:
-            targets = variables.weights if isinstance(variables, MasterWeights) else as_variables("unscale", variables)
+            masters = isinstance(variables, MasterWeights)
+            targets = variables.weights if masters else as_variables("unscale", variables)
             check_gradients(grads, targets, "unscale")
-            values = list(map(gradients.overwrites, targets))
+            values, model = list(map(gradients.overwrites, targets)), variables.model_variables if masters else targets
         divide = gradients.unscale if self.sum_duplicates else gradients.divide
-        divided = divide(grads, self._calls.unscales(grads))
+        divided = divide(grads, self._calls.unscales(grads, model))
         # In eager mode a cast is a pass over the gradient, and few steps have a new value among them.
         if any(values):
             wide = gradients.widened(grads)
@@ -392,14 +394,32 @@ class LossScaler(ByName):
             rolls_back=rollback is not None,
             loss_scale=None if loss_scale is None else as_scale("apply: loss_scale", loss_scale),
         )
-        retries = tf.constant(0, tf.int64)
-        if again is not None:
-            grads, carried, retries = self._retry(grads, carried, again, when)
-        else:
-            grads = undivided
+        with not_judged():
+            retries = tf.constant(0, tf.int64)
+            if again is not None:
+                grads, carried, retries = self._retry(grads, carried, again, when)
+            else:
+                grads = undivided
+            if moved:
+                rollback = Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
+            outcome, norms = self._decide(shares, grads, carried, rollback, when, unscaled, update, diagnose)
+        outcome = outcome._replace(retries=retries)
+        return outcome, [outcome._replace(grad_norm=norm, clipped_norm=clipped) for norm, clipped in norms]
+
+    def _decide(
+        self,
+        shares: Sequence[Share],
+        grads: list,
+        carried: Carried,
+        rollback: Snapshot | None,
+        when: bool | tf.Tensor,
+        unscaled: bool | tf.Tensor,
+        update: bool,
+        diagnose: Again | None,
+    ) -> tuple[Outcome, list[tuple[tf.Tensor, tf.Tensor]]]:
+        """The outcome of a step, and the norms of each share's gradients before and after clipping."""
         loss_scale = carried.loss_scale
-        if moved:
-            rollback = Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
+        model = [variable for share in shares for variable in share.model]
         target = Targets([Part.of(share, self.sum_duplicates) for share in shares])
         gate = Gate(target, needs_of(self.strategy), self.sum_duplicates, self.select, self._spikes)
         floor, alone, selects = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1, gate.selects
@@ -431,9 +451,8 @@ class LossScaler(ByName):
             skip = cause_from_second_pass_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
         if not update:
             note_skip_in_trace(self._kept, skip.cause)
-        outcome = decision.outcome(skip, loss_scale, name_offset())._replace(retries=retries)
-        norms = zip(decision.norms, decision.clipped_norms, strict=True)
-        return outcome, [outcome._replace(grad_norm=norm, clipped_norm=clipped) for norm, clipped in norms]
+        norms = list(zip(decision.norms, decision.clipped_norms, strict=True))
+        return decision.outcome(skip, loss_scale, name_offset()), norms
 
     @staticmethod
     def _keep_trainable(shares: Sequence[Share], rollback: Snapshot | None) -> None:
@@ -461,7 +480,8 @@ class LossScaler(ByName):
         """
         when = as_flag("retry: when", when)
         before = self.carried("retry", grads) if loss_scale is None else self._calls.named(loss_scale)
-        found, carried, retries = self._retry(grads, before, again, when)
+        with not_judged():
+            found, carried, retries = self._retry(grads, before, again, when)
         found, loss_scale = self._calls.retries(grads, before, carried.loss_scale, found)
         return found, loss_scale, retries
 

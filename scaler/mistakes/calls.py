@@ -9,27 +9,25 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend.graphs import tape_records
+from scaler.errors import InvalidArgument
 from scaler.mistakes import moving_statistics
 from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss, retried_eagerly, scale_read
-from scaler.mistakes.clipped_scaled import clipped_while_scaled
 from scaler.mistakes.divided_new_values import undivided
 from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities_behind, resized_in_xla
-from scaler.mistakes.forgotten import not_scaled
 from scaler.mistakes.kept_elsewhere import kept_elsewhere
 from scaler.mistakes.kept_sums import look_at_end
 from scaler.mistakes.marks import LOSS_SCALE, READ, RETRIED, SCALED, mark, marked_retried, owned
-from scaler.mistakes.mixed_scales import refuse_mixed
 from scaler.mistakes.moving_statistics import Moved
-from scaler.mistakes.nonlinear import refuse_nonlinear, refuse_other_powers
 from scaler.mistakes.open_losses import OpenLosses
 from scaler.mistakes.open_step import OpenStep, unseen_loss
 from scaler.mistakes.order_of_calls import Unscaled, Use, one_scale
-from scaler.mistakes.partly_scaled import partly_scaled
 from scaler.mistakes.recorded_losses import RecordedLosses
-from scaler.mistakes.scaled_twice import refuse_gradients, refuse_scaled
-from scaler.mistakes.still_scaled import still_scaled
+from scaler.mistakes.scaled_twice import refuse_scaled
 from scaler.mistakes.unconnected import without_gradient
 from scaler.mistakes.upstream import Upstream
+from scaler.misuse.trace import units_of
+from scaler.misuse.units import Mixed, Power, Unit
+from scaler.misuse.verdicts import NEVER_ASKED, NOT_SCALED, Given, Verdict, judge, not_scaled, still_scaled
 from scaler.strategies import NoScaling, Static, Strategy
 from scaler.strategies.base import needs_of, only_scale
 from scaler.strategies.spike_guard import unguarded
@@ -64,7 +62,7 @@ class Calls:
         self._losses, self._recorded = OpenLosses(scale_now if self._moves else None), RecordedLosses()
         self._has_retried = self._in_a_loss = False
         self._is_constant = isinstance(unguarded(strategy), (NoScaling, Static))
-        self._is_one = self._is_constant and bool(tf.get_static_value(tf.equal(strategy.init().loss_scale, 1.0)))
+        self.is_one = self._is_constant and bool(tf.get_static_value(tf.equal(strategy.init().loss_scale, 1.0)))
 
     def check_loss(self, loss: tf.Tensor) -> None:
         """Checks what `scale` is given, a floating-point scalar.
@@ -91,7 +89,7 @@ class Calls:
 
     def scaled(self, loss: tf.Tensor) -> tf.Tensor:
         """Marks a loss that was multiplied by what `scales` returned, and returns it."""
-        return mark(loss if self._is_one else self._recorded.scaled(loss, self._losses.followed), SCALED)
+        return mark(loss if self.is_one else self._recorded.scaled(loss, self._losses.followed), SCALED)
 
     def scales_by_hand(self) -> tf.Tensor:
         """Records that the user reads the scale to multiply a loss by it, and returns it."""
@@ -114,20 +112,23 @@ class Calls:
         self.use.asked, self._in_a_loss = True, self._in_a_loss or tape_records()
         return owned(self._last_scale(), LOSS_SCALE, self)
 
-    def unscales(self, grads: Sequence[gradients.Gradient]) -> tf.Tensor:
+    def unscales(self, grads: Sequence[gradients.Gradient], model: Sequence = ()) -> tf.Tensor:
         """Checks what `unscale` is given, and returns the scale that it carries.
+
+        Args:
+            grads: The gradients.
+            model: The model's variable of each, if they are known.
 
         Raises:
             InvalidArgument: If the gradients are unscaled already, or do not carry one scale of this scaler.
         """
-        upstream = Upstream(grads)
-        self._refuse("unscale", upstream)
-        if not self._is_one:
-            refuse_other_powers("unscale", upstream, self)
+        self._judged("unscale", grads, model)
         self.use.say_once(self._recorded.taken("unscale", grads), "not scaled")
         self.use.begins()
         self.use.check_one_scale("unscale", self.step, self._scale_now)
-        return self.carried("unscale", upstream).loss_scale
+        loss_scale = self.carried("unscale", Upstream(grads)).loss_scale
+        # A second backward pass through the division divides by it, too.
+        return loss_scale if self._moves else owned(loss_scale, LOSS_SCALE, self)
 
     def unscaled(self, grads: Sequence[gradients.Gradient], result: Sequence[gradients.Gradient]) -> None:
         """Records what `unscale` made of gradients. Where a tape records, a loss is computed from them."""
@@ -169,7 +170,7 @@ class Calls:
         """
         upstream = Upstream(grads)
         moving_statistics.begins()
-        nobody_scaled = self._check_scales(upstream, model, unscaled, when, loss_scale)
+        nobody_scaled = self._check_scales(grads, model, unscaled, when, loss_scale)
         self.use.begins()
         if ends:
             self.use.ends()
@@ -294,37 +295,51 @@ class Calls:
     def _loss_was_finite(self) -> tf.Tensor:
         return self.step.loss_finite
 
-    def _check_scales(self, upstream: Upstream, model: Sequence, unscaled: Any, when: Any, named: Any) -> bool:
+    def _check_scales(self, grads: Sequence, model: Sequence, unscaled: Any, when: Any, named: Any) -> bool:
         """Refuses gradients that this scaler's scale does not divide, and warns of those that seem to carry none.
 
         Returns:
             Whether their loss is known not to have been scaled.
         """
-        why = None
-        if unscaled is False:
-            self._refuse("apply", upstream, model, may_leave_out=when is not True)
-            if named is None and not self._is_one:
-                refuse_other_powers("apply", upstream, self, model)
-            self.use.check_one_scale("apply", self.step, self._scale_now)
-            if not self._is_one:
-                why = not_scaled(upstream, model, self.use.asked)
-                self.use.say_once(why, "not scaled")
-                if named is None:
-                    self.use.say_once(self._recorded.taken("apply", upstream.grads), "not scaled")
-                self.use.say_once(partly_scaled(upstream, model))
-                if self._moves:
-                    self.use.say_once(clipped_while_scaled(upstream), "clipped while scaled")
-                self.use.check_unscaled(upstream.grads)
-        elif unscaled is True and not self._is_constant:
-            self.use.say_once(still_scaled(upstream, model))
-        return why is not None
+        if unscaled is True and not self._is_constant:
+            verdict = still_scaled(self._given("apply", grads, model))
+            self.use.say_once(verdict and verdict.sentence)
+        if unscaled is not False:
+            return False
+        verdict = self._judged("apply", grads, model, named, may_leave_out=when is not True)
+        self.use.check_one_scale("apply", self.step, self._scale_now)
+        if not self.is_one:
+            if not self.use.asked:
+                self.use.say_once(f"apply(grads): {not_scaled(NEVER_ASKED)}", NOT_SCALED)
+            elif verdict is not None:
+                self.use.say_once(verdict.sentence, verdict.mistake)
+            if named is None:
+                self.use.say_once(self._recorded.taken("apply", grads), NOT_SCALED)
+            self.use.check_unscaled(grads)
+        return not self.use.asked or (verdict is not None and verdict.mistake == NOT_SCALED)
 
-    def _refuse(self, method: str, upstream: Upstream, model: Sequence = (), may_leave_out: bool = False) -> None:
+    def _judged(
+        self, method: str, grads: Sequence, model: Sequence, named: Any = None, may_leave_out: bool = False
+    ) -> Verdict | None:
+        """What is wrong with gradients that the scale is to divide, if that does not refuse them."""
         # A scale of 1 may divide gradients that another scaler scaled and the user unscaled.
-        owner = None if self._is_one else self
-        refuse_gradients(method, upstream, owner)
-        refuse_mixed(method, upstream, owner, may_leave_out)
-        refuse_nonlinear(method, upstream, owner, model)
+        verdict = None if self.is_one else judge(self._given(method, grads, model, named, may_leave_out))
+        if verdict is not None and verdict.refuses:
+            raise InvalidArgument(verdict.sentence)
+        return verdict
+
+    def _given(
+        self, method: str, grads: Sequence, model: Sequence, named: Any = None, may_leave_out: bool = False
+    ) -> Given:
+        # The "gradient" of some variables is their new value.
+        derivatives = gradients.derivatives(grads, model) if model else grads
+        judged = [gradients.values_of(grad) for grad in derivatives if tf.is_tensor(grad)]
+        units = units_of(judged if named is None else [*judged, named], model)
+        scale: Unit = Power(frozenset([(self, 1.0)])) if named is None else units.pop()
+        if not isinstance(scale, Power) or not scale.powers:
+            # What divides them is not known, so that nothing but their mixture is.
+            units, scale = [unit for unit in units if isinstance(unit, Mixed)], Power()
+        return Given(method, units, self, scale.powers, self._moves, may_leave_out)
 
     def _moved(self, upstream: Upstream, model: Sequence, when: Any) -> list[Moved]:
         """BatchNorm's statistics that moved in this graph and can be put back. It warns if some cannot be."""

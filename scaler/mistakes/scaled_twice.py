@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from scaler.backend.graphs import is_eager
 from scaler.errors import InvalidArgument
-from scaler.mistakes.carried import TO_APPLY
-from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, UNSCALED, kind_of, owner_of_scale
+from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, kind_of
 from scaler.mistakes.sources import tensors_upstream
 from scaler.mistakes.upstream import Upstream
 
@@ -36,32 +35,6 @@ def refuse_scaled(loss: tf.Tensor) -> None:
 def _ends_a_product(tensor: tf.Tensor) -> bool:
     operation = getattr(tensor, "op", None) if not tf.executing_eagerly() else None
     return kind_of(tensor) is not None or getattr(operation, "type", "") not in _LINEAR
-
-
-def refuse_gradients(method: str, upstream: Upstream, owner: object) -> None:
-    """Raises `InvalidArgument` for gradients that come from `unscale`, or that another scaler than `owner` scaled.
-
-    Gradients of a penalty on unscaled gradients, or through an inner step, come from `unscale`, too. They pass, because
-    their own backward pass carries a scale of `owner`. With an owner of None the scales of others are not checked.
-
-    Args:
-        method: Who asks, for the error.
-        upstream: What the gradients come from.
-        owner: The `Calls` of a loss scaler, or None.
-    """
-    found = upstream.marks
-    if set(found) == {UNSCALED} or (owner is not None and any(map(divided_by_a_scale, upstream.values))):
-        raise InvalidArgument(
-            f"{method}(grads): these gradients went through unscale already, or were divided by loss_scale, and would "
-            "be divided by the loss scale again: expected gradients of the scaled loss. Pass unscaled gradients to "
-            f"{TO_APPLY}."
-        )
-    owners = [owner_of_scale(mark.tensor) for kind in (LOSS_SCALE, READ) for mark in found.get(kind, ())]
-    if owner is not None and owners and all(other is not None and other is not owner for other in owners):
-        raise InvalidArgument(
-            f"{method}(grads): another loss scaler scaled these gradients, but the scale of this one would divide "
-            "them: expected gradients of a loss that this one scaled. Use one loss scaler for scale, unscale and apply."
-        )
 
 
 def divided_by_a_scale(values: Any) -> bool:

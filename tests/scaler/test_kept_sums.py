@@ -169,7 +169,7 @@ def pairs_that_are_replaced_each_time(own):
 def clipped(own):
     first, grad = own.counted(), own.gradient() / 2.0
     own.kept.assign(tf.where(first, grad, own.kept + grad))
-    (grad,), _ = tf.clip_by_global_norm([own.kept.read_value()], 2.0**20)
+    (grad,), _ = tf.clip_by_global_norm([own.kept.read_value()], 2.0**20 * own.loss_scaler.scale_of_gradients)
     return own.apply(grad, when=tf.logical_not(first))
 
 

@@ -37,6 +37,11 @@ def penalty(scaled, plain):
 
 
 MISTAKES = {
+    "noise": (penalty, lambda model, scaled, other: [one + tf.random.normal(one.shape) for one in scaled]),
+    "scaled by a number": (
+        penalty,
+        lambda model, scaled, other: [a + b * 1024.0 for a, b in zip(scaled, other, strict=True)],
+    ),
     "a penalty is added to the scaled loss": (total, lambda model, scaled, other: other),
     "a gradient of a list is not scaled": (penalty, lambda model, scaled, other: [scaled[0], other[1]]),
     "gradients are summed": (penalty, lambda model, scaled, other: [a + b for a, b in zip(scaled, other, strict=True)]),
@@ -47,7 +52,6 @@ FINE = {
         lambda scaled, plain: scaled, lambda model, scaled, other: other,
     ),
     "zeros": (penalty, lambda model, scaled, other: [scaled[0], tf.zeros_like(model.second)]),
-    "noise": (penalty, lambda model, scaled, other: [one + tf.random.normal(one.shape) for one in scaled]),
     "a constant": (penalty, lambda model, scaled, other: [one + 1e-8 for one in scaled]),
     "a variable outside of the model": (
         penalty, lambda model, scaled, other: [scaled[0] + model.momentum, scaled[1]],
@@ -56,9 +60,6 @@ FINE = {
     "scaled by hand": (
         penalty,
         lambda model, scaled, other: [a + b * model.loss_scaler.loss_scale for a, b in zip(scaled, other, strict=True)],
-    ),
-    "scaled by a number": (
-        penalty, lambda model, scaled, other: [a + b * 1024.0 for a, b in zip(scaled, other, strict=True)],
     ),
 }  # fmt: skip
 

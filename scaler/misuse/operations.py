@@ -1,0 +1,217 @@
+"""What each operation does with units. One that is not here makes what is unknown of what depends on a scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from scaler.misuse.units import (
+    GUARD,
+    ONE,
+    UNKNOWN,
+    ZERO,
+    Mixed,
+    Note,
+    Power,
+    Unit,
+    Unknown,
+    Why,
+    beside,
+    choice,
+    curve,
+    is_plain,
+    product,
+    sign,
+    total,
+    unknown,
+)
+
+_S, _C = "sign", "curve"
+"""Inputs of which only the sign counts, and inputs that no factor passes through."""
+
+
+def _alike(rule: tuple, names: str) -> dict[str, tuple]:
+    return dict.fromkeys(names.split(), rule)
+
+
+_PRODUCTS: dict[str, tuple] = {
+    **_alike(
+        (1,),
+        "Identity StopGradient PreventGradient CheckNumerics CheckNumericsV2 EnsureShape Snapshot Reshape Squeeze "
+        "ExpandDims Transpose Slice StridedSlice Reverse ReverseV2 Pad PadV2 MirrorPad Tile BroadcastTo Gather "
+        "GatherV2 GatherNd Unpack SplitV Sum Mean Max Min Cumsum SegmentSum UnsortedSegmentSum Neg Abs Relu LeakyRelu "
+        "Conj Real CollectiveReduce CollectiveReduceV2 CollectiveReduceV3 NcclAllReduce AvgPool MaxPool BiasAddGrad "
+        "Diag DiagPart MatrixDiagPartV3 MatrixDiagV3 MatrixBandPart TensorListStack TensorListFromTensor "
+        "TensorListGetItem TensorListGather TensorListConcatV2 TensorListResize OptionalFromValue OptionalGetValue "
+        "SpaceToBatchND BatchToSpaceND DepthToSpace SpaceToDepth TopKV2 ResizeBilinear ResizeNearestNeighbor "
+        "ResizeBilinearGrad TensorListElementShape",
+    ),
+    **_alike((1, 1), "Mul MulNoNan MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative"),
+    **_alike((0, 1), "Split Fill AvgPoolGrad ScatterNd"),
+    **_alike((1, 0, 1), "Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter Conv3DBackpropFilterV2"),
+    **_alike((0, 1, 1), "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2"),
+    **_alike((1, -1), "RealDiv Div DivNoNan Xdivy"),
+    **_alike((-1,), "Reciprocal Inv"),
+    **_alike((2, 1), "ReciprocalGrad InvGrad"),
+    **_alike((2,), "Square L2Loss"),
+    **_alike((1, _S), "ReluGrad LeakyReluGrad"),
+    **_alike((1, _C), "SoftplusGrad SoftsignGrad EluGrad SeluGrad Relu6Grad"),
+    **_alike((_C, 1), "TanhGrad SigmoidGrad"),
+    **{"Sqrt": (0.5,), "Rsqrt": (-0.5,), "SqrtGrad": (-1, 1), "RsqrtGrad": (3, 1), "StridedSliceGrad": (0, 0, 0, 0, 1)},
+    **{"MaxPoolGrad": (_S, _S, 1), "FusedBatchNormGradV3": (1, _C, 1, _C, _C, _C), "Sign": (_S,)},
+    **_alike(
+        (_C,),
+        "Exp Expm1 Log1p Tanh Sigmoid Softplus Softsign Elu Selu Relu6 Sin Cos Erf Sinh Cosh Atan Softmax LogSoftmax",
+    ),
+}
+"""The exponent of each input of a product. Inputs beyond those named have to be plain."""
+_SUMS = {
+    **dict.fromkeys(("AddV2", "Add", "AddN", "Sub", "BiasAdd", "TensorScatterAdd", "TensorScatterSub"), Why.SUM),
+    **dict.fromkeys(("Maximum", "Minimum"), Why.LIMIT),
+}
+_LISTS = frozenset(
+    ("Pack", "ConcatV2", "TensorListSetItem", "TensorListPushBack", "TensorScatterUpdate", "ParallelConcat")
+)
+_COMPARISONS = frozenset(
+    (
+        *("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"),
+        *("LogicalAnd", "LogicalOr", "LogicalNot", "All", "Any"),
+    )
+)
+_PLAIN = frozenset(
+    ("IsFinite", "IsInf", "IsNan", "Shape", "ShapeN", "Size", "Rank", "TensorListLength", "BroadcastGradientArgs")
+)
+_ZEROS = frozenset(("ZerosLike", "TensorListReserve", "EmptyTensorList", "OptionalNone"))
+_LARGEST_READ = 4096
+"""Elements of a constant that is looked at."""
+_SMALL, _HUGE, _LARGEST_HALF, _SMALLEST_INVERSE = 1e-4, 1e30, 65504.0, 2.0**-20
+
+
+def units_of_results(op: Any, units: Sequence[Unit]) -> list[Unit]:
+    """The units of what an operation makes of inputs of these units."""
+    if op.type == "IdentityN":
+        return list(units)
+    if op.type == "TensorListPopBack":
+        return [units[0], units[0]]
+    return [_unit_of_result(op, op.type, units)] * len(op.outputs)
+
+
+def _unit_of_result(op: Any, kind: str, units: Sequence[Unit]) -> Unit:
+    if kind == "RealDiv" and isinstance(units[1], Power) and not units[1].powers:
+        units = [units[0], ONE]  # A constant that divides is the size of a batch.
+    if kind in _PRODUCTS:
+        return _of_product(_PRODUCTS[kind], units)
+    if kind == "Sub" and op.inputs[0] is op.inputs[1]:
+        return ZERO
+    if kind in _SUMS:
+        parts = [
+            unit for unit, one in zip(units, op.inputs, strict=True) if not (kind[0] == "T" and one.dtype.is_integer)
+        ]
+        # A backward pass adds up the derivatives of different paths, which have little reason to cancel.
+        return total(parts, _SUMS[kind], op.name, may_cancel=kind != "AddN")
+    if kind in ("Select", "SelectV2"):
+        at = _zero_of_a_choice(op)
+        return choice(units[0], units[1:], op.name) if at is None else units[at]
+    if kind in _COMPARISONS:
+        return sign(total(units, Why.SIZE, op.name))
+    if kind == "Cast":
+        if op.outputs[0].dtype.is_bool:
+            return sign(units[0])
+        rounds = op.inputs[0].dtype.is_floating and not op.outputs[0].dtype.is_floating
+        return _of_unknown(units) if rounds else units[0]
+    if kind == "Einsum":
+        return product((unit, 1) for unit in units)
+    if kind == "SquaredDifference":
+        return product([(total(units, Why.SUM, op.name), 2)])
+    if kind == "Pow":
+        exponent = _number(op.inputs[1])
+        return product([(units[0], exponent)]) if exponent is not None else _of_unknown(units)
+    return _of_other(op, kind, units)
+
+
+def _of_product(rule: tuple, units: Sequence[Unit]) -> Unit:
+    if any(isinstance(unit, Unknown | Mixed) for unit in units[len(rule) :]):
+        return unknown(units)
+    of = {_S: sign, _C: curve}
+    return product(
+        (of[way](unit), 1) if way in of else (unit, way) for unit, way in zip(units, rule, strict=False) if way
+    )
+
+
+def _zero_of_a_choice(op: Any) -> int | None:
+    """The input that counts of a choice by whether one of its inputs is more than zero; None for other choices."""
+    condition, first, second = op.inputs
+    if condition.op.type not in ("Greater", "NotEqual"):
+        return None
+    compared, with_what = condition.op.inputs
+    value = tf.get_static_value(with_what)
+    if value is None or np.any(value) or not any(compared is one for one in (first, second)):
+        return None
+    # Where it is not chosen, or chosen only as it is zero, the other one counts.
+    return 1
+
+
+def _of_other(op: Any, kind: str, units: Sequence[Unit]) -> Unit:
+    if kind in _LISTS:
+        return beside(
+            unit for unit, one in zip(units, op.inputs, strict=True) if not one.dtype.is_integer or len(units) == 1
+        )
+    if kind in _ZEROS:
+        return ZERO
+    if kind == "OnesLike":
+        return GUARD  # A choice between a number and one avoids a division by zero.
+    if kind in _PLAIN:
+        return ONE
+    found = _of_unknown(units)
+    return UNKNOWN if is_plain(found) and _may_give_a_scale(op, kind) else found
+
+
+def _may_give_a_scale(op: Any, kind: str) -> bool:
+    """Whether an operation gets a number from elsewhere, which may be a scale."""
+    if any(one.dtype.is_floating for one in op.inputs) or "Random" in kind or "TruncatedNormal" in kind:
+        return False
+    return "PyFunc" in kind or any(one.dtype.is_floating and one.shape.rank in (0, None) for one in op.outputs)
+
+
+def _of_unknown(units: Sequence[Unit]) -> Unit:
+    if not all(map(is_plain, units)):
+        return unknown(units)
+    return Power(notes=frozenset().union(*(unit.notes for unit in units if isinstance(unit, Power))))
+
+
+def unit_of_constant(tensor: Any) -> Unit:
+    """The unit of a constant of a graph, or of an eager tensor that it captured."""
+    if not tensor.dtype.is_floating:
+        return ONE
+    if (tensor.shape.num_elements() or 0) > _LARGEST_READ:
+        return ONE
+    value = tf.get_static_value(tensor)
+    if value is None:
+        return UNKNOWN
+    sizes = np.abs(np.asarray(value, np.float64))
+    if not sizes.any():
+        return ZERO
+    if sizes.size == 1 and sizes.item() < _HUGE and sizes.item() != _LARGEST_HALF and _may_be_scale(sizes.item()):
+        return Power(notes=frozenset([Note.NUMBER]))
+    guards = (sizes <= _SMALL) | ~(sizes < _HUGE) | (sizes == _LARGEST_HALF)
+    return GUARD if guards.all() else ONE
+
+
+def _may_be_scale(number: float) -> bool:
+    """Whether a user may mean a number as a loss scale: at least 100, or a power of two from 8 on, or its inverse."""
+    if number >= 100.0:
+        return True
+    # A smaller power of two is the spacing of float32's numbers.
+    return number >= _SMALLEST_INVERSE and abs(np.log2(number)) >= 3.0 and not np.log2(number) % 1.0
+
+
+def _number(tensor: Any) -> float | None:
+    """The value of a constant, or of the difference of two, as the derivative of a power has it."""
+    if getattr(tensor, "op", None) is not None and tensor.op.type == "Sub":
+        first, second = map(_number, tensor.op.inputs)
+        return None if first is None or second is None else first - second
+    value = tf.get_static_value(tensor)
+    return float(value) if value is not None and value.size == 1 else None

@@ -1,0 +1,336 @@
+"""The units of the tensors of a trace: its operations, interpreted once, in their order."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from scaler.backend import replicas
+from scaler.backend.graphs import (
+    BRANCHES,
+    LOOPS,
+    calls_functions,
+    captured_from,
+    first_argument,
+    functions_called,
+    is_eager,
+    outermost_function,
+    variables_read,
+)
+from scaler.backend.variables import is_of_a_scaler
+from scaler.mistakes.marks import LOSS_SCALE, READ, RETRIED, UNSCALED, kind_of, owner_of_scale
+from scaler.mistakes.scaled_twice import divides_by_a_scale
+from scaler.misuse.operations import unit_of_constant, units_of_results
+from scaler.misuse.units import (
+    ONE,
+    UNKNOWN,
+    Mixed,
+    Note,
+    Power,
+    Special,
+    Unit,
+    Unknown,
+    Why,
+    beside,
+    choice,
+    is_plain,
+    total,
+)
+
+_TRACE = "halfstep_trace"
+_ASSIGNS = ("Assign", "ResourceScatter")
+_UNIT_DOUBTFUL = Power(notes=frozenset([Note.DOUBTFUL]))
+_UNIT_OF_MODEL = Power(notes=frozenset([Note.MODEL]))
+_UNIT_UNSCALED = Power(notes=frozenset([Note.UNSCALED]))
+
+
+class Either(NamedTuple):
+    """What branches of one condition gave, of which the branches of the backward pass take each its own.
+
+    Attributes:
+        condition: The identity of the condition.
+        units: What each branch gave.
+        whole: What it is for everybody else.
+    """
+
+    condition: int
+    units: tuple
+    whole: Any
+
+
+class Trace:
+    """The units of all tensors that the outermost function has traced so far.
+
+    Args:
+        graph: That of the function.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self._frames: dict[int, _Frame] = {}
+        self._weights: set[int] = set()
+        self._shapes: set[tuple] = set()
+        self._left_out: dict[int, list[tuple[int, int]]] = {}
+
+    def units(self, tensors: Sequence[tf.Tensor], weights: Iterable = ()) -> list[Unit]:
+        """The units of tensors of the graph that is being traced, or of those around it.
+
+        Args:
+            tensors: The tensors.
+            weights: The trained variables of the model, which carry no scale.
+        """
+        natives = [native for native in map(replicas.native, weights) if hasattr(native, "handle")]
+        handles = {id(part.handle) for one in natives for part in (one, *getattr(one, "values", ()))}
+        if not handles <= self._weights:
+            self._weights |= handles
+            self._shapes |= {tuple(one.shape) for one in natives}
+            self._frames = {}
+        frame = self._frame(tf.compat.v1.get_default_graph())
+        return [_whole(frame.value(tensor)) for tensor in tensors]
+
+    def leave_out(self, graph: Any, since: int) -> None:
+        """Leaves out the operations of a graph that were added after so many."""
+        self._left_out.setdefault(id(graph), []).append((since, len(graph.get_operations())))
+
+    def is_left_out(self, graph: Any, position: int) -> bool:
+        """Whether the operation of a graph at a position is left out."""
+        return any(first <= position < last for first, last in self._left_out.get(id(graph), ()))
+
+    def of_variable(self, handle: Any) -> Unit:
+        """The unit of what a variable holds at first. It may be a scale, or another function filled it with gradients.
+
+        Args:
+            handle: Of the variable, as the outermost function captured it.
+        """
+        if id(handle) in self._weights:
+            return _UNIT_OF_MODEL
+        read = {id(getattr(one, "handle", None)): one for one in variables_read(self._graph).values()}
+        variable = read.get(id(handle))
+        return UNKNOWN if variable is None or is_of_a_scaler(variable) else self._of_outside(variable.shape)
+
+    def of_argument(self, tensor: tf.Tensor) -> Unit:
+        """The unit of an argument of a function that is being traced: data, or perhaps a scale or gradients."""
+        if not tensor.dtype.is_floating:
+            return UNKNOWN if tensor.dtype == tf.variant else ONE
+        return self._of_outside(tensor.shape)
+
+    def _of_outside(self, shape: tf.TensorShape) -> Unit:
+        if shape.rank in (0, None):
+            return UNKNOWN  # A scale, or its inverse.
+        # All gradients may come in one tensor.
+        flat = shape.rank == 1 and shape.is_fully_defined()
+        return _UNIT_DOUBTFUL if flat or (shape.is_fully_defined() and tuple(shape) in self._shapes) else ONE
+
+    def _frame(self, graph: Any) -> _Frame:
+        """What is known of a graph that is being traced."""
+        found = self._frames.get(id(graph))
+        if found is None:
+            outer = None if graph is self._graph else self._frame(graph.outer_graph)
+            state = {} if outer is None else dict(outer.up_to_now().state)
+            found = self._frames[id(graph)] = _Frame(self, graph, _OfOpenGraph(self, graph, outer), state)
+        return found.up_to_now()
+
+
+def trace_here() -> Trace | None:
+    """What is known of the trace that runs now. None in eager mode."""
+    graph = outermost_function()
+    if graph is None:
+        return None
+    if not hasattr(graph, _TRACE):
+        setattr(graph, _TRACE, Trace(graph))
+    return getattr(graph, _TRACE)
+
+
+def units_of(tensors: Sequence[Any], weights: Iterable = ()) -> list[Unit]:
+    """As `Trace.units`. In eager mode only a tensor's own mark is known."""
+    trace = trace_here()
+    return [_of_mark(tensor) or UNKNOWN for tensor in tensors] if trace is None else trace.units(tensors, weights)
+
+
+@contextlib.contextmanager
+def not_judged() -> Iterator[None]:
+    """What is traced inside is a step's own doing, which no user can get wrong: its results count as unknown."""
+    graph, trace = tf.compat.v1.get_default_graph(), trace_here()
+    since = 0 if trace is None else len(graph.get_operations())
+    yield
+    if trace is not None:
+        trace.leave_out(graph, since)
+
+
+class _OfOpenGraph:
+    """The units of the inputs of a graph that is being traced."""
+
+    def __init__(self, trace: Trace, graph: Any, outer: _Frame | None) -> None:
+        self._trace, self._graph, self._outer = trace, graph, outer
+
+    def __call__(self, inner: tf.Tensor) -> Any:
+        captured = captured_from(inner)
+        if captured is None:
+            return self._trace.of_argument(inner)
+        if inner.dtype == tf.resource:
+            return captured if self._outer is None or is_eager(captured) else self._outer.value(captured)
+        if not is_eager(captured):
+            return ONE if self._outer is None else self._outer.value(captured)
+        # A vector of unknown origin may hold gradients.
+        return UNKNOWN if inner.shape.rank == 1 and inner.dtype.is_floating else unit_of_constant(captured)
+
+
+class _Frame:
+    """The units of the tensors of one graph, in one call of it.
+
+    Args:
+        trace: The whole.
+        graph: The graph.
+        given: Returns the unit of an input; of a variable's handle, what the outermost function captured.
+        state: The units of what variables hold, by their handles.
+    """
+
+    def __init__(self, trace: Trace, graph: Any, given: Callable[[tf.Tensor], Any], state: dict[int, Unit]) -> None:
+        self.state = state
+        self._trace, self._graph, self._given = trace, graph, given
+        self._values: dict[int, Any] = {}
+        self._entered: set[Any] = set()
+        self._position = 0
+
+    def up_to_now(self) -> _Frame:
+        """Interprets what was added to the graph since the last time."""
+        operations = self._graph.get_operations()
+        for position in range(self._position, len(operations)):
+            if self._trace.is_left_out(self._graph, position):
+                self._entered.add(operations[position])
+            self._enter(operations[position])
+        self._position = len(operations)
+        return self
+
+    def outputs(self) -> list[Any]:
+        """The units of what the function returns."""
+        self.up_to_now()
+        return [self.value(output) for output in self._graph.outputs]
+
+    def value(self, tensor: Any) -> Any:
+        """The unit of a tensor; what a handle stands for."""
+        if is_eager(tensor):
+            return _of_mark(tensor) or (unit_of_constant(tensor) if tensor.dtype.is_floating else ONE)
+        if id(tensor) not in self._values:
+            if tensor.op.type == "Placeholder":
+                self._values[id(tensor)] = self._given(tensor)
+            else:
+                # It was left out, or not all of its graph is interpreted yet.
+                self._values[id(tensor)] = _of_mark(tensor) or UNKNOWN
+        return self._values[id(tensor)]
+
+    def _enter(self, op: Any) -> None:
+        if op in self._entered or op.type == "Placeholder":
+            return
+        self._entered.add(op)
+        for one in op.inputs:
+            # A loop that was differentiated stacks its values on lists that were made after it.
+            if id(one) not in self._values and one.op.type != "Placeholder":
+                self._enter(one.op)
+        given = [self.value(one) for one in op.inputs]
+        if op.type not in BRANCHES:
+            given = list(map(_whole, given))
+        for output, unit in zip(op.outputs, self._visit(op, given), strict=True):
+            self._values[id(output)] = unit
+
+    def _visit(self, op: Any, given: list[Any]) -> Sequence[Any]:
+        if calls_functions(op):
+            return self._call(op, given)
+        if any(one.dtype == tf.resource for one in op.inputs):
+            return self._memory(op, given)
+        if op.type == "Identity":
+            marked = _of_mark(op.outputs[0])
+            if marked is not None:
+                # A loop that is differentiated keeps what stands before an identity.
+                self._values[id(op.inputs[0])] = marked
+            return [given[0] if marked is None else marked]
+        if op.type == "Const":
+            return [unit_of_constant(op.outputs[0])]
+        units = units_of_results(op, given)
+        cancelled = op.type == "RealDiv" and isinstance(units[0], Power) and Note.CANCELLED in units[0].notes
+        if cancelled and divides_by_a_scale(op.outputs[0]):
+            return [units[0]._replace(notes=units[0].notes | {Note.UNSCALED})]
+        return units
+
+    def _call(self, op: Any, given: list[Any]) -> Sequence[Any]:
+        bodies = functions_called(op)
+        named = len(op.get_attr("branches")) if op.type.endswith("Case") else 2 if op.type in BRANCHES else 1
+        if len(bodies) != named:
+            return [UNKNOWN] * len(op.outputs)
+        if op.type in BRANCHES:
+            return self._branch(op, bodies, given)
+        found = self._run(bodies[0], given)
+        # What a loop adds up shows at its second turn.
+        return self._run(bodies[0], found) if op.type in LOOPS else found
+
+    def _run(self, body: Any, given: Sequence[Any]) -> list[Any]:
+        units = {id(own): unit for own, unit in zip(body.inputs, given, strict=False)}
+        frame = _Frame(self._trace, body, lambda inner: units.get(id(inner), UNKNOWN), self.state)
+        found = frame.outputs()
+        self.state = frame.state
+        return found
+
+    def _branch(self, op: Any, bodies: list[Any], given: list[Any]) -> list[Any]:
+        condition, key = _whole(given[0]), id(op.inputs[0])
+        before, states, outputs = self.state, [], []
+        for place, body in enumerate(bodies):
+            self.state = dict(before)
+            outputs.append(self._run(body, [_of_branch(one, key, place) for one in given[first_argument(op) :]]))
+            states.append(self.state)
+        cells = {cell for state in states for cell in state}
+        self.state = {cell: beside(state.get(cell, before.get(cell, ONE)) for state in states) for cell in cells}
+        # Behind its own outputs are those for a backward pass, which have nothing in common.
+        own = len(tf.nest.flatten(bodies[0].structured_outputs, expand_composites=True))
+
+        def chosen(place: int, units: tuple) -> Any:
+            if not isinstance(units[0], Power | Mixed | Unknown | Special | Either):
+                return units[0]
+            whole = tuple(map(_whole, units))
+            if len(set(whole)) == 1 and is_plain(condition):
+                return whole[0]
+            return Either(key, whole, choice(condition, whole, op.name) if place < own else beside(whole))
+
+        return [chosen(place, units) for place, units in enumerate(zip(*outputs, strict=True))]
+
+    def _memory(self, op: Any, given: list[Any]) -> list[Any]:
+        """What an operation on a variable, a queue or a table gives, and what is kept there after it."""
+        if op.type.startswith("Iterator"):
+            return list(map(self._trace.of_argument, op.outputs))
+        cell = next(unit for unit, one in zip(given, op.inputs, strict=True) if one.dtype == tf.resource)
+        rest = [unit for unit, one in zip(given, op.inputs, strict=True) if one.dtype.is_floating]
+        held = self.state.get(id(cell))
+        if held is None:
+            held = self._trace.of_variable(cell)
+        if op.type == "AssignVariableOp":
+            self.state[id(cell)] = rest[0] if rest else ONE
+        elif op.type.startswith(_ASSIGNS) and rest:
+            self.state[id(cell)] = total([held, *rest], Why.SUM, op.name)
+        elif rest and not op.outputs:
+            self.state[id(cell)] = beside([held, *rest])
+        return [held if one.dtype.is_floating else ONE for one in op.outputs]
+
+
+def _of_mark(tensor: tf.Tensor) -> Unit | None:
+    """The unit of a marked tensor; None for others."""
+    kind = kind_of(tensor, (RETRIED,))
+    if kind == UNSCALED:
+        return _UNIT_UNSCALED
+    if kind not in (LOSS_SCALE, READ, RETRIED):
+        return None
+    owner: Any = owner_of_scale(tensor)
+    if owner is None:
+        return UNKNOWN
+    return ONE if owner.is_one else Power(frozenset([(owner, 1.0)]))
+
+
+def _whole(value: Any) -> Any:
+    return value.whole if isinstance(value, Either) else value
+
+
+def _of_branch(value: Any, condition: int, place: int) -> Any:
+    if isinstance(value, Either):
+        return value.units[place] if value.condition == condition else value.whole
+    return value

@@ -1,0 +1,215 @@
+"""The algebra of units: which powers of which loss scales are factors of a tensor.
+
+A scaled loss has the unit S, the scale of its scaler, and what does not depend on a scale the unit 1. A product
+multiplies units. A sum of different units has none: it is `Mixed`. What is not known is `Unknown`, and nobody is blamed
+for it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Special(enum.Enum):
+    """Units that are no power."""
+
+    ZERO = enum.auto()
+    """Of zeros, which fit every unit."""
+    GUARD = enum.auto()
+    """Of constants that only avoid a division by zero or an overflow. They do not count in sums and limits."""
+
+
+class Unknown(NamedTuple):
+    """What is not known.
+
+    Attributes:
+        of: Whose scales it may depend on, as far as that is known.
+    """
+
+    of: frozenset = frozenset()
+
+
+class Note(enum.Enum):
+    """What else is known of a tensor, where its unit does not tell."""
+
+    UNSCALED = enum.auto()
+    """`unscale` made it, or a division by a scale."""
+    CANCELLED = enum.auto()
+    """A scale that was a factor is none any more."""
+    MODEL = enum.auto()
+    """A weight of the model is among what it is computed from."""
+    DOUBTFUL = enum.auto()
+    """Something from outside is a factor that has the shape of a gradient, and may be a scaled one."""
+    NUMBER = enum.auto()
+    """A constant is a factor that the user may mean as a loss scale."""
+
+
+class Power(NamedTuple):
+    """A product of powers of loss scales.
+
+    Attributes:
+        powers: Pairs of whose scale it is, and its exponent, which is not 0.
+        notes: What else is known.
+    """
+
+    powers: frozenset = frozenset()
+    notes: frozenset = frozenset()
+
+
+class Why(enum.Enum):
+    """By what operation a tensor comes to depend on a scale otherwise than by a power of it."""
+
+    SUM = enum.auto()
+    """Of parts of different units."""
+    LIMIT = enum.auto()
+    """The larger or smaller of different units."""
+    CHOICE = enum.auto()
+    """Of different units, by a condition that does not depend on a scale."""
+    SIZE = enum.auto()
+    """A choice by a condition that depends on a scale."""
+    CURVE = enum.auto()
+    """A function that no factor passes through, such as an exponential."""
+
+
+class Mixed(NamedTuple):
+    """Certainly depends on a scale, and not by a power of it.
+
+    Attributes:
+        why: By what kind of operation.
+        of: The powers that it had been given.
+        name: The name of the operation.
+    """
+
+    why: Why
+    of: frozenset = frozenset()
+    name: str = ""
+
+
+ONE = Power()
+UNKNOWN = Unknown()
+ZERO, GUARD = Special
+Unit = Power | Mixed | Unknown | Special
+
+
+def unknown(units: Iterable[Unit]) -> Unknown:
+    """What is not known, and is computed from tensors of these units."""
+    return Unknown(frozenset().union(*map(scales_of, units)))
+
+
+def scales_of(unit: Unit) -> frozenset:
+    """Whose scales a tensor depends on."""
+    if isinstance(unit, Power):
+        return frozenset(owner for owner, _ in unit.powers)
+    return frozenset().union(*map(scales_of, unit.of)) if isinstance(unit, Mixed) else getattr(unit, "of", frozenset())
+
+
+def is_plain(unit: Unit) -> bool:
+    """Whether a tensor certainly does not depend on a scale."""
+    return unit is ZERO or unit is GUARD or (isinstance(unit, Power) and not unit.powers)
+
+
+def product(factors: Iterable[tuple[Unit, float]]) -> Unit:
+    """The unit of a product of factors, each with an exponent."""
+    factors = list(factors)
+    if any(unit is ZERO and exponent > 0 for unit, exponent in factors):
+        return ZERO
+    mixed = [(unit, exponent) for unit, exponent in factors if isinstance(unit, Mixed)]
+    if len(mixed) > 1 or any(unit is ZERO or isinstance(unit, Unknown) for unit, _ in factors):
+        return unknown(unit for unit, _ in factors)  # Two mixed factors may cancel each other.
+    others = _power_of((unit, exponent) for unit, exponent in factors if isinstance(unit, Power))
+    if not mixed:
+        return others
+    ((unit, exponent),) = mixed
+    if unit.why is not Why.SUM:
+        return unit
+    # Each part of a sum is a part of its multiple.
+    parts = (_power_of([(part, 1.0), (others, 1.0)]) for part in unit.of)
+    return unit._replace(of=frozenset(parts)) if exponent == 1 else Mixed(Why.CURVE, unit.of)
+
+
+def _power_of(factors: Iterable[tuple[Power, float]]) -> Power:
+    powers: dict = {}
+    notes: frozenset = frozenset()
+    for unit, exponent in factors:
+        notes |= unit.notes
+        for symbol, power in unit.powers:
+            powers[symbol] = round(powers.get(symbol, 0.0) + power * exponent, 6)
+    left = frozenset((symbol, power) for symbol, power in powers.items() if power)
+    return Power(left, notes | {Note.CANCELLED} if len(left) < len(powers) else notes)
+
+
+def total(units: Iterable[Unit], why: Why, name: str = "", may_cancel: bool = True) -> Unit:
+    """The unit of a sum, and of the larger or smaller of several tensors.
+
+    Args:
+        units: Those of the parts.
+        why: What it is.
+        name: Of the operation.
+        may_cancel: Whether one part can put right what is wrong with another.
+    """
+    counted = [unit for unit in units if unit is not ZERO]
+    guards = [unit for unit in counted if unit is GUARD]
+    counted = [unit for unit in counted if unit is not GUARD]
+    if not counted:
+        return GUARD if guards else ZERO
+    if not may_cancel and len(set(counted)) > 1:
+        counted = [unit for unit in counted if not isinstance(unit, Unknown)] or counted
+    mixed = [unit for unit in counted if isinstance(unit, Mixed)]
+    if any(isinstance(unit, Unknown) for unit in counted) or (len(mixed) > 1 and may_cancel):
+        return unknown(counted)
+    if mixed:
+        return mixed[0]
+    powers = frozenset(unit.powers for unit in counted if isinstance(unit, Power))
+    if len(powers) == 1:
+        return _noted(counted)
+    doubtful = any(Note.DOUBTFUL in unit.notes and not unit.powers for unit in counted if isinstance(unit, Power))
+    return unknown(counted) if doubtful else Mixed(why, frozenset(counted), name)
+
+
+def beside(units: Iterable[Unit]) -> Unit:
+    """The unit of tensors side by side, as in a list. It is known only if all have the same."""
+    counted = [unit for unit in units if unit is not ZERO and unit is not GUARD]
+    if not counted:
+        return ZERO
+    if any(not isinstance(unit, Power) for unit in counted):
+        return counted[0] if len(set(counted)) == 1 else unknown(counted)
+    alike = len({unit.powers for unit in counted if isinstance(unit, Power)}) == 1
+    return _noted(counted) if alike else unknown(counted)
+
+
+def choice(condition: Unit, units: Sequence[Unit], name: str = "") -> Unit:
+    """The unit of one of several tensors, chosen by a condition."""
+    if is_plain(condition):
+        return total(units, Why.CHOICE, name, may_cancel=False)
+    if all(unit is ZERO for unit in units):
+        return ZERO
+    if any(isinstance(unit, Unknown) for unit in (condition, *units)):
+        return unknown((condition, *units))
+    return Mixed(Why.SIZE, _parts((condition, *units)), name)
+
+
+def sign(unit: Unit) -> Unit:
+    """The unit of the sign of a tensor, and of a comparison with zero."""
+    if isinstance(unit, Power) and unit.powers:
+        return Power(notes=unit.notes | {Note.CANCELLED})
+    return Mixed(Why.SIZE, unit.of, unit.name) if isinstance(unit, Mixed) else unit
+
+
+def curve(unit: Unit) -> Unit:
+    """The unit of a function that no factor passes through."""
+    if is_plain(unit):
+        return unit if isinstance(unit, Power) else ONE
+    return unit if isinstance(unit, Unknown) else Mixed(Why.CURVE, _parts([unit]))
+
+
+def _parts(units: Iterable[Unit]) -> frozenset:
+    """The powers among units, and those that others had been given."""
+    return frozenset().union(*([unit] if isinstance(unit, Power) else getattr(unit, "of", ()) for unit in units))
+
+
+def _noted(units: Sequence[Unit]) -> Power:
+    """The power that all units are, with the notes of each."""
+    powers = [unit for unit in units if isinstance(unit, Power)]
+    return Power(powers[0].powers, frozenset().union(*(unit.notes for unit in powers)))
