@@ -27,7 +27,7 @@ from loop import BATCH_SIZE, STEPS, fit, loop
 import loops
 import loops.tasks
 from scaler.gate.state import StoredState
-from scaler.mistakes.open_step import OpenStep
+from scaler.misuse.open_step import OpenStep
 
 LEAST, LEAST_JIT = "the least", "the least, jit"
 OURS_GATE, OURS_GATE_JIT = "halfstep", "halfstep, jit"

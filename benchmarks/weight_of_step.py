@@ -67,7 +67,7 @@ def walked(step: Callable) -> list[dict]:
     rest = [one for one in ours if not one[0].is_relative_to(HOME / "mistakes")]
     return [
         {"traced by hand": name, "files": len({path for path, *_ in found}), "functions": len(found)}
-        for name, found in (("scaler", ours), ("scaler without scaler/mistakes", rest))
+        for name, found in (("scaler", ours), ("scaler without scaler/misuse", rest))
     ]
 
 

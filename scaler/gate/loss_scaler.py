@@ -26,11 +26,11 @@ from scaler.gate.state import Counters, StoredState
 from scaler.gate.targets import Part, Share, Targets
 from scaler.gradients.clipping import ClipByNorm, ClipByValue
 from scaler.gradients.pairs import as_list, check_gradients, check_pairs
-from scaler.mistakes.calls import Calls
-from scaler.mistakes.carried import Carried
-from scaler.mistakes.marks import marked_unscaled
-from scaler.mistakes.upstream import Upstream
+from scaler.misuse.calls import Calls
+from scaler.misuse.carried import Carried
+from scaler.misuse.marks import marked_unscaled
 from scaler.misuse.trace import not_judged
+from scaler.misuse.upstream import Upstream
 from scaler.outcome.last_skip import LastSkip, note_skip_in_trace, skip_in_trace
 from scaler.outcome.outcome import Cause, Outcome, Skip
 from scaler.outcome.skip_sentence import Names, Run, none_skipped, pinned

@@ -16,7 +16,7 @@ from scaler.errors import InvalidArgument
 from scaler.gate.measure import event_of
 from scaler.gradients import Gradient
 from scaler.gradients.lists import not_finite
-from scaler.mistakes.carried import Carried
+from scaler.misuse.carried import Carried
 from scaler.outcome.outcome import int64
 from scaler.strategies import Event, Strategy
 from scaler.strategies.base import float_bounds_of, needs_of, only_scale, usable_state

@@ -15,7 +15,7 @@ from scaler.backend.autograph import no_autograph
 from scaler.backend.graphs import call_noninlined, has_gpu, in_xla
 from scaler.checks import as_variables
 from scaler.errors import InvalidArgument
-from scaler.mistakes.moving_statistics import warn_if_late
+from scaler.misuse.moving_statistics import warn_if_late
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,9 +25,9 @@ from scaler.gradients.pairs import as_list
 from scaler.keras import accumulation, arguments, configs, following_masters, optimizers_in_step
 from scaler.keras.legacy_names import LegacyNames
 from scaler.keras.variable_order import Order
-from scaler.mistakes.loss_on_replicas import undivided_mean
-from scaler.mistakes.marks import UNSCALED, as_given
-from scaler.mistakes.upstream import Upstream
+from scaler.misuse.loss_on_replicas import undivided_mean
+from scaler.misuse.marks import UNSCALED, as_given
+from scaler.misuse.upstream import Upstream
 from scaler.outcome.outcome import Outcome
 from scaler.strategies import Strategy
 from scaler.weights.masters import MasterWeights

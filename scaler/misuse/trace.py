@@ -21,9 +21,9 @@ from scaler.backend.graphs import (
     variables_read,
 )
 from scaler.backend.variables import is_of_a_scaler
-from scaler.mistakes.marks import LOSS_SCALE, READ, RETRIED, UNSCALED, kind_of, owner_of_scale
-from scaler.mistakes.scaled_twice import divides_by_a_scale
+from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, UNSCALED, kind_of, owner_of_scale
 from scaler.misuse.operations import unit_of_constant, units_of_results
+from scaler.misuse.scaled_twice import divides_by_a_scale
 from scaler.misuse.units import (
     ONE,
     UNKNOWN,

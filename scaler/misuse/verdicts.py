@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from scaler.mistakes.carried import TO_APPLY
+from scaler.misuse.carried import TO_APPLY
 from scaler.misuse.units import Mixed, Note, Power, Unit, Unknown, Why, scales_of
 
 

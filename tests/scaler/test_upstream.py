@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import scaler
-from scaler.mistakes import upstream
+from scaler.misuse import upstream
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from scaler.backend.assignments import assigns, at_end_of_trace, is_function, is
 from scaler.backend.graphs import functions_called, graphs_around, is_eager, variables_read
 from scaler.backend.replicas import native, replica_count
 from scaler.errors import InvalidArgument
-from scaler.mistakes.carried import KEEP_UNSCALED, TO_APPLY
-from scaler.mistakes.contents import (
+from scaler.misuse.carried import KEEP_UNSCALED, TO_APPLY
+from scaler.misuse.contents import (
     CALLS,
     CHOICE,
     PART,
@@ -28,9 +28,9 @@ from scaler.mistakes.contents import (
     held_at_first,
     rescales,
 )
-from scaler.mistakes.marks import LOSS_SCALE, READ, kind_of, owner_of_scale
-from scaler.mistakes.sources import edges_upstream
-from scaler.mistakes.upstream import Upstream
+from scaler.misuse.marks import LOSS_SCALE, READ, kind_of, owner_of_scale
+from scaler.misuse.sources import edges_upstream
+from scaler.misuse.upstream import Upstream
 
 
 def look_at_end(

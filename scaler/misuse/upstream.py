@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend.graphs import is_eager
-from scaler.mistakes.marks import Mark, Marks, kind_of
-from scaler.mistakes.sources import Edge, Node, carries, node_key, sources_of, stops
+from scaler.misuse.marks import Mark, Marks, kind_of
+from scaler.misuse.sources import Edge, Node, carries, node_key, sources_of, stops
 
 
 class _Tensor(NamedTuple):

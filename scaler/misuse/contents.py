@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from scaler.backend.assignments import assigned_before, value_assigned
 from scaler.backend.graphs import LOOPS, calls_functions, captured_from, first_argument, is_eager
-from scaler.mistakes.marks import LOSS_SCALE, READ, kind_of
-from scaler.mistakes.sources import parameters, sources_of, tensors_upstream
+from scaler.misuse.marks import LOSS_SCALE, READ, kind_of
+from scaler.misuse.sources import parameters, sources_of, tensors_upstream
 
 ALL, PART, CHOICE = "all", "part", "choice"
 """Whether all of a source goes on, it times a constant, or all or nothing of it."""

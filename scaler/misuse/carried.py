@@ -10,8 +10,8 @@ import tensorflow as tf
 from scaler.backend.assignments import assignments, operations_around, value_assigned
 from scaler.backend.graphs import LOOPS, graphs_around, is_eager, variables_read
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import LOSS_SCALE, READ, RETRIED, SCALED, Mark, Marks, kind_of, owner_of_scale, scale_of
-from scaler.mistakes.upstream import Upstream
+from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, SCALED, Mark, Marks, kind_of, owner_of_scale, scale_of
+from scaler.misuse.upstream import Upstream
 
 _LOSS_FINITE = "_halfstep_loss_finite"
 TO_APPLY = "apply(..., unscaled=True), or to the LossScaleOptimizer whose get_unscaled_gradients(grads) returned them"

@@ -9,9 +9,9 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend.graphs import is_eager
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import LOSS_SCALE, READ, UNSCALED, given_to_unscale, kind_of
-from scaler.mistakes.order_of_calls import Use
-from scaler.mistakes.upstream import Upstream
+from scaler.misuse.marks import LOSS_SCALE, READ, UNSCALED, given_to_unscale, kind_of
+from scaler.misuse.order_of_calls import Use
+from scaler.misuse.upstream import Upstream
 
 _KEPT = ("Placeholder", "ReadVariableOp")
 _PASS_ON = ("Identity", "Cast")

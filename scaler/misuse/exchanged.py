@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from scaler import gradients
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import LOSS_SCALE, READ, UNSCALED, owner_of_scale
-from scaler.mistakes.scaled_twice import divided_by_a_scale
-from scaler.mistakes.upstream import Upstream
+from scaler.misuse.marks import LOSS_SCALE, READ, UNSCALED, owner_of_scale
+from scaler.misuse.scaled_twice import divided_by_a_scale
+from scaler.misuse.upstream import Upstream
 
 
 def refuse_exchanged(loss: str, grads: Sequence[gradients.Gradient], owners: Mapping[str, object]) -> None:

@@ -13,8 +13,8 @@ from scaler import gradients
 from scaler.backend.graphs import in_xla
 from scaler.backend.replicas import replica_count
 from scaler.errors import InvalidArgument, ScaleWarning
-from scaler.mistakes.carried import TO_APPLY
-from scaler.mistakes.open_step import OpenStep
+from scaler.misuse.carried import TO_APPLY
+from scaler.misuse.open_step import OpenStep
 
 _READ = "loss_scale was read outside of a tape, and nothing was scaled since the last step"
 _INSTEAD = (

@@ -6,8 +6,8 @@ What was put there, and when, is not in the graph. What Python keeps behind a `t
 from __future__ import annotations
 
 from scaler.backend.graphs import is_eager
-from scaler.mistakes.carried import KEEP_UNSCALED
-from scaler.mistakes.upstream import Upstream
+from scaler.misuse.carried import KEEP_UNSCALED
+from scaler.misuse.upstream import Upstream
 
 _MEMORIES = {
     "QueueDequeue": "a queue",

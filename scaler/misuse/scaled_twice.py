@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from scaler.backend.graphs import is_eager
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, kind_of
-from scaler.mistakes.sources import tensors_upstream
-from scaler.mistakes.upstream import Upstream
+from scaler.misuse.marks import LOSS_SCALE, READ, SCALED, kind_of
+from scaler.misuse.sources import tensors_upstream
+from scaler.misuse.upstream import Upstream
 
 _SUMS = ("AddV2", "AddN", "Sub", "Neg", "Sum", "Mean")
 _SHAPES = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Pack")

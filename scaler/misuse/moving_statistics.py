@@ -22,8 +22,8 @@ from scaler.backend.graphs import calls_functions, graphs_around, variables_read
 from scaler.backend.layers import owners_of
 from scaler.backend.variables import is_of_a_scaler
 from scaler.errors import ScaleWarning
-from scaler.mistakes.sources import parameters
-from scaler.mistakes.upstream import Upstream
+from scaler.misuse.sources import parameters
+from scaler.misuse.upstream import Upstream
 
 _STEPS = "_halfstep_steps"
 _SHORT = re.compile(r"(^|_)bn($|_|\d)")

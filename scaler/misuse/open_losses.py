@@ -11,9 +11,9 @@ from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.assignments import age_of
 from scaler.errors import InvalidArgument
-from scaler.mistakes.carried import KEEP_UNSCALED, Carried, retried_elsewhere
-from scaler.mistakes.functions_seen import FunctionsSeen
-from scaler.mistakes.losses_of_one_scale import LossesOfOneScale
+from scaler.misuse.carried import KEEP_UNSCALED, Carried, retried_elsewhere
+from scaler.misuse.functions_seen import FunctionsSeen
+from scaler.misuse.losses_of_one_scale import LossesOfOneScale
 
 _REMEMBERED = 32
 
