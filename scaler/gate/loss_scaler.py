@@ -236,12 +236,13 @@ class LossScaler(ByName):
                 not match the variables.
         """
         grads = as_list("unscale", grads)
-        values, model = [False] * len(grads), []
+        values = [False] * len(grads)
+        model: list = []
         if variables is not None:
-            masters = isinstance(variables, MasterWeights)
-            targets = variables.weights if masters else as_variables("unscale", variables)
+            targets = variables.weights if isinstance(variables, MasterWeights) else as_variables("unscale", variables)
             check_gradients(grads, targets, "unscale")
-            values, model = list(map(gradients.overwrites, targets)), variables.model_variables if masters else targets
+            values = list(map(gradients.overwrites, targets))
+            model = variables.model_variables if isinstance(variables, MasterWeights) else targets
         divide = gradients.unscale if self.sum_duplicates else gradients.divide
         divided = divide(grads, self._calls.unscales(grads, model))
         # In eager mode a cast is a pass over the gradient, and few steps have a new value among them.

@@ -250,9 +250,9 @@ class _Frame:
         if op.type == "Const":
             return [unit_of_constant(op.outputs[0])]
         units = units_of_results(op, given)
-        cancelled = op.type == "RealDiv" and isinstance(units[0], Power) and Note.CANCELLED in units[0].notes
-        if cancelled and divides_by_a_scale(op.outputs[0]):
-            return [units[0]._replace(notes=units[0].notes | {Note.UNSCALED})]
+        unit = units[0] if op.type == "RealDiv" else None
+        if isinstance(unit, Power) and Note.CANCELLED in unit.notes and divides_by_a_scale(op.outputs[0]):
+            return [Power(unit.powers, unit.notes | {Note.UNSCALED})]
         return units
 
     def _call(self, op: Any, given: list[Any]) -> Sequence[Any]:

@@ -1,0 +1,1192 @@
+"""Steps that people write, right and wrong, each with what should be said of it: "ok", "warn" or "wrong".
+
+A program makes the function to trace, and its arguments, from a `World`. Names say what it does.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from mirrored import mirrored as replicas_of
+
+import scaler
+
+PROGRAMS = []
+
+
+def program(right):
+    def add(f):
+        PROGRAMS.append((f.__name__, right, f))
+        return f
+
+    return add
+
+
+ok, wrong, warn = program("ok"), program("wrong"), program("warn")
+
+
+def descent(grads, variables):
+    for g, v in zip(grads, variables, strict=True):
+        v.assign_sub(tf.convert_to_tensor(g))
+
+
+class World:
+    """The scalers and weights of a program."""
+
+    def scaler(self, name="S", static=None):
+        strategy = scaler.Static(static) if static else scaler.Dynamic(1024.0, growth_interval=1)
+        return scaler.LossScaler(strategy, name=name)
+
+    def update(self, s):
+        s.update(scaler.Event(tf.constant(True)))
+
+    def var(self, value, **options):
+        return tf.Variable(value, **options)
+
+    def weights(self, *values):
+        made = [tf.Variable(value) for value in values or ([0.75, -0.5],)]
+        return made if len(made) > 1 else made[0]
+
+
+def one(w):
+    return tf.reduce_sum(w * [2.0, 3.0]) + 1.0
+
+
+def other(w):
+    return tf.reduce_sum(tf.square(w)) + 0.25
+
+
+def of_loss(function, right):
+    """A program that differentiates a function of scale and weights and applies."""
+
+    def make(w):
+        s, v = w.scaler(), w.weights()
+
+        def step():
+            with tf.GradientTape() as tape:
+                loss = function(s, v)
+            s.apply(descent, [tape.gradient(loss, v)], [v])
+
+        return step, ()
+
+    make.__name__ = function.__name__
+    PROGRAMS.append((function.__name__, right, make))
+
+
+def of_grads(function, right, static=None):
+    """A program that applies what `function(scaler, grads, weights, world)` makes of gradients: they, and options."""
+
+    def make(w):
+        s = w.scaler(static=static)
+        a, b = w.weights(np.ones([3, 2], np.float32), np.ones([2], np.float32))
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                scaled = s.scale(tf.reduce_mean(tf.square(tf.tanh(x @ a) + b)))
+            grads = tape.gradient(scaled, [a, b])
+            found = function(s, grads, [a, b], w)
+            grads, options = found if isinstance(found, tuple) else (found, {})
+            s.apply(descent, grads, [a, b], **options)
+
+        return step, (tf.ones([4, 3]),)
+
+    PROGRAMS.append((function.__name__, right, make))
+
+
+def L(right):
+    return lambda f: of_loss(f, right)
+
+
+def G(right, static=None):
+    return lambda f: of_grads(f, right, static)
+
+
+# --- functions of the loss
+@L("ok")
+def plain(s, v):
+    return s.scale(one(v))
+
+
+@L("wrong")
+def nobody_scales(s, v):
+    return one(v)
+
+
+@L("wrong")
+def scaled_twice(s, v):
+    return s.scale(s.scale(one(v)))
+
+
+@L("wrong")
+def scaled_twice_behind_a_function(s, v):
+    return s.scale(tf.function(lambda: 0.5 * s.scale(one(v)))())
+
+
+@L("wrong")
+def scaled_and_by_hand(s, v):
+    return s.scale(one(v) * s.loss_scale)
+
+
+@L("ok")
+def by_hand(s, v):
+    return one(v) * s.loss_scale
+
+
+@L("ok")
+def by_hand_SS_over_S(s, v):
+    S = s.loss_scale
+    return one(v) * tf.square(S) / S
+
+
+@L("ok")
+def by_hand_exp_log(s, v):
+    return one(v) * tf.exp(tf.math.log(s.loss_scale))
+
+
+@L("wrong")
+def by_hand_root(s, v):
+    return one(v) * tf.sqrt(s.loss_scale)
+
+
+@L("wrong")
+def by_hand_divided(s, v):
+    return one(v) / s.loss_scale
+
+
+@L("wrong")
+def square(s, v):
+    return tf.square(s.scale(one(v)))
+
+
+@L("wrong")
+def logarithm(s, v):
+    return tf.math.log(s.scale(other(v)))
+
+
+@L("wrong")
+def limit(s, v):
+    return tf.minimum(s.scale(one(v)), 4.0)
+
+
+@L("wrong")
+def huber(s, v):
+    return keras.losses.huber([0.0], [s.scale(one(v))], delta=4.0)
+
+
+@L("wrong")
+def branch_by_a_limit(s, v):
+    value = s.scale(one(v))
+    return tf.cond(value < 4.0, lambda: value, lambda: 0.1 * value)
+
+
+@L("wrong")
+def logsumexp_of_two(s, v):
+    return tf.reduce_logsumexp(tf.stack([s.scale(one(v)), s.scale(other(v))]))
+
+
+@L("wrong")
+def product_of_two(s, v):
+    return s.scale(one(v)) * s.scale(other(v))
+
+
+@L("wrong")
+def over_itself(s, v):
+    value = s.scale(one(v))
+    return value / tf.stop_gradient(value)
+
+
+@L("ok")
+def root_of_a_product(s, v):
+    return tf.sqrt(s.scale(one(v)) * s.scale(other(v)))
+
+
+@L("ok")
+def norm_of_losses(s, v):
+    return tf.norm(tf.stack([s.scale(one(v)), s.scale(other(v))]))
+
+
+@L("ok")
+def where_finite(s, v):
+    value = s.scale(one(v))
+    return tf.where(tf.math.is_finite(value), value, 0.0)
+
+
+@L("ok")
+def plus_a_constant(s, v):
+    return s.scale(one(v)) + 4.0
+
+
+@L("ok")
+def abs_relu_max(s, v):
+    return tf.abs(s.scale(one(v))) + tf.nn.relu(s.scale(other(v))) + tf.maximum(s.scale(one(v)), s.scale(other(v)))
+
+
+@L("ok")
+def weights_by_share(s, v):
+    a, b = s.scale(one(v)), s.scale(other(v))
+    return tf.stop_gradient(b / (a + b + 1e-8)) * a + b
+
+
+@L("ok")
+def stopped_square(s, v):
+    return s.scale(one(v)) + tf.stop_gradient(tf.square(s.scale(other(v))))
+
+
+@L("wrong")
+def penalty_outside(s, v):
+    return s.scale(one(v)) + tf.reduce_sum(tf.square(v))
+
+
+@L("ok")
+def penalty_inside(s, v):
+    return s.scale(one(v) + tf.reduce_sum(tf.square(v)))
+
+
+@L("ok")
+def cond_both_scale(s, v):
+    return tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: s.scale(other(v)))
+
+
+@L("wrong")
+def cond_one_scales(s, v):
+    return tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: other(v))
+
+
+@L("ok")
+def double_backprop_unscaled(s, v):
+    with tf.GradientTape() as inner:
+        value = s.scale(tf.reduce_sum(v**3))
+    (g,) = s.unscale([inner.gradient(value, v)])
+    return s.scale(one(v) + tf.reduce_sum(tf.square(g)))
+
+
+@L("wrong")
+def double_backprop_scaled(s, v):
+    with tf.GradientTape() as inner:
+        value = s.scale(tf.reduce_sum(v**3))
+    g = inner.gradient(value, v)
+    return s.scale(one(v)) + tf.reduce_sum(tf.square(g))
+
+
+@L("ok")
+def map_fn_per_example(s, v):
+    return s.scale(tf.reduce_mean(tf.map_fn(lambda x: tf.square(x * v[0] - v[1]), tf.constant([1.0, 2.0, 3.0]))))
+
+
+@L("wrong")
+def map_fn_limited(s, v):
+    return tf.reduce_mean(
+        tf.map_fn(lambda x: tf.minimum(s.loss_scale * tf.square(x * v[0] - v[1]), 2.0), tf.constant([1.0, 2.0, 3.0]))
+    )
+
+
+@L("ok")
+def map_fn_by_hand(s, v):
+    return tf.reduce_mean(tf.map_fn(lambda x: s.loss_scale * tf.square(x * v[0] - v[1]), tf.constant([1.0, 2.0, 3.0])))
+
+
+@L("ok")
+def nested_functions(s, v):
+    return tf.function(lambda: s.scale(tf.function(lambda: one(v) * other(v))()))() * 0.5
+
+
+@L("wrong")
+def nested_square(s, v):
+    return tf.function(lambda value: tf.square(value))(s.scale(one(v)))
+
+
+@L("ok")
+def gradient_reversal(s, v):
+    @tf.custom_gradient
+    def reverse(x):
+        return tf.identity(x), lambda d: -0.5 * d
+
+    return s.scale(one(reverse(tf.identity(v))))
+
+
+@L("wrong")
+def backward_that_clips(s, v):
+    @tf.custom_gradient
+    def limited(x):
+        return tf.identity(x), lambda d: tf.clip_by_value(d, -1.0, 1.0)
+
+    return s.scale(one(limited(tf.identity(v))))
+
+
+@L("ok")
+def recompute(s, v):
+    block = tf.recompute_grad(lambda x: tf.tanh(x) * tf.exp(x))
+    return s.scale(one(block(tf.identity(v))))
+
+
+@L("wrong")
+def recompute_and_square(s, v):
+    block = tf.recompute_grad(lambda x: tf.tanh(x) * tf.exp(x))
+    return tf.square(s.scale(one(block(tf.identity(v)))))
+
+
+# --- changes of gradients
+def gn(grads, limit):
+    return tf.clip_by_global_norm(grads, limit)[0]
+
+
+@G("wrong")
+def clip_while_scaled(s, g, v, w):
+    return gn(g, 1.0)
+
+
+@G("wrong")
+def clip_then_cast(s, g, v, w):
+    return [0.5 * one for one in gn(g, 1.0)]
+
+
+@G("wrong")
+def clip_by_value_while_scaled(s, g, v, w):
+    return [tf.clip_by_value(one, -1.0, 1.0) for one in g]
+
+
+@G("ok")
+def clip_after_unscale(s, g, v, w):
+    return gn(s.unscale(g), 1.0), {"unscaled": True}
+
+
+@G("ok")
+def clip_limit_times_S(s, g, v, w):
+    return gn(g, 1.0 * s.scale_of_gradients)
+
+
+@G("ok", 1024.0)
+def clip_static_by_hand(s, g, v, w):
+    return gn(g, 1024.0)
+
+
+@G("wrong")
+def clip_by_hand(s, g, v, w):
+    return [one * tf.minimum(1.0, 1.0 / (tf.norm(one) + 1e-6)) for one in g]
+
+
+@G("wrong")
+def adaptive_clip(s, g, v, w):
+    return [one * tf.minimum(1.0, 0.01 * tf.norm(own) / tf.norm(one)) for one, own in zip(g, v, strict=True)]
+
+
+@G("wrong")
+def sign_of_scaled(s, g, v, w):
+    return [tf.sign(one) for one in g]
+
+
+@G("wrong")
+def normalised(s, g, v, w):
+    return [one / (tf.norm(one) + 1e-12) for one in g]
+
+
+@G("wrong")
+def noise(s, g, v, w):
+    return [one + tf.random.normal(one.shape) for one in g]
+
+
+@G("ok")
+def noise_after_unscale(s, g, v, w):
+    return [one + tf.random.normal(one.shape) for one in s.unscale(g)], {"unscaled": True}
+
+
+@G("ok")
+def centred(s, g, v, w):
+    return [one - tf.reduce_mean(one) for one in g]
+
+
+@G("ok")
+def epsilon_added(s, g, v, w):
+    return [one + 1e-8 for one in g]
+
+
+@G("ok")
+def through_float16(s, g, v, w):
+    return [tf.cast(tf.cast(one, tf.float16), tf.float32) for one in g]
+
+
+@G("ok")
+def flat_and_split(s, g, v, w):
+    flat = tf.concat([tf.reshape(one, [-1]) for one in g], 0)
+    return [tf.reshape(part, one.shape) for part, one in zip(tf.split(flat, [6, 2]), g, strict=True)]
+
+
+@G("wrong")
+def weight_decay_by_hand(s, g, v, w):
+    return [g[0] + 0.1 * v[0], g[1]]
+
+
+@G("ok")
+def weight_decay_times_S(s, g, v, w):
+    return [g[0] + 0.1 * v[0] * s.scale_of_gradients, g[1]]
+
+
+@G("wrong")
+def unscaled_then_applied(s, g, v, w):
+    return s.unscale(g)
+
+
+@G("ok")
+def unscaled_then_said(s, g, v, w):
+    return s.unscale(g), {"unscaled": True}
+
+
+@G("wrong")
+def unscaled_twice(s, g, v, w):
+    return s.unscale(s.unscale(g)), {"unscaled": True}
+
+
+@G("wrong")
+def said_unscaled_but_is_not(s, g, v, w):
+    return g, {"unscaled": True}
+
+
+@G("wrong")
+def one_forgotten(s, g, v, w):
+    return [s.unscale(g[:1])[0], g[1]], {"unscaled": True}
+
+
+@G("ok")
+def divided_by_hand(s, g, v, w):
+    return [one / s.scale_of_gradients for one in g], {"unscaled": True}
+
+
+@G("ok")
+def times_inverse(s, g, v, w):
+    inverse = 1.0 / s.scale_of_gradients
+    return [one * inverse for one in g], {"unscaled": True}
+
+
+@G("wrong")
+def divided_by_hand_then_again(s, g, v, w):
+    return [one / s.scale_of_gradients for one in g]
+
+
+@G("wrong")
+def times_inverse_then_again(s, g, v, w):
+    inverse = 1.0 / s.scale_of_gradients
+    return [one * inverse for one in g]
+
+
+@G("ok")
+def python_between(s, g, v, w):
+    return [tf.ensure_shape(tf.py_function(lambda x: x, [one], tf.float32), one.shape) for one in g]
+
+
+@G("ok")
+def top_values_only(s, g, v, w):
+    def keep(one):
+        size = tf.abs(one)
+        return tf.where(size >= 0.5 * tf.reduce_max(size), one, tf.zeros_like(one))
+
+    return [keep(one) for one in g]
+
+
+@G("ok")
+def zeros_for_one(s, g, v, w):
+    return [g[0], tf.zeros_like(v[1])]
+
+
+# --- two losses, two scalers
+@ok
+def two_losses_one_scale(w):
+    s, v = w.scaler(), w.weights()
+
+    def step():
+        with tf.GradientTape(persistent=True) as t:
+            a, b = s.scale(one(v)), s.scale(other(v))
+        s.apply(descent, [t.gradient(a, v) + t.gradient(b, v)], [v])
+
+    return step, ()
+
+
+def _two(right, name, use):
+    def make(w):
+        s, t, (u, v) = w.scaler("S"), w.scaler("T"), w.weights([0.5, 1.0], [1.0])
+
+        def step():
+            with tf.GradientTape(persistent=True) as tape:
+                l1 = tf.reduce_sum(u**2) + 3.0 * tf.reduce_sum(v**2)
+                l2 = 2.0 * tf.reduce_sum(u**2) + 4.0 * tf.reduce_sum(v**2)
+                a, b = s.scale(l1), t.scale(l2)
+                both = a + b
+            use(s, t, tape, a, b, both, u, v)
+
+        return step, ()
+
+    PROGRAMS.append((name, right, make))
+
+
+_two(
+    "wrong",
+    "sum_of_two_scalers",
+    lambda s, t, tape, a, b, both, u, v: s.apply(descent, tape.gradient(both, [u, v]), [u, v]),
+)
+_two(
+    "wrong",
+    "list_of_two_scalers",
+    lambda s, t, tape, a, b, both, u, v: s.apply(descent, [tape.gradient(a, u), tape.gradient(b, v)], [u, v]),
+)
+_two(
+    "wrong",
+    "another_scalers_loss",
+    lambda s, t, tape, a, b, both, u, v: s.apply(descent, tape.gradient(b, [u, v]), [u, v]),
+)
+_two(
+    "ok",
+    "each_its_own",
+    lambda s, t, tape, a, b, both, u, v: (
+        s.apply(descent, [tape.gradient(a, u)], [u]),
+        t.apply(descent, [tape.gradient(b, v)], [v]),
+    ),
+)
+_two(
+    "ok",
+    "unscaled_each_and_summed",
+    lambda s, t, tape, a, b, both, u, v: s.apply(
+        descent,
+        [x + y for x, y in zip(s.unscale(tape.gradient(a, [u, v])), t.unscale(tape.gradient(b, [u, v])), strict=True)],
+        [u, v],
+        unscaled=True,
+    ),
+)
+_two(
+    "wrong",
+    "unscaled_and_scaled_summed",
+    lambda s, t, tape, a, b, both, u, v: s.apply(
+        descent,
+        [x + y for x, y in zip(s.unscale(tape.gradient(a, [u, v])), tape.gradient(a, [u, v]), strict=True)],
+        [u, v],
+    ),
+)
+
+
+@ok
+def inner_step_by_another(w):
+    s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
+
+    def step():
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                value = t.scale(tf.reduce_sum(v**3))
+            (g,) = t.unscale([inner.gradient(value, v)])
+            total = s.scale(one(v - 0.1 * g))
+        s.apply(descent, [tape.gradient(total, v)], [v])
+
+    return step, ()
+
+
+@wrong
+def cond_of_two_scalers(w):
+    s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
+
+    def step(first):
+        with tf.GradientTape() as tape:
+            value = tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v)))
+        s.apply(descent, [tape.gradient(value, v)], [v])
+
+    return step, (tf.constant(True),)
+
+
+@ok
+def cond_each_applies_its_own(w):
+    s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
+
+    def step(first):
+        with tf.GradientTape() as tape:
+            value = tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v)))
+        g = tape.gradient(value, v)
+        s.apply(descent, [g], [v], when=first)
+        t.apply(descent, [g], [v], when=tf.logical_not(first))
+
+    return step, (tf.constant(True),)
+
+
+# --- the scale moves; what is kept
+def grad_of(s, v, k=1.0):
+    with tf.GradientTape() as t:
+        value = s.scale(k * tf.reduce_sum(v**2))
+    return t.gradient(value, v)
+
+
+def _kept(right):
+    def add(body):
+        def make(w):
+            s, v, k, n = w.scaler(), w.weights([0.5]), w.var([0.0], trainable=True, name="kept"), w.var(0)
+            assert s.scale_of_gradients > 0.0  # Somebody has read it before.
+
+            def step():
+                return body(w, s, v, k, n)
+
+            return step, ()
+
+        PROGRAMS.append((body.__name__, right, make))
+        return body
+
+    return add
+
+
+def due(n):
+    return tf.equal(n.assign_add(1) % 2, 0)
+
+
+@_kept("wrong")
+def list_of_two_epochs(w, s, v, k, n):
+    a = grad_of(s, v)
+    w.update(s)
+    b = grad_of(s, v)
+    s.apply(descent, [a + b], [v])
+
+
+@_kept("ok")
+def waits_while_the_scale_moves(w, s, v, k, n):
+    a = grad_of(s, v)
+    w.update(s)
+    b = grad_of(s, v)
+    s.apply(descent, [a], [v])
+    s.apply(descent, [b], [v])
+
+
+@_kept("wrong")
+def momentum_of_scaled(w, s, v, k, n):
+    k.assign(0.9 * k + grad_of(s, v))
+    s.apply(descent, [k.read_value()], [v])
+
+
+@_kept("wrong")
+def momentum_stored_after_apply(w, s, v, k, n):
+    g = grad_of(s, v)
+    m = 0.9 * k + g
+    s.apply(descent, [g + 0.9 * m], [v])
+    k.assign(m)
+
+
+@_kept("ok")
+def momentum_of_unscaled(w, s, v, k, n):
+    (g,) = s.unscale([grad_of(s, v)])
+    k.assign(0.9 * k + g)
+    s.apply(descent, [k.read_value()], [v], unscaled=True)
+
+
+@_kept("wrong")
+def last_gradient_added(w, s, v, k, n):
+    g = grad_of(s, v)
+    s.apply(descent, [g + k], [v])
+    k.assign(g)
+
+
+@_kept("wrong")
+def gradient_of_the_last_call(w, s, v, k, n):
+    g = grad_of(s, v)
+    s.apply(descent, [k.read_value()], [v])
+    k.assign(g)
+
+
+@_kept("ok")
+def kept_unscaled_for_the_next(w, s, v, k, n):
+    (g,) = s.unscale([grad_of(s, v)])
+    s.apply(descent, [k.read_value()], [v], unscaled=True)
+    k.assign(g)
+
+
+_scale_kept = tf.Variable(1.0, trainable=False)
+
+
+@_kept("ok")
+def kept_with_its_scale(w, s, v, k, n):
+    g = grad_of(s, v)
+    now = tf.identity(s.scale_of_gradients)
+    s.apply(descent, [k.read_value()], [v], loss_scale=_scale_kept.read_value())
+    k.assign(g)
+    _scale_kept.assign(now)
+
+
+@_kept("ok")
+def rescaled_by_the_ratio(w, s, v, k, n):
+    g = grad_of(s, v)
+    now = tf.identity(s.scale_of_gradients)
+    k.assign(0.9 * k * (now / _scale_kept) + g)
+    _scale_kept.assign(now)
+    s.apply(descent, [k.read_value()], [v])
+
+
+@_kept("ok")
+def divided_by_hand_and_kept(w, s, v, k, n):
+    g, S = grad_of(s, v), s.scale_of_gradients
+    total = g + k * S
+    k.assign(0.9 * k + g * (1.0 / S))
+    s.apply(descent, [total], [v])
+
+
+@_kept("warn")
+def window_of_two_calls(w, s, v, k, n):
+    d = due(n)
+    k.assign_add(grad_of(s, v) / 2.0)
+    s.apply(descent, [k.read_value()], [v], when=d)
+    k.assign(tf.where(d, tf.zeros_like(k), k))
+
+
+@_kept("warn")
+def window_cleared_in_a_branch(w, s, v, k, n):
+    k.assign_add(grad_of(s, v) / 2.0)
+
+    def apply():
+        s.apply(descent, [k.read_value()], [v])
+        k.assign([0.0])
+        return True
+
+    tf.cond(due(n), apply, lambda: False)
+
+
+@_kept("ok")
+def accumulated_in_one_call(w, s, v, k, n):
+    k.assign([0.0])
+    for _ in tf.range(4):
+        k.assign_add(grad_of(s, v) / 4.0)
+    s.apply(descent, [k.read_value()], [v])
+
+
+@_kept("ok")
+def norm_logged(w, s, v, k, n):
+    g = grad_of(s, v)
+    k.assign(0.9 * k + 0.1 * tf.norm(g))
+    s.apply(descent, [g], [v])
+
+
+@_kept("ok")
+def sharpness_aware(w, s, v, k, n):
+    g = grad_of(s, v)
+    away = 0.05 * g / (tf.norm(g) + 1e-12)
+    v.assign_add(away)
+    g = grad_of(s, v)
+    v.assign_sub(away)
+    s.apply(descent, [g], [v])
+
+
+@_kept("ok")
+def filled_by_another_function(w, s, v, k, n):
+    s.apply(descent, [k.read_value()], [v])
+
+
+@_kept("ok")
+def logged_square_of_the_loss(w, s, v, k, n):
+    with tf.GradientTape() as t:
+        value = s.scale(tf.reduce_sum(v**2))
+    k.assign([tf.minimum(tf.square(value), 4.0)])
+    s.apply(descent, [t.gradient(value, v)], [v])
+
+
+@wrong
+def out_of_a_queue(w):
+    s, v, q = w.scaler(), w.weights([0.5]), tf.queue.FIFOQueue(4, [tf.float32], [[1]])
+
+    def step():
+        late = q.dequeue()
+        q.enqueue(grad_of(s, v))
+        s.apply(descent, [late], [v])
+
+    w.keep = q
+    return step, ()
+
+
+@ok
+def unscaled_through_a_queue(w):
+    s, v, q = w.scaler(), w.weights([0.5]), tf.queue.FIFOQueue(4, [tf.float32], [[1]])
+
+    def step():
+        late = q.dequeue()
+        q.enqueue(s.unscale([grad_of(s, v)])[0])
+        s.apply(descent, [late], [v], unscaled=True)
+
+    w.keep = q
+    return step, ()
+
+
+@ok
+def while_of_micro_batches(w):
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step():
+        total = tf.zeros([1])
+        for _ in tf.range(4):
+            total += grad_of(s, v, 0.25)
+        s.apply(descent, [total], [v])
+
+    return step, ()
+
+
+@wrong
+def while_and_the_scale_moves(w):
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step():
+        total = tf.zeros([1])
+        for _ in tf.range(2):
+            total += grad_of(s, v)
+            w.update(s)
+        s.apply(descent, [total], [v])
+
+    return step, ()
+
+
+@wrong
+def while_that_squares(w):
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step():
+        total = tf.zeros([1])
+        for _ in tf.range(4):
+            with tf.GradientTape() as t:
+                value = tf.square(s.scale(tf.reduce_sum(v**2)))
+            total += t.gradient(value, v)
+        s.apply(descent, [total], [v])
+
+    return step, ()
+
+
+@wrong
+def loop_with_momentum(w):
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step():
+        m = tf.zeros([1])
+        for _ in tf.range(4):
+            m = 0.5 * m + grad_of(s, v)
+            s.apply(descent, [m], [v])
+
+    return step, ()
+
+
+@ok
+def loop_of_steps(w):
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step():
+        for _ in tf.range(4):
+            s.apply(descent, [grad_of(s, v)], [v])
+
+    return step, ()
+
+
+@ok
+def window_in_a_loop(w):
+    """The scale moves only where the window ends... it does not here: `when` of the project does."""
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step():
+        for _ in tf.range(3):
+            total = tf.zeros([1])
+            for _ in tf.range(2):
+                total += grad_of(s, v)
+            s.apply(descent, [total], [v])
+
+    return step, ()
+
+
+@ok
+def scale_as_argument(w):
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step(S):
+        with tf.GradientTape() as t:
+            value = tf.reduce_sum(v**2) * S
+        s.apply(descent, [t.gradient(value, v)], [v], loss_scale=S)
+
+    return step, (s.loss_scale + 0.0,)
+
+
+@_kept("wrong")
+def clipped_by_an_average_of_scaled_norms(w, s, v, k, n):
+    g = grad_of(s, v)
+    norm = tf.norm(g)
+    k.assign(0.9 * k + 0.1 * norm)
+    s.apply(descent, [g * tf.minimum(1.0, k[0] / norm)], [v])
+
+
+@_kept("wrong")
+def weights_moved_by_scaled(w, s, v, k, n):
+    v.assign_sub(0.1 * grad_of(s, v))
+
+
+@_kept("wrong")
+def sharpness_along_the_scaled(w, s, v, k, n):
+    g = grad_of(s, v)
+    v.assign_add(0.05 * g)
+    h = grad_of(s, v)
+    v.assign_sub(0.05 * g)
+    s.apply(descent, [h], [v])
+
+
+@_kept("ok")
+def state_of_the_forward_pass(w, s, v, k, n):
+    with tf.GradientTape() as t:
+        state = tf.tanh(k + v)
+        value = s.scale(tf.reduce_sum(v * tf.stop_gradient(k) + state))
+    k.assign(state)
+    s.apply(descent, [t.gradient(value, v)], [v])
+
+
+@_kept("ok")
+def average_of_the_weight(w, s, v, k, n):
+    s.apply(descent, [grad_of(s, v)], [v])
+    k.assign(0.9 * k + 0.1 * v)
+
+
+@_kept("wrong")
+def carried_over_as_a_choice(w, s, v, k, n):
+    g = grad_of(s, v)
+    s.apply(descent, [tf.where(v[0] > 0.0, g, k)], [v])
+    k.assign(g)
+
+
+@_kept("ok")
+def kept_of_an_unmoved_scale(w, s, v, k, n):
+    g = grad_of(s, v)
+    k.assign(g)
+    s.apply(descent, [k + g], [v])
+
+
+@L("ok")
+def switch_case(s, v):
+    return tf.switch_case(
+        tf.cast(v[0] > 0.0, tf.int32),
+        [lambda: s.scale(one(v)), lambda: s.scale(other(v)), lambda: 0.5 * s.scale(one(v))],
+    )
+
+
+@L("wrong")
+def switch_case_one_squares(s, v):
+    return tf.switch_case(
+        tf.cast(v[0] > 0.0, tf.int32), [lambda: s.scale(one(v)), lambda: tf.square(s.scale(other(v)))]
+    )
+
+
+@L("ok")
+def cond_in_a_loop(s, v):
+    total = 0.0
+    for i in range(2):
+        total += tf.cond(v[i] > 0.0, lambda: s.scale(one(v)), lambda: 3.0 * other(v) * s.loss_scale)
+    return total
+
+
+@L("ok")
+def cond_in_a_while(s, v):
+    return tf.while_loop(
+        lambda i, t: i < 3,
+        lambda i, t: (
+            i + 1,
+            t
+            + tf.cond(
+                tf.reduce_sum(v) * tf.cast(i, tf.float32) > 1.0,
+                lambda: s.scale(tf.tanh(one(v)) ** 2),
+                lambda: other(v) * s.loss_scale * 2.0,
+            ),
+        ),
+        [0, 0.0],
+    )[1]
+
+
+@L("ok")
+def cond_with_a_forward_pass(s, v):
+    return s.scale(tf.cond(v[0] > 0.0, lambda: tf.exp(one(v)) * 2.0, lambda: other(v)))
+
+
+@L("ok")
+def scan_in_the_loss(s, v):
+    return s.scale(tf.reduce_sum(tf.scan(lambda a, x: tf.tanh(a * v[0] + x), tf.ones([5]), 0.5)))
+
+
+@L("ok")
+def higher_order_by_hand(s, v):
+    with tf.GradientTape() as inner:
+        value = tf.reduce_sum(v**3) * s.loss_scale
+    return s.scale(one(v) + tf.reduce_sum(tf.square(inner.gradient(value, v) / s.loss_scale)))
+
+
+@L("wrong")
+def uncertainty_outside(s, v):
+    return s.scale(one(v)) * tf.exp(-v[0]) + v[0]
+
+
+# --- models
+def model_step(w, model, x, y, loss, change=lambda value, s, m: s.scale(value), grads=lambda g, s: (g, {})):
+    s = w.scaler()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            value = change(tf.reduce_mean(loss(y, tf.cast(model(x, training=True), tf.float32))), s, model)
+        g, options = grads(tape.gradient(value, model.trainable_variables), s)
+        s.apply(descent, g, model.trainable_variables, **options)
+
+    return step, (x, y)
+
+
+Ls = keras.losses
+
+
+def outside(value, s, m):
+    return s.scale(value) + 1e-3 * tf.add_n([tf.nn.l2_loss(v) for v in m.trainable_variables[:1]]) * 100.0
+
+
+def clip(g, s):
+    return gn(g, 1.0), {}
+
+
+def said(g, s):
+    return g, {"unscaled": True}
+
+
+def dense(policy=None):
+    return keras.Sequential(
+        [
+            keras.Input([6]),
+            keras.layers.Dense(8, "gelu", dtype=policy),
+            keras.layers.Dropout(0.1, dtype=policy),
+            keras.layers.Dense(8, "softplus", dtype=policy),
+            keras.layers.Dense(3, dtype=policy),
+        ]
+    )
+
+
+def cnn():
+    return keras.Sequential(
+        [
+            keras.Input([8, 8, 3]),
+            keras.layers.Conv2D(4, 3, use_bias=False),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+            keras.layers.DepthwiseConv2D(3),
+            keras.layers.MaxPooling2D(),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def rnn():
+    return keras.Sequential([keras.Input([5, 3]), keras.layers.LSTM(4), keras.layers.Dense(3)])
+
+
+def gru():
+    return keras.Sequential(
+        [keras.Input([5, 3]), keras.layers.GRU(4, reset_after=False, activation="relu"), keras.layers.Dense(3)]
+    )
+
+
+def attention(blocks=1, d=8, policy=None):
+    x = i = keras.Input([5], dtype="int32")
+    x = keras.layers.Embedding(11, d, dtype=policy)(x)
+    for _ in range(blocks):
+        a = keras.layers.MultiHeadAttention(2, d // 2, dtype=policy)(x, x)
+        x = keras.layers.LayerNormalization(dtype=policy)(keras.layers.Add(dtype=policy)([x, a]))
+        f = keras.layers.Dense(d, dtype=policy)(keras.layers.Dense(2 * d, "gelu", dtype=policy)(x))
+        x = keras.layers.LayerNormalization(dtype=policy)(keras.layers.Add(dtype=policy)([x, f]))
+    return keras.Model(i, keras.layers.Dense(3, dtype=policy)(keras.layers.GlobalAveragePooling1D(dtype=policy)(x)))
+
+
+X = {
+    "dense": tf.ones([4, 6]),
+    "cnn": tf.ones([4, 8, 8, 3]),
+    "rnn": tf.ones([4, 5, 3]),
+    "att": tf.ones([4, 5], tf.int32),
+}
+Y, Z = tf.constant([0, 1, 2, 0]), tf.zeros([4, 3])
+
+
+def ce(y, p):
+    return Ls.sparse_categorical_crossentropy(y, p, from_logits=True)
+
+
+MODELS = {
+    "dense": (dense, "dense"),
+    "mixed16": (lambda: dense("mixed_float16"), "dense"),
+    "cnn_bn": (cnn, "cnn"),
+    "lstm": (rnn, "rnn"),
+    "gru": (gru, "rnn"),
+    "attention": (attention, "att"),
+    "attention16": (lambda: attention(policy="mixed_float16"), "att"),
+}
+for name, (build, x) in MODELS.items():
+
+    def add(kind, right, build=build, x=x, name=name, **k):
+        PROGRAMS.append((f"{name}: {kind}", right, lambda w: model_step(w, build(), X[x], Y, ce, **k)))
+
+    add("right", "ok")
+    if name in ("dense", "cnn_bn", "lstm", "attention"):
+        add("nobody scales", "wrong", change=lambda value, s, m: value)
+    if name in ("mixed16", "lstm", "attention"):
+        add("penalty outside", "wrong", change=outside)
+    if name in ("cnn_bn", "attention16", "gru"):
+        add("clipped", "wrong", grads=clip)
+    if name in ("cnn_bn", "mixed16", "lstm"):
+        add("said unscaled", "wrong", grads=said)
+    if name in ("cnn_bn", "gru", "attention"):
+        add("squared", "wrong", change=lambda value, s, m: tf.square(s.scale(value)))
+    if name in ("lstm", "attention16"):
+        add("scaled twice", "wrong", change=lambda value, s, m: s.scale(value) * s.loss_scale)
+
+
+@ok
+def frozen_backbone(w):
+    base = keras.layers.Dense(6, "relu")
+    base.trainable = False
+    return model_step(w, keras.Sequential([keras.Input([6]), base, keras.layers.Dense(3)]), X["dense"], Y, ce)
+
+
+@wrong
+def frozen_backbone_penalty_outside(w):
+    base = keras.layers.Dense(6, "relu")
+    base.trainable = False
+    m = keras.Sequential([keras.Input([6]), base, keras.layers.Dense(3)])
+    return model_step(
+        w, m, X["dense"], Y, ce, change=lambda value, s, m: s.scale(value) + tf.nn.l2_loss(m.trainable_variables[0])
+    )
+
+
+@ok
+def overwritten_beside(w):
+    s, (a, b) = w.scaler(), w.weights([1.0, 1.0], [0.0, 0.0])
+    b.overwrite_with_gradient = True
+
+    def step(x):
+        with tf.GradientTape() as t:
+            value = s.scale(tf.reduce_sum(a * x))
+        s.apply(descent, [t.gradient(value, a), tf.square(x)], [a, b])
+
+    return step, (tf.ones([2]),)
+
+
+@wrong
+def overwritten_divided(w):
+    s, (a, b) = w.scaler(), w.weights([1.0, 1.0], [0.0, 0.0])
+    b.overwrite_with_gradient = True
+
+    def step(x):
+        with tf.GradientTape() as t:
+            value = s.scale(tf.reduce_sum(a * x))
+        S = s.loss_scale
+        s.apply(descent, [one / S for one in [t.gradient(value, a), tf.square(x)]], [a, b], unscaled=True)
+
+    return step, (tf.ones([2]),)
+
+
+def mirrored(right, name, change):
+    def make(w):
+        strategy = replicas_of(2)
+        with strategy.scope():
+            s, v = w.scaler(), w.weights([0.5, 1.0])
+
+        def replica(x):
+            with tf.GradientTape() as t:
+                value = change(s, v, x)
+            s.apply(descent, [t.gradient(value, v)], [v])
+
+        return lambda x: strategy.run(replica, (x,)), (tf.ones([2]),)
+
+    PROGRAMS.append((name, right, make))
+
+
+mirrored("ok", "replicas: right", lambda s, v, x: s.scale(tf.reduce_sum(v * x) / 2.0))
+mirrored("wrong", "replicas: squared", lambda s, v, x: tf.square(s.scale(tf.reduce_sum(v * x) / 2.0)))
+mirrored(
+    "wrong", "replicas: penalty outside", lambda s, v, x: s.scale(tf.reduce_sum(v * x) / 2.0) + tf.reduce_sum(v**2)
+)
