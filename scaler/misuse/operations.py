@@ -133,12 +133,16 @@ def _unit_of_result(op: Any, kind: str, units: Sequence[Unit]) -> Unit:
 
 
 def _of_product(rule: tuple, units: Sequence[Unit]) -> Unit:
-    if any(isinstance(unit, Unknown | Mixed) for unit in units[len(rule) :]):
-        return unknown(units)
-    of = {_S: sign, _C: curve}
-    return product(
-        (of[way](unit), 1) if way in of else (unit, way) for unit, way in zip(units, rule, strict=False) if way
-    )
+    for unit in units[len(rule) :]:
+        if isinstance(unit, Unknown | Mixed):
+            return unknown(units)
+    factors: list[tuple[Unit, float]] = []
+    for unit, way in zip(units, rule, strict=False):
+        if way in (_S, _C):
+            factors.append((sign(unit) if way == _S else curve(unit), 1.0))
+        elif way:
+            factors.append((unit, way))
+    return product(factors)
 
 
 def _zero_of_a_choice(op: Any) -> int | None:

@@ -41,6 +41,14 @@ from scaler.misuse.units import (
 )
 
 _TRACE = "halfstep_trace"
+_LOOKED_AT = frozenset(
+    (
+        *("Identity", "Sub", "ZerosLike", "OnesLike", "TensorListReserve", "EmptyTensorList", "OptionalNone"),
+        *("PyFunc", "PyFuncStateless", "EagerPyFunc", "Bitcast", "ParseTensor", "DecodeRaw", "StringToNumber"),
+        *("PartitionedCall", "StatefulPartitionedCall", *BRANCHES, *LOOPS),
+    )
+)
+"""Operations that may make something else than a plain tensor of plain ones."""
 _ASSIGNS = ("Assign", "ResourceScatter")
 _UNIT_DOUBTFUL = Power(notes=frozenset([Note.DOUBTFUL]))
 _UNIT_OF_MODEL = Power(notes=frozenset([Note.MODEL]))
@@ -73,7 +81,7 @@ class Trace:
         self._frames: dict[int, _Frame] = {}
         self._weights: set[int] = set()
         self._shapes: set[tuple] = set()
-        self._left_out: dict[int, list[tuple[int, int]]] = {}
+        self.own: set[Any] = set()
 
     def units(self, tensors: Sequence[tf.Tensor], weights: Iterable = ()) -> list[Unit]:
         """The units of tensors of the graph that is being traced, or of those around it.
@@ -93,11 +101,7 @@ class Trace:
 
     def leave_out(self, graph: Any, since: int) -> None:
         """Leaves out the operations of a graph that were added after so many."""
-        self._left_out.setdefault(id(graph), []).append((since, len(graph.get_operations())))
-
-    def is_left_out(self, graph: Any, position: int) -> bool:
-        """Whether the operation of a graph at a position is left out."""
-        return any(first <= position < last for first, last in self._left_out.get(id(graph), ()))
+        self.own.update(graph.get_operations()[since:])
 
     def of_variable(self, handle: Any) -> Unit:
         """The unit of what a variable holds at first. It may be a scale, or another function filled it with gradients.
@@ -198,10 +202,9 @@ class _Frame:
     def up_to_now(self) -> _Frame:
         """Interprets what was added to the graph since the last time."""
         operations = self._graph.get_operations()
-        for position in range(self._position, len(operations)):
-            if self._trace.is_left_out(self._graph, position):
-                self._entered.add(operations[position])
-            self._enter(operations[position])
+        for op in operations[self._position :]:
+            if op not in self._entered:
+                self._enter(op)
         self._position = len(operations)
         return self
 
@@ -223,34 +226,45 @@ class _Frame:
         return self._values[id(tensor)]
 
     def _enter(self, op: Any) -> None:
-        if op in self._entered or op.type == "Placeholder":
+        kind, values = op.type, self._values
+        if kind == "Placeholder" or op in self._trace.own:
             return
         self._entered.add(op)
+        given: list[Any] = []
+        plain, memory = kind not in _LOOKED_AT, False
         for one in op.inputs:
-            # A loop that was differentiated stacks its values on lists that were made after it.
-            if id(one) not in self._values and one.op.type != "Placeholder":
-                self._enter(one.op)
-        given = [self.value(one) for one in op.inputs]
-        if op.type not in BRANCHES:
-            given = list(map(_whole, given))
-        for output, unit in zip(op.outputs, self._visit(op, given), strict=True):
-            self._values[id(output)] = unit
+            unit = values.get(id(one))
+            if unit is None:
+                # A loop that was differentiated stacks its values on lists that were made after it.
+                if one.op not in self._entered:
+                    self._enter(one.op)
+                unit = self.value(one)
+            if isinstance(unit, Either) and kind not in BRANCHES:
+                unit = unit.whole
+            plain = plain and (unit is ONE or unit is _UNIT_OF_MODEL)
+            memory = memory or one.dtype == tf.resource
+            given.append(unit)
+        found: Sequence[Any]
+        if plain and given:
+            found = [_UNIT_OF_MODEL if _UNIT_OF_MODEL in given else ONE] * len(op.outputs)
+        else:
+            found = self._memory(op, given) if memory and not calls_functions(op) else self._visit(op, kind, given)
+        for output, unit in zip(op.outputs, found, strict=True):
+            values[id(output)] = unit
 
-    def _visit(self, op: Any, given: list[Any]) -> Sequence[Any]:
+    def _visit(self, op: Any, kind: str, given: list[Any]) -> Sequence[Any]:
+        if kind == "Const":
+            return [unit_of_constant(op.outputs[0])]
         if calls_functions(op):
             return self._call(op, given)
-        if any(one.dtype == tf.resource for one in op.inputs):
-            return self._memory(op, given)
-        if op.type == "Identity":
+        if kind == "Identity":
             marked = _of_mark(op.outputs[0])
             if marked is not None:
                 # A loop that is differentiated keeps what stands before an identity.
                 self._values[id(op.inputs[0])] = marked
             return [given[0] if marked is None else marked]
-        if op.type == "Const":
-            return [unit_of_constant(op.outputs[0])]
         units = units_of_results(op, given)
-        unit = units[0] if op.type == "RealDiv" else None
+        unit = units[0] if kind == "RealDiv" else None
         if isinstance(unit, Power) and Note.CANCELLED in unit.notes and divides_by_a_scale(op.outputs[0]):
             return [Power(unit.powers, unit.notes | {Note.UNSCALED})]
         return units

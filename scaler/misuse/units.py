@@ -112,31 +112,39 @@ def is_plain(unit: Unit) -> bool:
 
 def product(factors: Iterable[tuple[Unit, float]]) -> Unit:
     """The unit of a product of factors, each with an exponent."""
-    factors = list(factors)
-    if any(unit is ZERO and exponent > 0 for unit, exponent in factors):
-        return ZERO
-    mixed = [(unit, exponent) for unit, exponent in factors if isinstance(unit, Mixed)]
-    if len(mixed) > 1 or any(unit is ZERO or isinstance(unit, Unknown) for unit, _ in factors):
-        return unknown(unit for unit, _ in factors)  # Two mixed factors may cancel each other.
-    others = _power_of((unit, exponent) for unit, exponent in factors if isinstance(unit, Power))
+    powers: list[tuple[Power, float]] = []
+    mixed: list[tuple[Mixed, float]] = []
+    is_known, factors = True, list(factors)
+    for unit, exponent in factors:
+        if isinstance(unit, Power):
+            powers.append((unit, exponent))
+        elif isinstance(unit, Mixed):
+            mixed.append((unit, exponent))
+        elif unit is ZERO and exponent > 0:
+            return ZERO
+        elif unit is not GUARD:
+            is_known = False
+    if not is_known or len(mixed) > 1:
+        return unknown([unit for unit, _ in factors])  # Two mixed factors may cancel each other.
+    others = _power_of(powers)
     if not mixed:
         return others
     ((unit, exponent),) = mixed
     if unit.why is not Why.SUM:
         return unit
     # Each part of a sum is a part of its multiple.
-    parts = (_power_of([(part, 1.0), (others, 1.0)]) for part in unit.of)
-    return unit._replace(of=frozenset(parts)) if exponent == 1 else Mixed(Why.CURVE, unit.of)
+    parts = frozenset([_power_of([(part, 1.0), (others, 1.0)]) for part in unit.of])
+    return unit._replace(of=parts) if exponent == 1 else Mixed(Why.CURVE, unit.of)
 
 
-def _power_of(factors: Iterable[tuple[Power, float]]) -> Power:
+def _power_of(factors: Sequence[tuple[Power, float]]) -> Power:
     powers: dict = {}
     notes: frozenset = frozenset()
     for unit, exponent in factors:
         notes |= unit.notes
         for symbol, power in unit.powers:
             powers[symbol] = round(powers.get(symbol, 0.0) + power * exponent, 6)
-    left = frozenset((symbol, power) for symbol, power in powers.items() if power)
+    left = frozenset([(symbol, power) for symbol, power in powers.items() if power])
     return Power(left, notes | {Note.CANCELLED} if len(left) < len(powers) else notes)
 
 
