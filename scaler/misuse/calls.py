@@ -23,7 +23,7 @@ from scaler.misuse.open_step import OpenStep, unseen_loss
 from scaler.misuse.order_of_calls import Unscaled, Use, one_scale
 from scaler.misuse.recorded_losses import RecordedLosses
 from scaler.misuse.scaled_twice import refuse_scaled
-from scaler.misuse.trace import units_of
+from scaler.misuse.trace import trace_here, units_of
 from scaler.misuse.unconnected import without_gradient
 from scaler.misuse.units import Mixed, Power, Unit
 from scaler.misuse.upstream import Upstream
@@ -122,7 +122,11 @@ class Calls:
         Raises:
             InvalidArgument: If the gradients are unscaled already, or do not carry one scale of this scaler.
         """
-        self._judged("unscale", grads, model)
+        verdict, trace = self._judged("unscale", grads, model), trace_here()
+        if model and verdict is not None:
+            self.use.say_once(verdict.sentence, verdict.mistake)
+        elif trace is not None:
+            trace.unscaled.append((self, grads))
         self.use.say_once(self._recorded.taken("unscale", grads), "not scaled")
         self.use.begins()
         self.use.check_one_scale("unscale", self.step, self._scale_now)
@@ -269,8 +273,10 @@ class Calls:
             return Carried(read, tf.logical_or(self.step.decided, self.step.loss_finite))
         known = None
         if self._moves and not may_be_unscaled and tf.executing_eagerly():
-            known = retried_eagerly(method, upstream.values, self)
-            known = known or self._losses.of(method, upstream.grads, variables, self.step.used)
+            # A new value of a variable may be older than the loss.
+            grads = upstream.grads if variables is None else gradients.derivatives(upstream.grads, variables)
+            known = retried_eagerly(method, Upstream(grads).values, self)
+            known = known or self._losses.of(method, grads, variables, self.step.used)
         elif self._moves and not may_be_unscaled:
             self.use.say_once(kept_elsewhere(method, seen), "kept elsewhere")
             variable, used = self._stored, self.step.variable
@@ -305,6 +311,7 @@ class Calls:
             verdict = still_scaled(self._given("apply", grads, model))
             self.use.say_once(verdict and verdict.sentence)
         if unscaled is not False:
+            self._say_of_unscaled(model)
             return False
         verdict = self._judged("apply", grads, model, named, may_leave_out=when is not True)
         self.use.check_one_scale("apply", self.step, self._scale_now)
@@ -317,6 +324,14 @@ class Calls:
                 self.use.say_once(self._recorded.taken("apply", grads), NOT_SCALED)
             self.use.check_unscaled(grads)
         return not self.use.asked or (verdict is not None and verdict.mistake == NOT_SCALED)
+
+    def _say_of_unscaled(self, model: Sequence) -> None:
+        """Warns of gradients that `unscale` was given in this trace, now that the model's variables are known."""
+        trace = trace_here()
+        for owner, grads in trace.unscaled if trace is not None and not self.is_one else ():
+            verdict = judge(self._given("unscale", grads, model)) if owner is self else None
+            if verdict is not None and not verdict.refuses:
+                self.use.say_once(verdict.sentence, verdict.mistake)
 
     def _judged(
         self, method: str, grads: Sequence, model: Sequence, named: Any = None, may_leave_out: bool = False
@@ -332,7 +347,7 @@ class Calls:
         self, method: str, grads: Sequence, model: Sequence, named: Any = None, may_leave_out: bool = False
     ) -> Given:
         # The "gradient" of some variables is their new value.
-        derivatives = gradients.derivatives(grads, model) if model else grads
+        derivatives = gradients.derivatives(grads, model) if len(model) == len(grads) else grads
         judged = [gradients.values_of(grad) for grad in derivatives if tf.is_tensor(grad)]
         units = units_of(judged if named is None else [*judged, named], model)
         scale: Unit = Power(frozenset([(self, 1.0)])) if named is None else units.pop()

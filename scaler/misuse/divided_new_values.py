@@ -16,6 +16,7 @@ from scaler.misuse.upstream import Upstream
 _KEPT = ("Placeholder", "ReadVariableOp")
 _PASS_ON = ("Identity", "Cast")
 _DIVISIONS = ("RealDiv", "Div")
+_BY_CONSTANTS = (*_DIVISIONS, "Mul")
 
 
 def undivided(
@@ -68,9 +69,9 @@ def _may_be_divided(values: tf.Tensor, use: Use) -> bool:
 
 
 def _passed_on(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
-    """A tensor of a graph, and what it is but for identities and casts."""
+    """A tensor of a graph, and what it is but for identities, casts and constant factors."""
     yield tensor
-    while tensor.op.type in _PASS_ON:
+    while tensor.op.type in _PASS_ON or (tensor.op.type in _BY_CONSTANTS and tensor.op.inputs[1].op.type == "Const"):
         tensor = tensor.op.inputs[0]
         yield tensor
 

@@ -74,10 +74,15 @@ class Trace:
 
     Args:
         graph: That of the function.
+
+    Attributes:
+        own: Operations that are left out.
+        unscaled: What each call of `unscale` was given whose variables are not known yet, and by which scaler.
     """
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
+        self.unscaled: list[tuple[object, Sequence]] = []
         self._frames: dict[int, _Frame] = {}
         self._weights: set[int] = set()
         self._shapes: set[tuple] = set()

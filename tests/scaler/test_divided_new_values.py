@@ -181,3 +181,35 @@ def test_lists_that_do_not_match_are_refused():
         loss_scaler.unscale(grads, variables[:1])
     with pytest.raises(scaler.InvalidArgument, match=r"^unscale: the gradient of .* has shape"):
         loss_scaler.unscale(grads, variables[::-1])
+
+
+@pytest.mark.parametrize("tell", [False, True])
+def test_one_that_micro_batches_have_summed_in_a_variable_is_refused(tell):
+    """Their mean is not the largest, which a whole batch gives; and `unscale` may have divided it."""
+    variables, optimizer, loss_scaler = made()
+    totals = [tf.Variable(tf.zeros(one.shape)) for one in variables]
+
+    @tf.function(autograph=False)
+    def step(values):
+        grads = loss_scaler.unscale(taken(loss_scaler, variables[0], values), *([variables] if tell else []))
+        for total, grad in zip(totals, grads, strict=True):
+            total.assign_add(grad)
+        loss_scaler.apply(optimizer, [total / 4.0 for total in totals], variables, unscaled=True)
+
+    with pytest.raises(scaler.InvalidArgument, match=r"'own' is its new value"):
+        step(VALUES)
+    np.testing.assert_array_equal(variables[1], tf.zeros(4))
+
+
+def test_an_eager_one_may_be_older_than_the_loss():
+    weight, own = keras.Variable([1.0, 2.0]), keras.Variable(1.0)
+    own.overwrite_with_gradient = True
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=2))
+    optimizer = keras.optimizers.SGD(0.0)
+    for number in range(6):
+        with tf.GradientTape() as tape:
+            new = tf.constant(2.0 + number)
+            scaled = loss_scaler.scale(tf.reduce_sum(weight.value))
+        grads = [tape.gradient(scaled, weight.value), new]
+        assert loss_scaler.apply(optimizer, grads, [weight, own]).finite
+        assert own.numpy() == 2.0 + number

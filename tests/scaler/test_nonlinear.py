@@ -139,6 +139,7 @@ RIGHT = {
     ),
     "checked": lambda s, w: tf.debugging.check_numerics(s(one(w)), "loss"),
     "a constant": lambda s, w: s(one(w)) + LIMIT,
+    "a factor and its inverse": lambda s, w: s(one(w)) * w[1] / w[1],
     "a function": lambda s, w: tf.function(lambda loss: loss * 0.5)(s(one(w))),
     "scaled in a function": lambda s, w: tf.function(lambda: s(one(w)))() * 0.5,
     "a function of two": lambda s, w: tf.function(lambda a, b: tf.maximum(a, b))(s(one(w)), s(other(w))),
@@ -167,6 +168,7 @@ FIRST_POWERS = {
     "a square and back": lambda loss, scale: loss * tf.square(scale) / scale,
     "by its logarithm": lambda loss, scale: loss * tf.exp(tf.math.log(scale)),
     "a part": lambda loss, scale: loss * (scale / 8.0),
+    "twice and divided": lambda loss, scale: loss * scale * scale / scale,
 }
 
 

@@ -82,6 +82,31 @@ def test_an_unscaled_part_is_noticed(case):
         run(*MISTAKES[case])
 
 
+@pytest.mark.parametrize("how", ["unscale", "get_unscaled_gradients"])
+def test_so_is_one_among_gradients_that_the_user_unscales(how):
+    weight, x = tf.Variable(tf.ones([3, 2])), tf.ones([4, 3])
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1), scaler.Dynamic(2.0**10))
+    optimizer.build([weight])
+    loss_scaler = optimizer.loss_scaler
+
+    @tf.function(autograph=False)
+    def step(penalised):
+        with tf.GradientTape() as tape:
+            loss, penalty = tf.reduce_mean(tf.square(x @ weight)), tf.reduce_sum(tf.square(weight))
+            scaled = loss_scaler.scale(loss) + penalty if penalised else loss_scaler.scale(loss + penalty)
+        grads = tape.gradient(scaled, [weight])
+        if how == "unscale":
+            loss_scaler.apply(optimizer.inner_optimizer, loss_scaler.unscale(grads), [weight], unscaled=True)
+        else:
+            optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(grads), [weight], strict=True))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", scaler.ScaleWarning)
+        step(False)
+    with pytest.warns(scaler.ScaleWarning, match=rf"unscale\(grads\).*{SAID}"):
+        step(True)
+
+
 @pytest.mark.parametrize("case", FINE)
 def test_nothing_else_is(case):
     with warnings.catch_warnings(record=True) as said:
