@@ -54,7 +54,9 @@ _PRODUCTS: dict[str, tuple] = {
     **_alike((1, 0, 1), "Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter Conv3DBackpropFilterV2"),
     **_alike((0, 1, 1), "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2"),
     **_alike((1, -1), "RealDiv Div DivNoNan Xdivy"),
-    **_alike((-1,), "Reciprocal Inv"),
+    **_alike((-1,), "Reciprocal Inv MatrixInverse"),
+    **_alike((-1, 1), "MatrixSolve MatrixTriangularSolve"),
+    **_alike((0, 1, 0, 1), "SparseTensorDenseMatMul"),
     **_alike((2, 1), "ReciprocalGrad InvGrad"),
     **_alike((2,), "Square L2Loss"),
     **_alike((1, _S), "ReluGrad LeakyReluGrad"),
@@ -73,7 +75,7 @@ _SUMS = {
     **dict.fromkeys(("Maximum", "Minimum"), Why.LIMIT),
 }
 _LISTS = frozenset(
-    ("Pack", "ConcatV2", "TensorListSetItem", "TensorListPushBack", "TensorScatterUpdate", "ParallelConcat")
+    ("Pack", "ConcatV2", "Complex", "TensorListSetItem", "TensorListPushBack", "TensorScatterUpdate", "ParallelConcat")
 )
 _COMPARISONS = frozenset(
     (

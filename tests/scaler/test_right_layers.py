@@ -1,0 +1,180 @@
+"""No right step is suspected, whichever layers its gradients pass through; and wrong ones are, where all is known."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scaler
+
+L = keras.layers
+X = tf.constant(np.random.default_rng(0).normal(size=[4, 6, 8]).astype("float32"))
+
+
+def of_layer(make):
+    """A loss of a layer's output for sequences."""
+
+    def build():
+        layer = make()
+        layer.build([None, 6, 8])
+        return layer.trainable_variables, lambda: tf.reduce_mean(tf.square(layer(X, training=True)))
+
+    return build
+
+
+def of_image(make):
+    def build():
+        layer, images = make(), tf.reshape(X[..., :3], [4, 6, 1, 3]) * tf.ones([1, 1, 6, 1])
+        layer.build([None, 6, 6, 3])
+        return layer.trainable_variables, lambda: tf.reduce_mean(tf.square(layer(images, training=True)))
+
+    return build
+
+
+def of_weight(shape, function):
+    """A loss of one weight."""
+
+    def build():
+        weight = tf.Variable(np.random.default_rng(1).uniform(0.5, 1.5, size=shape).astype("float32"))
+        return [weight], lambda: function(weight)
+
+    return build
+
+
+def spd(weight):
+    return tf.matmul(weight, weight, transpose_b=True) + tf.eye(4)
+
+
+STEPS = {
+    "attention": of_layer(lambda: Attends()),
+    "GRU": of_layer(lambda: L.GRU(3)),
+    "LSTM": of_layer(lambda: L.LSTM(3, return_sequences=True)),
+    "bidirectional": of_layer(lambda: L.Bidirectional(L.SimpleRNN(3))),
+    "layer normalization": of_layer(L.LayerNormalization),
+    "batch normalization": of_layer(L.BatchNormalization),
+    "group normalization": of_layer(lambda: L.GroupNormalization(4)),
+    "spectral normalization": of_layer(lambda: L.SpectralNormalization(L.Dense(3))),
+    "unit normalization": of_layer(lambda: keras.Sequential([L.Dense(3), L.UnitNormalization()])),
+    "convolution": of_layer(lambda: L.Conv1D(3, 2)),
+    "separable": of_layer(lambda: L.SeparableConv1D(3, 2)),
+    "transposed": of_layer(lambda: L.Conv1DTranspose(3, 2)),
+    "einsum": of_layer(lambda: L.EinsumDense("abc,cd->abd", [None, 5], bias_axes="d")),
+    "PReLU": of_layer(L.PReLU),
+    "images": of_image(lambda: keras.Sequential([L.Conv2D(4, 3), L.MaxPooling2D(), L.Flatten(), L.Dense(2)])),
+    "upsampled": of_image(lambda: keras.Sequential([L.Conv2D(4, 3), L.UpSampling2D(interpolation="bilinear")])),
+    "average pooling": of_image(lambda: keras.Sequential([L.Conv2D(4, 3), L.AveragePooling2D(2)])),
+    "a transposed image": of_image(lambda: L.Conv2DTranspose(2, 3, strides=2)),
+    "an embedding": lambda: _embedding(),
+    "a sparse product": of_weight([6, 2], lambda w: tf.reduce_sum(tf.sparse.sparse_dense_matmul(_sparse(), w) ** 2)),
+    "ragged": of_weight([8, 2], lambda w: tf.reduce_mean(tf.reduce_sum(tf.gather(w, _ragged()), 1) ** 2)),
+    "a segment sum": of_weight([5, 2], lambda w: tf.reduce_sum(tf.math.segment_sum(w, [0, 0, 1, 1, 2]) ** 2)),
+    "fft": of_weight([8], lambda w: tf.reduce_sum(tf.abs(tf.signal.rfft(w)) ** 2)),
+    "svd": of_weight([4, 4], lambda w: tf.reduce_sum(tf.linalg.svd(w, compute_uv=False))),
+    "cholesky": of_weight([4, 4], lambda w: tf.reduce_sum(tf.linalg.cholesky(spd(w)))),
+    "an inverse": of_weight([4, 4], lambda w: tf.reduce_sum(tf.linalg.inv(spd(w)))),
+    "a determinant": of_weight([4, 4], lambda w: tf.linalg.logdet(spd(w))),
+    "a solved system": of_weight([4, 4], lambda w: tf.reduce_sum(tf.linalg.solve(spd(w), tf.ones([4, 1])))),
+    "a norm": of_weight([4, 4], tf.norm),
+    "logsumexp": of_weight([4, 4], lambda w: tf.reduce_sum(tf.reduce_logsumexp(w, 1))),
+    "cross entropy": of_weight(
+        [4, 4], lambda w: tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits([0, 1, 2, 3], w))
+    ),
+    "CTC": of_weight([4, 5, 3], lambda w: tf.reduce_mean(_ctc(w))),
+    "sorted": of_weight([8], lambda w: tf.reduce_sum(tf.sort(w)[:3] ** 2)),
+    "the largest": of_weight([8], lambda w: tf.reduce_sum(tf.math.top_k(w, 3).values ** 2)),
+    "cumulated": of_weight([8], lambda w: tf.reduce_sum(tf.cumsum(w) ** 2) + tf.reduce_sum(tf.math.cumprod(w))),
+    "scattered": of_weight([3], lambda w: tf.reduce_sum(tf.scatter_nd([[0], [2], [2]], w, [4]) ** 2)),
+    "rounded straight through": of_weight([8], lambda w: tf.reduce_sum((w + tf.stop_gradient(tf.round(w) - w)) ** 2)),
+    "clipped features": of_weight([8], lambda w: tf.reduce_sum(tf.clip_by_value(w, 0.7, 1.2) ** 2)),
+    "a clipped norm of features": of_weight([8], lambda w: tf.reduce_sum(tf.clip_by_norm(w, 0.5) ** 2)),
+    "a focal loss": of_weight([8], lambda w: tf.reduce_mean((1.0 - tf.sigmoid(w)) ** 2 * tf.math.softplus(-w))),
+    "Huber": of_weight([8], lambda w: keras.losses.Huber(0.1)(tf.ones([1, 8]), w[None])),
+    "cosine": of_weight([8], lambda w: keras.losses.CosineSimilarity()(tf.ones([1, 8]), w[None])),
+    "Poisson": of_weight([8], lambda w: keras.losses.Poisson()(tf.ones([1, 8]), w[None])),
+    "a scan": of_weight([3], lambda w: tf.reduce_sum(tf.scan(lambda a, x: tf.tanh(a * x), w, 1.0))),
+    "a folded sum": of_weight([3], lambda w: tf.foldl(lambda a, x: a * 0.5 + x**2, w)),
+    "a while loop": of_weight([3], lambda w: tf.while_loop(lambda i, a: i < 3, _turn(w), [0, w])[1][0]),
+    "vectorized": of_weight([4, 3], lambda w: tf.reduce_sum(tf.vectorized_map(lambda x: tf.sin(x) * x, w))),
+    "resized": of_weight([1, 4, 4, 1], lambda w: tf.reduce_sum(tf.image.resize(w, [7, 7]) ** 2)),
+    "patches": of_weight(
+        [1, 4, 4, 1],
+        lambda w: tf.reduce_sum(tf.image.extract_patches(w, [1, 2, 2, 1], [1, 1, 1, 1], [1, 1, 1, 1], "VALID") ** 2),
+    ),
+}
+
+
+class Attends(L.Layer):
+    def build(self, shape):
+        self.inner = L.MultiHeadAttention(2, 4, dropout=0.1)
+        self.inner.build(shape, shape)
+
+    def call(self, x, training=None):
+        return x + self.inner(x, x, training=training, use_causal_mask=True)
+
+
+def _embedding():
+    layer = L.Embedding(7, 3)
+    layer.build()
+    return layer.trainable_variables, lambda: tf.reduce_mean(layer(tf.constant([[1, 2, 2], [3, 3, 0]])) ** 2)
+
+
+def _sparse():
+    return tf.sparse.from_dense(tf.constant(np.tri(4, 6), tf.float32))
+
+
+def _ragged():
+    return tf.ragged.constant([[0, 1, 2], [3], [4, 5]])
+
+
+def _ctc(logits):
+    return tf.nn.ctc_loss(tf.constant([[1, 2], [2, 1], [1, 1], [2, 2]]), logits, [2] * 4, [5] * 4, False)
+
+
+def _turn(weight):
+    return lambda number, value: (number + 1, tf.sin(value) * weight)
+
+
+UNKNOWN = {"cholesky", "a determinant", "CTC", "fft"}
+"""Of their derivatives not all operations are known, so that nothing is said of a wrong step."""
+
+
+def said_of(build, loss_of):
+    weights, loss = build()
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1), select=True)
+    optimizer = keras.optimizers.SGD(0.1)
+
+    @tf.function(autograph=False)
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss_of(loss_scaler, loss)
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, weights), weights).finite
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            step.get_concrete_function()
+        except scaler.InvalidArgument as error:
+            return [str(error)]
+    told = (str(one.message) for one in said if issubclass(one.category, scaler.ScaleWarning))
+    return [one for one in told if "without rollback" not in one]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_right_step_is_not_suspected(name):
+    assert said_of(STEPS[name], lambda own, loss: own.scale(loss())) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_a_square_of_the_scaled_loss_is_refused(name):
+    said = said_of(STEPS[name], lambda own, loss: tf.square(own.scale(loss())))
+    assert (said == []) == (name in UNKNOWN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_a_loss_that_nobody_scaled_is_noticed(name):
+    said = said_of(STEPS[name], lambda own, loss: loss() + 0.0 * own.scale(tf.constant(1.0)))
+    assert said
