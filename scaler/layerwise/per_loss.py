@@ -15,7 +15,7 @@ from scaler.gate.optimizers import Optimizer, move_nothing
 from scaler.gate.rollback import Snapshot, snapshot
 from scaler.gate.state import Counters
 from scaler.gradients.pairs import as_list, check_gradients
-from scaler.misuse.exchanged import refuse_exchanged
+from scaler.misuse.verdicts import refuse_exchanged
 from scaler.outcome.outcome import Cause, Outcome, Skip, int64
 from scaler.outcome.stuck import StuckPolicy
 from scaler.strategies import NoScaling, Strategy

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from scaler.backend.graphs import is_eager
@@ -35,13 +33,6 @@ def refuse_scaled(loss: tf.Tensor) -> None:
 def _ends_a_product(tensor: tf.Tensor) -> bool:
     operation = getattr(tensor, "op", None) if not tf.executing_eagerly() else None
     return kind_of(tensor) is not None or getattr(operation, "type", "") not in _LINEAR
-
-
-def divided_by_a_scale(values: Any) -> bool:
-    """Whether the last operation on the values of a gradient was a division by a scale."""
-    while getattr(getattr(values, "op", None), "type", "") in ("Identity", "Cast", "Reshape"):
-        values = values.op.inputs[0]
-    return divides_by_a_scale(values)
 
 
 def divides_by_a_scale(tensor: tf.Tensor) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.backend.graphs import (
-    BRANCHES,
     LOOPS,
     calls_functions,
     captured_from,
@@ -95,11 +94,6 @@ def sources_of(tensor: tf.Tensor, calls: tuple) -> Iterator[Node]:
     for body in functions_called(op):
         if tensor.value_index < len(body.outputs):
             yield body.outputs[tensor.value_index], (*calls, (op, body))
-
-
-def choices_of(tensor: tf.Tensor, calls: tuple) -> list[Node]:
-    """What the branches give of which a tensor is one. Empty if no branch gives it."""
-    return [] if is_eager(tensor) or tensor.op.type not in BRANCHES else list(sources_of(tensor, calls))
 
 
 def parameters(op: Any, index: int) -> Iterator[tuple[Any, tf.Tensor]]:

@@ -342,7 +342,7 @@ def _of_mark(tensor: tf.Tensor) -> Unit | None:
     owner: Any = owner_of_scale(tensor)
     if owner is None:
         return UNKNOWN
-    return ONE if owner.is_one else Power(frozenset([(owner, 1.0)]))
+    return Power(notes=frozenset([owner])) if owner.is_one else Power(frozenset([(owner, 1.0)]))
 
 
 def _whole(value: Any) -> Any:

@@ -51,7 +51,7 @@ class Power(NamedTuple):
 
     Attributes:
         powers: Pairs of whose scale it is, and its exponent, which is not 0.
-        notes: What else is known.
+        notes: What else is known, and whose scales of 1 are factors.
     """
 
     powers: frozenset = frozenset()
@@ -101,7 +101,7 @@ def unknown(units: Iterable[Unit]) -> Unknown:
 def scales_of(unit: Unit) -> frozenset:
     """Whose scales a tensor depends on."""
     if isinstance(unit, Power):
-        return frozenset(owner for owner, _ in unit.powers)
+        return frozenset([owner for owner, _ in unit.powers] + [note for note in unit.notes if type(note) is not Note])
     return frozenset().union(*map(scales_of, unit.of)) if isinstance(unit, Mixed) else getattr(unit, "of", frozenset())
 
 

@@ -84,20 +84,10 @@ class Upstream:
         """The marks that tensors come from, without those behind a `tf.stop_gradient`."""
         return self._marks_in(self._walk(tensors))
 
-    def is_marked(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor upstream comes from a mark, or has one."""
-        return node_key((tensor, ())) in self._all_marked
-
     @cached_property
     def before_stops(self) -> list[tf.Tensor]:
         """The tensors that the gradients come from, without those behind a `tf.stop_gradient`."""
         return [tensor for (tensor, _), _ in self._walk(self.values)]
-
-    @cached_property
-    def floating(self) -> list[tf.Tensor]:
-        """All floating-point tensors that the gradients come from, also behind each `tf.stop_gradient`."""
-        edges = self._walk(self.values, behind_stops=True)
-        return [tensor for (tensor, _), _ in edges if tensor.dtype.is_floating]
 
     @cached_property
     def variables(self) -> set:
@@ -114,10 +104,6 @@ class Upstream:
             found |= {source.ref() for source in op.inputs if source.dtype == tf.resource}
             waiting += [source.op for source in op.inputs if source.dtype != tf.resource]
         return found
-
-    @cached_property
-    def _all_marked(self) -> set[tuple]:
-        return self._marked(self.edges)
 
     def _walk(self, tensors: Iterable[tf.Tensor], behind_stops: bool = False) -> Iterator[Edge]:
         waiting: list[Node] = [(tensor, ()) for tensor in tensors]

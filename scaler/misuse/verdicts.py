@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from scaler import gradients
+from scaler.errors import InvalidArgument
 from scaler.misuse.carried import TO_APPLY
+from scaler.misuse.trace import units_of
 from scaler.misuse.units import Mixed, Note, Power, Unit, Unknown, Why, scales_of
 
 
@@ -96,6 +99,24 @@ def still_scaled(given: Given) -> Verdict | None:
     if any(unit.powers == given.wanted and Note.NUMBER not in unit.notes for unit in given.powers):
         return Verdict(_STILL_SCALED, False, _STILL_SCALED)
     return None
+
+
+def refuse_exchanged(loss: str, grads: Sequence[gradients.Gradient], owners: Mapping[str, object]) -> None:
+    """Raises `InvalidArgument` if all scales that gradients carry are those of other losses.
+
+    Args:
+        loss: The name of the loss whose gradients they should be.
+        grads: Gradients, or None.
+        owners: The `Calls` that scaled each loss, by name.
+    """
+    units = units_of([gradients.values_of(grad) for grad in grads if grad is not None])
+    scales = frozenset().union(*map(scales_of, units))
+    others = [name for name, owner in owners.items() if owner in scales]
+    if others and loss not in others:
+        raise InvalidArgument(
+            f"apply: loss {loss!r} was given gradients of loss {' and '.join(map(repr, others))}, whose scale they "
+            "carry: expected for each loss the gradients of its own scaled value."
+        )
 
 
 def _unscaled_already(given: Given) -> bool:
