@@ -1,7 +1,8 @@
-"""Finds gradients that are added to what a variable kept, scaled, from an earlier call: perhaps at another scale.
+"""Gradients of an earlier step, perhaps of another scale: added to what a variable kept, or out of a queue or a table.
 
-Which assignments a step makes is known when its trace ends: this rule looks then, at the whole graph. Eager mode has no
-graph to look at.
+Which assignments a step makes is known when its trace ends: `look_at_end` looks then, at all of it. Eager mode has
+no graph to look at. What was put into a queue, and when, is not in the graph. What Python keeps behind a
+`tf.py_function` is not seen at all.
 """
 
 from __future__ import annotations
@@ -215,3 +216,43 @@ class _Step:
 def _name(kept: Held) -> str:
     variable = variables_read(kept.handle.deref().graph).get(kept.handle)
     return "a variable" if variable is None else f"the variable {variable.name!r}"
+
+
+_MEMORIES = {
+    "QueueDequeue": "a queue",
+    "LookupTableFind": "a table",
+    "StackPop": "a stack",
+    "BarrierTakeMany": "a barrier",
+    "Unstage": "a staging area",
+    "MapUnstage": "a staging area",
+    "OrderedMapUnstage": "a staging area",
+    "ResourceAccumulatorTakeGradient": "an accumulator",
+    "AccumulatorTakeGradient": "an accumulator",
+}
+"""How the types of operations begin that give out what was put into a memory."""
+
+
+def kept_elsewhere(method: str, upstream: Upstream) -> str | None:
+    """Returns a warning if a gradient comes out of such a memory, and from no loss in this graph, else None.
+
+    A forward pass may look up values in a table, too: its gradients come from a loss.
+
+    Args:
+        method: Who asks.
+        upstream: What scaled gradients come from.
+    """
+    if _memory(upstream) is None:
+        return None
+    alone = (upstream.of([value]) for value in upstream.values)
+    memory = next(filter(None, (_memory(one) for one in alone if not one.marks)), None)
+    if memory is None:
+        return None
+    return (
+        f"{method}(grads): a gradient comes out of {memory}, and nothing tells which loss it belongs to. The scale of "
+        f"the last loss divides it, and it may carry that of an earlier step. {KEEP_UNSCALED}"
+    )
+
+
+def _memory(upstream: Upstream) -> str | None:
+    types = {tensor.op.type for (tensor, _), _ in upstream.edges if not is_eager(tensor)}
+    return next((name for one in types for begin, name in _MEMORIES.items() if one.startswith(begin)), None)

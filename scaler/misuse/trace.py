@@ -23,7 +23,6 @@ from scaler.backend.graphs import (
 from scaler.backend.variables import is_of_a_scaler
 from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, UNSCALED, kind_of, owner_of_scale
 from scaler.misuse.operations import unit_of_constant, units_of_results
-from scaler.misuse.scaled_twice import divides_by_a_scale
 from scaler.misuse.units import (
     ONE,
     UNKNOWN,
@@ -39,6 +38,7 @@ from scaler.misuse.units import (
     is_plain,
     total,
 )
+from scaler.misuse.upstream import divides_by_a_scale
 
 _TRACE = "halfstep_trace"
 _LOOKED_AT = frozenset(

@@ -1,4 +1,4 @@
-"""What the gradients of one call come from: each tensor upstream is looked at once, and every rule asks here."""
+"""What the gradients of one call come from: each tensor upstream is looked at once, for all marks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend.graphs import is_eager
-from scaler.misuse.marks import Mark, Marks, kind_of
-from scaler.misuse.sources import Edge, Node, carries, node_key, sources_of, stops
+from scaler.errors import InvalidArgument
+from scaler.misuse.marks import LOSS_SCALE, READ, SCALED, Mark, Marks, kind_of
+from scaler.misuse.sources import Edge, Node, carries, node_key, sources_of, stops, tensors_upstream
 
 
 class _Tensor(NamedTuple):
@@ -160,3 +161,36 @@ def _look_at(node: Node, also: tuple[str, ...]) -> _Tensor:
 
 def _components(grad: gradients.Gradient) -> list[tf.Tensor]:
     return tf.nest.flatten(grad, expand_composites=True)
+
+
+_SUMS = ("AddV2", "AddN", "Sub", "Neg", "Sum", "Mean")
+_SHAPES = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Pack")
+_LINEAR = ("Mul", *_SUMS, *_SHAPES)
+
+
+def refuse_scaled(loss: tf.Tensor) -> None:
+    """Raises `InvalidArgument` for a loss that a scaler scaled, or that was multiplied by a scale by hand.
+
+    A scale counts as multiplied by hand only if it enters the loss through sums and products. A penalty on gradients
+    that were divided by a scale also depends on one.
+    """
+    by_hand = {kind_of(tensor) for tensor in tensors_upstream([loss], _ends_a_product)} & {LOSS_SCALE, READ}
+    if by_hand or SCALED in Upstream([loss]).marks_before_stops([loss]):
+        raise InvalidArgument(
+            "scale(loss): the loss was scaled already, by this loss scaler or by another one: expected an unscaled "
+            "loss. Its gradients would carry the product of both scales but be divided by only one. Call scale once, "
+            "on the sum of all losses to differentiate."
+        )
+
+
+def _ends_a_product(tensor: tf.Tensor) -> bool:
+    operation = getattr(tensor, "op", None) if not tf.executing_eagerly() else None
+    return kind_of(tensor) is not None or getattr(operation, "type", "") not in _LINEAR
+
+
+def divides_by_a_scale(tensor: tf.Tensor) -> bool:
+    """Whether a tensor in a graph is the result of a division by a scale."""
+    if is_eager(tensor) or tensor.op.type != "RealDiv":
+        return False
+    divisor = tensor.op.inputs[1]
+    return any(kind_of(source) in (LOSS_SCALE, READ) for source in tensors_upstream([divisor], _ends_a_product))
