@@ -21,7 +21,8 @@ from scaler.backend.replicas import replica_count
 from scaler.errors import InvalidArgument
 from scaler.misuse.carried import KEEP_UNSCALED, Carried, retried_elsewhere
 
-_REMEMBERED = 32
+_GROUPS = 32
+"""The most groups that are remembered."""
 
 
 class OpenLosses:
@@ -171,7 +172,7 @@ class OpenLosses:
             group.waits = False
 
     def _add(self, group: LossesOfOneScale) -> None:
-        if len(self._groups) >= _REMEMBERED:
+        if len(self._groups) >= _GROUPS:
             ended = next((one for one in self._groups if not one.waits), None)
             if ended is not None:
                 self._groups.remove(ended)
@@ -190,7 +191,8 @@ def _ids(variables: Sequence[Any] | None) -> frozenset[int]:
     return frozenset(id(replicas.native(variable)) for variable in variables or ())
 
 
-_REMEMBERED = 256
+_CALLS = 256
+"""The most calls of tapes that a group remembers."""
 
 
 class LossesOfOneScale:
@@ -236,7 +238,7 @@ class LossesOfOneScale:
             self.sees_tapes = False
             return
         self._differentiated.append(age)
-        if len(self._differentiated) > _REMEMBERED:
+        if len(self._differentiated) > _CALLS:
             del self._differentiated[1]
 
     def add(self, loss_finite: tf.Tensor) -> None:
