@@ -46,7 +46,7 @@ _PRODUCTS: dict[str, tuple] = {
         "Conj Real CollectiveReduce CollectiveReduceV2 CollectiveReduceV3 NcclAllReduce AvgPool MaxPool BiasAddGrad "
         "Diag DiagPart MatrixDiagPartV3 MatrixDiagV3 MatrixBandPart TensorListStack TensorListFromTensor "
         "TensorListGetItem TensorListGather TensorListConcatV2 TensorListResize OptionalFromValue OptionalGetValue "
-        "SpaceToBatchND BatchToSpaceND DepthToSpace SpaceToDepth TopKV2 ResizeBilinear ResizeNearestNeighbor "
+        "SpaceToBatchND BatchToSpaceND DepthToSpace SpaceToDepth ResizeBilinear ResizeNearestNeighbor "
         "ResizeBilinearGrad TensorListElementShape",
     ),
     **_alike((1, 1), "Mul MulNoNan MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative"),
@@ -98,6 +98,8 @@ def units_of_results(op: Any, units: Sequence[Unit]) -> list[Unit]:
         return list(units)
     if op.type == "TensorListPopBack":
         return [units[0], units[0]]
+    if op.type == "TopKV2":
+        return [units[0], ONE]  # A factor changes no order.
     return [_unit_of_result(op, op.type, units)] * len(op.outputs)
 
 
@@ -106,7 +108,7 @@ def _unit_of_result(op: Any, kind: str, units: Sequence[Unit]) -> Unit:
         units = [units[0], ONE]  # A constant that divides is the size of a batch.
     if kind in _PRODUCTS:
         return _of_product(_PRODUCTS[kind], units)
-    if kind == "Sub" and op.inputs[0] is op.inputs[1]:
+    if kind == "Sub" and _same(op.inputs[0]) is _same(op.inputs[1]):
         return ZERO
     if kind in _SUMS:
         parts = [
@@ -145,6 +147,13 @@ def _of_product(rule: tuple, units: Sequence[Unit]) -> Unit:
         elif way:
             factors.append((unit, way))
     return product(factors)
+
+
+def _same(tensor: Any) -> Any:
+    """The tensor that a tensor is a copy of."""
+    while tensor.op.type in ("StopGradient", "Identity"):
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def _zero_of_a_choice(op: Any) -> int | None:
@@ -192,14 +201,14 @@ def unit_of_constant(tensor: Any) -> Unit:
     """The unit of a constant of a graph, or of an eager tensor that it captured."""
     if not tensor.dtype.is_floating:
         return ONE
-    if (tensor.shape.num_elements() or 0) > _LARGEST_READ:
-        return ONE
     value = tf.get_static_value(tensor)
     if value is None:
         return UNKNOWN
-    sizes = np.abs(np.asarray(value, np.float64))
-    if not sizes.any():
+    if not np.any(value):
         return ZERO
+    if value.size > _LARGEST_READ:
+        return ONE
+    sizes = np.abs(np.asarray(value, np.float64))
     if sizes.size == 1 and sizes.item() < _HUGE and sizes.item() != _LARGEST_HALF and _may_be_scale(sizes.item()):
         return Power(notes=frozenset([Note.NUMBER]))
     guards = (sizes <= _SMALL) | ~(sizes < _HUGE) | (sizes == _LARGEST_HALF)

@@ -118,20 +118,25 @@ class Trace:
             return _UNIT_OF_MODEL
         read = {id(getattr(one, "handle", None)): one for one in variables_read(self._graph).values()}
         variable = read.get(id(handle))
-        return UNKNOWN if variable is None or is_of_a_scaler(variable) else self._of_outside(variable.shape)
+        if variable is None or is_of_a_scaler(variable) or variable.shape.rank in (0, None):
+            return UNKNOWN
+        return _UNIT_DOUBTFUL
 
     def of_argument(self, tensor: tf.Tensor) -> Unit:
         """The unit of an argument of a function that is being traced: data, or perhaps a scale or gradients."""
         if not tensor.dtype.is_floating:
             return UNKNOWN if tensor.dtype == tf.variant else ONE
-        return self._of_outside(tensor.shape)
-
-    def _of_outside(self, shape: tf.TensorShape) -> Unit:
+        shape = tensor.shape
         if shape.rank in (0, None):
             return UNKNOWN  # A scale, or its inverse.
-        # All gradients may come in one tensor.
-        flat = shape.rank == 1 and shape.is_fully_defined()
-        return _UNIT_DOUBTFUL if flat or (shape.is_fully_defined() and tuple(shape) in self._shapes) else ONE
+        return _UNIT_DOUBTFUL if self._may_be_gradients(shape) else ONE
+
+    def _may_be_gradients(self, shape: tf.TensorShape) -> bool:
+        """Whether an argument may be a gradient, several of one weight, or all in one tensor."""
+        dims = tuple(shape)
+        if not any(dims) or (shape.rank == 1 and shape.is_fully_defined()) or dims in self._shapes:
+            return True
+        return shape.rank > 2 and dims[1:] in self._shapes
 
     def _frame(self, graph: Any) -> _Frame:
         """What is known of a graph that is being traced."""
@@ -300,7 +305,7 @@ class _Frame:
             outputs.append(self._run(body, [_of_branch(one, key, place) for one in given[first_argument(op) :]]))
             states.append(self.state)
         cells = {cell for state in states for cell in state}
-        self.state = {cell: beside(state.get(cell, before.get(cell, ONE)) for state in states) for cell in cells}
+        self.state = {cell: beside(state.get(cell, before.get(cell, UNKNOWN)) for state in states) for cell in cells}
         # Behind its own outputs are those for a backward pass, which have nothing in common.
         own = len(tf.nest.flatten(bodies[0].structured_outputs, expand_composites=True))
 

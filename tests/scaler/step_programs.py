@@ -1190,3 +1190,72 @@ mirrored("wrong", "replicas: squared", lambda s, v, x: tf.square(s.scale(tf.redu
 mirrored(
     "wrong", "replicas: penalty outside", lambda s, v, x: s.scale(tf.reduce_sum(v * x) / 2.0) + tf.reduce_sum(v**2)
 )
+
+
+# What was suspected once, and is right.
+
+
+@ok
+def summed_from_large_zeros(w):
+    s, v = w.scaler(), tf.Variable(tf.ones([80, 80]))
+
+    def step():
+        total = np.zeros(v.shape, np.float32)
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                value = s.scale(tf.reduce_mean(tf.square(v)))
+            total = total + tape.gradient(value, v)
+        s.apply(descent, [total], [v])
+
+    return step, ()
+
+
+@L("ok")
+def the_largest_losses_count_more(s, v):
+    values, indices = tf.math.top_k(tf.square(v) * s.loss_scale, 2)
+    return tf.reduce_mean(values * tf.where(indices < 1, 1.0, 0.5))
+
+
+@L("ok")
+def exponential_of_a_difference_that_is_zero(s, v):
+    value = s.scale(one(v))
+    return tf.exp(value - tf.stop_gradient(value))
+
+
+@ok
+def sums_of_another_function(w):
+    s, v = w.scaler(), w.weights(np.ones([3, 2], np.float32))
+
+    def step(total, several):
+        with tf.GradientTape() as tape:
+            value = s.scale(tf.reduce_mean(tf.square(v)))
+        s.apply(descent, [tape.gradient(value, v) + total + tf.reduce_sum(several, 0)], [v])
+
+    return step, (tf.TensorSpec([None, None]), tf.TensorSpec([4, 3, 2]))
+
+
+@ok
+def window_of_a_fixed_scale(w):
+    s, v = w.scaler(static=1024.0), w.weights(np.ones([3, 2], np.float32))
+    kept = tf.Variable(tf.zeros([4, 3, 2]))
+
+    def step(place):
+        with tf.GradientTape() as tape:
+            value = s.scale(tf.reduce_mean(tf.square(v)))
+        kept.scatter_nd_update([[place]], tape.gradient(value, v)[None])
+        s.apply(descent, [tf.reduce_sum(kept, 0)], [v])
+
+    return step, (tf.constant(1),)
+
+
+@ok
+def momentum_that_the_first_call_makes(w):
+    s, v, made = w.scaler(static=1024.0), w.weights([0.5]), []
+
+    def step():
+        if not made:
+            made.append(tf.Variable(tf.zeros_like(v), trainable=False))
+        made[0].assign(0.9 * made[0] + grad_of(s, v))
+        s.apply(descent, [made[0].read_value()], [v])
+
+    return step, ()
