@@ -95,8 +95,10 @@ class Trace:
             tensors: The tensors.
             weights: The trained variables of the model, which carry no scale.
         """
-        natives = [native for native in map(replicas.native, weights) if hasattr(native, "handle")]
-        handles = {id(part.handle) for one in natives for part in (one, *getattr(one, "values", ()))}
+        natives = list(map(replicas.native, weights))
+        # A variable of several replicas has no handle of its own.
+        parts = [part for one in natives for part in getattr(one, "values", (one,))]
+        handles = {id(part.handle) for part in parts if hasattr(part, "handle")}
         if not handles <= self._weights:
             self._weights |= handles
             self._shapes |= {tuple(one.shape) for one in natives}
@@ -122,8 +124,10 @@ class Trace:
             return UNKNOWN
         return _UNIT_DOUBTFUL
 
-    def of_argument(self, tensor: tf.Tensor) -> Unit:
+    def of_argument(self, tensor: tf.Tensor) -> Any:
         """The unit of an argument of a function that is being traced: data, or perhaps a scale or gradients."""
+        if tensor.dtype == tf.resource:
+            return tensor
         if not tensor.dtype.is_floating:
             return UNKNOWN if tensor.dtype == tf.variant else ONE
         shape = tensor.shape
@@ -324,6 +328,8 @@ class _Frame:
         if op.type.startswith("Iterator"):
             return list(map(self._trace.of_argument, op.outputs))
         cell = next(unit for unit, one in zip(given, op.inputs, strict=True) if one.dtype == tf.resource)
+        if not tf.is_tensor(cell):
+            return [UNKNOWN] * len(op.outputs)  # Nothing tells which memory it is.
         rest = [unit for unit, one in zip(given, op.inputs, strict=True) if one.dtype.is_floating]
         held = self.state.get(id(cell))
         if held is None:

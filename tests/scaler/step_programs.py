@@ -1259,3 +1259,17 @@ def momentum_that_the_first_call_makes(w):
         s.apply(descent, [made[0].read_value()], [v])
 
     return step, ()
+
+
+@ok
+def variables_that_are_arguments(w):
+    s, v, kept = w.scaler(), w.weights([0.5, 1.0]), tf.Variable([0.0, 0.0])
+
+    def step(weight, momentum):
+        with tf.GradientTape() as tape:
+            value = s.scale(tf.reduce_sum(weight**2))
+        grad = tape.gradient(value, weight)
+        momentum.assign(0.9 * momentum + s.unscale([grad])[0])
+        s.apply(descent, [grad + 0.0 * weight * s.scale_of_gradients], [weight])
+
+    return step, (v, kept)
