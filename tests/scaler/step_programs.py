@@ -1259,16 +1259,3 @@ def momentum_that_the_first_call_makes(w):
         s.apply(descent, [made[0].read_value()], [v])
 
     return step, ()
-
-
-@ok
-def variables_that_are_arguments(w):
-    s, v, logged = w.scaler(), w.weights([0.5, 1.0]), tf.Variable([0.0, 0.0])
-
-    def step(weight, scales):
-        scales.assign(s.scale_of_gradients * tf.ones([2]))
-        with tf.GradientTape() as tape:
-            value = s.scale(tf.reduce_sum(weight**2))
-        s.apply(descent, [tape.gradient(value, weight)], [weight])
-
-    return step, (v, logged)
