@@ -23,7 +23,7 @@ from scaler.misuse.order_of_calls import Unscaled, Use, one_scale
 from scaler.misuse.recorded_losses import RecordedLosses
 from scaler.misuse.trace import trace_here, units_of
 from scaler.misuse.unconnected import without_gradient
-from scaler.misuse.units import Mixed, Power, Unit
+from scaler.misuse.units import Mixed, Power, Unit, is_of_this_call
 from scaler.misuse.upstream import Upstream, refuse_scaled
 from scaler.misuse.verdicts import NEVER_ASKED, NOT_SCALED, Given, Verdict, judge, not_scaled, still_scaled
 from scaler.strategies import NoScaling, Static, Strategy
@@ -276,10 +276,13 @@ class Calls:
             known = retried_eagerly(method, Upstream(grads).values, self)
             known = known or self._losses.of(method, grads, variables, self.step.used)
         elif self._moves and not may_be_unscaled:
-            self.use.say_once(kept_elsewhere(method, seen), "kept elsewhere")
+            is_kept = not all(map(is_of_this_call, units_of(seen.values)))
+            if is_kept:
+                self.use.say_once(kept_elsewhere(method, seen), "kept elsewhere")
             variable, used = self._stored, self.step.variable
             known = carried_in_graph(method, upstream, self, variable, used, self._has_retried, nobody_scaled)
-            look_at_end(method, seen, variables or (), self, always, self._stored, self.use.say_once)
+            if is_kept:
+                look_at_end(method, seen, variables or (), self, always, self._stored, self.use.say_once)
         if known is not None:
             finite = self._loss_was_finite() if known.loss_finite is None else known.loss_finite
             return Carried(known.loss_scale, finite)

@@ -38,7 +38,6 @@ from scaler.misuse.units import (
     is_plain,
     total,
 )
-from scaler.misuse.upstream import divides_by_a_scale
 
 _TRACE = "halfstep_trace"
 _LOOKED_AT = frozenset(
@@ -105,6 +104,11 @@ class Trace:
             self._frames = {}
         frame = self._frame(tf.compat.v1.get_default_graph())
         return [_whole(frame.value(tensor)) for tensor in tensors]
+
+    def knows_plain(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor certainly comes from no scale."""
+        frame = self._frames.get(id(tensor.graph))
+        return frame is not None and frame.is_plain(tensor)
 
     def leave_out(self, graph: Any, since: int) -> None:
         """Leaves out the operations of a graph that were added after so many."""
@@ -239,6 +243,11 @@ class _Frame:
                 self._values[id(tensor)] = _of_mark(tensor) or UNKNOWN
         return self._values[id(tensor)]
 
+    def is_plain(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is known to come from no scale."""
+        unit = self._values.get(id(tensor))
+        return unit is ONE or unit is _UNIT_OF_MODEL
+
     def _enter(self, op: Any) -> None:
         kind, values = op.type, self._values
         if kind == "Placeholder" or op in self._trace.own:
@@ -278,8 +287,8 @@ class _Frame:
                 self._values[id(op.inputs[0])] = marked
             return [given[0] if marked is None else marked]
         units = units_of_results(op, given)
-        unit = units[0] if kind == "RealDiv" else None
-        if isinstance(unit, Power) and Note.CANCELLED in unit.notes and divides_by_a_scale(op.outputs[0]):
+        unit = units[0] if kind == "RealDiv" and _is_of_scales_alone(given[1]) else None
+        if isinstance(unit, Power) and Note.CANCELLED in unit.notes:
             return [Power(unit.powers, unit.notes | {Note.UNSCALED})]
         return units
 
@@ -354,6 +363,11 @@ def _of_mark(tensor: tf.Tensor) -> Unit | None:
     if owner is None:
         return UNKNOWN
     return Power(notes=frozenset([owner])) if owner.is_one else Power(frozenset([(owner, 1.0)]))
+
+
+def _is_of_scales_alone(unit: Any) -> bool:
+    """Whether a factor is made of scales and constants."""
+    return isinstance(unit, Power) and bool(unit.powers) and unit.notes <= {Note.NUMBER}
 
 
 def _whole(value: Any) -> Any:

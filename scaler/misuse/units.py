@@ -110,6 +110,11 @@ def is_plain(unit: Unit) -> bool:
     return unit is ZERO or unit is GUARD or (isinstance(unit, Power) and not unit.powers)
 
 
+def is_of_this_call(unit: Unit) -> bool:
+    """Whether nothing that a variable or another memory kept from an earlier call can be in a tensor."""
+    return isinstance(unit, Power) and Note.DOUBTFUL not in unit.notes
+
+
 def product(factors: Iterable[tuple[Unit, float]]) -> Unit:
     """The unit of a product of factors, each with an exponent."""
     powers: list[tuple[Power, float]] = []
@@ -162,8 +167,10 @@ def total(units: Iterable[Unit], why: Why, name: str = "", may_cancel: bool = Tr
     counted = [unit for unit in counted if unit is not GUARD]
     if not counted:
         return GUARD if guards else ZERO
-    if not may_cancel and len(set(counted)) > 1:
-        counted = [unit for unit in counted if not isinstance(unit, Unknown)] or counted
+    notes: frozenset = frozenset()
+    known: list[Unit] = [unit for unit in counted if not isinstance(unit, Unknown)]
+    if not may_cancel and known and len(known) < len(counted):
+        counted, notes = known, frozenset([Note.DOUBTFUL])
     mixed = [unit for unit in counted if isinstance(unit, Mixed)]
     if any(isinstance(unit, Unknown) for unit in counted) or (len(mixed) > 1 and may_cancel):
         return unknown(counted)
@@ -171,7 +178,7 @@ def total(units: Iterable[Unit], why: Why, name: str = "", may_cancel: bool = Tr
         return mixed[0]
     powers = frozenset(unit.powers for unit in counted if isinstance(unit, Power))
     if len(powers) == 1:
-        return _noted(counted)
+        return _noted(counted, notes)
     doubtful = any(Note.DOUBTFUL in unit.notes and not unit.powers for unit in counted if isinstance(unit, Power))
     return unknown(counted) if doubtful else Mixed(why, frozenset(counted), name)
 
@@ -217,7 +224,7 @@ def _parts(units: Iterable[Unit]) -> frozenset:
     return frozenset().union(*([unit] if isinstance(unit, Power) else getattr(unit, "of", ()) for unit in units))
 
 
-def _noted(units: Sequence[Unit]) -> Power:
-    """The power that all units are, with the notes of each."""
+def _noted(units: Sequence[Unit], notes: frozenset = frozenset()) -> Power:
+    """The power that all units are, with the notes of each and others."""
     powers = [unit for unit in units if isinstance(unit, Power)]
-    return Power(powers[0].powers, frozenset().union(*(unit.notes for unit in powers)))
+    return Power(powers[0].powers, notes.union(*[unit.notes for unit in powers]))

@@ -13,6 +13,8 @@ from scaler.backend.graphs import is_eager
 from scaler.errors import InvalidArgument
 from scaler.misuse.marks import LOSS_SCALE, READ, SCALED, Mark, Marks, kind_of
 from scaler.misuse.sources import Edge, Node, carries, node_key, sources_of, stops, tensors_upstream
+from scaler.misuse.trace import Trace, trace_here, units_of
+from scaler.misuse.units import Power, scales_of
 
 
 class _Tensor(NamedTuple):
@@ -69,11 +71,12 @@ class Upstream:
         Behind a `tf.stop_gradient` are those of gradients that have no mark before it. In a forward pass the scale of
         another step may stand behind one, in the weight of a loss. It is not carried.
         """
-        edges = list(self._walk(self.values))
+        trace = trace_here()
+        edges = list(self._walk(self.values, trace))
         if any(stops(tensor) for (tensor, _), _ in edges):
             marked = self._marked(edges)
             without = [value for value in self.values if node_key((value, ())) not in marked]
-            edges += self._walk(without, behind_stops=True)
+            edges += self._walk(without, trace, behind_stops=True)
         return edges
 
     @cached_property
@@ -106,7 +109,10 @@ class Upstream:
             waiting += [source.op for source in op.inputs if source.dtype != tf.resource]
         return found
 
-    def _walk(self, tensors: Iterable[tf.Tensor], behind_stops: bool = False) -> Iterator[Edge]:
+    def _walk(
+        self, tensors: Iterable[tf.Tensor], trace: Trace | None = None, behind_stops: bool = False
+    ) -> Iterator[Edge]:
+        """All that tensors come from; not beyond what a trace knows to come from no scale."""
         waiting: list[Node] = [(tensor, ()) for tensor in tensors]
         seen: set[tuple] = set()
         while waiting:
@@ -121,7 +127,7 @@ class Upstream:
             if known.carries:
                 sources = known.stopped if behind_stops and known.stopped else known.sources
                 yield node, sources
-                waiting += sources
+                waiting += [own for own in sources if own[1] or trace is None or not trace.knows_plain(own[0])]
 
     def _marks_in(self, edges: Iterable[Edge]) -> Marks:
         found: Marks = {}
@@ -174,6 +180,9 @@ def refuse_scaled(loss: tf.Tensor) -> None:
     A scale counts as multiplied by hand only if it enters the loss through sums and products. A penalty on gradients
     that were divided by a scale also depends on one.
     """
+    (unit,) = units_of([loss])
+    if isinstance(unit, Power) and not scales_of(unit):
+        return
     by_hand = {kind_of(tensor) for tensor in tensors_upstream([loss], _ends_a_product)} & {LOSS_SCALE, READ}
     if by_hand or SCALED in Upstream([loss]).marks_before_stops([loss]):
         raise InvalidArgument(
@@ -186,11 +195,3 @@ def refuse_scaled(loss: tf.Tensor) -> None:
 def _ends_a_product(tensor: tf.Tensor) -> bool:
     operation = getattr(tensor, "op", None) if not tf.executing_eagerly() else None
     return kind_of(tensor) is not None or getattr(operation, "type", "") not in _LINEAR
-
-
-def divides_by_a_scale(tensor: tf.Tensor) -> bool:
-    """Whether a tensor in a graph is the result of a division by a scale."""
-    if is_eager(tensor) or tensor.op.type != "RealDiv":
-        return False
-    divisor = tensor.op.inputs[1]
-    return any(kind_of(source) in (LOSS_SCALE, READ) for source in tensors_upstream([divisor], _ends_a_product))

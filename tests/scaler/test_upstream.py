@@ -73,5 +73,5 @@ def test_no_tensor_is_looked_at_twice(looked_at, name):
     step, warning = STEPS[name]
     with pytest.warns(scaler.ScaleWarning, match=warning) if warning else contextlib.nullcontext():
         step().trace(looked_at)
-    assert len(looked_at) > 10
+    assert looked_at
     assert len(set(looked_at)) == len(looked_at)
