@@ -89,7 +89,9 @@ _PLAIN = frozenset(
 _ZEROS = frozenset(("ZerosLike", "TensorListReserve", "EmptyTensorList", "OptionalNone"))
 _LARGEST_READ = 4096
 """Elements of a constant that is looked at."""
-_SMALL, _HUGE, _LARGEST_HALF, _SMALLEST_INVERSE = 1e-4, 1e30, 65504.0, 2.0**-20
+_SMALL, _HUGE, _SMALLEST_INVERSE = 1e-4, 1e30, 2.0**-20
+_LARGEST_OF_FORMATS = (448.0, 57344.0, 65504.0)
+"""Of float8 (E4M3 and E5M2) and float16: a limit at which a format saturates is right at any scale."""
 
 
 def units_of_results(op: Any, units: Sequence[Unit]) -> list[Unit]:
@@ -140,6 +142,8 @@ def _of_product(rule: tuple, units: Sequence[Unit]) -> Unit:
     for unit in units[len(rule) :]:
         if isinstance(unit, Unknown | Mixed):
             return unknown(units)
+    if rule == (1,):
+        return units[0]
     factors: list[tuple[Unit, float]] = []
     for unit, way in zip(units, rule, strict=False):
         if way in (_S, _C):
@@ -209,9 +213,14 @@ def unit_of_constant(tensor: Any) -> Unit:
     if value.size > _LARGEST_READ:
         return ONE
     sizes = np.abs(np.asarray(value, np.float64))
-    if sizes.size == 1 and sizes.item() < _HUGE and sizes.item() != _LARGEST_HALF and _may_be_scale(sizes.item()):
+    if (
+        sizes.size == 1
+        and sizes.item() < _HUGE
+        and sizes.item() not in _LARGEST_OF_FORMATS
+        and _may_be_scale(sizes.item())
+    ):
         return Power(notes=frozenset([Note.NUMBER]))
-    guards = (sizes <= _SMALL) | ~(sizes < _HUGE) | (sizes == _LARGEST_HALF)
+    guards = (sizes <= _SMALL) | ~(sizes < _HUGE) | np.isin(sizes, _LARGEST_OF_FORMATS)
     return GUARD if guards.all() else ONE
 
 

@@ -18,8 +18,9 @@ def of_layer(make):
 
     def build():
         layer = make()
-        layer.build([None, 6, 8])
-        return layer.trainable_variables, lambda: tf.reduce_mean(tf.square(layer(X, training=True)))
+        if not layer.built:
+            layer.build([None, 6, 8])
+        return layer.trainable_variables, lambda: tf.reduce_mean(tf.square(tf.cast(layer(X, training=True), X.dtype)))
 
     return build
 
@@ -62,6 +63,7 @@ STEPS = {
     "transposed": of_layer(lambda: L.Conv1DTranspose(3, 2)),
     "einsum": of_layer(lambda: L.EinsumDense("abc,cd->abd", [None, 5], bias_axes="d")),
     "PReLU": of_layer(L.PReLU),
+    "float8": of_layer(lambda: float8()),
     "images": of_image(lambda: keras.Sequential([L.Conv2D(4, 3), L.MaxPooling2D(), L.Flatten(), L.Dense(2)])),
     "upsampled": of_image(lambda: keras.Sequential([L.Conv2D(4, 3), L.UpSampling2D(interpolation="bilinear")])),
     "average pooling": of_image(lambda: keras.Sequential([L.Conv2D(4, 3), L.AveragePooling2D(2)])),
@@ -112,6 +114,14 @@ class Attends(L.Layer):
 
     def call(self, x, training=None):
         return x + self.inner(x, x, training=training, use_causal_mask=True)
+
+
+def float8():
+    """Its backward pass limits gradients to what float8 can hold."""
+    layer = L.Dense(4, dtype="mixed_float16")
+    layer.build([None, 6, 8])
+    layer.quantize("float8")
+    return layer
 
 
 def _embedding():
