@@ -272,7 +272,8 @@ class _Frame:
             found = [_UNIT_OF_MODEL if _UNIT_OF_MODEL in given else ONE] * len(op.outputs)
         else:
             found = self._memory(op, given) if memory and not calls_functions(op) else self._visit(op, kind, given)
-        for output, unit in zip(op.outputs, found, strict=True):
+        # A function that was traced before it is differentiated shows what its later form returns, too, at the end.
+        for output, unit in zip(op.outputs, found, strict=False):
             values[id(output)] = unit
 
     def _visit(self, op: Any, kind: str, given: list[Any]) -> Sequence[Any]:
@@ -330,7 +331,7 @@ class _Frame:
                 return whole[0]
             return Either(key, whole, choice(condition, whole, op.name) if place < own else beside(whole))
 
-        return [chosen(place, units) for place, units in enumerate(zip(*outputs, strict=True))]
+        return [chosen(place, units) for place, units in enumerate(zip(*outputs, strict=False))]
 
     def _memory(self, op: Any, given: list[Any]) -> list[Any]:
         """What an operation on a variable, a queue or a table gives, and what is kept there after it."""
