@@ -1259,3 +1259,17 @@ def momentum_that_the_first_call_makes(w):
         s.apply(descent, [made[0].read_value()], [v])
 
     return step, ()
+
+
+@ok
+def a_function_that_was_traced_before(w):
+    s, v = w.scaler(), w.weights()
+    squares = tf.function(lambda x: tf.square(tf.tanh(x * v)))
+    squares(tf.ones([2]))
+
+    def step():
+        with tf.GradientTape() as tape:
+            value = s.scale(tf.reduce_sum(squares(tf.ones([2]))))
+        s.apply(descent, [tape.gradient(value, v)], [v])
+
+    return step, ()
