@@ -180,7 +180,7 @@ class Targets:
         Args:
             grads: Scaled gradients without duplicate indices, of any floating dtype.
             loss_scale: Scalar float32, what the derivatives among them are scaled by.
-            may_branch: As for `statistics.squared_norms`.
+            may_branch: Whether a second measurement may stand in a branch.
         """
         if all(self.takes_derivative):
             return statistics.squared_norms(grads, loss_scale, may_branch)

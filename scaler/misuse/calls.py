@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.backend.graphs import tape_records
+from scaler.backend.graphs import in_a_branch, tape_records
 from scaler.errors import InvalidArgument
 from scaler.misuse import moving_statistics
 from scaler.misuse.carried import Carried, carried_in_graph, knows_its_loss, retried_eagerly, scale_read
@@ -314,7 +314,8 @@ class Calls:
         if unscaled is not False:
             self._say_of_unscaled(model)
             return False
-        verdict = self._judged("apply", grads, model, named, may_leave_out=when is not True)
+        # One scaler may take what its own branch gave, and another one the rest.
+        verdict = self._judged("apply", grads, model, named, may_leave_out=when is not True or in_a_branch())
         self.use.check_one_scale("apply", self.step, self._scale_now)
         if not self.is_one:
             if not self.use.asked:

@@ -43,11 +43,6 @@ def knows_its_loss(loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> tf.Tensor:
     return loss_scale
 
 
-def is_of_a_loss(loss_scale: tf.Tensor) -> bool:
-    """Whether a marked scale multiplies a loss and nothing else: whether `scale` read it."""
-    return hasattr(loss_scale, _LOSS_FINITE)
-
-
 def carried_in_graph(
     method: str,
     upstream: Upstream,

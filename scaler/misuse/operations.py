@@ -107,7 +107,8 @@ def units_of_results(op: Any, units: Sequence[Unit]) -> list[Unit]:
 
 def _unit_of_result(op: Any, kind: str, units: Sequence[Unit]) -> Unit:
     if kind == "RealDiv" and isinstance(units[1], Power) and not units[1].powers:
-        units = [units[0], ONE]  # A constant that divides is the size of a batch.
+        # A constant that divides is the size of a batch.
+        units = [units[0], Power(notes=units[1].notes - {Note.NUMBER})]
     if kind in _PRODUCTS:
         return _of_product(_PRODUCTS[kind], units)
     if kind == "Sub" and _same(op.inputs[0]) is _same(op.inputs[1]):
@@ -119,8 +120,7 @@ def _unit_of_result(op: Any, kind: str, units: Sequence[Unit]) -> Unit:
         # A backward pass adds up the derivatives of different paths, which have little reason to cancel.
         return total(parts, _SUMS[kind], op.name, may_cancel=kind != "AddN")
     if kind in ("Select", "SelectV2"):
-        at = _zero_of_a_choice(op)
-        return choice(units[0], units[1:], op.name) if at is None else units[at]
+        return units[1] if _replaces_zero(op) else choice(units[0], units[1:], op.name)
     if kind in _COMPARISONS:
         return sign(total(units, Why.SIZE, op.name))
     if kind == "Cast":
@@ -160,17 +160,17 @@ def _same(tensor: Any) -> Any:
     return tensor
 
 
-def _zero_of_a_choice(op: Any) -> int | None:
-    """The input that counts of a choice by whether one of its inputs is more than zero; None for other choices."""
-    condition, first, second = op.inputs
+def _replaces_zero(op: Any) -> bool:
+    """Whether an operation chooses by whether one of its inputs is more than zero: then the first choice counts.
+
+    The other one is chosen where the input is zero, or is the input itself where that is zero.
+    """
+    condition, *choices = op.inputs
     if condition.op.type not in ("Greater", "NotEqual"):
-        return None
+        return False
     compared, with_what = condition.op.inputs
     value = tf.get_static_value(with_what)
-    if value is None or np.any(value) or not any(compared is one for one in (first, second)):
-        return None
-    # Where it is not chosen, or chosen only as it is zero, the other one counts.
-    return 1
+    return value is not None and not np.any(value) and any(compared is one for one in choices)
 
 
 def _of_other(op: Any, kind: str, units: Sequence[Unit]) -> Unit:

@@ -102,8 +102,10 @@ class Trace:
             self._weights |= handles
             self._shapes |= {tuple(one.shape) for one in natives}
             self._frames = {}
-        frame = self._frame(tf.compat.v1.get_default_graph())
-        return [_whole(frame.value(tensor)) for tensor in tensors]
+        here = self._frame(tf.compat.v1.get_default_graph())
+        # Inside of a branch or a loop they may be tensors of a graph around it.
+        frames = [here if is_eager(one) else self._frames.get(id(one.graph), here) for one in tensors]
+        return [_whole(frame.value(one)) for frame, one in zip(frames, tensors, strict=True)]
 
     def knows_plain(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor certainly comes from no scale."""
@@ -152,7 +154,7 @@ class Trace:
         if found is None:
             outer = None if graph is self._graph else self._frame(graph.outer_graph)
             state = {} if outer is None else dict(outer.up_to_now().state)
-            found = self._frames[id(graph)] = _Frame(self, graph, _OfOpenGraph(self, graph, outer), state)
+            found = self._frames[id(graph)] = _Frame(self, graph, _OfOpenGraph(self, outer), state)
         return found.up_to_now()
 
 
@@ -185,8 +187,8 @@ def not_judged() -> Iterator[None]:
 class _OfOpenGraph:
     """The units of the inputs of a graph that is being traced."""
 
-    def __init__(self, trace: Trace, graph: Any, outer: _Frame | None) -> None:
-        self._trace, self._graph, self._outer = trace, graph, outer
+    def __init__(self, trace: Trace, outer: _Frame | None) -> None:
+        self._trace, self._outer = trace, outer
 
     def __call__(self, inner: tf.Tensor) -> Any:
         captured = captured_from(inner)

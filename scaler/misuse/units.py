@@ -1,8 +1,8 @@
 """The algebra of units: which powers of which loss scales are factors of a tensor.
 
 A scaled loss has the unit S, the scale of its scaler, and what does not depend on a scale the unit 1. A product
-multiplies units. A sum of different units has none: it is `Mixed`. What is not known is `Unknown`, and nobody is blamed
-for it.
+multiplies units. A sum of different units has none: it is `Mixed`. What is not known is `Unknown`, and
+no step is called wrong for it.
 """
 
 from __future__ import annotations

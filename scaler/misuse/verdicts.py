@@ -96,7 +96,8 @@ def judge(given: Given) -> Verdict | None:
 def still_scaled(given: Given) -> Verdict | None:
     """What is wrong with gradients that are passed as unscaled."""
     # A constant, an argument or a variable may be the scale that took it out again.
-    if any(unit.powers == given.wanted and Note.NUMBER not in unit.notes for unit in given.powers):
+    doubts = {Note.NUMBER, Note.DOUBTFUL}
+    if any(unit.powers == given.wanted and not unit.notes & doubts for unit in given.powers):
         return Verdict(_STILL_SCALED, False, _STILL_SCALED)
     return None
 
@@ -143,7 +144,7 @@ def _sums_scales(given: Given) -> bool:
 
 
 def _is_another_power(given: Given) -> bool:
-    return any(map(_power_is_wrong, [given] * len(given.units), given.units))
+    return any(_power_is_wrong(given, unit) for unit in given.units)
 
 
 def _power_is_wrong(given: Given, unit: Unit) -> bool:

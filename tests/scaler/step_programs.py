@@ -1273,3 +1273,40 @@ def a_function_that_was_traced_before(w):
         s.apply(descent, [tape.gradient(value, v)], [v])
 
     return step, ()
+
+
+@ok
+def each_applies_in_a_branch_of_another_condition(w):
+    s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
+
+    def step(first):
+        with tf.GradientTape() as tape:
+            value = tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v)))
+        grads = [tape.gradient(value, v)]
+        second = tf.logical_not(first)
+        tf.cond(second, lambda: t.apply(descent, grads, [v]).finite, lambda: s.apply(descent, grads, [v]).finite)
+
+    return step, (tf.constant(True),)
+
+
+@ok
+def divided_by_a_vector_from_elsewhere(w):
+    s, v, own = w.scaler(), w.weights([0.5]), tf.Variable([1024.0], trainable=False)
+
+    def step():
+        s.apply(descent, [grad_of(s, v) / own], [v], unscaled=True)
+
+    return step, ()
+
+
+@wrong
+def squared_and_applied_in_a_branch(w):
+    s, v = w.scaler(), w.weights()
+
+    def step(first):
+        with tf.GradientTape() as tape:
+            value = tf.square(s.scale(one(v)))
+        grads = [tape.gradient(value, v)]
+        tf.cond(first, lambda: s.apply(descent, grads, [v]).finite, lambda: False)
+
+    return step, (tf.constant(True),)

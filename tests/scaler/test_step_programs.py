@@ -1,4 +1,4 @@
-"""What is said of 161 steps, right and wrong, while they are traced."""
+"""What is said of 164 steps, right and wrong, while they are traced."""
 
 import warnings
 
