@@ -16,6 +16,10 @@ ALLOWED = {"dear", "slow", "exhaustive"}
 STARTING = 4.2
 """Seconds of CPU time until TensorFlow and the packages are imported, where a budget is meant as it is said."""
 
+SPREAD = 1.4
+"""How far one case goes from run to run, with something else beside it: the same one took 2.6 to 3.6 s. Red is what is
+surely over, since a run that is red by chance says nothing."""
+
 _slower, _started, _shared, _spent = pytest.StashKey(), pytest.StashKey(), pytest.StashKey(), {}
 
 
@@ -58,7 +62,7 @@ def pytest_runtest_makereport(item, call):
         report.user_properties.append(("cpu_seconds", seconds))
         limit = (item.config.getoption("--budget") or 0.0) * item.config.stash[_slower]
         reasons = [mark for mark in item.iter_markers() if mark.name in ALLOWED and (mark.args or mark.name != "dear")]
-        if report.passed and limit and seconds > limit and not reasons:
+        if report.passed and limit and seconds > limit * SPREAD and not reasons:
             report.outcome = "failed"
             report.longrepr = (
                 f"It passed and took {seconds:.1f} s of CPU time: expected {limit:.3g} s or less. Trace less, or share "

@@ -13,6 +13,7 @@ from loops.diagnose.doctor.machine import verdict
 from loops.run.train import POLICIES
 
 
+@pytest.mark.usefixtures("small_digits")
 def test_train_writes_what_it_says(capsys, tmp_path):
     out = tmp_path / "run"
     status, printed, progress = run(
