@@ -182,7 +182,7 @@ gpu: .venv/ready $(if $(wildcard /dev/nvidia0),.venv/cuda-ready)
 
 # The pages in docs/effects, all of them anew: twenty minutes.
 effects: .venv/ready
-	$(BIN)/halfstep study --preset all --out docs/effects
+	$(BIN)/python -m benchmarks.effects all
 
 # What the tests notice: every breakage in tests/mutants, then cosmic-ray's in the pure parts.
 mutants: mutants-by-hand .venv-mutants/ready

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from halfstep.names import (
-    EFFECTS,
     EMULATED,
     IMAGE_TASKS,
     POLICIES,
@@ -27,7 +26,6 @@ _NAMES: Mapping[tuple[str, str], Sequence[str]] = {
     ("study", "task"): IMAGE_TASKS,
     ("study", "setup"): (*SETUPS, *EMULATED, *UNIT_SCALED),
     ("study", "strategy"): ("none", *STRATEGIES, *PRESETS),
-    ("study", "preset"): (*EFFECTS, "list", "all"),
     ("replay", "strategies"): ("none", *STRATEGIES, *PRESETS),
     ("tune", "strategy"): TUNED,
 }

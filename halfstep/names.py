@@ -57,29 +57,6 @@ EMULATED = ("emulated-float8", "emulated-mxfp8", "emulated-mxfp6", "emulated-mxf
 """Further ones, which run if they are named."""
 UNIT_SCALED = ("unit-float32", "unit-mixed-none")
 """Those of a unit-scaled model, likewise."""
-EFFECTS = (
-    "underflow",
-    "log-normal",
-    "static-scale",
-    "sixteen-bit-weights",
-    "stochastic-rounding",
-    "chunked-sums",
-    "second-graph",
-    "skip-rate",
-    "look-ahead",
-    "updated-scale",
-    "layerwise",
-    "float8",
-    "narrow-parity",
-    "scale-collapse",
-    "attention-logits",
-    "output-logits",
-    "spikes",
-    "flushed-part",
-    "lag",
-    "unit-scaling",
-)
-"""The effects that `halfstep study --preset` measures."""
 FORMS = (
     "none, static:SCALE (static:1024), or a name, with options as in dynamic:growth_interval=200,initial_scale=2**16: "
     f"{', '.join(STRATEGIES)}, or one of scaler.presets: {', '.join(PRESETS)}; around any of them "

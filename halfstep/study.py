@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfstep import arguments
-from halfstep.names import EFFECTS, EMULATED, FORMS, IMAGE_TASKS, SETUPS, UNIT_SCALED
+from halfstep.names import EMULATED, FORMS, IMAGE_TASKS, SETUPS, UNIT_SCALED
 from halfstep.statuses import EXIT_ERROR, EXIT_SOME_FAILED
 
 STEPS = 400
@@ -65,18 +65,8 @@ def add_parser(commands: Any) -> None:
         help="compare strategies instead of set-ups, in mixed float16, against float32; may be given several times: "
         + FORMS,
     )
-    compared.add_argument(
-        "--preset",
-        metavar="NAME",
-        help=f"measure a published effect instead of a comparison, one of {', '.join(EFFECTS)}; "
-        "or list, which shows them, or all. Writes NAME.md, NAME.json and NAME.svg",
-    )
-    parser.add_argument(
-        "--steps", type=arguments.count, help=f"batches a run (default: {STEPS}; each preset has its own number)"
-    )
-    parser.add_argument(
-        "--seeds", type=arguments.count, help=f"runs a set-up (default: {SEEDS}; a preset may have its own number)"
-    )
+    parser.add_argument("--steps", type=arguments.count, default=STEPS, help="batches a run (default: %(default)s)")
+    parser.add_argument("--seeds", type=arguments.count, default=SEEDS, help="runs a set-up (default: %(default)s)")
     parser.add_argument("--out", default="study", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -84,7 +74,6 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
     import scaler
-    from halfstep import effects
     from halfstep.terminal import folded, progress, width
     from loops import tasks
     from loops.record.files import to_json
@@ -96,8 +85,6 @@ def run(options: argparse.Namespace) -> int:
     from loops.support.drawing import require_matplotlib
     from loops.support.text import columns
 
-    if options.preset is not None:
-        return effects.run(options)
     require_matplotlib()
     setups = strategy_setups(options.strategy) if options.strategy else choose_setups(options.setup)
     if options.task not in tasks.IMAGE_TASKS:
@@ -109,8 +96,8 @@ def run(options: argparse.Namespace) -> int:
     summary = run_study(
         task,
         setups,
-        steps=options.steps or STEPS,
-        seeds=options.seeds or SEEDS,
+        steps=options.steps,
+        seeds=options.seeds,
         out=options.out,
         progress=progress,
         say=lambda text: print(text, file=sys.stderr),

@@ -27,7 +27,6 @@ from loops.loop.workers.join import SECONDS
 from loops.replay.tune import GRIDS
 from loops.run import strategy_text
 from loops.run.train import POLICIES, RunOptions
-from loops.study import effects
 from loops.study.setups import EMULATED, SETUPS, UNIT_SCALED
 from loops.support import signals
 
@@ -105,7 +104,6 @@ def test_help_names_what_there_is():
     assert tuple(setup.name for setup in SETUPS) == names.SETUPS
     assert tuple(setup.name for setup in EMULATED) == names.EMULATED
     assert tuple(setup.name for setup in UNIT_SCALED) == names.UNIT_SCALED
-    assert tuple(preset.name for preset in effects.PRESETS) == names.EFFECTS
     assert tuple(GRIDS) == names.TUNED
     assert POLICIES == names.POLICIES
 
@@ -114,7 +112,7 @@ def test_defaults_are_those_of_what_runs():
     options = parser().parse_args(["train", "digits"])
     assert options.wait == SECONDS
     RunOptions(options.policy, options.strategy, options.steps, options.seed)
-    assert f"default: {STEPS};" in " ".join(answered()[0]["study", "--help"][1].split())
+    assert f"default: {STEPS})" in " ".join(answered()[0]["study", "--help"][1].split())
 
 
 def test_versions_are_those_of_what_is_imported(monkeypatch):
@@ -159,7 +157,6 @@ def completed(*words, place="/"):
         (["train", "digits", "--s"], ["--strategy", "--steps", "--seed"]),
         (["train", "digits", "--policy", "mixed"], ["mixed_float16", "mixed_bfloat16"]),
         (["study", "--strategy", "none", "--strategy", "headr"], ["headroom"]),
-        (["study", "--preset", "l"], ["layerwise", "log-normal", "look-ahead", "lag", "list"]),
         (["tune", "run", "--strategy", "pytor"], []),
         (["train", "digits", "--steps", ""], []),
         (["train", "--out", "study", ""], ["digits", "mnist", "text"]),
@@ -186,7 +183,6 @@ def test_every_shell_has_the_same_words(shell):
         *names.SETUPS,
         *names.EMULATED,
         *names.UNIT_SCALED,
-        *names.EFFECTS,
         *names.PRESETS,
     ):
         assert re.search(rf"\b{word}\b", written), word

@@ -17,7 +17,7 @@ import pytest
 import rich.console
 
 import halfstep as cli
-from halfstep import effects, statuses, terminal
+from halfstep import statuses, terminal
 from loops.diagnose.explain.remedies import Kind, Remedy
 from loops.diagnose.lint import finding as lint
 from loops.diagnose.lint.finding import Finding
@@ -37,13 +37,6 @@ REPLAYED = Replayed(
 SIDE = Side(NAME, 1234, 0.01234, 14.98, 65536.0, 0.54321, None)
 ROW = {"accuracy": 0.9871, "difference": -0.3, "final_loss": 0.0123, "skipped": 1.5, "failed": 1}
 SHARES = {"flushed_weights": 0.0321, "flushed_activations": 0.0123}
-EFFECT = types.SimpleNamespace(
-    title="An effect",
-    columns=("set-up", "accuracy", "skipped steps", "mean of the largest", "steps to converge"),
-    rows=((NAME, "98.7%", "12.5", "1.23e-05", "4,321"),),
-    claims=[types.SimpleNamespace(verdict="Agrees", text="it is so " * 20)],
-    seconds=1.0,
-)
 FINDING = Finding(
     f"model/{'block/' * 20}dense",
     "float16 ends here " * 9,
@@ -101,12 +94,6 @@ COMMANDS = {
         ],
         ["study"],
         f"{NAME} 98.7% (1 failed) -0.3 1.2e-02 1.5 3.2% 1.2%",
-    ),
-    "study --preset": (
-        [(effects, "measure", EFFECT), (effects.pages, "check_drawable", None), (effects.pages, "check_writable", None)]
-        + [(effects.pages, "write", [])],
-        ["study", "--preset", "lag"],
-        f"{NAME} 98.7% 12.5 1.23e-05 4,321 agrees:",
     ),
     "report": ([("loops.views.report", "write_report", 1234)], ["report", "run"], "1,234"),
     "replay": (

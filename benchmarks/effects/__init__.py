@@ -1,0 +1,94 @@
+"""Published effects of number formats in training, measured again: one module for each effect."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import scaler
+from benchmarks.effects import (
+    attention_logits,
+    chunked_sums,
+    float8,
+    flushed_part,
+    lag,
+    layerwise,
+    log_normal,
+    look_ahead,
+    narrow_parity,
+    output_logits,
+    scale_collapse,
+    second_graph,
+    sixteen_bit_weights,
+    skip_rate,
+    spikes,
+    static_scale,
+    stochastic_rounding,
+    underflow,
+    unit_scaling,
+    updated_scale,
+)
+from benchmarks.effects.effect import Effect as Effect
+from benchmarks.effects.effect import Experiment as Experiment
+from loops.support.checks import check_count
+
+EXPERIMENTS = tuple(
+    module.EXPERIMENT
+    for module in (
+        underflow,
+        log_normal,
+        static_scale,
+        sixteen_bit_weights,
+        stochastic_rounding,
+        chunked_sums,
+        second_graph,
+        skip_rate,
+        look_ahead,
+        updated_scale,
+        layerwise,
+        float8,
+        narrow_parity,
+        scale_collapse,
+        attention_logits,
+        output_logits,
+        spikes,
+        flushed_part,
+        lag,
+        unit_scaling,
+    )
+)
+"""The effects in the order of the index: published ones, and two of ours."""
+
+
+def choose(name: str) -> Experiment:
+    """An effect by name.
+
+    Raises:
+        scaler.InvalidArgument: For an unknown name.
+    """
+    for experiment in EXPERIMENTS:
+        if experiment.name == name:
+            return experiment
+    raise scaler.InvalidArgument(
+        f"effect {name!r}: expected one of {', '.join(one.name for one in EXPERIMENTS)}; list shows what they measure."
+    )
+
+
+def measure(experiment: Experiment, seeds: int | None = None, steps: int | None = None) -> Effect:
+    """Runs an experiment, and notes how long it took.
+
+    Args:
+        experiment: One of `EXPERIMENTS`.
+        seeds: The number of seeds (default: the experiment's number).
+        steps: The steps of each run (default: the experiment's number).
+
+    Raises:
+        scaler.InvalidArgument: For numbers that are not counts, and for fewer than 10 steps, in which nothing settles.
+    """
+    seeds = experiment.seeds if seeds is None else seeds
+    check_count(f"effect {experiment.name}, seeds={seeds!r}", seeds)
+    steps = experiment.steps if steps is None else steps
+    check_count(f"effect {experiment.name}, steps={steps!r}", steps, 10)
+    began = time.perf_counter()
+    effect = experiment.run(seeds, steps)
+    return dataclasses.replace(effect, seconds=round(time.perf_counter() - began, 1))

@@ -1,0 +1,164 @@
+"""How much of what float16 flushes matters: training with the flushed part put back."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from benchmarks.effects import course, networks
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, percent
+
+NAME = "flushed-part"
+_FACTORS = (-12, -14, -16, -18, -20, -22)
+_MODES = ("float16", "put back", "flushed alone", "at random")
+_SMALLEST = 2.0**-24
+_ENOUGH = 0.01
+
+
+def run(seeds: int = 3, steps: int = 400) -> Effect:
+    """Trains with float16 gradients of ever smaller losses, in four ways that treat small values differently.
+
+    Args:
+        seeds: The number of networks for each way and size.
+        steps: The steps of each run.
+    """
+    cases = list(itertools.product(_MODES, _FACTORS))
+    seen = course.train(
+        [scaler.NoScaling()] * len(cases),
+        factors=[2.0**factor for _, factor in cases],
+        seeds=seeds,
+        steps=steps,
+        rounding=_Rounding(np.repeat([_MODES.index(mode) for mode, _ in cases], seeds)),
+        twin=True,
+    )
+    exact = course.train(
+        [scaler.NoScaling()], seeds=seeds, steps=steps, forward_rounding=networks.half, rounding=networks.exact
+    )
+    shape = (len(_MODES), len(_FACTORS), seeds)
+    accuracy, flushed = seen.accuracy.reshape(shape), seen.flushed.mean(axis=0).reshape(shape)
+    loss = seen.test_loss.reshape(shape) / exact.test_loss[0]
+    plain, back, alone, random = range(len(_MODES))
+    least = exact.accuracy.mean() - _ENOUGH
+    harmless = [at for at in range(len(_FACTORS)) if accuracy[plain, at].mean() >= least]
+    survives = max((flushed[plain, at].mean() for at in harmless), default=0.0)
+    return Effect(
+        name=NAME,
+        title="How much of what float16 flushes matters",
+        question="Papers count how many gradients float16 makes zero. How many of them can go before it matters, and "
+        "is it their loss that matters, or the rounding of the rest?",
+        published="[Chmiel et al. 2021](https://arxiv.org/abs/2006.08173) set up to 85 % of the gradients of "
+        "activations to zero in networks for ImageNet, small ones at random so that the mean is kept, without a loss "
+        "of accuracy. [Chmiel et al. 2021](https://arxiv.org/abs/2112.10769) round what their 4-bit format would flush "
+        "at random to zero or its smallest number: the last of the four ways here. In SSD, [Micikevicius et al. "
+        "2018](https://arxiv.org/abs/1710.03740), 67 % of the gradients of activations are zero, and those in "
+        "[2^-27, 2^-24) mattered.",
+        design="A network (64-64-32-10, ReLU, SGD with momentum, batches of 64 digits) whose loss is multiplied by "
+        "ever smaller factors, unscaled. Four ways: float16; float16 with each value that it would make zero kept in "
+        "float32 (put back); the reverse, float32 with just these values set to zero (flushed alone); float16 with "
+        "each of them rounded at random to 0 or 2^-24, so that the mean is right. The forward pass is float16 in all. "
+        "Float32 "
+        f"gradients reach {percent(exact.accuracy)}. Flushed: of the non-zero gradients of activations.",
+        seeds=seeds,
+        steps=steps,
+        beside=(
+            ("gradients that may be flushed within a point of accuracy", "up to 85 %", f"up to {100 * survives:.0f} %"),
+        ),
+        columns=("loss times", "flushed in float16", *(f"accuracy, {mode}" for mode in _MODES)),
+        rows=tuple(
+            (f"2^{factor}", percent(flushed[plain, at]), *(percent(accuracy[mode, at]) for mode in range(len(_MODES))))
+            for at, factor in enumerate(_FACTORS)
+        ),
+        claims=(
+            Claim(
+                "most of the non-zero gradients of activations can be flushed without losing a point of accuracy (up "
+                "to "
+                f"{100 * survives:.0f} %).",
+                bool(survives > 0.5),
+            ),
+            Claim(
+                "with the flushed part put back, no loss is too small: float16's rounding of the rest costs no point.",
+                bool((accuracy[back].mean(axis=1) >= least).all()),
+                published=False,
+            ),
+            Claim(
+                "flushing alone, without rounding the rest, does at least the harm of float16: it is what is lost, and "
+                "not how the rest is rounded.",
+                bool((accuracy[alone].mean(axis=1) <= accuracy[plain].mean(axis=1) + _ENOUGH).all()),
+                published=False,
+            ),
+            Claim(
+                "rounding the flushed part at random, one bit for each value, carries at least two octaves further "
+                "within a "
+                f"point of float32 (float16 to {_edge(accuracy[plain], least)}, at random to "
+                f"{_edge(accuracy[random], least)}).",
+                len(harmless) < int((accuracy[random].mean(axis=1) >= least).sum()),
+            ),
+        ),
+        remarks="The share of flushed values is a poor measure of harm: it is large long before accuracy falls, and "
+        "then accuracy falls at once. What a step needs is in its largest gradients, and is gone when those are. (A "
+        "network that no longer learns has larger gradients again, so its share is lower.) The held-out loss tells "
+        "earlier: in "
+        f"float16 it is {', '.join(f'{value:.2f}' for value in loss[plain].mean(axis=1))} times that with float32 "
+        "gradients, from the largest factor to the smallest. At the edge float16 does better than flushing alone, "
+        "since it rounds what lies between 2^-25 and 2^-24 up to 2^-24, which makes up for a part of what it flushes; "
+        "rounding at random makes up for all of it on average. The networks are small and the task is easy; one that "
+        "learns from rare examples may miss its small gradients sooner.",
+        panels=(
+            Panel(
+                "held-out accuracy",
+                "log2 of the factor on the loss",
+                "share",
+                tuple(curve(mode, _FACTORS, accuracy[at]) for at, mode in enumerate(_MODES)),
+                reference=(float(exact.accuracy.mean()), "float32 gradients"),
+            ),
+            Panel(
+                "flushed in float16",
+                "log2 of the factor on the loss",
+                "share of non-zero gradients",
+                (curve("of activations", _FACTORS, flushed[plain]),),
+            ),
+        ),
+        measured={"accuracy float32": exact.accuracy[0].tolist()}
+        | {
+            f"{kind} {mode} 2^{factor}": values[i, j].tolist()
+            for kind, values in (("accuracy", accuracy), ("loss ratio", loss), ("flushed", flushed))
+            for i, mode in enumerate(_MODES)
+            for j, factor in enumerate(_FACTORS)
+        },
+    )
+
+
+def _edge(accuracy: np.ndarray, least: float) -> str:
+    """The smallest factor on the loss whose accuracy is at least this, with all larger ones."""
+    enough = accuracy.mean(axis=1) >= least
+    count = len(enough) if enough.all() else int(np.argmin(enough))
+    return f"2^{_FACTORS[count - 1]}" if count else "none"
+
+
+class _Rounding:
+    """The rounding of gradients: one of `_MODES` for each copy, by index."""
+
+    def __init__(self, modes: np.ndarray):
+        self._modes = modes
+        self._calls = itertools.count()
+
+    def __call__(self, values: tf.Tensor) -> tf.Tensor:
+        rounded = networks.half(values)
+        lost = tf.logical_and(rounded == 0, values != 0)
+        # A call does not know the step, so the values seed the random numbers, which then differ between steps.
+        noise = tf.bitcast(tf.reduce_sum(tf.abs(values)), tf.int32)
+        drawn = tf.random.stateless_uniform(tf.shape(values), tf.stack([next(self._calls), noise]))
+        chosen = tf.sign(values) * tf.where(drawn < tf.abs(values) / _SMALLEST, _SMALLEST, 0.0)
+        zero = tf.zeros_like(values)
+        made = (rounded, tf.where(lost, values, rounded), tf.where(lost, zero, values), tf.where(lost, chosen, rounded))
+        modes = tf.constant(self._modes)[:, None, None]
+        result = made[0]
+        for number in range(1, len(_MODES)):
+            result = tf.where(modes == number, made[number], result)
+        return result
+
+
+EXPERIMENT = Experiment(NAME, "how much of what float16 flushes matters: the flushed part put back", 400, run)

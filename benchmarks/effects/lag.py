@@ -1,0 +1,196 @@
+"""How far a loss scale may lag behind the gradients: skips and lost octaves against the delay."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from benchmarks.effects import course
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, percent, spread
+
+NAME = "lag"
+_LAGS = (1, 3, 10, 30, 100, 300)
+_MARGINS = (0, 1, 2, 3)
+_LARGEST = 65504.0
+_OVERFLOWS = 65520.0
+_FIRST_SHARE = 0.1
+"""The part of a run that is also analysed alone: gradients change most in it."""
+
+
+class LaggingState(NamedTuple):
+    """State of `Lagging`.
+
+    Attributes:
+        loss_scale: Float32.
+        history: Float32 [lag], amax of the last steps, the oldest first; 0 before there were any.
+    """
+
+    loss_scale: tf.Tensor
+    history: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Lagging:
+    """The largest scale that would have been safe `lag` steps ago, less a margin of octaves.
+
+    A step that overflows counts as one whose amax was twice what its scale allowed.
+
+    Attributes:
+        lag: Steps, at least 1.
+        margin: Octaves.
+        initial_scale: The scale until the first observation is old enough.
+    """
+
+    lag: int
+    margin: int
+    initial_scale: float = 2.0**10
+    min_scale: float = 2.0**-14
+    max_scale: float = 2.0**40
+    needs: ClassVar[scaler.strategies.Needs] = scaler.strategies.Needs(amax=True)
+
+    def init(self) -> LaggingState:
+        """The state before the first step."""
+        return LaggingState(tf.constant(self.initial_scale), tf.zeros([self.lag]))
+
+    def update(self, state: LaggingState, event: scaler.Event) -> LaggingState:
+        """The state after a step that was attempted with `state` and showed `event`."""
+        seen = tf.where(event.finite, event.amax, 2.0 * _LARGEST / state.loss_scale)
+        history = tf.concat([state.history[1:], seen[None]], axis=0)
+        old = history[0]
+        room = tf.math.log(_LARGEST / tf.where(old > 0, old, 1.0)) / np.log(2.0)
+        scale = tf.clip_by_value(2.0 ** (tf.floor(room) - float(self.margin)), self.min_scale, self.max_scale)
+        return LaggingState(tf.where(old > 0, scale, state.loss_scale), history)
+
+
+def run(seeds: int = 3, steps: int = 3000) -> Effect:
+    """Skips against the delay, from the amax of recorded runs, and live with a margin of one octave.
+
+    Args:
+        seeds: The number of networks.
+        steps: The steps of each run; more than twice the longest delay.
+    """
+    lags = [lag for lag in _LAGS if lag < steps // 2]
+    trace = course.train([scaler.Static(2.0**6)], seeds=seeds, steps=steps).largest[:, 0].astype(np.float64)
+    late = trace[max(1, int(_FIRST_SHARE * steps)) :]
+    skipped = np.array([[_skipped(late, lag, margin) for lag in lags] for margin in _MARGINS])
+    start = np.array([[_skipped(trace[: len(trace) - len(late)], lag, margin) for lag in lags] for margin in _MARGINS])
+    lost = np.array([_lost(late, lag) for lag in lags])
+    live = course.train([Lagging(lag, 1) for lag in lags], seeds=seeds, steps=steps)
+    rates, accuracy = live.skipped.mean(axis=0), live.accuracy
+    growth = skipped[1].mean(axis=1)
+    near, far = (np.log2(late[lag:] / late[:-lag]).std(axis=0) for lag in (1, lags[-1]))
+    return Effect(
+        name=NAME,
+        title="How far a loss scale may lag behind",
+        question="Delayed scaling, scales that are read back from a device now and then, growth intervals of 2000 "
+        "steps: all use an old observation. What does a delay cost?",
+        published="Nobody has measured it, as far as we know: libraries choose delays and margins, and give no figure.",
+        design="The amax of all gradients of a network (64-64-32-10, ReLU, SGD with momentum, batches of 64 digits) is "
+        "recorded. A scale that is the largest power of two safe some steps ago, less a margin, is laid against it: a "
+        "step overflows where the scaled amax exceeds float16. The first tenth of the run is left out, and looked at "
+        "in the figure. Live: such a scale with a margin of one octave trains in float16, the whole run counted.",
+        seeds=seeds,
+        steps=steps,
+        beside=(
+            (
+                f"skipped at a delay of 1 and of {lags[-1]}, with a margin of one octave",
+                "none",
+                f"{100 * growth[0]:.1f} % and {100 * growth[-1]:.1f} %",
+            ),
+        ),
+        columns=(
+            "delay",
+            *(f"skipped, margin {margin}" for margin in _MARGINS),
+            "octaves unused beyond the margin",
+            "skipped live, margin 1",
+            "accuracy live",
+        ),
+        rows=tuple(
+            (
+                f"{lag}",
+                *(percent(skipped[i, j], ".2f") for i in range(len(_MARGINS))),
+                spread(lost[j], ".2f"),
+                percent(rates[j], ".2f"),
+                percent(accuracy[j]),
+            )
+            for j, lag in enumerate(lags)
+        ),
+        claims=(
+            Claim(
+                f"a delay of {lags[-1]} steps skips at most twice as often as one of 1, at a margin of one octave "
+                f"({100 * growth[-1]:.2f} % and {100 * growth[0]:.2f} %).",
+                bool(growth[-1] <= 2 * growth[0] + 1e-9),
+                published=False,
+            ),
+            Claim(
+                "each octave of margin makes skips rarer at each delay.",
+                bool((np.diff(skipped.mean(axis=2), axis=0) <= 0).all()),
+                published=False,
+            ),
+            Claim(
+                "one octave of margin does more than the shortest delay: margin 1 at the longest delay skips less than "
+                "margin 0 at a delay of 1.",
+                bool(skipped[1, -1].mean() < skipped[0, 0].mean()),
+                published=False,
+            ),
+            Claim(
+                "no delay changes the accuracy by more than one point.",
+                bool(np.ptp(accuracy.mean(axis=1)) <= 0.01),
+                published=False,
+            ),
+        ),
+        remarks=f"Gradients of neighbouring steps differ by a standard deviation of {spread(near, '.2f')} octaves, "
+        f"those of steps {lags[-1]} apart by {spread(far, '.2f')}: most of the difference is there from one step to "
+        f"the next. "
+        "A delay of one step already misses it, and a longer one adds only the drift. In a run that converges this "
+        "goes down, to the safe side: a long delay skips less, and leaves more of the format unused. So a scale should "
+        "keep a distance that covers the noise, and need not be fresh. Live more is skipped than on the trace, since "
+        "an overflow hides how large the gradients were. Where gradients rise by octaves, as after a change of data or "
+        "of the learning rate, a delay would cost skips until it has passed; these runs have nothing like it, not even "
+        "in their first tenth ([float8](float8.md) has a jump).",
+        panels=(
+            Panel(
+                "skipped steps, after the first tenth",
+                "delay in steps",
+                "share of steps",
+                tuple(curve(f"margin {margin}", lags, skipped[i]) for i, margin in enumerate(_MARGINS)),
+                log_x=10,
+            ),
+            Panel(
+                "skipped steps, in the first tenth",
+                "delay in steps",
+                "share of steps",
+                tuple(curve(f"margin {margin}", lags, start[i]) for i, margin in enumerate(_MARGINS)),
+                log_x=10,
+            ),
+        ),
+        measured={
+            f"skipped {lag} margin {margin}": skipped[i, j].tolist()
+            for i, margin in enumerate(_MARGINS)
+            for j, lag in enumerate(lags)
+        }
+        | {f"live {lag}": rates[j].tolist() for j, lag in enumerate(lags)},
+    )
+
+
+def _skipped(trace: np.ndarray, lag: int, margin: int) -> np.ndarray:
+    """The share of steps [seeds] at which the scale of `lag` steps ago overflows; NaN where the trace is too short."""
+    if len(trace) <= lag:
+        return np.full(trace.shape[1], np.nan)
+    return (_safe(trace[:-lag]) * 2.0**-margin * trace[lag:] >= _OVERFLOWS).mean(axis=0)
+
+
+def _lost(trace: np.ndarray, lag: int) -> np.ndarray:
+    """Mean octaves [seeds] between the scale of `lag` steps ago and the safe one, where that is higher."""
+    return np.maximum(np.log2(_safe(trace[lag:]) / _safe(trace[:-lag])), 0).mean(axis=0)
+
+
+def _safe(largest: np.ndarray) -> np.ndarray:
+    return 2.0 ** np.floor(np.log2(_LARGEST / largest))
+
+
+EXPERIMENT = Experiment(NAME, "how far a loss scale may lag behind the gradients", 3000, run)

@@ -1,0 +1,299 @@
+"""Output logits that drift away at high learning rates, with and without z-loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from benchmarks.effects.adam_copies import CLIPPED, Setup
+from benchmarks.effects.effect import Claim, Effect, Experiment, Line, Panel, curve, spread
+from benchmarks.effects.small_transformer import WARM, sensitivity
+from benchmarks.effects.zero_layers import BATCH, WIDTH, Runs, train
+
+NAME = "output-logits"
+RATES = (1e-2, 3e-2, 1e-1, 3e-1)
+_NONE, _Z_LOSS, _DECAY = WAYS = ("neither", "z-loss", "weight decay")
+_COEFFICIENT, _WEIGHT_DECAY = 1e-4, 1e-4
+_BETA_2 = 0.95
+_PUBLISHED_RATE = 0.1
+_NEAR = 1.0
+"""What counts as close to 0, and by how much two courses of log Z differ that have parted."""
+_POINTS = 40
+"""The points of a curve over steps."""
+
+
+def run(seeds: int = 5, steps: int = 20_000) -> Effect:
+    """Trains transformers of no layers at four learning rates: with z-loss, with weight decay, and with neither.
+
+    Args:
+        seeds: The number of networks for each way and rate.
+        steps: The steps of each run.
+    """
+    settings = {_NONE: (0.0, 0.0), _Z_LOSS: (_COEFFICIENT, 0.0), _DECAY: (0.0, _WEIGHT_DECAY)}
+    setups = [Setup(rate, _BETA_2, way=CLIPPED, decay=settings[way][1] / rate) for way in WAYS for rate in RATES]
+    coefficients = [settings[way][0] for way in WAYS for _ in RATES]
+    return effect_of(train(setups, coefficients, seeds=seeds, steps=steps), seeds, steps)
+
+
+def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
+    """The effect from its runs: for each of `WAYS` each of `RATES`.
+
+    Args:
+        runs: The runs.
+        seeds: The number of seeds.
+        steps: The steps of each run.
+    """
+    own = {way: slice(number * len(RATES), (number + 1) * len(RATES)) for number, way in enumerate(WAYS)}
+    records = len(runs.log_z)
+    tenth = max(1, records // 10)
+    log_z = {way: runs.log_z[-tenth:, part].mean(axis=0) for way, part in own.items()}
+    logit = {way: runs.logit[-tenth:, part].mean(axis=0) for way, part in own.items()}
+    probability = np.array([(logit[way] - log_z[way]).mean(axis=1) for way in WAYS])
+    ends = {way: runs.end[part] for way, part in own.items()}
+    cost = {way: runs.rounded[part] - ends[way] for way, part in own.items()}
+    sensitive = {way: sensitivity(ends[way], runs.first[part][0]) for way, part in own.items()}
+    at = RATES.index(_PUBLISHED_RATE)
+    plain, held = log_z[_NONE], log_z[_Z_LOSS]
+    at_rate = {way: runs.log_z[:, part][:, at] for way, part in own.items()}
+    decayed = (np.abs(log_z[_DECAY]) < np.abs(plain)).sum(axis=1)
+    nearer = ", ".join(f"in {decayed[row]} of {seeds} seeds at {RATES[row]:g}" for row in range(at, len(RATES)))
+    course = runs.log_z[:, own[_Z_LOSS]][:, -1].mean(axis=1)
+    parted, half = _apart(at_rate[_NONE], at_rate[_Z_LOSS], steps)
+    return Effect(
+        name=NAME,
+        title="Output logits at high learning rates, and z-loss",
+        question="A cross-entropy does not see what is added to all logits alike. Do output logits drift away at high "
+        "learning rates, and does a loss of 1e-4 log^2 Z hold them?",
+        published="[Wortsman et al. 2023](https://arxiv.org/abs/2309.14322), section 3.1.2, figures 3 and 4: at high "
+        "rates, towards the end of training, output logits diverge and become very negative (shown for 2.4M parameters "
+        "at a rate of 0.1). It occurs in models without weight decay regardless of scale. z-loss, 1e-4 log^2 Z "
+        "([Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311)), is meant to keep log Z close to 0, and resolves "
+        "the instability. Weight decay mitigates it in the larger of the models tested.",
+        design="The instability is one of many steps: the paper's runs take 10^5. So here are transformers of no "
+        f"layers, which are fast: an embedding of width {WIDTH}, a LayerNorm and a head, without biases, predict the "
+        f"next character of a text from one alone, in batches of {BATCH}. They train in float32 (the paper: "
+        f"bfloat16), with initial weights that are plain normal (truncated). Optimizer and schedule are those of the "
+        "paper's section 2.1, but that the rate ends at 0 (1e-5): "
+        f"Adam with beta2 {_BETA_2} and epsilon 1e-8, gradients clipped to norm 1, {100 * WARM:.0f} % of "
+        f"the steps of warm-up, then a cosine; with z-loss, or a weight decay of {_WEIGHT_DECAY:g} a step that does "
+        "not depend on the rate, or neither. log Z is a mean over a batch, in the table over the last tenth of a run. "
+        f"It begins at {runs.log_z[0].mean():.1f}, the logarithm of the number of characters and a little. The mean "
+        "logit is log Z and the mean logarithm of a probability, and the latter is between "
+        f"{probability.min():.1f} and {probability.max():.1f} for each rate and way. So log Z alone says how far "
+        "logits drift. When z-loss begins to matter is read from the middle panel, seed by seed: where log Z without "
+        f"it has parted from that with it, by more than {_NEAR:.0f} for good, and where it has come to half of its "
+        "distance in the end. Cost in bfloat16: by how much the held-out loss rises if the trained network's logits "
+        "are rounded to it. Sensitivity: the paper's, over four of its seven rates. Each point of the middle panel is "
+        f"a mean over {steps / min(_POINTS, records):.0f} steps.",
+        seeds=seeds,
+        steps=steps,
+        beside=(
+            (
+                f"mean output logit at a rate of {_PUBLISHED_RATE}, without z-loss and weight decay",
+                "diverges, very negative",
+                f"{spread(logit[_NONE][at], '.1f')}, of which log Z is {spread(plain[at], '.1f')}",
+            ),
+            (
+                f"log Z at a rate of {_PUBLISHED_RATE} with z-loss",
+                "close to 0 is the aim; the instability is resolved",
+                spread(held[at], ".1f"),
+            ),
+            (
+                f"when log Z parts from that with z-loss, and comes to half of its distance, at {_PUBLISHED_RATE}",
+                "towards the end",
+                f"{_steps(parted)} and {_steps(half)}, of {steps}",
+            ),
+            (
+                "sensitivity to the learning rate, nats",
+                "lower with z-loss",
+                ", ".join(f"{way} {spread(values, '.3f')}" for way, values in sensitive.items()),
+            ),
+        ),
+        columns=("learning rate", "", "log Z", "held-out loss, nats", "cost in bfloat16, nats"),
+        rows=tuple(
+            (
+                f"{rate:g}",
+                way,
+                spread(log_z[way][row], ".1f"),
+                spread(ends[way][row], ".3f"),
+                spread(cost[way][row], ".1g"),
+            )
+            for row, rate in enumerate(RATES)
+            for way in WAYS
+        ),
+        claims=(
+            Claim(
+                "without z-loss and weight decay output logits drift down, and more so at higher rates: log Z is lower "
+                "at each rate than at the one before, on average.",
+                bool((np.diff(plain.mean(axis=1)) < 0).all()),
+            ),
+            Claim(
+                f"at {_PUBLISHED_RATE} they become negative together: log Z is below 0 in the end, in each seed.",
+                bool((plain[at] < 0).all()),
+            ),
+            Claim(
+                f"they do so towards the end of training: at {_PUBLISHED_RATE} log Z without z-loss has parted from "
+                "that with it, and has come to half of its distance, in the second half of the run (our bound), in "
+                f"each seed ({_steps(parted)} and {_steps(half)}).",
+                _late(parted, half, steps) if (plain[at] < 0).all() else None,
+            ),
+            Claim(
+                f"the paper's aim, log Z close to 0, is reached with z-loss: within {_NEAR:.0f} (our bound) at "
+                f"{_PUBLISHED_RATE}, in each seed.",
+                bool((np.abs(held[at]) <= _NEAR).all()),
+                published=False,
+            ),
+            Claim(
+                f"from {_PUBLISHED_RATE} on log Z is nearer to 0 with z-loss than without either, in each seed.",
+                bool((np.abs(held[at:]) < np.abs(plain[at:])).all()),
+            ),
+            Claim(
+                "weight decay mitigates it in this small network, too (published of larger ones): from "
+                f"{_PUBLISHED_RATE} on log Z is nearer "
+                f"to 0 with it than without either, on average ({nearer}).",
+                bool((np.abs(log_z[_DECAY][at:]).mean(axis=1) < np.abs(plain[at:]).mean(axis=1)).all()),
+                published=False,
+            ),
+            Claim(
+                "the drift makes the loss more sensitive to the learning rate: less so with z-loss, in each seed.",
+                bool((sensitive[_Z_LOSS] < sensitive[_NONE]).all()),
+            ),
+        ),
+        remarks=_remarks(plain, held, ends, cost, course, (parted, half), float(runs.log_z[0].mean()), steps),
+        panels=(
+            Panel(
+                "log Z in the end",
+                "highest learning rate",
+                "log Z",
+                tuple(curve(way, RATES, values) for way, values in log_z.items()),
+                log_x=10,
+                reference=(0.0, "aim of z-loss"),
+            ),
+            Panel(
+                f"log Z at {_PUBLISHED_RATE}",
+                "step",
+                "log Z",
+                tuple(_course(way, values, steps) for way, values in at_rate.items()),
+            ),
+            Panel(
+                "held-out loss in the end",
+                "highest learning rate",
+                "nats per character",
+                tuple(curve(way, RATES, values) for way, values in ends.items()),
+                log_x=10,
+            ),
+        ),
+        measured={
+            f"{what} {way} {rate:g}": values[way][row].tolist()
+            for what, values in (("log Z", log_z), ("logit", logit), ("loss", ends), ("cost in bfloat16", cost))
+            for way in WAYS
+            for row, rate in enumerate(RATES)
+        }
+        | {f"sensitivity {way}": values.tolist() for way, values in sensitive.items()}
+        | {
+            f"step at which log Z has parted from that with z-loss at {_PUBLISHED_RATE}": parted.tolist(),
+            f"step at which it has half of its distance at {_PUBLISHED_RATE}": half.tolist(),
+        },
+    )
+
+
+def _apart(plain: np.ndarray, held: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """The steps from which log Z is more than `_NEAR`, and half of the distance in the end, below that with z-loss.
+
+    Args:
+        plain: log Z of each record without z-loss, [records, seeds].
+        held: The same with it.
+        steps: The steps of each run.
+
+    Returns:
+        Both for good, [seeds] each; NaN if they are not apart in the end.
+    """
+    distance = _smoothed(held) - _smoothed(plain)
+    last = distance[-max(1, len(distance) // 10) :].mean(axis=0)
+    found = []
+    for least in (_NEAR, last / 2):
+        below = len(distance) - (distance[::-1] <= least).argmax(axis=0)
+        first = np.where((distance > least).all(axis=0), 0, below)
+        found.append(np.where(last > _NEAR, (first + 0.5) * steps / len(distance), np.nan))
+    return found[0], found[1]
+
+
+def _late(parted: np.ndarray, half: np.ndarray, steps: int) -> bool | None:
+    """Whether both lie in the second half of the run, in each seed; None if only one does, or nothing parts."""
+    late = [bool((values > steps / 2).all()) for values in (parted, half)]
+    if not np.isfinite(parted).all():
+        return None
+    return late[0] if late[0] == late[1] else None
+
+
+def _steps(known: np.ndarray) -> str:
+    known = known[np.isfinite(known)]
+    return f"step {spread(known, '.0f')}" if len(known) else "in none"
+
+
+def _remarks(
+    plain: np.ndarray,
+    held: np.ndarray,
+    ends: Mapping[str, np.ndarray],
+    cost: Mapping[str, np.ndarray],
+    course: np.ndarray,
+    apart: tuple[np.ndarray, np.ndarray],
+    start: float,
+    steps: int,
+) -> str:
+    """What is said beside the claims.
+
+    Args:
+        plain: log Z in the end without z-loss and weight decay, [rates, seeds].
+        held: The same with z-loss.
+        ends: The held-out losses of each way, likewise.
+        cost: What rounding to bfloat16 adds to them, likewise.
+        course: log Z of each record at the highest rate with z-loss, a mean over the seeds.
+        apart: What `_apart` returns.
+        start: log Z of the first record.
+        steps: The steps of each run.
+    """
+    parted, half = apart
+    overlap = [
+        f"{rate:g}"
+        for rate, one, other in zip(RATES, plain, held, strict=True)
+        if max(one.min(), other.min()) <= min(one.max(), other.max())
+    ]
+    rises = [ends[way][-1].mean() - ends[way][0].mean() for way in (_NONE, _Z_LOSS)]
+    lowest = (int(course.argmin()) + 1) * steps / len(course)
+    return (
+        "Nothing in a cross-entropy holds the mean of the logits, since the same number may be added to all. Adam's "
+        "steps are as long for a character that hardly ever follows as for others, and nearly always downwards, which "
+        "may be what drives the mean; that was not taken apart here. The drift takes thousands of steps. The "
+        "transformer of [attention-logits](attention-logits.md), with its few hundred, does not come so far, which is "
+        f"why this page has one without layers. log Z falls from {start:.1f} with z-loss as well as without, and "
+        f"nearly alike for thousands of steps at {_PUBLISHED_RATE}: that fall is not the instability. What z-loss "
+        f"takes away comes later: it is more than {_NEAR:.0f} at {_steps(parted)}, and half of what it is in the end "
+        f"at {_steps(half)}. The paper's divergence comes towards the end.\n\n"
+        "z-loss pulls back by 2e-4 log Z, which is nothing at 0, and log Z stops some way off. What stops it there was "
+        "not tested: Adam divides the pull, too, by the root of past squared gradients. With z-loss "
+        f"at {RATES[-1]:g} log Z is lowest at about step {lowest:.0f} ({course.min():.1f}), and {course[-1]:.1f} in "
+        "the end. "
+        + (f"At {' and '.join(overlap)} the ranges with z-loss and without overlap. " if overlap else "")
+        + f"From {RATES[0]:g} to {RATES[-1]:g} the loss rises by {rises[0]:.3f} nats without z-loss and by "
+        f"{rises[1]:.3f} with it, so the drift is not what costs. Logits of bfloat16 have 8 significant bits, so that "
+        "the larger they all are, the coarser are their differences. The last column of the table has what that "
+        f"costs: {max(values.mean(axis=1).max() for values in cost.values()):.1g} nats at most, on average."
+    )
+
+
+def _smoothed(by_record: np.ndarray) -> np.ndarray:
+    """Records [records, seeds], each a mean with its neighbours, so that curves can be told apart, [points, seeds]."""
+    parts = np.array_split(np.asarray(by_record), min(_POINTS, len(by_record)))
+    return np.array([part.mean(axis=0) for part in parts])
+
+
+def _course(label: str, by_record: np.ndarray, steps: int) -> Line:
+    means = _smoothed(by_record)
+    return curve(label, (np.arange(len(means)) + 0.5) * steps / len(means), means)
+
+
+EXPERIMENT = Experiment(
+    NAME, "output logits that drift away at high learning rates, with and without z-loss", 20_000, run, 5
+)

@@ -1,0 +1,165 @@
+"""Files of an effect: the numbers as JSON, the figure as an SVG, and a page with both."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+
+import scaler
+from benchmarks.effects.effect import Claim, Effect, from_values
+from benchmarks.effects.effect import to_values as to_values
+from loops.support.drawing import require_matplotlib
+from loops.support.errors import NotWritable
+from loops.support.json_values import read_json, without_nan
+
+
+def write(effect: Effect, folder: str | os.PathLike) -> list[pathlib.Path]:
+    """Writes `NAME.json`, `NAME.svg` and `NAME.md` into a folder, which is created if missing.
+
+    Returns:
+        The files, the page first.
+
+    Raises:
+        loops.NotWritable: If it cannot be written.
+    """
+    from benchmarks.effects.figure import effect_figure
+    from loops.support.svg import svg_of
+
+    files = [pathlib.Path(folder) / f"{effect.name}.{ending}" for ending in ("md", "json", "svg")]
+    drawn = svg_of(effect_figure(effect))
+    check_writable(folder)
+    write_text(files[0], page(effect))
+    write_text(files[1], as_json(effect) + "\n")
+    write_text(files[2], drawn)
+    return files
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a file.
+
+    Raises:
+        loops.NotWritable: With the reason.
+    """
+    with _said(path):
+        path.write_text(text, encoding="utf-8")
+
+
+def check_writable(folder: str | os.PathLike) -> None:
+    """Creates a folder, and raises before anything is measured if that fails or it cannot be written.
+
+    Raises:
+        loops.NotWritable: With the reason.
+    """
+    place = pathlib.Path(folder)
+    with _said(place):
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):
+            pass
+
+
+def check_drawable() -> None:
+    """Raises before anything is measured if matplotlib is missing.
+
+    Raises:
+        loops.LoopError: If it is not installed.
+    """
+    require_matplotlib()
+
+
+@contextlib.contextmanager
+def _said(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NotWritable(
+            f"{path}: {error.strerror or error}. Choose a folder that can be written with --out."
+        ) from error
+
+
+def as_json(effect: Effect) -> str:
+    """An effect as JSON, with null for values that are not finite."""
+    return json.dumps(without_nan(to_values(effect)), indent=1, ensure_ascii=False)
+
+
+def read(path: str | os.PathLike) -> Effect:
+    """The effect of a JSON file.
+
+    Raises:
+        scaler.InvalidArgument: If the file holds no effect.
+    """
+    try:
+        values = read_json(pathlib.Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise scaler.InvalidArgument(f"{path}: no effect can be read from it ({error}).") from error
+    return from_values(values)
+
+
+def page(effect: Effect) -> str:
+    """The page of an effect in Markdown. Each number in it comes from the effect."""
+    parts = [
+        f"# {effect.title}",
+        effect.question,
+        f"**Published.** {effect.published}",
+        f"**Here.** {effect.design} {effect.seeds} seeds, {effect.steps} steps a run; "
+        f"{effect.seconds:.0f} s on two cores of a CPU. Figures are means over the seeds, in brackets the least and "
+        f"the "
+        "greatest.",
+        table(("", "published", "here"), effect.beside),
+        table(effect.columns, effect.rows),
+        f"![{effect.title}]({effect.name}.svg)",
+        "## What agrees, and what does not",
+        "\n".join(f"- {_emphasized(claim)}: {claim.text}" for claim in effect.claims),
+        effect.remarks,
+        f"{'' if effect.sizes else 'Only the direction and the order of magnitude are claimed. '}"
+        f"Made by `{command(effect)}`, which also writes [the numbers of each seed]({effect.name}.json).",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _emphasized(claim: Claim) -> str:
+    return f"**{claim.verdict}**" if claim.holds is False else claim.verdict
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Text in rows and columns as a Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def command(effect: Effect) -> str:
+    """The command that makes the page again."""
+    return f"python -m benchmarks.effects {effect.name} --seeds {effect.seeds} --steps {effect.steps}"
+
+
+def index(effects: Sequence[Effect]) -> str:
+    """The page that links to the pages of the effects."""
+    rows = [f"| [{effect.title}]({effect.name}.md) | {_agree(effect)} | {effect.seconds:.0f} s |" for effect in effects]
+    return "\n".join(
+        [
+            "# Published effects, measured again",
+            "",
+            "Each page compares a published figure with one measured here, with its spread over seeds, and says "
+            "what agrees, what does not, and why. The networks are small enough for two cores of a CPU. So "
+            "direction and order of magnitude are claimed, and no more where a page does not say so. `make "
+            "effects` makes all pages again, from a clone; `python -m benchmarks.effects NAME` makes one. All "
+            "numbers and verdicts on a page are computed by that command. Counted are claims that somebody "
+            "published and about which the numbers can tell; a page also has findings of its own.",
+            "",
+            "| page | what agrees | time |",
+            "| --- | --- | --- |",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _agree(effect: Effect) -> str:
+    published = [claim.holds for claim in effect.claims if claim.published]
+    told = [holds for holds in published if holds is not None]
+    agree = [f"{sum(told)} of {len(told)}"] if told else []
+    untold = [f"{len(published) - len(told)} cannot be told"] if len(published) > len(told) else []
+    return ", ".join(agree + untold) or "nothing published to compare with"

@@ -1,0 +1,244 @@
+"""The share of gradients below float16's range, by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+import scaler
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, percent
+from loops import tasks
+from loops.loop.loop import Loop
+from loops.loop.visit import Visit
+from loops.step import TrainStep
+
+NAME = "underflow"
+_EVERY = 10
+_RATE = 0.05
+_SCALES = {2.0**-10: "2^-10", 1.0: "1", 8.0: "8", 128.0: "128"}
+"""The first scale stands for a loss that is a thousand times smaller."""
+_EXPONENTS = range(-40, 1)
+_KINDS = ("activation_gradients", "weight_gradients")
+
+
+def run(seeds: int = 3, steps: int = 400) -> Effect:
+    """Counts the gradients of a convolutional network by exponent while it trains in float32.
+
+    Args:
+        seeds: The number of networks.
+        steps: The steps of each run.
+    """
+    found = [_count(seed, steps) for seed in range(seeds)]
+    names = list(found[0])
+    counts = {name: np.stack([each[name] for each in found]) for name in names}
+    activations = [name for name in names if name.startswith(_KINDS[0])]
+    kernels = [name for name in names if name.startswith(_KINDS[1])]
+    together = {kind: _summed(counts, [name for name in names if name.startswith(kind)]) for kind in _KINDS}
+    rows = [_row(_said(name), counts[name]) for name in [*activations, *kernels]]
+    rows += [_row("**all activations**", together[_KINDS[0]]), _row("**all weights**", together[_KINDS[1]])]
+    zeros, below = _zeros(together[_KINDS[0]]), _below(together[_KINDS[0]])
+    band, of_weights = _band(together[_KINDS[0]]), _below(together[_KINDS[1]])
+    behind_relu = _zeros(_summed(counts, [name for name in activations if "BatchNorm" in name]))
+    behind_relu = _zeros(_summed(counts, [name for name in activations if "BatchNorm" in name]))
+    lost = np.array([[_flushed(counts[name], scale) for name in activations] for scale in _SCALES])
+    all_lost = np.array([_flushed(together[_KINDS[0]], scale) for scale in _SCALES]).mean(axis=1)
+    smaller = [_flushed(together[kind], next(iter(_SCALES))) for kind in _KINDS]
+    return Effect(
+        name=NAME,
+        title="The share of gradients below float16, by layer",
+        question="How many gradients are too small for float16, in which layers, and how many of the zeros were zero "
+        "before?",
+        published="[Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740): in SSD, 67 % of the gradients of "
+        "activations are zero, and those in [2^-27, 2^-24) mattered; in a speech network about 5 % of the gradients of "
+        "weights lie below 2^-24.",
+        design="The digits' convolutional network (three convolutions with BatchNorm and ReLU, one dense layer; SGD "
+        "with a "
+        f"learning rate of {_RATE}, batches of 64) trains in float32, and `scaler.observe.watch` counts its gradients "
+        f"by exponent on each {_EVERY}th step. The shares at a scale are what `scaler.observe.cast` says of these "
+        f"counts. "
+        "True zeros are counted apart: they were zero in float32, most of them behind a ReLU. All other shares are of "
+        "values that are not zero.",
+        seeds=seeds,
+        steps=steps,
+        beside=(
+            (
+                "zeros among gradients of activations",
+                "67 % (SSD)",
+                f"{percent(zeros)}; behind a ReLU {percent(behind_relu)}",
+            ),
+            (
+                "gradients of weights below 2^-24",
+                "about 5 % (speech)",
+                f"{percent(of_weights, '.3f')}; at a loss 2^-10 times as large {percent(smaller[1])} are flushed",
+            ),
+        ),
+        columns=(
+            "gradient of",
+            "true zeros",
+            "below 2^-24",
+            "in [2^-27, 2^-24)",
+            *(f"flushed at scale {said}" for said in _SCALES.values()),
+        ),
+        rows=tuple(rows),
+        claims=(
+            Claim(
+                f"most gradients that a ReLU hands back are zero ({percent(behind_relu)} here; of all activations "
+                f"{percent(zeros)}; SSD 67 %).",
+                bool(behind_relu.mean() > 0.5),
+            ),
+            Claim(
+                "these zeros are true ones: more are zero in float32 than float16 makes zero.",
+                bool((zeros > (1 - zeros) * _flushed(together[_KINDS[0]])).all()),
+                published=False,
+            ),
+            Claim(
+                f"some percent of the gradients of weights lie below 2^-24 ({percent(of_weights, '.3f')}; the speech "
+                "network about 5 %).",
+                bool(of_weights.mean() > 0.005),
+            ),
+            Claim(
+                f"gradients of weights lie below 2^-24 less often than those of activations ({percent(below, '.2f')}).",
+                bool((of_weights < below).all()),
+                published=False,
+            ),
+            Claim(
+                f"some of the gradients of activations lie in [2^-27, 2^-24), the band that mattered in SSD "
+                f"({percent(band, '.2f')}).",
+                bool((band > 0.001).all()),
+            ),
+            Claim(
+                f"a scale of 8 keeps at least half of what float16 flushes, as it was enough for SSD "
+                f"({100 * all_lost[1]:.3f} % flushed at 1, {100 * all_lost[2]:.3f} % at 8).",
+                bool(all_lost[2] <= 0.5 * all_lost[1]),
+            ),
+        ),
+        remarks="Little lies below float16 here: the loss is a mean over 64 images of a shallow network with "
+        "BatchNorm, and a gradient of a weight is a sum over all of them. At a loss a thousand times smaller (scale "
+        "2^-10) "
+        f"{percent(smaller[0])} of the gradients of activations are flushed and {percent(smaller[1])} of those of "
+        f"weights, "
+        "which is the order of the published figures, and the layers differ.\n\nTwo things are called zero. A gradient "
+        "behind a ReLU that is off is zero in any format, and no scale brings it back; only what float16 makes zero is "
+        "underflow. A share of zeros without this distinction, such as one from a histogram of a float16 run, says "
+        "little. Gradients also shrink as the network learns, and images that are classified well have none to speak "
+        "of: that is where the long tail of small gradients comes from, and why losing it costs so little "
+        "([flushed-part](flushed-part.md)).",
+        panels=(
+            Panel(
+                "gradients of activations flushed",
+                "",
+                "share of non-zero gradients",
+                tuple(
+                    curve(f"scale {said}", range(len(activations)), np.where(lost[at] > 0, lost[at], np.nan))
+                    for at, said in enumerate(_SCALES.values())
+                ),
+                log_y=10,
+                ticks=tuple(_said(name).partition(" (")[0] for name in activations),
+            ),
+            Panel(
+                "all gradients by exponent",
+                "exponent",
+                "share of non-zero gradients",
+                tuple(
+                    curve(said, _EXPONENTS, _by_exponent(together[kind], _EXPONENTS))
+                    for said, kind in zip(("of activations", "of weights"), _KINDS, strict=True)
+                ),
+            ),
+        ),
+        measured={
+            f"{what} {_said(name)}": function(counts[name]).tolist()
+            for name in [*activations, *kernels]
+            for what, function in (("true zeros", _zeros), ("below 2^-24", _below), ("flushed", _flushed))
+        },
+    )
+
+
+def _count(seed: int, steps: int) -> dict[str, np.ndarray]:
+    """Counts int64 [280] of each row, over the run."""
+    keras.utils.set_random_seed(seed)
+    task = tasks.load("digits")
+    model = task.model("float32")
+    watch = scaler.observe.watch(model, kinds=_KINDS, every=_EVERY)
+    step = TrainStep(
+        model,
+        task.loss,
+        keras.optimizers.SGD(_RATE),
+        loss_scaler=scaler.LossScaler(scaler.NoScaling()),
+        probes=watch,
+    )
+    total: list[np.ndarray] = []
+
+    def add(visit: Visit) -> None:
+        total.append(visit.vectors["counts"].sum(axis=0))
+
+    Loop(step, task.dataset(task.batch_size, seed), steps_per_call=min(50, steps), actions=[add]).run(steps)
+    kernels = [variable for variable in model.trainable_variables if len(variable.shape) > 1]
+    wanted = _names(watch.names, model, kernels)
+    summed = np.sum(total, axis=0)
+    return {wanted[name]: summed[at] for at, name in enumerate(watch.names) if name in wanted}
+
+
+def _names(rows: Sequence[str], model: keras.Model, kernels: Sequence) -> dict[str, str]:
+    """The names of rows here, by Keras's names, whose numbers go on from model to model."""
+    kinds: dict[str, int] = {}
+    found = {}
+    for layer in model.layers:
+        kind = type(layer).__name__
+        kinds[kind] = kinds.get(kind, 0) + 1
+        said = f"{kind} {kinds[kind]}"
+        if kind in ("Conv2D", "BatchNormalization", "ReLU", "Dense"):
+            found[f"{_KINDS[0]}/{layer.name}"] = f"{_KINDS[0]}/{said}"
+        found[f"{_KINDS[1]}/{layer.name}/kernel"] = f"{_KINDS[1]}/{said}"
+    return {name: found[name] for name in rows if name in found}
+
+
+def _said(name: str) -> str:
+    kind, _, layer = name.partition("/")
+    return layer.replace("BatchNormalization", "BatchNorm") + (" (kernel)" if kind == _KINDS[1] else "")
+
+
+def _row(said: str, counts: np.ndarray) -> tuple[str, ...]:
+    shares = [_zeros(counts), _below(counts), _band(counts), *(_flushed(counts, scale) for scale in _SCALES)]
+    return (said, *(percent(share, ".2f") for share in shares))
+
+
+def _summed(counts: dict[str, np.ndarray], names: Sequence[str]) -> np.ndarray:
+    return np.sum([counts[name] for name in names], axis=0)
+
+
+def _zeros(counts: np.ndarray) -> np.ndarray:
+    return counts[:, scaler.observe.ZERO] / counts.sum(axis=1)
+
+
+def _nonzero(counts: np.ndarray) -> np.ndarray:
+    return np.maximum(counts.sum(axis=1) - counts[:, scaler.observe.ZERO], 1)
+
+
+def _below(counts: np.ndarray) -> np.ndarray:
+    return _between(counts, scaler.observe.LOWEST, -24)
+
+
+def _band(counts: np.ndarray) -> np.ndarray:
+    return _between(counts, -27, -24)
+
+
+def _between(counts: np.ndarray, low: int, high: int) -> np.ndarray:
+    first, last = scaler.observe.bin_of(low), scaler.observe.bin_of(high)
+    return counts[:, first:last].sum(axis=1) / _nonzero(counts)
+
+
+def _by_exponent(counts: np.ndarray, exponents: range) -> np.ndarray:
+    """Shares [exponents, seeds]."""
+    return np.array([counts[:, scaler.observe.bin_of(exponent)] / _nonzero(counts) for exponent in exponents])
+
+
+def _flushed(counts: np.ndarray, scale: float = 1.0) -> np.ndarray:
+    """The share of non-zero values that float16 makes zero at a scale, [seeds]."""
+    to = scaler.float_format("float16")
+    lost = np.array([scaler.observe.cast(each, to, float(scale)).underflow.low for each in counts])
+    return lost * counts.sum(axis=1) / _nonzero(counts)
+
+
+EXPERIMENT = Experiment(NAME, "the share of gradients below float16, by layer", 400, run)

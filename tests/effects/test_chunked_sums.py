@@ -1,0 +1,137 @@
+"""Guards what the page on long sums stands on: its sums, its operands, and what it claims of given numbers."""
+
+import itertools
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from benchmarks.effects import chunked_sums, operands
+from benchmarks.effects.sums import CHUNK, WAYS, summation
+from loops import tasks
+
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def rows(count, seed=0):
+    drawn = np.random.default_rng(seed)
+    return (
+        drawn.integers(-3, 4, (count, 2)).astype(np.float32) / 4,
+        drawn.integers(-7, 8, (count, 3)).astype(np.float32) / 8,
+    )
+
+
+def plain(left, right, dtype, chunk):
+    """One addition after the other in NumPy's own scalars of the format, for each element by itself."""
+    result = []
+    for i, j in itertools.product(range(left.shape[1]), range(right.shape[1])):
+        products = left[:, i] * right[:, j]
+        total = dtype(0)
+        for start in range(0, len(products), chunk):
+            part = dtype(0)
+            for product in products[start : start + chunk]:
+                part = dtype(np.float32(part) + np.float32(product))
+            total = dtype(np.float32(total) + np.float32(part))
+        result.append(float(total))
+    return np.array(result, np.float32).reshape(left.shape[1], -1)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize(("way", "chunk"), [("in order", 1), ("chunks", CHUNK)])
+def test_sums_are_those_of_the_format_itself(name, way, chunk):
+    left, right = rows(3 * CHUNK)
+    found = summation(name, way)(left, right, (0, 0))
+    assert found.shape == (3, 2, 3)
+    for at in range(3):
+        part = slice(0, (at + 1) * CHUNK)
+        np.testing.assert_array_equal(found[at], plain(left[part], right[part], DTYPES[name], chunk))
+
+
+def test_a_large_sum_swamps_ones_and_chunks_do_not():
+    ones = np.ones([16 * CHUNK, 1], np.float32)
+    last = {way: float(summation("bfloat16", way)(ones, ones, (0, 0))[-1, 0, 0]) for way in WAYS}
+    assert last["in order"] == 256
+    assert last["chunks"] == 1024
+    assert last["at random"] == pytest.approx(1024, rel=0.2)
+
+
+def test_random_sums_have_the_right_mean_and_follow_their_seed():
+    ones = np.ones([8 * CHUNK, 1], np.float32)
+    add = summation("bfloat16", "at random")
+    drawn = [float(add(ones, np.ones([8 * CHUNK, 50], np.float32), (seed, 0))[-1].mean()) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0] == pytest.approx(512, rel=0.02)
+
+
+def test_the_operands_multiply_to_the_gradient_of_a_tape():
+    keras.utils.set_random_seed(0)
+    task = tasks.load("digits")
+    model = task.model("float32")
+    images, labels = tf.constant(task.images[:8]), tf.constant(task.labels[:8])
+    pairs = operands.of_kernels(model, task.loss, images, labels)
+    exact = operands.gradients(model, task.loss, images, labels)
+    assert [left.shape for left, _ in pairs] == [(512, 9), (128, 144), (32, 288)]
+    for (left, right), gradient in zip(pairs, exact, strict=True):
+        np.testing.assert_allclose(left.T @ right, gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_a_step_along_the_exact_gradient_makes_all_the_progress_and_the_weights_are_put_back():
+    keras.utils.set_random_seed(0)
+    task = tasks.load("digits")
+    model = task.model("float32")
+    images, labels = tf.constant(task.images[:32]), tf.constant(task.labels[:32])
+    exact = operands.gradients(model, task.loss, images, labels)
+    before = [layer.kernel.numpy() for layer in operands.convolutions(model)]
+    found = operands.progress(
+        model,
+        task.loss,
+        images,
+        labels,
+        exact,
+        {("same", ""): exact, ("half", ""): [each / 2 for each in exact], ("back", ""): [-each for each in exact]},
+    )
+    assert found["same", ""] == 1
+    assert found["half", ""] == pytest.approx(0.5, abs=0.1)
+    assert found["back", ""] < 0
+    for layer, old in zip(operands.convolutions(model), before, strict=True):
+        np.testing.assert_array_equal(layer.kernel.numpy(), old)
+
+
+def made_up(**changes):
+    """Two seeds: the numbers of a run in which all that is published holds."""
+    both = itertools.product(chunked_sums._FORMATS, WAYS)
+    numbers = {"swamped": 0.5, "chunks": 0.001, "at random": 0.005, "gradient": 0.02, "noise": 1.0}
+    numbers |= changes
+    error, gradient = {}, {}
+    for name, way in both:
+        last = numbers["swamped"] if way == "in order" else numbers[way]
+        for terms in chunked_sums._TERMS:
+            error[terms, name, way] = np.tile([0.0001, last], (2, 1))
+        gradient[name, way] = np.full(2, numbers["gradient"] * (1.5 if way == "in order" else 1))
+    return [claim.holds for claim in chunked_sums._claims(error, gradient, np.full(2, numbers["noise"]))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "failing"),
+    [
+        ({}, []),
+        ({"swamped": 0.09}, [0]),
+        ({"chunks": 0.06}, [1, 2]),
+        ({"at random": 0.06}, [3, 4]),
+        ({"gradient": 0.06}, [6]),
+        ({"gradient": -0.02}, [5]),
+        ({"noise": 0.025}, [7]),
+    ],
+)
+def test_a_verdict_follows_from_the_numbers(changes, failing):
+    assert [number for number, holds in enumerate(made_up(**changes)) if not holds] == failing
+
+
+def test_how_often_an_error_grows_is_said():
+    same = {(name, "in order"): np.array([[0.2, 0.1, 0.3]]) for name in chunked_sums._FORMATS}
+    assert chunked_sums._growth(same) == (
+        "float16 30 % against 20.00 %, larger after 1 of 2 doublings; "
+        "bfloat16 30 % against 20.00 %, larger after 1 of 2 doublings"
+    )

@@ -1,0 +1,227 @@
+"""Guards the pages of the effects: they say what the numbers beside them say, and the command that makes them."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import pytest
+
+import scaler
+from benchmarks.effects import EXPERIMENTS, Experiment, choose, measure, pages
+from benchmarks.effects import __main__ as command
+from benchmarks.effects.effect import Claim, Effect, Line, Panel, curve, spread
+from benchmarks.effects.figure import effect_figure
+from loops.support.svg import svg_of
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "effects"
+NAMES = [preset.name for preset in EXPERIMENTS]
+LARGEST_PICTURE = 125_000
+
+LINE = Line("steps", (1.0, 2.0), (0.5, None), (0.25, None), (0.75, None))
+SMALL = Effect(
+    name="small",
+    title="A small effect",
+    question="Is there one?",
+    published="None.",
+    design="Nothing was run.",
+    seeds=3,
+    steps=10,
+    beside=(("an effect", "none", "0.5"),),
+    columns=("a", "b"),
+    rows=(("1", "2"), ("3", "4")),
+    claims=(Claim("it is there.", True), Claim("it is large.", False)),
+    remarks="It is small.",
+    panels=(
+        Panel("one", "x", "y", (LINE, LINE), reference=(0.1, "a tenth"), bounds=((1.5, "small"),)),
+        Panel("two", "", "y", (LINE,), ticks=("a", "b", "c")),
+    ),
+    measured={"a": [1.0, float("nan"), 2.0]},
+)
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """An effect that takes no time, in place of all others."""
+    asked = []
+
+    def run(seeds, steps):
+        asked.append((seeds, steps))
+        return dataclasses.replace(SMALL, seeds=seeds, steps=steps)
+
+    monkeypatch.setattr("benchmarks.effects.EXPERIMENTS", (Experiment("small", "nothing", 20, run),))
+    monkeypatch.setattr(command, "EXPERIMENTS", (Experiment("small", "nothing", 20, run),))
+    return asked
+
+
+def run(capsys, *arguments):
+    status = command.main(list(map(str, arguments)))
+    return status, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_says_what_its_numbers_say(name):
+    effect = pages.read(DOCS / f"{name}.json")
+    assert (effect.name, effect.steps) == (name, choose(name).steps)
+    assert effect.seeds >= 3
+    assert 0 < effect.seconds < 600
+    assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == pages.page(effect)
+    figure, picture = effect_figure(effect), (DOCS / f"{name}.svg").read_text(encoding="utf-8")
+    assert len(figure.axes) == len(effect.panels)
+    width, height = 72 * figure.get_size_inches()
+    assert f'viewBox="0 0 {width:g} {height:g}"' in picture, "python -m benchmarks.effects draws it anew"
+    assert len(picture) < LARGEST_PICTURE
+
+
+def test_at_most_two_panels_are_in_a_row_and_curves_that_lie_on_each_other_are_told_apart():
+    panel = SMALL.panels[0]
+    figure = effect_figure(dataclasses.replace(SMALL, panels=(panel,) * 3))
+    assert (
+        figure.get_size_inches()[0] == effect_figure(dataclasses.replace(SMALL, panels=(panel,))).get_size_inches()[0]
+    )
+    assert len({axes.get_position().x0 for axes in figure.axes}) == 2
+    below, above = (line for line in figure.axes[0].get_lines() if line.get_label() == LINE.label)
+    assert below.get_linewidth() > above.get_linewidth()
+
+
+def test_there_is_a_page_for_each_effect_and_an_index():
+    assert {path.name for path in DOCS.iterdir()} == {
+        "README.md",
+        *(f"{name}.{ending}" for name in NAMES for ending in ("md", "json", "svg")),
+    }
+    index = pages.index([pages.read(DOCS / f"{name}.json") for name in NAMES])
+    assert (DOCS / "README.md").read_text(encoding="utf-8") == index
+
+
+def test_every_part_of_an_effect_is_on_its_page():
+    page = pages.page(SMALL)
+    for part in (SMALL.title, SMALL.question, SMALL.published, SMALL.design, SMALL.remarks, "| 3 | 4 |", "| 0.5 |"):
+        assert part in page
+    assert "- Agrees: it is there." in page
+    assert "- **Does not agree**: it is large." in page
+    assert "`python -m benchmarks.effects small --seeds 3 --steps 10`" in page
+
+
+def test_what_nobody_published_agrees_with_nothing_and_what_cannot_be_told_is_not_counted():
+    claims = [Claim("one", True), Claim("two", None), Claim("three", False, published=False), Claim("four", False)]
+    effect = dataclasses.replace(SMALL, claims=(*claims, Claim("five", True, published=False)))
+    page = pages.page(effect)
+    assert "- Agrees: one\n- Cannot tell: two\n- **Ours, it does not hold**: three\n" in page
+    assert "- **Does not agree**: four\n- Ours, it holds: five\n" in page
+    assert "| 1 of 2, 1 cannot be told |" in pages.index([effect])
+    assert "| 1 cannot be told |" in pages.index([dataclasses.replace(SMALL, claims=claims[1:3])])
+    assert pages.from_values(json.loads(pages.as_json(effect))).claims == effect.claims
+
+
+def test_a_page_whose_verdicts_are_about_sizes_does_not_say_that_only_directions_are_claimed():
+    said = "Only the direction and the order of magnitude are claimed. Made by"
+    assert said in pages.page(SMALL)
+    page = pages.page(dataclasses.replace(SMALL, sizes=True))
+    assert said not in page
+    assert "\n\nMade by `python" in page
+
+
+@pytest.mark.slow
+def test_a_picture_is_the_same_for_the_same_numbers():
+    assert svg_of(effect_figure(SMALL)) == svg_of(effect_figure(SMALL))
+
+
+def test_a_bound_is_drawn_with_its_label():
+    axes = effect_figure(SMALL).axes
+    assert [text.get_text() for text in axes[0].texts] == ["small"]
+    assert not axes[1].texts
+    assert [1.5, 1.5] in [list(line.get_xdata()) for line in axes[0].lines]
+
+
+def test_an_effect_comes_back_from_its_values():
+    values = json.loads(pages.as_json(dataclasses.replace(SMALL, measured={})))
+    assert pages.from_values(values) == dataclasses.replace(SMALL, measured={})
+    del values["panels"][0]["bounds"]
+    with pytest.raises(scaler.InvalidArgument, match="not the values of an effect"):
+        pages.from_values(values)
+
+
+def test_a_curve_leaves_out_what_is_not_finite():
+    found = curve("a", [1, 2], [[1.0, 3.0], [float("nan"), 1.0]])
+    assert (found.y, found.low, found.high) == ((2.0, None), (1.0, None), (3.0, None))
+    assert spread([1.0, 2.0, 3.0], ".1f") == "2.0 (1.0 to 3.0)"
+    assert spread([2.0, 2.0]) == "2"
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no json", '{"claims": 3}'])
+def test_a_file_that_holds_no_effect_is_refused(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(pages.scaler.InvalidArgument, match="effect"):
+        pages.read(tmp_path / "a.json")
+
+
+def test_an_effect_named_like_a_path_is_refused():
+    with pytest.raises(pages.scaler.InvalidArgument, match="effect"):
+        pages.from_values({**pages.to_values(SMALL), "name": "../small"})
+
+
+def test_the_command_writes_a_page(capsys, tmp_path, stub):
+    status, printed, _ = run(capsys, "small", "--out", tmp_path / "new")
+    assert status == 0
+    assert stub == [(3, 20)]
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"small.md", "small.json", "small.svg"}
+    assert "does not agree: it is large." in printed
+    assert str(tmp_path / "new" / "small.md") in printed
+    effect = pages.read(tmp_path / "new" / "small.json")
+    assert (tmp_path / "new" / "small.md").read_text() == pages.page(effect)
+
+
+def test_all_of_them_have_an_index(capsys, tmp_path, stub):
+    status, printed, _ = run(capsys, "all", "--seeds", 4, "--steps", 30, "--out", tmp_path, "--json")
+    assert status == 0
+    assert stub == [(4, 30)]
+    assert [effect["name"] for effect in json.loads(printed)] == ["small"]
+    assert "[A small effect](small.md) | 1 of 2" in (tmp_path / "README.md").read_text()
+
+
+def test_json_is_the_file(capsys, tmp_path, stub):
+    status, printed, _ = run(capsys, "small", "--out", tmp_path, "--json")
+    assert status == 0
+    assert json.loads(printed) == json.loads((tmp_path / "small.json").read_text())
+    assert json.loads(printed)["measured"] == {"a": [1.0, None, 2.0]}
+
+
+def test_the_list_says_what_there_is(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    status, printed, _ = run(capsys, "list")
+    assert status == 0
+    assert [name for name in NAMES if name not in printed] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "expected one of underflow, "),
+        (["lag", "--steps", 5], "expected an integer of at least 10"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_in_one_line(capsys, tmp_path, arguments, said):
+    status, printed, errors = run(capsys, *arguments, "--out", tmp_path)
+    assert (status, printed) == (1, "")
+    assert errors.startswith("effects: effect ")
+    assert said in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(capsys, tmp_path, stub):
+    (tmp_path / "file").touch()
+    status, printed, errors = run(capsys, "small", "--out", tmp_path / "file" / "new")
+    assert (status, printed, stub) == (1, "", [])
+    assert "Choose a folder that can be written with --out." in errors
+
+
+def test_without_matplotlib_nothing_runs(capsys, tmp_path, stub, monkeypatch):
+    monkeypatch.delitem(sys.modules, "benchmarks.effects.figure")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, _, errors = run(capsys, "small", "--out", tmp_path)
+    assert (status, stub) == (1, [])
+    assert 'the figures need matplotlib: pip install "halfstep[study]"' in errors
+
+
+def test_a_measured_effect_knows_how_long_it_took(stub):
+    assert measure(choose("small"), 1).seconds >= 0
