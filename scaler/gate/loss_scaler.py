@@ -30,7 +30,6 @@ from scaler.misuse.calls import Calls
 from scaler.misuse.carried import Carried
 from scaler.misuse.marks import marked_unscaled
 from scaler.misuse.trace import not_judged
-from scaler.misuse.upstream import Upstream
 from scaler.outcome.last_skip import LastSkip, note_skip_in_trace, skip_in_trace
 from scaler.outcome.outcome import Cause, Outcome, Skip
 from scaler.outcome.skip_sentence import Names, Run, none_skipped, pinned
@@ -481,7 +480,7 @@ class LossScaler(ByName):
         """
         when = as_flag("retry: when", when)
         before = self.carried("retry", grads) if loss_scale is None else self._calls.named(loss_scale)
-        with not_judged():
+        with not_judged(keeps_origins=True):
             found, carried, retries = self._retry(grads, before, again, when)
         found, loss_scale = self._calls.retries(grads, before, carried.loss_scale, found)
         return found, loss_scale, retries
@@ -604,7 +603,7 @@ class LossScaler(ByName):
         may_be_unscaled: bool = False,
     ) -> Carried:
         """The scale that gradients carry, and whether their losses were finite: see `Calls.carried`."""
-        return self._calls.carried(method, Upstream(grads), variables, may_be_unscaled=may_be_unscaled)
+        return self._calls.carried(method, grads, variables, may_be_unscaled=may_be_unscaled)
 
 
 _RECREATE_HINT = "Create the optimizer, the step and any MasterWeights again, or compile the model again."

@@ -27,7 +27,7 @@ from scaler.keras.legacy_names import LegacyNames
 from scaler.keras.variable_order import Order
 from scaler.misuse.loss_on_replicas import undivided_mean
 from scaler.misuse.marks import UNSCALED, as_given
-from scaler.misuse.upstream import Upstream
+from scaler.misuse.trace import kinds_behind
 from scaler.outcome.outcome import Outcome
 from scaler.strategies import Strategy
 from scaler.weights.masters import MasterWeights
@@ -369,8 +369,9 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
 
     def _are_unscaled(self, grads: list) -> bool | tf.Tensor:
         """Whether gradients went through `get_unscaled_gradients`. Their marks tell, in eager mode the last call."""
-        found = {} if tf.executing_eagerly() else Upstream(grads).marks
-        if found and (UNSCALED not in found or set(found) == {UNSCALED}):
+        given = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
+        found = set() if tf.executing_eagerly() else kinds_behind(given)
+        if found and (UNSCALED not in found or found == {UNSCALED}):
             return UNSCALED in found
         return tf.identity(self._unscaled)
 

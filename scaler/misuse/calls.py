@@ -15,7 +15,7 @@ from scaler.misuse.carried import Carried, carried_in_graph, knows_its_loss, ret
 from scaler.misuse.divided_new_values import undivided
 from scaler.misuse.float16_outputs import float16_loss, float16_probabilities_behind, resized_in_xla
 from scaler.misuse.kept_sums import kept_elsewhere, look_at_end
-from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, SCALED, mark, marked_retried, owned
+from scaler.misuse.marks import LOSS_SCALE, READ, SCALED, mark, marked_retried, owned
 from scaler.misuse.moving_statistics import Moved
 from scaler.misuse.open_losses import OpenLosses
 from scaler.misuse.open_step import OpenStep, unseen_loss
@@ -24,8 +24,16 @@ from scaler.misuse.recorded_losses import RecordedLosses
 from scaler.misuse.trace import trace_here, units_of
 from scaler.misuse.unconnected import without_gradient
 from scaler.misuse.units import Mixed, Power, Unit, is_of_this_call
-from scaler.misuse.upstream import Upstream, refuse_scaled
-from scaler.misuse.verdicts import NEVER_ASKED, NOT_SCALED, Given, Verdict, judge, not_scaled, still_scaled
+from scaler.misuse.verdicts import (
+    NEVER_ASKED,
+    NOT_SCALED,
+    Given,
+    Verdict,
+    judge,
+    not_scaled,
+    refuse_scaled,
+    still_scaled,
+)
 from scaler.strategies import NoScaling, Static, Strategy
 from scaler.strategies.base import needs_of, only_scale
 from scaler.strategies.spike_guard import unguarded
@@ -128,7 +136,7 @@ class Calls:
         self.use.say_once(self._recorded.taken("unscale", grads), "not scaled")
         self.use.begins()
         self.use.check_one_scale("unscale", self.step, self._scale_now)
-        loss_scale = self.carried("unscale", Upstream(grads)).loss_scale
+        loss_scale = self.carried("unscale", grads).loss_scale
         # A second backward pass through the division divides by it, too.
         return loss_scale if self._moves else owned(loss_scale, LOSS_SCALE, self)
 
@@ -170,7 +178,6 @@ class Calls:
         Raises:
             InvalidArgument: If one scale of this scaler cannot unscale the gradients, or it is not known which.
         """
-        upstream = Upstream(grads)
         moving_statistics.begins()
         nobody_scaled = self._check_scales(grads, model, unscaled, when, loss_scale)
         self.use.begins()
@@ -178,11 +185,11 @@ class Calls:
             self.use.ends()
         if reaches_all and not self.use.unconnected_are_named:
             self.use.say_once(without_gradient(grads, model))
-        moved = [] if rolls_back else self._moved(upstream, model, when)
+        moved = [] if rolls_back else self._moved(grads, model, when)
         if loss_scale is None:
             carried = self.carried(
                 "apply",
-                upstream,
+                grads,
                 targets,
                 may_be_unscaled=unscaled is not False,
                 always=when is True,
@@ -245,7 +252,7 @@ class Calls:
     def carried(
         self,
         method: str,
-        upstream: Upstream,
+        grads: Sequence[gradients.Gradient],
         variables: Sequence | None = None,
         *,
         may_be_unscaled: bool = False,
@@ -256,7 +263,7 @@ class Calls:
 
         Args:
             method: Who asks, for an error.
-            upstream: What the gradients come from.
+            grads: The gradients.
             variables: What they are applied to, if it is known.
             may_be_unscaled: Whether they may be unscaled already, so that no scale has to be found.
             always: Whether every call of the step that is traced takes them.
@@ -265,24 +272,25 @@ class Calls:
         Raises:
             InvalidArgument: If they carry more than one scale, or which one they carry cannot be known.
         """
-        seen, upstream = upstream, upstream.up_to(RETRIED) if self._has_retried else upstream
-        read, in_doubt = scale_read(method, upstream, self, self.use.read, self._stored, self._scale_now)
+        values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
+        units = units_of(values)
+        read, in_doubt = scale_read(method, values, units, self, self.use.read, self._stored, self._scale_now)
         if read is not None:
             return Carried(read, tf.logical_or(self.step.decided, self.step.loss_finite))
         known = None
         if self._moves and not may_be_unscaled and tf.executing_eagerly():
             # A new value of a variable may be older than the loss.
-            grads = upstream.grads if variables is None else gradients.derivatives(upstream.grads, variables)
-            known = retried_eagerly(method, Upstream(grads).values, self)
+            grads = grads if variables is None else gradients.derivatives(grads, variables)
+            known = retried_eagerly(method, [gradients.values_of(one) for one in grads if tf.is_tensor(one)], self)
             known = known or self._losses.of(method, grads, variables, self.step.used)
         elif self._moves and not may_be_unscaled:
-            is_kept = not all(map(is_of_this_call, units_of(seen.values)))
+            is_kept = not all(map(is_of_this_call, units))
             if is_kept:
-                self.use.say_once(kept_elsewhere(method, seen), "kept elsewhere")
+                self.use.say_once(kept_elsewhere(method, units), "kept elsewhere")
             variable, used = self._stored, self.step.variable
-            known = carried_in_graph(method, upstream, self, variable, used, self._has_retried, nobody_scaled)
+            known = carried_in_graph(method, units, self, variable, used, self._has_retried, nobody_scaled)
             if is_kept:
-                look_at_end(method, seen, variables or (), self, always, self._stored, self.use.say_once)
+                look_at_end(method, values, variables or (), self, always, self._stored, self.use.say_once)
         if known is not None:
             finite = self._loss_was_finite() if known.loss_finite is None else known.loss_finite
             return Carried(known.loss_scale, finite)
@@ -358,10 +366,10 @@ class Calls:
             units, scale = [unit for unit in units if isinstance(unit, Mixed)], Power()
         return Given(method, units, self, scale.powers, self._moves, may_leave_out)
 
-    def _moved(self, upstream: Upstream, model: Sequence, when: Any) -> list[Moved]:
+    def _moved(self, grads: Sequence, model: Sequence, when: Any) -> list[Moved]:
         """BatchNorm's statistics that moved in this graph and can be put back. It warns if some cannot be."""
         known = when if isinstance(when, bool) else None
-        moved, missing = moving_statistics.before_apply(model, upstream, self, known)
+        moved, missing = moving_statistics.before_apply(model, grads, self, known)
         if missing and not self.use.statistics_are_kept:
             self.use.say_once(moving_statistics.sentence(missing))
         return moved

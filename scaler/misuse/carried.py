@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend.assignments import assignments, operations_around, value_assigned
-from scaler.backend.graphs import LOOPS, graphs_around, is_eager, variables_read
+from scaler.backend.assignments import assignments, operations_around
+from scaler.backend.graphs import LOOPS, graphs_around
 from scaler.errors import InvalidArgument
-from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, SCALED, Mark, Marks, kind_of, owner_of_scale, scale_of
-from scaler.misuse.upstream import Upstream
+from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, kind_of, owner_of_scale, scale_of
+from scaler.misuse.units import Kept, Source, Unit, origins_of, sources_of
 
 _LOSS_FINITE = "_halfstep_loss_finite"
 TO_APPLY = "apply(..., unscaled=True), or to the LossScaleOptimizer whose get_unscaled_gradients(grads) returned them"
@@ -45,7 +45,7 @@ def knows_its_loss(loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> tf.Tensor:
 
 def carried_in_graph(
     method: str,
-    upstream: Upstream,
+    units: Sequence[Unit],
     owner: object,
     now: Any,
     used: Any,
@@ -56,7 +56,7 @@ def carried_in_graph(
 
     Args:
         method: Who asks, for the error.
-        upstream: What the gradients come from, up to retried ones.
+        units: Those of the gradients.
         owner: The `Calls` of the loss scaler.
         now: The variable that holds the scale of the next loss.
         used: The variable that holds the scale of the last loss.
@@ -69,19 +69,19 @@ def carried_in_graph(
     Raises:
         InvalidArgument: If they carry several scales, one that nothing remembers, or none of a loss scaled here.
     """
-    sources = _sources(method, upstream.marks, owner) or _sources(method, _marks_of_scaled(upstream), owner)
-    sources = sources or _sources(method, _marks_of_kept(method, upstream, owner, nobody_scaled), owner)
+    sources = _sources(method, units, owner)
     if not sources:
+        _refuse_others(method, units, owner, nobody_scaled)
         return None
     last = _last_of_one_scale(method, sources, now, has_retried)
-    here = [source.tensor for source in sources if _reachable(source.tensor)]
+    here = _reachable(sources)
     if here:
         scales = list({scale.ref(): scale for scale in map(scale_of, here)}.values())
         known = [getattr(loss_scale, _LOSS_FINITE, None) for loss_scale in scales]
         if len(here) < len(sources) or any(finite is None for finite in known):
             return Carried(scales[-1], None)
         return Carried(scales[-1], known[0] if len(known) == 1 else tf.reduce_all(known))
-    if scale_of(sources[-1].tensor) is not sources[-1].tensor:
+    if scale_of(sources[-1].mark.deref()) is not sources[-1].mark.deref():
         raise retried_elsewhere(method)
     moved = assignments(now, last)
     if (moved and assignments(used, last)) or _moves_itself(last, now):
@@ -95,7 +95,8 @@ def carried_in_graph(
 
 def scale_read(
     method: str,
-    upstream: Upstream,
+    values: Sequence[tf.Tensor],
+    units: Sequence[Unit],
     owner: object,
     read: bool,
     now: Any,
@@ -105,7 +106,8 @@ def scale_read(
 
     Args:
         method: Who asks, for the error.
-        upstream: What the gradients come from.
+        values: Those of the gradients.
+        units: Their units.
         owner: The `Calls` of the loss scaler.
         read: Whether its scale was read outside a tape since a loss was last scaled.
         now: The variable that holds the scale of the next loss.
@@ -119,14 +121,14 @@ def scale_read(
     """
     if tf.executing_eagerly():
         return None, False
-    found = upstream.marks
-    if set(found) != {READ}:
-        return None, read and not found and not _all_are_arguments(upstream.values)
-    sources = _of(found, owner, READ)
-    if len(sources) < len({one.tensor.ref() for one in found[READ]}):
+    found = {source.mark for unit in units for source in sources_of(unit)}
+    if {kind_of(one.deref(), (RETRIED,)) for one in found} != {READ}:
+        return None, read and not found and not _all_are_arguments(values)
+    sources = _of(units, owner, READ)
+    if len(sources) < len(found):
         return None, True
     last = _last_of_one_scale(method, sources, now)
-    here = [source.tensor for source in sources if _reachable(source.tensor)]
+    here = _reachable(sources)
     if not here and (assignments(now, last) or _moves_itself(last, now)):
         raise InvalidArgument(
             f"{method}(grads): these gradients carry a loss_scale that was read inside of a function or a loop, and "
@@ -136,7 +138,7 @@ def scale_read(
     return (here[-1] if here else scale_now()), False
 
 
-def _last_of_one_scale(method: str, sources: Sequence[Mark], now: Any, has_retried: bool = False) -> Any:
+def _last_of_one_scale(method: str, sources: Sequence[Source], now: Any, has_retried: bool = False) -> Any:
     """The last operation of sources in order. Raises `InvalidArgument` if the scale moved between them."""
     first, last = sources[0].operation, sources[-1].operation
     if first is not last and assignments(now, first, last):
@@ -179,16 +181,16 @@ def retried_elsewhere(method: str) -> InvalidArgument:
     )
 
 
-def _sources(method: str, found: Marks, owner: object) -> list[Mark]:
-    """The marks that tell which scale of `owner` is carried: those of a retry, or else of losses.
+def _sources(method: str, units: Sequence[Unit], owner: object) -> list[Source]:
+    """The sources that tell which scale of `owner` is carried: those of a retry, or else of losses.
 
     Raises:
         InvalidArgument: For gradients that `retry` returned beside others, or that several calls of it returned.
     """
-    retried = _of(found, owner, RETRIED)
+    retried = _of(units, owner, RETRIED)
     if not retried:
-        return _of(found, owner, LOSS_SCALE)
-    scales = [scale_of(one.tensor) for one in (*retried, *_of(found, owner, LOSS_SCALE, READ))]
+        return _of(units, owner, LOSS_SCALE)
+    scales = [scale_of(one.mark.deref()) for one in (*retried, *_of(units, owner, LOSS_SCALE, READ))]
     if any(one is not scales[0] for one in scales):
         raise _several_retries(method)
     return retried
@@ -207,9 +209,10 @@ def _moves_itself(op: Any, now: Any) -> bool:
     return op.type in LOOPS and op in assignments(now, None, op)
 
 
-def _reachable(tensor: tf.Tensor) -> bool:
-    """Whether the current graph can use a tensor, because it belongs to this graph or to one around it."""
-    return any(graph is tensor.graph for graph in graphs_around())
+def _reachable(sources: Sequence[Source]) -> list[tf.Tensor]:
+    """The marked tensors that the current graph can use, because they belong to it or to one around it."""
+    marked = [source.mark.deref() for source in sources]
+    return [one for one in marked if any(graph is one.graph for graph in graphs_around())]
 
 
 def _all_are_arguments(values: Sequence[tf.Tensor]) -> bool:
@@ -217,59 +220,37 @@ def _all_are_arguments(values: Sequence[tf.Tensor]) -> bool:
     return all(tensor.op.type == "Placeholder" for tensor in values if hasattr(tensor, "op"))
 
 
-def _of(found: Marks, owner: object, *kinds: str) -> list[Mark]:
-    """The scales of `owner` among marks of some kinds, each once, in the order of the operations."""
-    own = [one for kind in kinds for one in found.get(kind, ()) if owner_of_scale(one.tensor) is owner]
-    different = list({(one.tensor.ref(), one.operation.name): one for one in own}.values())
+def _of(units: Sequence[Unit], owner: object, *kinds: str) -> list[Source]:
+    """The sources of `owner` among those of units, of some kinds, each once, in the order of the operations."""
+    found = {one._replace(power=1.0) for unit in units for one in sources_of(unit) if one.owner is owner}
+    different = [source for source in found if kind_of(source.mark.deref(), (RETRIED,)) in kinds]
     if len(different) < 2:
         return different
     places = {op: place for place, op in enumerate(operations_around())}
     return sorted(different, key=lambda one: places.get(one.operation, -1))
 
 
-def _marks_of_scaled(upstream: Upstream) -> Marks:
-    """The marks behind scaled losses whose own values are in gradients, as of output_gradients=scale(1.0)."""
-    scaled = [one.tensor for one in upstream.marks.get(SCALED, ())]
-    return upstream.of([one.op.inputs[0] for one in scaled if not is_eager(one)]).marks
+def _refuse_others(method: str, units: Sequence[Unit], owner: object, nobody_scaled: bool) -> None:
+    """Refuses gradients that come from none of the losses which this graph scaled.
 
-
-def _marks_of_kept(method: str, upstream: Upstream, owner: object, nobody_scaled: bool) -> Marks:
-    """The marks of what this graph assigned to the variables from which gradients are read.
-
-    A graph that scales a loss has to fill such a variable after that and before it is read. What the variable was given
-    by an earlier call may carry an earlier scale.
+    A variable may give out what was assigned to it after that. What an earlier call left may carry an earlier scale.
     """
-    scaled = next((op for op in operations_around() if op.type == "Identity" and _is_scale(op, owner)), None)
-    if scaled is not None and nobody_scaled:
+    if not any(op.type == "Identity" and _is_scale(op, owner) for op in operations_around()):
+        return
+    if nobody_scaled:
         raise InvalidArgument(
             f"{method}(grads): a loss was scaled in this function, but these gradients are those of a loss that was "
             "not, and the loss scale would divide them: expected gradients of what scale(loss) (scale_loss of a "
             "LossScaleOptimizer) returned. Differentiate that: tape.gradient(scale(loss), variables)."
         )
-    assigned: list[tf.Tensor] = []
-    for value in upstream.values if scaled is not None else ():
-        reads = _reads(upstream.of([value]))
-        filled = [op for read in reads for op in assignments(read.op.inputs[0], scaled, read.op)]
-        if reads and not filled:
-            raise InvalidArgument(
-                f"{method}(grads): a gradient was kept in {_name(reads[0])} since before this function scaled its "
-                "loss, perhaps at another scale, or its loss was not scaled at all: expected gradients of the loss "
-                f"that was scaled here, of what scale(loss) returned. {KEEP_UNSCALED}"
-            )
-        assigned += [value for op in filled for value in value_assigned(op)]
-    return upstream.marks_before_stops(assigned)
+    kept = [origin for unit in units for origin in origins_of(unit) if isinstance(origin, Kept) and origin.is_variable]
+    if kept:
+        raise InvalidArgument(
+            f"{method}(grads): a gradient was kept in {kept[0].name} since before this function scaled its "
+            "loss, perhaps at another scale, or its loss was not scaled at all: expected gradients of the loss "
+            f"that was scaled here, of what scale(loss) returned. {KEEP_UNSCALED}"
+        )
 
 
 def _is_scale(op: Any, owner: object) -> bool:
     return owner_of_scale(op.outputs[0]) is owner and kind_of(op.outputs[0]) is not None
-
-
-def _reads(upstream: Upstream) -> list[tf.Tensor]:
-    """The tensors that a gradient comes from and that are read from variables."""
-    seen = [one for one in upstream.before_stops if not is_eager(one)]
-    return [one for one in seen if one.op.inputs and one.op.inputs[0].dtype == tf.resource]
-
-
-def _name(read: tf.Tensor) -> str:
-    variable = variables_read(read.graph).get(read.op.inputs[0].ref())
-    return "a variable" if variable is None else f"the variable {variable.name!r}"

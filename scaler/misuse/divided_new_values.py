@@ -11,7 +11,7 @@ from scaler.backend.graphs import is_eager
 from scaler.errors import InvalidArgument
 from scaler.misuse.marks import LOSS_SCALE, READ, UNSCALED, given_to_unscale, kind_of
 from scaler.misuse.order_of_calls import Use
-from scaler.misuse.upstream import Upstream
+from scaler.misuse.trace import kinds_behind
 
 _KEPT = ("Placeholder", "ReadVariableOp")
 _PASS_ON = ("Identity", "Cast")
@@ -65,7 +65,7 @@ def _may_be_divided(values: tf.Tensor, use: Use) -> bool:
     *_, last = _passed_on(values)
     if last.op.type in _DIVISIONS and any(map(_is_scale, _passed_on(last.op.inputs[1]))):
         return True
-    return use.has_unscaled and (last.op.type in _KEPT or UNSCALED in Upstream([values]).marks)
+    return use.has_unscaled and (last.op.type in _KEPT or UNSCALED in kinds_behind([values]))
 
 
 def _passed_on(tensor: tf.Tensor) -> Iterator[tf.Tensor]:

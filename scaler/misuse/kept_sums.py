@@ -31,12 +31,12 @@ from scaler.misuse.contents import (
 )
 from scaler.misuse.marks import LOSS_SCALE, READ, kind_of, owner_of_scale
 from scaler.misuse.sources import edges_upstream
-from scaler.misuse.upstream import Upstream
+from scaler.misuse.units import Kept, Unit, origins_of, sources_of
 
 
 def look_at_end(
     method: str,
-    upstream: Upstream,
+    gradients: Sequence,
     targets: Sequence,
     owner: object,
     always: bool,
@@ -49,14 +49,14 @@ def look_at_end(
 
     Args:
         method: Who asks, for the sentences.
-        upstream: What scaled gradients come from.
+        gradients: The values of scaled gradients.
         targets: The variables to update. They hold no gradients.
         owner: The `Calls` of the loss scaler.
         always: Whether every call of the step takes these gradients.
         now: The variable that holds the scale of the next loss.
         say_once: Gives a warning, once for all of the same mistake.
     """
-    values = [value for value in upstream.values if not is_eager(value)]
+    values = [value for value in gradients if not is_eager(value)]
     graphs: list[Any] = []
     for graph in filter(is_function, graphs_around()):
         graphs.append(graph)
@@ -218,41 +218,20 @@ def _name(kept: Held) -> str:
     return "a variable" if variable is None else f"the variable {variable.name!r}"
 
 
-_MEMORIES = {
-    "QueueDequeue": "a queue",
-    "LookupTableFind": "a table",
-    "StackPop": "a stack",
-    "BarrierTakeMany": "a barrier",
-    "Unstage": "a staging area",
-    "MapUnstage": "a staging area",
-    "OrderedMapUnstage": "a staging area",
-    "ResourceAccumulatorTakeGradient": "an accumulator",
-    "AccumulatorTakeGradient": "an accumulator",
-}
-"""How the types of operations begin that give out what was put into a memory."""
-
-
-def kept_elsewhere(method: str, upstream: Upstream) -> str | None:
-    """Returns a warning if a gradient comes out of such a memory, and from no loss in this graph, else None.
+def kept_elsewhere(method: str, units: Sequence[Unit]) -> str | None:
+    """Returns a warning if a gradient comes out of a queue or the like, and from no loss in this graph, else None.
 
     A forward pass may look up values in a table, too: its gradients come from a loss.
 
     Args:
         method: Who asks.
-        upstream: What scaled gradients come from.
+        units: Those of the gradients.
     """
-    if _memory(upstream) is None:
-        return None
-    alone = (upstream.of([value]) for value in upstream.values)
-    memory = next(filter(None, (_memory(one) for one in alone if not one.marks)), None)
+    origins = (origin for unit in units if not sources_of(unit) for origin in origins_of(unit))
+    memory = next((origin.name for origin in origins if isinstance(origin, Kept) and not origin.is_variable), None)
     if memory is None:
         return None
     return (
         f"{method}(grads): a gradient comes out of {memory}, and nothing tells which loss it belongs to. The scale of "
         f"the last loss divides it, and it may carry that of an earlier step. {KEEP_UNSCALED}"
     )
-
-
-def _memory(upstream: Upstream) -> str | None:
-    types = {tensor.op.type for (tensor, _), _ in upstream.edges if not is_eager(tensor)}
-    return next((name for one in types for begin, name in _MEMORIES.items() if one.startswith(begin)), None)

@@ -18,12 +18,11 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.assignments import assigned_by
-from scaler.backend.graphs import calls_functions, graphs_around, variables_read
+from scaler.backend.graphs import calls_functions, graphs_around, is_eager, variables_read
 from scaler.backend.layers import owners_of
 from scaler.backend.variables import is_of_a_scaler
 from scaler.errors import ScaleWarning
 from scaler.misuse.sources import parameters
-from scaler.misuse.upstream import Upstream
 
 _STEPS = "_halfstep_steps"
 _SHORT = re.compile(r"(^|_)bn($|_|\d)")
@@ -67,7 +66,7 @@ class _Steps:
 
 
 def before_apply(
-    variables: Sequence, upstream: Upstream, user: object, when: bool | None
+    variables: Sequence, grads: Sequence, user: object, when: bool | None
 ) -> tuple[list[Moved], str | None]:
     """Finds the statistics to roll back if there is no snapshot, and names one that cannot be rolled back.
 
@@ -75,7 +74,7 @@ def before_apply(
 
     Args:
         variables: The model's variables to update.
-        upstream: What their gradients come from.
+        grads: Their gradients.
         user: The scaler that decides.
         when: Whether it decides now, or None if only the running step knows.
     """
@@ -85,14 +84,14 @@ def before_apply(
         return [], likely(variables)
     if replicas.replica_count() > 1:
         return [], of_replicas(variables)
-    moved = moved_before(variables, upstream, user)
+    moved = moved_before(variables, grads, user)
     # A seed that moved does no harm.
     lost = [one for one in moved if (one.before is None or when is None) and one.variable.dtype.is_floating]
     known = [one for one in moved if one.before is not None and when is not None]
     return known, lost[0].variable.name if lost else None if moved else elsewhere(variables)
 
 
-def moved_before(targets: Iterable, upstream: Upstream, user: object) -> list[Moved]:
+def moved_before(targets: Iterable, grads: Sequence, user: object) -> list[Moved]:
     """The statistics that moved before this `apply` and that no earlier `apply` of the same user decided about.
 
     Statistics count if their layer is updated. Those that no earlier `apply` decided about also count if the gradients
@@ -100,7 +99,7 @@ def moved_before(targets: Iterable, upstream: Upstream, user: object) -> list[Mo
 
     Args:
         targets: The model's variables to update.
-        upstream: What their gradients come from.
+        grads: Their gradients.
         user: The scaler that decides.
     """
     graph = tf.compat.v1.get_default_graph()
@@ -112,11 +111,27 @@ def moved_before(targets: Iterable, upstream: Upstream, user: object) -> list[Mo
     own = [one for one in moved if _layer(one.variable) in layers]
     state = {ref for ref, is_state in steps.is_state.items() if is_state} | set(_statistics(graph))
     weights = {ref: _layer(variable) for ref, variable in variables_read(graph).items() if ref not in state}
-    elsewhere = set(weights.values()) - {weights[ref] for ref in upstream.variables & set(weights)}
+    elsewhere = set(weights.values()) - {weights[ref] for ref in _variables_behind(grads) & set(weights)}
     used = [one for one in moved if not one.users and _layer(one.variable) not in layers | elsewhere]
     for one in own if own + used else moved:
         one.users.add(id(user))
     return own + used or moved
+
+
+def _variables_behind(grads: Sequence) -> set:
+    """References to the handles of variables that gradients depend on in any way, also through masks."""
+    parts = tf.nest.flatten([grad for grad in grads if tf.is_tensor(grad)], expand_composites=True)
+    waiting = [part.op for part in parts if not is_eager(part)]
+    seen: set = set()
+    found: set = set()
+    while waiting:
+        op = waiting.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        found |= {source.ref() for source in op.inputs if source.dtype == tf.resource}
+        waiting += [source.op for source in op.inputs if source.dtype != tf.resource]
+    return found
 
 
 def likely(variables: Iterable) -> str | None:

@@ -21,22 +21,28 @@ from scaler.backend.graphs import (
     variables_read,
 )
 from scaler.backend.variables import is_of_a_scaler
-from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, UNSCALED, kind_of, owner_of_scale
+from scaler.misuse.marks import RETRIED, SCALED, UNSCALED, kind_of, owner_of_scale
 from scaler.misuse.operations import unit_of_constant, units_of_results
 from scaler.misuse.units import (
     ONE,
     UNKNOWN,
+    Kept,
     Mixed,
     Note,
     Power,
+    Source,
     Special,
     Unit,
     Unknown,
     Why,
     beside,
     choice,
+    coming_from,
     is_plain,
+    mapped,
+    sources_of,
     total,
+    unknown,
 )
 
 _TRACE = "halfstep_trace"
@@ -48,10 +54,21 @@ _LOOKED_AT = frozenset(
     )
 )
 """Operations that may make something else than a plain tensor of plain ones."""
-_ASSIGNS = ("Assign", "ResourceScatter")
+_MEMORIES = {
+    "QueueDequeue": "a queue",
+    "LookupTableFind": "a table",
+    "StackPop": "a stack",
+    "BarrierTakeMany": "a barrier",
+    "Unstage": "a staging area",
+    "MapUnstage": "a staging area",
+    "OrderedMapUnstage": "a staging area",
+    "ResourceAccumulatorTakeGradient": "an accumulator",
+    "AccumulatorTakeGradient": "an accumulator",
+}
+"""How the types of operations begin that give out what was put into a memory."""
+_ASSIGNS = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign")
 _UNIT_DOUBTFUL = Power(notes=frozenset([Note.DOUBTFUL]))
 _UNIT_OF_MODEL = Power(notes=frozenset([Note.MODEL]))
-_UNIT_UNSCALED = Power(notes=frozenset([Note.UNSCALED]))
 
 
 class Either(NamedTuple):
@@ -75,7 +92,7 @@ class Trace:
         graph: That of the function.
 
     Attributes:
-        own: Operations that are left out.
+        own: Operations that are left out, and whether it is known what their results come from.
         unscaled: What each call of `unscale` was given whose variables are not known yet, and by which scaler.
     """
 
@@ -85,7 +102,7 @@ class Trace:
         self._frames: dict[int, _Frame] = {}
         self._weights: set[int] = set()
         self._shapes: set[tuple] = set()
-        self.own: set[Any] = set()
+        self.own: dict[Any, bool] = {}
 
     def units(self, tensors: Sequence[tf.Tensor], weights: Iterable = ()) -> list[Unit]:
         """The units of tensors of the graph that is being traced, or of those around it.
@@ -112,9 +129,9 @@ class Trace:
         frame = self._frames.get(id(tensor.graph))
         return frame is not None and frame.is_plain(tensor)
 
-    def leave_out(self, graph: Any, since: int) -> None:
+    def leave_out(self, graph: Any, since: int, keeps_origins: bool) -> None:
         """Leaves out the operations of a graph that were added after so many."""
-        self.own.update(graph.get_operations()[since:])
+        self.own.update(dict.fromkeys(graph.get_operations()[since:], keeps_origins))
 
     def of_variable(self, handle: Any) -> Unit:
         """The unit of what a variable holds at first. It may be a scale, or another function filled it with gradients.
@@ -126,9 +143,11 @@ class Trace:
             return _UNIT_OF_MODEL
         read = {id(getattr(one, "handle", None)): one for one in variables_read(self._graph).values()}
         variable = read.get(id(handle))
-        if variable is None or is_of_a_scaler(variable) or variable.shape.rank in (0, None):
+        if variable is None or is_of_a_scaler(variable):
             return UNKNOWN
-        return _UNIT_DOUBTFUL
+        kept = Kept(id(handle), f"the variable {variable.name!r}")
+        may_be_a_scale = variable.shape.rank in (0, None)
+        return Unknown(frozenset([kept])) if may_be_a_scale else Power(notes=frozenset([Note.DOUBTFUL, kept]))
 
     def of_argument(self, tensor: tf.Tensor) -> Any:
         """The unit of an argument of a function that is being traced: data, or perhaps a scale or gradients."""
@@ -174,14 +193,24 @@ def units_of(tensors: Sequence[Any], weights: Iterable = ()) -> list[Unit]:
     return [_of_mark(tensor) or UNKNOWN for tensor in tensors] if trace is None else trace.units(tensors, weights)
 
 
+def kinds_behind(tensors: Sequence[Any]) -> set[str]:
+    """The kinds of the marks that tensors come from. In eager mode only a tensor's own mark is known."""
+    sources = [source for unit in units_of(tensors) for source in sources_of(unit)]
+    return {kind_of(source.mark.deref(), (RETRIED,)) or "" for source in sources}
+
+
 @contextlib.contextmanager
-def not_judged() -> Iterator[None]:
-    """What is traced inside is a step's own doing, which no user can get wrong: its results count as unknown."""
+def not_judged(keeps_origins: bool = False) -> Iterator[None]:
+    """What is traced inside is a step's own doing, which no user can get wrong: its results count as unknown.
+
+    Args:
+        keeps_origins: Whether it stays known what they come from, as a derivative of them does.
+    """
     graph, trace = tf.compat.v1.get_default_graph(), trace_here()
     since = 0 if trace is None else len(graph.get_operations())
     yield
     if trace is not None:
-        trace.leave_out(graph, since)
+        trace.leave_out(graph, since, keeps_origins)
 
 
 class _OfOpenGraph:
@@ -243,7 +272,20 @@ class _Frame:
             else:
                 # It was left out, or not all of its graph is interpreted yet.
                 self._values[id(tensor)] = _of_mark(tensor) or UNKNOWN
+                if tensor.op in self._entered and calls_functions(tensor.op):
+                    self._look_again(tensor.op)
         return self._values[id(tensor)]
+
+    def _look_again(self, op: Any) -> None:
+        """Interprets a loop that was differentiated since, which gave it further outputs."""
+        state, self.state = self.state, dict(self.state)
+        given = [self.value(one) for one in op.inputs]
+        if self._trace.own.get(op):
+            found: Sequence[Any] = self._opaque(op, given)
+        else:
+            found = self._call(op, given if op.type in BRANCHES else list(map(_whole, given)))
+        self.state = state
+        self._values.update((id(output), unit) for output, unit in zip(op.outputs, found, strict=False))
 
     def is_plain(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor is known to come from no scale."""
@@ -252,7 +294,8 @@ class _Frame:
 
     def _enter(self, op: Any) -> None:
         kind, values = op.type, self._values
-        if kind == "Placeholder" or op in self._trace.own:
+        own = self._trace.own.get(op)
+        if kind == "Placeholder" or own is False:
             return
         self._entered.add(op)
         given: list[Any] = []
@@ -270,13 +313,22 @@ class _Frame:
             memory = memory or one.dtype == tf.resource
             given.append(unit)
         found: Sequence[Any]
-        if plain and given:
+        if own:
+            found = self._opaque(op, given)
+        elif plain and given:
             found = [_UNIT_OF_MODEL if _UNIT_OF_MODEL in given else ONE] * len(op.outputs)
         else:
-            found = self._memory(op, given) if memory and not calls_functions(op) else self._visit(op, kind, given)
+            found = _given_out(op)
+            if not found:
+                found = self._memory(op, given) if memory and not calls_functions(op) else self._visit(op, kind, given)
         # A function that was traced before it is differentiated shows what its later form returns, too, at the end.
         for output, unit in zip(op.outputs, found, strict=False):
             values[id(output)] = unit
+
+    @staticmethod
+    def _opaque(op: Any, given: list[Any]) -> list[Unit]:
+        """What is known of the results of an operation into which nobody looks."""
+        return [unknown(map(_whole, filter(_is_unit, given)))] * len(op.outputs)
 
     def _visit(self, op: Any, kind: str, given: list[Any]) -> Sequence[Any]:
         if kind == "Const":
@@ -284,7 +336,7 @@ class _Frame:
         if calls_functions(op):
             return self._call(op, given)
         if kind == "Identity":
-            marked = _of_mark(op.outputs[0])
+            marked = _of_mark(op.outputs[0], given[0])
             if marked is not None:
                 # A loop that is differentiated keeps what stands before an identity.
                 self._values[id(op.inputs[0])] = marked
@@ -299,12 +351,17 @@ class _Frame:
         bodies = functions_called(op)
         named = len(op.get_attr("branches")) if op.type.endswith("Case") else 2 if op.type in BRANCHES else 1
         if len(bodies) != named:
-            return [UNKNOWN] * len(op.outputs)
+            return self._opaque(op, given)
+        before = self.state
         if op.type in BRANCHES:
-            return self._branch(op, bodies, given)
-        found = self._run(bodies[0], given)
-        # What a loop adds up shows at its second turn.
-        return self._run(bodies[0], found) if op.type in LOOPS else found
+            found = self._branch(op, bodies, given)
+        else:
+            found = self._run(bodies[0], given)
+            # What a loop adds up shows at its second turn.
+            found = self._run(bodies[0], found) if op.type in LOOPS else found
+        new = {cell: _outside(unit, bodies, op) for cell, unit in self.state.items() if before.get(cell) is not unit}
+        self.state = {**self.state, **new}
+        return [_outside(unit, bodies, op) for unit in found]
 
     def _run(self, body: Any, given: Sequence[Any]) -> list[Any]:
         units = {id(own): unit for own, unit in zip(body.inputs, given, strict=False)}
@@ -326,7 +383,7 @@ class _Frame:
         own = len(tf.nest.flatten(bodies[0].structured_outputs, expand_composites=True))
 
         def chosen(place: int, units: tuple) -> Any:
-            if not isinstance(units[0], Power | Mixed | Unknown | Special | Either):
+            if not _is_unit(units[0]):
                 return units[0]
             whole = tuple(map(_whole, units))
             if len(set(whole)) == 1 and is_plain(condition):
@@ -350,27 +407,59 @@ class _Frame:
             self.state[id(cell)] = rest[0] if rest else ONE
         elif op.type.startswith(_ASSIGNS) and rest:
             self.state[id(cell)] = total([held, *rest], Why.SUM, op.name)
-        elif rest and not op.outputs:
-            self.state[id(cell)] = beside([held, *rest])
         return [held if one.dtype.is_floating else ONE for one in op.outputs]
 
 
-def _of_mark(tensor: tf.Tensor) -> Unit | None:
-    """The unit of a marked tensor; None for others."""
+def _given_out(op: Any) -> list[Unit]:
+    """The units of what was put into a queue or a table, perhaps by an earlier call; an empty list for others."""
+    name = next((name for begin, name in _MEMORIES.items() if op.type.startswith(begin)), None)
+    return [] if name is None else [Unknown(frozenset([Kept(id(op), name, is_variable=False)]))] * len(op.outputs)
+
+
+def _of_mark(tensor: tf.Tensor, before: Unit = UNKNOWN) -> Unit | None:
+    """The unit of a marked tensor; None for others.
+
+    Args:
+        tensor: The tensor.
+        before: The unit of what was marked, as far as it is known.
+    """
     kind = kind_of(tensor, (RETRIED,))
-    if kind == UNSCALED:
-        return _UNIT_UNSCALED
-    if kind not in (LOSS_SCALE, READ, RETRIED):
+    if kind is None:
         return None
     owner: Any = owner_of_scale(tensor)
+    source = Source(tensor.ref(), owner, None if is_eager(tensor) else tensor.op)
+    if kind == SCALED:
+        return coming_from(before, source)
+    if kind == UNSCALED:
+        return Power(notes=frozenset([Note.UNSCALED, source]))
     if owner is None:
-        return UNKNOWN
-    return Power(notes=frozenset([owner])) if owner.is_one else Power(frozenset([(owner, 1.0)]))
+        return Unknown(frozenset([source]))
+    return Power(frozenset() if owner.is_one else frozenset([(owner, 1.0)]), frozenset([source]))
+
+
+def _outside(value: Any, bodies: Sequence[Any], call: Any) -> Any:
+    """A unit as it is seen outside of functions: what was made inside of them comes from the call."""
+
+    def seen(origin: Any) -> Any:
+        operation = getattr(origin, "operation", None)
+        is_inside = operation is not None and any(operation.graph is body for body in bodies)
+        return origin._replace(operation=call) if is_inside else origin
+
+    if isinstance(value, Either):
+        units = tuple(_outside(unit, bodies, call) for unit in value.units)
+        return Either(value.condition, units, _outside(value.whole, bodies, call))
+    return mapped(value, seen) if _is_unit(value) and value is not ONE and value is not _UNIT_OF_MODEL else value
+
+
+def _is_unit(value: Any) -> bool:
+    """Whether it is a unit, and not the handle of a memory."""
+    return isinstance(value, Power | Mixed | Unknown | Special | Either)
 
 
 def _is_of_scales_alone(unit: Any) -> bool:
     """Whether a factor is made of scales and constants."""
-    return isinstance(unit, Power) and bool(unit.powers) and unit.notes <= {Note.NUMBER}
+    known = isinstance(unit, Power) and bool(unit.powers)
+    return known and not unit.notes & {Note.UNSCALED, Note.CANCELLED, Note.MODEL, Note.DOUBTFUL}
 
 
 def _whole(value: Any) -> Any:

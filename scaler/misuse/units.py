@@ -8,8 +8,8 @@ no step is called wrong for it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 
 class Special(enum.Enum):
@@ -21,11 +21,41 @@ class Special(enum.Enum):
     """Of constants that only avoid a division by zero or an overflow. They do not count in sums and limits."""
 
 
+class Source(NamedTuple):
+    """A mark that a tensor comes from: where a scale multiplied something, or `unscale` divided it.
+
+    Attributes:
+        mark: A reference to the marked tensor.
+        owner: Whose scale multiplied; None if none did.
+        operation: What made it; the call or the loop, if it was made inside of a function. None in eager mode.
+        power: Its exponent, if a scale multiplied.
+    """
+
+    mark: Any
+    owner: Any
+    operation: Any
+    power: float = 1.0
+
+
+class Kept(NamedTuple):
+    """A memory that a tensor comes from, as it was before the trace.
+
+    Attributes:
+        memory: The identity of its handle.
+        name: What it is, in words.
+        is_variable: Whether it is a variable, and no queue or table.
+    """
+
+    memory: int
+    name: str
+    is_variable: bool = True
+
+
 class Unknown(NamedTuple):
     """What is not known.
 
     Attributes:
-        of: Whose scales it may depend on, as far as that is known.
+        of: The sources and memories that it may come from, as far as they are known.
     """
 
     of: frozenset = frozenset()
@@ -51,7 +81,7 @@ class Power(NamedTuple):
 
     Attributes:
         powers: Pairs of whose scale it is, and its exponent, which is not 0.
-        notes: What else is known, and whose scales of 1 are factors.
+        notes: What else is known, and the sources and memories that it comes from.
     """
 
     powers: frozenset = frozenset()
@@ -95,14 +125,42 @@ Unit = Power | Mixed | Unknown | Special
 
 def unknown(units: Iterable[Unit]) -> Unknown:
     """What is not known, and is computed from tensors of these units."""
-    return Unknown(frozenset().union(*map(scales_of, units)))
+    return Unknown(frozenset().union(*map(origins_of, units)))
+
+
+def origins_of(unit: Unit) -> frozenset:
+    """The sources and memories that a tensor comes from. A scale that divided itself is none of them."""
+    if isinstance(unit, Power):
+        return frozenset(note for note in unit.notes if type(note) is not Note)
+    return frozenset().union(*map(origins_of, unit.of)) if isinstance(unit, Mixed) else getattr(unit, "of", frozenset())
+
+
+def sources_of(unit: Unit) -> list[Source]:
+    """The sources among them."""
+    return [one for one in origins_of(unit) if isinstance(one, Source)]
 
 
 def scales_of(unit: Unit) -> frozenset:
     """Whose scales a tensor depends on."""
+    return frozenset(one.owner for one in sources_of(unit) if one.owner is not None)
+
+
+def mapped(unit: Unit, change: Callable[[Any], Any]) -> Unit:
+    """The unit with each of its origins changed."""
     if isinstance(unit, Power):
-        return frozenset([owner for owner, _ in unit.powers] + [note for note in unit.notes if type(note) is not Note])
-    return frozenset().union(*map(scales_of, unit.of)) if isinstance(unit, Mixed) else getattr(unit, "of", frozenset())
+        return Power(unit.powers, frozenset(one if type(one) is Note else change(one) for one in unit.notes))
+    if isinstance(unit, Mixed):
+        return unit._replace(of=frozenset(mapped(part, change) for part in unit.of))
+    return Unknown(frozenset(map(change, unit.of))) if isinstance(unit, Unknown) else unit
+
+
+def coming_from(unit: Unit, origin: Source | Kept) -> Unit:
+    """The unit with another origin."""
+    if isinstance(unit, Power):
+        return Power(unit.powers, unit.notes | {origin})
+    if isinstance(unit, Mixed):
+        return unit._replace(of=frozenset(coming_from(part, origin) for part in unit.of))
+    return Unknown(unit.of | {origin}) if isinstance(unit, Unknown) else unit
 
 
 def is_plain(unit: Unit) -> bool:
@@ -144,13 +202,23 @@ def product(factors: Iterable[tuple[Unit, float]]) -> Unit:
 
 def _power_of(factors: Sequence[tuple[Power, float]]) -> Power:
     powers: dict = {}
-    notes: frozenset = frozenset()
+    sources: dict = {}
+    notes: set = set()
     for unit, exponent in factors:
-        notes |= unit.notes
         for symbol, power in unit.powers:
             powers[symbol] = round(powers.get(symbol, 0.0) + power * exponent, 6)
+        for note in unit.notes:
+            if isinstance(note, Source) and note.owner is not None:
+                # A derivative of what a scale divided is multiplied by that very scale.
+                key = note._replace(power=1.0)
+                sources[key] = round(sources.get(key, 0.0) + note.power * exponent, 6)
+            else:
+                notes.add(note)
+    notes.update(source._replace(power=power) for source, power in sources.items() if power)
     left = frozenset([(symbol, power) for symbol, power in powers.items() if power])
-    return Power(left, notes | {Note.CANCELLED} if len(left) < len(powers) else notes)
+    if len(left) < len(powers):
+        notes.add(Note.CANCELLED)
+    return Power(left, frozenset(notes))
 
 
 def total(units: Iterable[Unit], why: Why, name: str = "", may_cancel: bool = True) -> Unit:
@@ -208,7 +276,7 @@ def choice(condition: Unit, units: Sequence[Unit], name: str = "") -> Unit:
 def sign(unit: Unit) -> Unit:
     """The unit of the sign of a tensor, and of a comparison with zero."""
     if isinstance(unit, Power) and unit.powers:
-        return Power(notes=unit.notes | {Note.CANCELLED})
+        return Power(notes=frozenset(one for one in unit.notes if not isinstance(one, Source)) | {Note.CANCELLED})
     return Mixed(Why.SIZE, unit.of, unit.name) if isinstance(unit, Mixed) else unit
 
 

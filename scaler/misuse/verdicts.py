@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import tensorflow as tf
+
 from scaler import gradients
 from scaler.errors import InvalidArgument
 from scaler.misuse.carried import TO_APPLY
-from scaler.misuse.trace import units_of
+from scaler.misuse.marks import SCALED
+from scaler.misuse.trace import kinds_behind, units_of
 from scaler.misuse.units import Mixed, Note, Power, Unit, Unknown, Why, scales_of
 
 
@@ -117,6 +120,17 @@ def refuse_exchanged(loss: str, grads: Sequence[gradients.Gradient], owners: Map
         raise InvalidArgument(
             f"apply: loss {loss!r} was given gradients of loss {' and '.join(map(repr, others))}, whose scale they "
             "carry: expected for each loss the gradients of its own scaled value."
+        )
+
+
+def refuse_scaled(loss: tf.Tensor) -> None:
+    """Raises `InvalidArgument` for a loss that a scaler scaled, or that was multiplied by a scale by hand."""
+    (unit,) = units_of([loss])
+    if (isinstance(unit, Power) and unit.powers) or SCALED in kinds_behind([loss]):
+        raise InvalidArgument(
+            "scale(loss): the loss was scaled already, by this loss scaler or by another one: expected an unscaled "
+            "loss. Its gradients would carry the product of both scales but be divided by only one. Call scale once, "
+            "on the sum of all losses to differentiate."
         )
 
 
