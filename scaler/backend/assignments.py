@@ -19,9 +19,6 @@ import tensorflow as tf
 from scaler.backend.graphs import captured_from, first_argument, functions_called, graphs_around, is_eager
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape")
-_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-_OF_A_PART = ("ResourceScatter", "ResourceStridedSliceAssign")
-"""How the types of operations begin that assign or add to a part of a variable. The value is their last input."""
 
 
 def age_of(tensor: Any) -> float:
@@ -44,30 +41,6 @@ def assignments(variable: Any, since: Any = None, until: Any = None) -> list[Any
             return list(_between(since, until))
         handles |= {id(inner) for outer, inner in captures or () if id(outer) in handles}
     return [op for op in _between(since, until) if any(id(handle) in handles for handle in assigned_by(op))]
-
-
-def value_assigned(op: Any) -> list[tf.Tensor]:
-    """The tensor that an operation assigns or adds, in a list; an empty one for what does more than that."""
-    return [op.inputs[-1]] if op.type in _ASSIGNMENTS or op.type.startswith(_OF_A_PART) else []
-
-
-def assigned_before(handle: tf.Tensor, until: Any, places: dict[Any, dict]) -> Any:
-    """The last operation of its graph that may assign the variable of a handle, or None.
-
-    Args:
-        handle: A handle, as the graph itself has it.
-        until: The operation of this graph before which to look. With None the whole graph is looked at.
-        places: Where operations stand in their graphs, for graphs that do not change any more. It is filled.
-    """
-    found = [op for op in handle.consumers() if any(given is handle for given in assigned_by(op))]
-    if not found:
-        return None
-    graph = handle.graph
-    if graph not in places:
-        places[graph] = {op: place for place, op in enumerate(graph.get_operations())}
-    place = places[graph]
-    earlier = [op for op in found if until is None or place[op] < place[until]]
-    return max(earlier, key=place.__getitem__, default=None)
 
 
 def is_one_of(handle: tf.Tensor, variables: Sequence[Any]) -> bool:

@@ -19,7 +19,7 @@ from scaler.backend.layers import direction_of
 from scaler.backend.variables import outside_the_graph
 from scaler.errors import ScaleWarning
 from scaler.gate.rollback import all_finite
-from scaler.misuse.sources import Node, node_key, sources_of
+from scaler.misuse.upstream import Node, node_key, sources_of
 
 
 class Shown:

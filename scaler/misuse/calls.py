@@ -290,7 +290,7 @@ class Calls:
             variable, used = self._stored, self.step.variable
             known = carried_in_graph(method, units, self, variable, used, self._has_retried, nobody_scaled)
             if is_kept:
-                look_at_end(method, values, variables or (), self, always, self._stored, self.use.say_once)
+                look_at_end(method, values, units, variables or (), self, always, self._stored, self.use.say_once)
         if known is not None:
             finite = self._loss_was_finite() if known.loss_finite is None else known.loss_finite
             return Carried(known.loss_scale, finite)

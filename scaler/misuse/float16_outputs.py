@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from scaler.backend.graphs import in_xla, is_eager
 from scaler.backend.layers import is_softmax_or_sigmoid
-from scaler.misuse.sources import tensors_upstream
+from scaler.misuse.upstream import tensors_upstream
 
 _LAYERS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
 _SHAPES = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Gather", "GatherV2", "GatherNd", "StridedSlice")

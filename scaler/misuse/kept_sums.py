@@ -1,42 +1,45 @@
 """Gradients of an earlier step, perhaps of another scale: added to what a variable kept, or out of a queue or a table.
 
-Which assignments a step makes is known when its trace ends: `look_at_end` looks then, at all of it. Eager mode has
-no graph to look at. What was put into a queue, and when, is not in the graph. What Python keeps behind a
-`tf.py_function` is not seen at all.
+Which assignments a step makes is known when its trace ends. It is interpreted twice then: if a variable holds scaled
+gradients at last, the next call finds them there. Eager mode has no graph to look at. What was put into a queue, and
+when, is not in the graph. What Python keeps behind a `tf.py_function` is not seen at all.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from scaler.backend.assignments import assigns, at_end_of_trace, is_function, is_loop_body, is_one_of
-from scaler.backend.graphs import functions_called, graphs_around, is_eager, variables_read
-from scaler.backend.replicas import native, replica_count
+import tensorflow as tf
+
+from scaler.backend import replicas
+from scaler.backend.assignments import assigns, at_end_of_trace, is_function, is_loop_body
+from scaler.backend.graphs import calls_functions, captured_from, graphs_around, is_eager
 from scaler.errors import InvalidArgument
 from scaler.misuse.carried import KEEP_UNSCALED, TO_APPLY
-from scaler.misuse.contents import (
-    CALLS,
-    CHOICE,
-    PART,
-    Content,
-    Contents,
-    Held,
-    Source,
-    Value,
-    held_at_first,
-    rescales,
+from scaler.misuse.frame import Either
+from scaler.misuse.trace import Trace, trace_here
+from scaler.misuse.units import ZERO, Kept, Mixed, Power, Share, Unit, Unknown, origins_of, sources_of
+
+_SELECTS = ("Select", "SelectV2")
+_QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
+_TIMES = ("Mul", *_QUOTIENTS)
+_TAKES_OVER = frozenset(
+    (
+        *("Identity", "IdentityN", "Cast", "Reshape", "Squeeze", "ExpandDims", "Transpose", "EnsureShape", "Snapshot"),
+        *("StopGradient", "PreventGradient", "CheckNumerics", "Slice", "StridedSlice", "Unpack", "Split", "SplitV"),
+        *("Neg", "Sum", "Mean", "AddV2", "Add", "AddN", "Sub", "Pack", "ConcatV2", "TensorScatterAdd"),
+        *("TensorScatterSub", "TensorScatterUpdate", *_SELECTS, *_TIMES),
+    )
 )
-from scaler.misuse.marks import LOSS_SCALE, READ, kind_of, owner_of_scale
-from scaler.misuse.sources import edges_upstream
-from scaler.misuse.units import Kept, Unit, origins_of, sources_of
+"""Operations whose result holds what went in."""
 
 
 def look_at_end(
     method: str,
-    gradients: Sequence,
+    values: Sequence[tf.Tensor],
+    units: Sequence[Unit],
     targets: Sequence,
     owner: object,
     always: bool,
@@ -49,173 +52,158 @@ def look_at_end(
 
     Args:
         method: Who asks, for the sentences.
-        gradients: The values of scaled gradients.
+        values: The scaled gradients.
+        units: Their units now.
         targets: The variables to update. They hold no gradients.
         owner: The `Calls` of the loss scaler.
         always: Whether every call of the step takes these gradients.
         now: The variable that holds the scale of the next loss.
         say_once: Gives a warning, once for all of the same mistake.
     """
-    values = [value for value in gradients if not is_eager(value)]
+    values = [value for value in values if not is_eager(value)]
     graphs: list[Any] = []
     for graph in filter(is_function, graphs_around()):
         graphs.append(graph)
         if is_loop_body(graph):
             break
-    if not values or not graphs:
+    trace = trace_here()
+    if not values or not graphs or trace is None:
         return
-    replica_is_one = replica_count() == 1
-    handled = sys.exc_info()[1]
+    updated = {id(part.handle) for one in map(replicas.native, targets) for part in getattr(one, "values", (one,))}
+    origins = (origin for unit in units for origin in origins_of(unit) if isinstance(origin, Kept))
+    variables = {one.memory: one for one in origins if one.is_variable and one.memory not in updated}
+    replica_is_one, handled = replicas.replica_count() == 1, sys.exc_info()[1]
+    always = always and replica_is_one and all(type(graph).__name__ == "FuncGraph" for graph in graphs[:-1])
 
     def look() -> None:
         # An error that ends the trace says enough.
         if sys.exc_info()[1] is not handled:
             return
-        calls = _calls_of(graphs)
-        starts = [Value(value.ref(), calls[value.graph]) for value in values if value.graph in calls]
-        step = _Step(starts, owner)
-        plain = replica_is_one and all(call.type in CALLS for call, _ in calls[graphs[0]])
-        for first, last in step.carried_by(graphs[-1]) if assigns(graphs[-1], now) else ():
-            if step.is_kept(first, last) and step.wrong(first, last, always and plain):
+        for sum_ in _sums(trace, graphs[-1], values, {**variables, **_carried(graphs[-1], now)}, owner):
+            wrong = sum_.wrong(always)
+            if wrong and not sum_.kept.name:
                 raise InvalidArgument(
                     f"{method}(grads): a loop carries scaled gradients from one pass to the next, as a momentum does, "
                     "and the loss scale moves between the passes, so that no single scale divides the sum: expected "
                     f"gradients of losses that one scale multiplied. {KEEP_UNSCALED}"
                 )
-        for kept in step.kept([native(target) for target in targets]):
-            name, wrong = _name(kept), step.wrong(kept, Held(kept.handle, ()), always and plain)
             if wrong and replica_is_one:
                 raise InvalidArgument(
-                    f"{method}(grads): {name} keeps scaled gradients from call to call, {wrong}. The loss scale moves "
-                    "between the calls, so that no single scale divides the sum: expected gradients of losses that one "
-                    f"scale multiplied. {KEEP_UNSCALED}"
+                    f"{method}(grads): {sum_.kept.name} keeps scaled gradients from call to call, {wrong}. The loss "
+                    "scale moves between the calls, so that no single scale divides the sum: expected gradients of "
+                    f"losses that one scale multiplied. {KEEP_UNSCALED}"
                 )
-            say_once(
-                f"{method}(grads): {name} sums scaled gradients over several calls, and the scale of the last loss "
-                "divides them all. This is right only while the loss scale does not move inside of a window. To be "
-                f"sure, sum what unscale(grads) returns, and pass the sums to {TO_APPLY}.",
-                "a sum of scaled gradients",
-            )
+            if sum_.kept.name:
+                say_once(
+                    f"{method}(grads): {sum_.kept.name} sums scaled gradients over several calls, and the scale of the "
+                    "last loss divides them all. This is right only while the loss scale does not move inside of a "
+                    f"window. To be sure, sum what unscale(grads) returns, and pass the sums to {TO_APPLY}.",
+                    "a sum of scaled gradients",
+                )
 
     at_end_of_trace(graphs[-1], look)
 
 
-def _calls_of(graphs: Sequence[Any]) -> dict[Any, tuple]:
-    """The calls by which the outermost of these graphs reaches each of them.
+class _Sum(NamedTuple):
+    """Scaled gradients of an earlier call, to which those of this one are added.
 
-    Graphs around one that none of them seems to call are left out.
-    """
-    links: list[tuple] = []
-    for inner, outer in pairwise(graphs):
-        call = next((op for op in outer.get_operations() if any(one is inner for one in functions_called(op))), None)
-        if call is None:
-            break
-        links.append((call, inner))
-    return {graph: tuple(links[place:][::-1]) for place, graph in enumerate(graphs[: len(links) + 1])}
-
-
-class _Step:
-    """What one step takes over from an earlier call.
-
-    Args:
-        starts: Its gradients.
-        owner: The `Calls` of the loss scaler.
+    Attributes:
+        kept: Where they were.
+        shares: How much of them is left for the next call.
     """
 
-    def __init__(self, starts: Sequence[Value], owner: object):
-        self._starts, self._owner = starts, owner
-        self._contents = Contents()
-        self._upstream = self._contents.follow(starts)
-        self._scaled: dict[Value, bool | None] = {}
+    kept: Kept
+    shares: set[Share]
 
-    def kept(self, targets: Sequence) -> list[Held]:
-        """What variables held before this call, if the gradients hold it and each call leaves scaled gradients."""
-        first = [one for one in self._upstream if isinstance(one, Held) and one == held_at_first(one.handle)]
-        return [
-            one
-            for one in first
-            if not is_one_of(one.handle.deref(), targets) and self.is_kept(one, Held(one.handle, ()))
-        ]
+    def wrong(self, always: bool) -> str | None:
+        """Why this is no sum of a window's micro-batches, or None if it may be one.
 
-    def carried_by(self, graph: Any) -> list[tuple[Content, Content]]:
-        """What a loop carries that the gradients come from, at the beginning and at the end of a pass."""
-        if not is_loop_body(graph):
-            return []
-        pairs = [
-            (Value(own.ref(), ()), Value(left.ref(), ()))
-            for own, left in zip(graph.inputs, graph.outputs, strict=False)
-        ]
-        return [(first, last) for first, last in pairs if first in self._upstream]
-
-    def is_kept(self, first: Content, last: Content) -> bool:
-        """Whether the gradients hold what was there at first, and scaled gradients are there at last."""
-        left = self._contents.follow([last])
-        if first in left and len(left) <= 2:
-            return False
-        if last not in self._contents.holding(self._scaled_of(left), left, self._is_whole):
-            return False
-        holding = self._contents.holding({first}, self._upstream, self._is_taken)
-        return any(start in holding for start in self._starts) and (first in left or self._takes_new(holding))
-
-    def _takes_new(self, holding: set[Content]) -> bool:
-        """Whether gradients that hold what was kept hold gradients of this call, too."""
-        new = self._contents.holding(self._scaled_of(self._upstream), self._upstream, self._is_whole)
-        return any(start in holding and start in new for start in self._starts)
-
-    def wrong(self, first: Content, last: Content, always: bool) -> str | None:
-        """Why this is no sum of a window's micro-batches, or None if it may be one."""
-        left = self._contents.follow([last])
-        if first not in left:
+        Args:
+            always: Whether every call of the step takes these gradients.
+        """
+        if not self.shares:
             return "and adds the last call's to those of this one" if always else None
-        holding = self._contents.holding({first}, left, self._is_taken)
-        met = self._contents.shares(last, first, holding, self._is_taken)
-        return "as a momentum or an average does, times a constant" if PART in met and CHOICE not in met else None
-
-    def _scaled_of(self, contents: Iterable[Content]) -> set[Content]:
-        """Those of these contents that nothing is followed behind, and that carry the scale."""
-        ends = [one for one in contents if isinstance(one, Value) and not self._contents.sources[one]]
-        ends = [one for one in ends if not kind_of(one.tensor.deref())]
-        self._find_scaled(ends)
-        return {one for one in ends if self._scaled[one]}
-
-    def _is_whole(self, content: Content, source: Source) -> bool:
-        """Whether a source still carries the scale in a product: not if the factor does, as an inverse norm."""
-        return source.factor is None or not self._carries(source.factor)
-
-    def _is_taken(self, content: Content, source: Source) -> bool:
-        """Whether a product takes a sum over: not one of a weight and a gradient, but one with a factor that clips."""
-        if source.factor is None or not self._carries(source.factor):
-            return True
-        factor, taken = source.factor.tensor.deref(), source.content
-        return factor.shape.rank == 0 and isinstance(taken, Value) and taken.tensor.deref().shape.rank != 0
-
-    def _carries(self, value: Value) -> bool:
-        self._find_scaled([value])
-        return bool(self._scaled[value])
-
-    def _find_scaled(self, values: Iterable[Value]) -> None:
-        """Finds which values depend on a scale of the owner that nothing divides them by."""
-        nodes = [(one.tensor.deref(), one.calls) for one in values if self._scaled.setdefault(one, None) is None]
-        users: dict[Value, list[Value]] = {}
-        waiting = []
-        for (tensor, calls), sources in edges_upstream(nodes, lambda one: kind_of(one) or rescales(one)):
-            value = Value(tensor.ref(), calls)
-            is_own = kind_of(tensor) in (LOSS_SCALE, READ) and owner_of_scale(tensor) is self._owner
-            if is_own or self._scaled.get(value):
-                waiting.append(value)
-            self._scaled[value] = False
-            for source, inner in sources:
-                users.setdefault(Value(source.ref(), inner), []).append(value)
-        while waiting:
-            value = waiting.pop()
-            if not self._scaled[value]:
-                self._scaled[value] = True
-                waiting += users.get(value, ())
+        is_momentum = Share.PART in self.shares and Share.CHOICE not in self.shares
+        return "as a momentum or an average does, times a constant" if is_momentum else None
 
 
-def _name(kept: Held) -> str:
-    variable = variables_read(kept.handle.deref().graph).get(kept.handle)
-    return "a variable" if variable is None else f"the variable {variable.name!r}"
+def _carried(graph: Any, now: Any) -> dict[int, Kept]:
+    """What a loop in which the scale moves carries from one pass to the next."""
+    if not is_loop_body(graph) or not assigns(graph, now):
+        return {}
+    own = [one for one in graph.inputs if one.dtype.is_floating and captured_from(one) is None]
+    return {id(one): Kept(id(one), "") for one in own}
+
+
+def _sums(
+    trace: Trace, graph: Any, values: Sequence[tf.Tensor], memories: Mapping[int, Kept], owner: object
+) -> list[_Sum]:
+    """The memories from which the gradients take scaled ones of an earlier call."""
+    scaled = frozenset([(owner, 1.0)])
+    if not memories:
+        return []
+    _, last = trace.again(graph, dict.fromkeys(memories, ZERO), (), _held_on)
+    supposed: dict = {
+        key: Power(scaled, frozenset([kept]))
+        for key, kept in memories.items()
+        if isinstance(unit := last.get(key), Power) and unit.powers == scaled
+    }
+    if not supposed:
+        return []
+    units, last = trace.again(graph, supposed, values, _held_on)
+    found = []
+    for key in supposed:
+        taking = [unit for unit in units if not isinstance(unit, Unknown) and _held(unit, key)]
+        shares = {one.share for one in _held(last.get(key, ZERO), key)}
+        if taking and (shares or any(map(sources_of, taking))):
+            found.append(_Sum(memories[key], shares))
+    return found
+
+
+def _held(unit: Unit, memory: int) -> list[Kept]:
+    """What is in a tensor of what a memory held at first."""
+    return [one for one in origins_of(unit) if isinstance(one, Kept) and one.memory == memory]
+
+
+def _held_on(op: Any, given: Sequence[Any], unit: Unit) -> Unit:
+    """The unit of a result in which only what was kept and still is a summand counts as kept."""
+    if calls_functions(op) or op.type == "ReadVariableOp" or isinstance(unit, Either):
+        return unit
+    takes, shares = op.type in _TAKES_OVER, {}
+    for place, (factor, one) in enumerate(zip(given, op.inputs, strict=True)):
+        kept = [] if one.dtype == tf.resource else [origin for origin in origins_of(factor) if isinstance(origin, Kept)]
+        if not kept or not takes or (op.type in _QUOTIENTS and place):
+            continue
+        if op.type in _TIMES:
+            # A norm that was kept is no sum of gradients, whatever is divided by it.
+            if isinstance(factor, Power) and isinstance(unit, Power) and factor.powers == unit.powers:
+                shares.update(dict.fromkeys(kept, _share_of(op.inputs[1 - place])))
+        elif one.dtype.is_floating or one.dtype == tf.variant:
+            shares.update(dict.fromkeys(kept, Share.CHOICE if op.type in _SELECTS else Share.ALL))
+
+    def held(origins: frozenset) -> frozenset:
+        others = {one for one in origins if not isinstance(one, Kept)}
+        mine = {one for one in origins if one in shares}
+        return frozenset(
+            others | {one if shares[one] is Share.ALL else one._replace(share=shares[one]) for one in mine}
+        )
+
+    if isinstance(unit, Power):
+        return Power(unit.powers, held(unit.notes))
+    if isinstance(unit, Mixed):
+        return unit._replace(of=frozenset(Power(part.powers, held(part.notes)) for part in unit.of))
+    return Unknown(held(unit.of)) if isinstance(unit, Unknown) else unit
+
+
+def _share_of(factor: tf.Tensor) -> Share:
+    """How much of a tensor is in its product with a factor."""
+    known: tf.Tensor | None = factor
+    while known is not None and not is_eager(known) and known.op.type == "Placeholder":
+        known = captured_from(known)
+    value = None if known is None else tf.get_static_value(known)
+    if value is None or value.size != 1:
+        return Share.CHOICE
+    return Share.ALL if abs(value.item()) == 1.0 else Share.PART
 
 
 def kept_elsewhere(method: str, units: Sequence[Unit]) -> str | None:

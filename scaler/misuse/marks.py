@@ -1,6 +1,6 @@
 """Marks tensors as scaled or unscaled, and scales as those of one loss scaler.
 
-In a graph a mark is an identity operation with a special name, which `upstream` finds behind whatever depends on it. In
+In a graph a mark is an identity operation with a special name, which a pass over the trace finds (`trace`). In
 eager mode there is no graph: a mark is an attribute of the tensor, and only that tensor is recognised.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -26,22 +25,6 @@ _OWNER, _SCALE, _GIVEN = "_halfstep_owner", "_halfstep_scale", "_halfstep_given"
 _SAME = object()
 _SMALL = 2**16
 """Elements. A history of a float8 layer has 1024."""
-
-
-class Mark(NamedTuple):
-    """A marked tensor that values come from.
-
-    Attributes:
-        tensor: The tensor.
-        operation: What made it; the call or the loop, if it was made inside of a function. None in eager mode.
-    """
-
-    tensor: tf.Tensor
-    operation: Any
-
-
-Marks = dict[str, list[Mark]]
-"""Marks by their kind."""
 
 
 def mark(tensor: tf.Tensor, kind: str) -> tf.Tensor:

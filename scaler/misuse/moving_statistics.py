@@ -22,7 +22,7 @@ from scaler.backend.graphs import calls_functions, graphs_around, is_eager, vari
 from scaler.backend.layers import owners_of
 from scaler.backend.variables import is_of_a_scaler
 from scaler.errors import ScaleWarning
-from scaler.misuse.sources import parameters
+from scaler.misuse.upstream import parameters
 
 _STEPS = "_halfstep_steps"
 _SHORT = re.compile(r"(^|_)bn($|_|\d)")

@@ -37,6 +37,16 @@ class Source(NamedTuple):
     power: float = 1.0
 
 
+class Share(enum.Enum):
+    """How much of what a memory held is in a tensor."""
+
+    ALL = enum.auto()
+    PART = enum.auto()
+    """It times a constant."""
+    CHOICE = enum.auto()
+    """All or nothing of it."""
+
+
 class Kept(NamedTuple):
     """A memory that a tensor comes from, as it was before the trace.
 
@@ -44,11 +54,13 @@ class Kept(NamedTuple):
         memory: The identity of its handle.
         name: What it is, in words.
         is_variable: Whether it is a variable, and no queue or table.
+        share: Whether all of it went on, it times a constant, or all or nothing of it.
     """
 
     memory: int
     name: str
     is_variable: bool = True
+    share: Share = Share.ALL
 
 
 class Unknown(NamedTuple):
@@ -214,8 +226,10 @@ def _power_of(factors: Sequence[tuple[Power, float]]) -> Power:
                 sources[key] = round(sources.get(key, 0.0) + note.power * exponent, 6)
             else:
                 notes.add(note)
-    notes.update(source._replace(power=power) for source, power in sources.items() if power)
     left = frozenset([(symbol, power) for symbol, power in powers.items() if power])
+    # In the larger of two numbers there is one source or the other. The scales of both may be one value.
+    stay = dict(left) if not any(sources.values()) else {}
+    notes.update(one._replace(power=power or 1.0) for one, power in sources.items() if power or one.owner in stay)
     if len(left) < len(powers):
         notes.add(Note.CANCELLED)
     return Power(left, frozenset(notes))
@@ -238,7 +252,8 @@ def total(units: Iterable[Unit], why: Why, name: str = "", may_cancel: bool = Tr
     notes: frozenset = frozenset()
     known: list[Unit] = [unit for unit in counted if not isinstance(unit, Unknown)]
     if not may_cancel and known and len(known) < len(counted):
-        counted, notes = known, frozenset([Note.DOUBTFUL])
+        others = (unit for unit in counted if isinstance(unit, Unknown))
+        counted, notes = known, frozenset([Note.DOUBTFUL]).union(*map(origins_of, others))
     mixed = [unit for unit in counted if isinstance(unit, Mixed)]
     if any(isinstance(unit, Unknown) for unit in counted) or (len(mixed) > 1 and may_cancel):
         return unknown(counted)

@@ -20,8 +20,7 @@ from scaler.backend.graphs import (
 )
 
 # Neither a value nor its derivative passes through these.
-_STOP = "StopGradient"
-_OPAQUE = ("OnesLike", "ZerosLike", _STOP, "Shape", "Sign")
+_OPAQUE = ("OnesLike", "ZerosLike", "StopGradient", "Shape", "Sign")
 # Integers and bits of a gradient pass through these. All other integers are indices, counts and shapes.
 _PASS_BITS = (
     *("Cast", "Bitcast", "Identity", "Placeholder", "SerializeTensor", "ParseTensor", "DecodeRaw"),
@@ -31,33 +30,24 @@ _PASS_BITS = (
 
 Node = tuple[tf.Tensor, tuple]
 """A tensor with the functions entered on the way to it, each as an operation and the graph that it calls."""
-Edge = tuple[Node, list[Node]]
-"""A tensor, and what it comes from."""
 
 
-def edges_upstream(nodes: Iterable[Node], ends: Callable[[tf.Tensor], Any]) -> Iterator[Edge]:
-    """Yields the nodes and all that their values come from, each with what it comes from itself.
+def tensors_upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any]) -> Iterator[tf.Tensor]:
+    """Yields tensors and all that their values come from.
 
     Args:
-        nodes: Where to start.
+        tensors: Where to start.
         ends: Whether the walk ends at a tensor.
     """
-    waiting = list(nodes)
+    waiting: list[Node] = [(tensor, ()) for tensor in tensors]
     seen: set[tuple] = set()
     while waiting:
         node = waiting.pop()
         key = node_key(node)
-        if key in seen or not carries(node[0]):
-            continue
-        seen.add(key)
-        sources = [] if ends(node[0]) else list(sources_of(*node))
-        yield node, sources
-        waiting += sources
-
-
-def tensors_upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any]) -> Iterator[tf.Tensor]:
-    """As `edges_upstream`, of the tensors alone."""
-    return (tensor for (tensor, _), _ in edges_upstream([(tensor, ()) for tensor in tensors], ends))
+        if key not in seen and carries(node[0]):
+            seen.add(key)
+            yield node[0]
+            waiting += [] if ends(node[0]) else sources_of(*node)
 
 
 def node_key(node: Node) -> tuple:
@@ -73,11 +63,6 @@ def carries(tensor: tf.Tensor) -> bool:
     if is_eager(tensor) or not (dtype.is_integer or dtype == tf.string):
         return False
     return tensor.op.type in _PASS_BITS or calls_functions(tensor.op)
-
-
-def stops(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is the result of a `tf.stop_gradient`."""
-    return not is_eager(tensor) and tensor.op.type == _STOP
 
 
 def sources_of(tensor: tf.Tensor, calls: tuple) -> Iterator[Node]:
