@@ -480,7 +480,7 @@ class LossScaler(ByName):
         """
         when = as_flag("retry: when", when)
         before = self.carried("retry", grads) if loss_scale is None else self._calls.named(loss_scale)
-        with not_judged(keeps_origins=True):
+        with not_judged():
             found, carried, retries = self._retry(grads, before, again, when)
         found, loss_scale = self._calls.retries(grads, before, carried.loss_scale, found)
         return found, loss_scale, retries

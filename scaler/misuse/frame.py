@@ -122,25 +122,11 @@ class Frame:
             else:
                 # It was left out, or not all of its graph is interpreted yet.
                 self._values[id(tensor)] = of_mark(tensor) or UNKNOWN
-                if tensor.op in self._entered and calls_functions(tensor.op):
-                    self._look_again(tensor.op)
         return self._values[id(tensor)]
-
-    def _look_again(self, op: Any) -> None:
-        """Interprets a loop that was differentiated since, which gave it further outputs."""
-        state, self.state = self.state, dict(self.state)
-        given = [self.value(one) for one in op.inputs]
-        if self._trace.own.get(op):
-            found: Sequence[Any] = self._opaque(op, given)
-        else:
-            found = self._call(op, given if op.type in BRANCHES else list(map(whole_of, given)))
-        self.state = state
-        self._values.update((id(output), unit) for output, unit in zip(op.outputs, found, strict=False))
 
     def _enter(self, op: Any) -> None:
         kind, values = op.type, self._values
-        own = self._trace.own.get(op)
-        if kind == "Placeholder" or own is False:
+        if kind == "Placeholder" or op in self._trace.own:
             return
         self._entered.add(op)
         given: list[Any] = []
@@ -158,9 +144,7 @@ class Frame:
             memory = memory or one.dtype == tf.resource
             given.append(unit)
         found: Sequence[Any]
-        if own:
-            found = self._opaque(op, given)
-        elif plain and given:
+        if plain and given:
             found = [UNIT_OF_MODEL if UNIT_OF_MODEL in given else ONE] * len(op.outputs)
         else:
             found = self._memory(op, given) if memory and not calls_functions(op) else self._visit(op, kind, given)
@@ -172,11 +156,6 @@ class Frame:
             # Masks, indices and counts are of no gradient, whatever decided about them.
             is_free = isinstance(unit, Unknown) and not (output.dtype.is_floating or carries(output))
             values[id(output)] = UNKNOWN if is_free else unit
-
-    @staticmethod
-    def _opaque(op: Any, given: list[Any]) -> list[Unit]:
-        """What is known of the results of an operation into which nobody looks."""
-        return [unknown(map(whole_of, filter(is_unit, given)))] * len(op.outputs)
 
     def _visit(self, op: Any, kind: str, given: list[Any]) -> Sequence[Any]:
         if kind == "Const":
@@ -201,7 +180,7 @@ class Frame:
         bodies = functions_called(op)
         named = len(op.get_attr("branches")) if op.type.endswith("Case") else 2 if op.type in BRANCHES else 1
         if len(bodies) != named:
-            return self._opaque(op, given)
+            return [unknown(map(whole_of, filter(is_unit, given)))] * len(op.outputs)
         before = self.state
         if op.type in BRANCHES:
             found = self._branch(op, bodies, given)

@@ -79,7 +79,14 @@ def look_at_end(
         # An error that ends the trace says enough.
         if sys.exc_info()[1] is not handled:
             return
-        for sum_ in _sums(trace, graphs[-1], values, {**variables, **_carried(graphs[-1], now)}, owner):
+        scaled = frozenset([(owner, 1.0)])
+        memories = _scaled_at_last(trace, graphs[-1], {**variables, **_carried(graphs[-1], now)}, scaled)
+        earlier = dict.fromkeys(memories, Power(frozenset([(_Earlier(owner), 1.0)])))
+        apart, _ = trace.again(graphs[-1], earlier, values, lambda op, given, unit: unit) if memories else ([], {})
+        if all(isinstance(unit, Power) and unit.powers == scaled for unit in apart):
+            return
+        sums = _sums(trace, graphs[-1], values, memories, scaled)
+        for sum_ in sums:
             wrong = sum_.wrong(always)
             if wrong and not sum_.kept.name:
                 raise InvalidArgument(
@@ -100,6 +107,14 @@ def look_at_end(
                     f"window. To be sure, sum what unscale(grads) returns, and pass the sums to {TO_APPLY}.",
                     "a sum of scaled gradients",
                 )
+        if not sums and any(map(_mixes_calls, apart)):
+            name = next(iter(memories.values())).name or "a loop"
+            say_once(
+                f"{method}(grads): {name} keeps what earlier calls computed from scaled gradients, such as their norm, "
+                "and these gradients are limited by it or otherwise depend on it. The loss scale moves between the "
+                f"calls. {KEEP_UNSCALED}",
+                "kept values of scaled gradients",
+            )
 
     at_end_of_trace(graphs[-1], look)
 
@@ -135,29 +150,39 @@ def _carried(graph: Any, now: Any) -> dict[int, Kept]:
     return {id(one): Kept(id(one), "") for one in own}
 
 
+def _scaled_at_last(trace: Trace, graph: Any, memories: Mapping[int, Kept], scaled: frozenset) -> dict[int, Kept]:
+    """The memories that hold scaled gradients when a call ends, and so when the next one begins."""
+    if not memories:
+        return {}
+    _, last = trace.again(graph, dict.fromkeys(memories, ZERO), (), _held_on)
+    units = ((key, last.get(key)) for key in memories)
+    return {key: memories[key] for key, unit in units if isinstance(unit, Power) and unit.powers == scaled}
+
+
 def _sums(
-    trace: Trace, graph: Any, values: Sequence[tf.Tensor], memories: Mapping[int, Kept], owner: object
+    trace: Trace, graph: Any, values: Sequence[tf.Tensor], memories: Mapping[int, Kept], scaled: frozenset
 ) -> list[_Sum]:
     """The memories from which the gradients take scaled ones of an earlier call."""
-    scaled = frozenset([(owner, 1.0)])
-    if not memories:
-        return []
-    _, last = trace.again(graph, dict.fromkeys(memories, ZERO), (), _held_on)
-    supposed: dict = {
-        key: Power(scaled, frozenset([kept]))
-        for key, kept in memories.items()
-        if isinstance(unit := last.get(key), Power) and unit.powers == scaled
-    }
-    if not supposed:
-        return []
+    supposed = {key: Power(scaled, frozenset([kept])) for key, kept in memories.items()}
     units, last = trace.again(graph, supposed, values, _held_on)
     found = []
-    for key in supposed:
+    for key, kept in memories.items():
         taking = [unit for unit in units if not isinstance(unit, Unknown) and _held(unit, key)]
         shares = {one.share for one in _held(last.get(key, ZERO), key)}
         if taking and (shares or any(map(sources_of, taking))):
-            found.append(_Sum(memories[key], shares))
+            found.append(_Sum(kept, shares))
     return found
+
+
+def _mixes_calls(unit: Unit) -> bool:
+    """Whether a gradient is mixed of scales of two calls. A constant may be an earlier scale, which divides a part."""
+    return isinstance(unit, Mixed) and all(sum(power for _, power in part.powers) == 1.0 for part in unit.of)
+
+
+class _Earlier(NamedTuple):
+    """The scale of an earlier call, which is another symbol than that of this one."""
+
+    owner: object
 
 
 def _held(unit: Unit, memory: int) -> list[Kept]:

@@ -42,7 +42,7 @@ class Trace:
         graph: That of the function.
 
     Attributes:
-        own: Operations that are left out, and whether it is known what their results come from.
+        own: Operations that are left out.
         unscaled: What each call of `unscale` was given whose variables are not known yet, and by which scaler.
     """
 
@@ -56,7 +56,7 @@ class Trace:
         self._supposed: Mapping[int, Unit] = {}
         self._watched: dict[int, Unit] = {}
         self.held_on: Callable[[Any, Sequence[Any], Unit], Unit] | None = None
-        self.own: dict[Any, bool] = {}
+        self.own: set[Any] = set()
 
     def units(self, tensors: Sequence[tf.Tensor], weights: Iterable = ()) -> list[Unit]:
         """The units of tensors of the graph that is being traced, or of those around it.
@@ -111,9 +111,9 @@ class Trace:
         """Takes the units that were found in one call of a function, while it interprets a function again."""
         self._watched.update((key, whole_of(unit)) for key, unit in values.items() if is_unit(unit))
 
-    def leave_out(self, graph: Any, since: int, keeps_origins: bool) -> None:
+    def leave_out(self, graph: Any, since: int) -> None:
         """Leaves out the operations of a graph that were added after so many."""
-        self.own.update(dict.fromkeys(graph.get_operations()[since:], keeps_origins))
+        self.own.update(graph.get_operations()[since:])
 
     def of_variable(self, handle: int) -> Unit:
         """The unit of what a variable holds at first. It may be a scale, or another function filled it with gradients.
@@ -188,17 +188,13 @@ def kinds_behind(tensors: Sequence[Any]) -> set[str]:
 
 
 @contextlib.contextmanager
-def not_judged(keeps_origins: bool = False) -> Iterator[None]:
-    """What is traced inside is a step's own doing, which no user can get wrong: its results count as unknown.
-
-    Args:
-        keeps_origins: Whether it stays known what they come from, as a derivative of them does.
-    """
+def not_judged() -> Iterator[None]:
+    """What is traced inside is a step's own doing, which no user can get wrong: its results count as unknown."""
     graph, trace = tf.compat.v1.get_default_graph(), trace_here()
     since = 0 if trace is None else len(graph.get_operations())
     yield
     if trace is not None:
-        trace.leave_out(graph, since, keeps_origins)
+        trace.leave_out(graph, since)
 
 
 class _OfOpenGraph:

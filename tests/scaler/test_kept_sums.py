@@ -391,7 +391,6 @@ HEALTHY = [
     sum_that_each_call_clears,
     copy_of_the_gradient,
     norm_for_a_log,
-    clipping_by_an_average_norm,
     weight_decay_by_hand,
     descent_with_momentum,
     sharpness_aware,
@@ -401,6 +400,12 @@ HEALTHY = [
     average_of_the_weight,
     scale_that_is_kept,
 ]
+
+
+def test_a_limit_by_norms_of_other_scales_is_warned_of():
+    own = Step()
+    with pytest.warns(scaler.ScaleWarning, match=r"'kept:0' keeps what earlier calls computed from scaled gradients"):
+        tf.function(lambda: clipping_by_an_average_norm(own), autograph=False)()
 
 
 @pytest.mark.exhaustive_with("two_applies")
