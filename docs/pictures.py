@@ -16,9 +16,9 @@ import matplotlib
 from cycler import cycler
 
 from loops.study.report import report_study
+from loops.support.drawing import svg_of
 from loops.support.palette import BLUE, RED
 from loops.support.plot_style import STYLE
-from loops.support.svg import svg_of
 
 DOCS = pathlib.Path(__file__).parent
 STUDY = DOCS.parent / "study"

@@ -78,10 +78,9 @@ def run(options: argparse.Namespace) -> None:
     import scaler
     from halfstep.terminal import quiet, width, working
     from loops.record.files import to_json
-    from loops.replay.differences import differences_in
     from loops.replay.recording import recording_of
     from loops.replay.replay import replay_recordings
-    from loops.replay.results import write_scales
+    from loops.replay.results import differences_in, write_scales
     from loops.replay.sources import named_strategies, tables_of
     from loops.support.text import amount
 

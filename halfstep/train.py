@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
     from halfstep.launch import launch, leave_with_the_launcher
     from halfstep.terminal import progress
     from loops import tasks
-    from loops.loop.workers.join import addresses, join_workers
+    from loops.loop.workers.workers import addresses, join_workers
     from loops.record.files import to_json
     from loops.run.train import RunOptions, train
 

@@ -30,11 +30,11 @@ from loops.diagnose.explain.action import Explain as Explain
 from loops.loop.counters import Counters as Counters
 from loops.loop.loop import Loop as Loop
 from loops.loop.visit import Visit as Visit
-from loops.loop.workers.join import join_workers as join_workers
-from loops.record.csv import Csv as Csv
+from loops.loop.workers.workers import join_workers as join_workers
 from loops.record.forecast import Forecast as Forecast
-from loops.record.jsonl import JsonLines as JsonLines
 from loops.record.keep_batches import KeepBatches as KeepBatches
+from loops.record.lines import Csv as Csv
+from loops.record.lines import JsonLines as JsonLines
 from loops.record.tensorboard import TensorBoard as TensorBoard
 from loops.record.trace import Trace as Trace
 from loops.step.composed_step import ComposedStep as ComposedStep

@@ -2,7 +2,7 @@
 
 from loops.diagnose.explain.cure import cure as cure
 from loops.diagnose.explain.explain import explain as explain
-from loops.diagnose.explain.explain_recent import explain_batch as explain_batch
+from loops.diagnose.explain.explain import explain_batch as explain_batch
 from loops.diagnose.explain.explanation import Explanation as Explanation
 from loops.diagnose.find_scale import FoundScale as FoundScale
 from loops.diagnose.find_scale import LayerFormat as LayerFormat

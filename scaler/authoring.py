@@ -23,10 +23,9 @@ from scaler.gate.arguments import check_arguments as check_arguments
 from scaler.gate.choose import selects_here
 from scaler.gate.layer_state import LayerState as LayerState
 from scaler.gradients.lists import Gradient
-from scaler.misuse.float16_outputs import float16_loss, float16_probabilities
-from scaler.misuse.loss_on_replicas import divided_sum
+from scaler.misuse.losses import divided_sum, float16_loss, float16_probabilities
 from scaler.misuse.moving_statistics import no_forward_pass as no_forward_pass
-from scaler.misuse.unconnected import without_gradient
+from scaler.misuse.verdicts import without_gradient
 
 if TYPE_CHECKING:
     from scaler.gate.loss_scaler import LossScaler

@@ -27,7 +27,7 @@ def write(effect: Effect, folder: str | os.PathLike) -> list[pathlib.Path]:
         loops.NotWritable: If it cannot be written.
     """
     from benchmarks.effects.figure import effect_figure
-    from loops.support.svg import svg_of
+    from loops.support.drawing import svg_of
 
     files = [pathlib.Path(folder) / f"{effect.name}.{ending}" for ending in ("md", "json", "svg")]
     drawn = svg_of(effect_figure(effect))

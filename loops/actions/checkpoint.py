@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 import scaler
-from loops.actions.background_saves import BackgroundSaves
 from loops.actions.best import Best
-from loops.actions.saves import Saves
+from loops.actions.saves import BackgroundSaves, Saves
 from loops.backend import checkpoints
 from loops.backend.versions import versions
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.state import folder
-from loops.loop.state.common import Found, newest_common, place
+from loops.loop.state.describe import Found, newest_common, place
 from loops.loop.state.identity import check_identity
 from loops.loop.state.settings import differences, other_rates
 from loops.loop.state.values import NoText, exact

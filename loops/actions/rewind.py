@@ -1,23 +1,27 @@
-"""Goes back before spikes, and leaves the batches around them out."""
+"""Goes back before spikes, and leaves the batches around them out.
+
+Which batches of a dataset a run leaves out: a file that a person can edit.
+"""
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.actions import left_out
 from loops.actions.checkpoint import Checkpoint
-from loops.actions.left_out import LeftOut
 from loops.loop.state import folder
 from loops.loop.visit import Visit
 from loops.step.scalers_in_graph import find
-from loops.support.checks import check_count
+from loops.support.checks import check_count, is_count
 from loops.support.errors import LoopError, OutOfData
+from loops.support.json_values import read_object
+from loops.support.written.place import writing
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop
@@ -131,7 +135,7 @@ class Rewind:
             self._taken += loop.counters.data - self._done
         self._loop, self._saves = loop, saves
         self._finish_going_back(loop, saves)
-        self._entries = left_out.read(saves.place)
+        self._entries = _read_left_out(saves.place)
         self._rewinds = sum(entry.rewound_to is not None for entry in self._entries)
         self.stopped, self.goes_back = None, False
         self._done = loop.counters.data
@@ -150,8 +154,8 @@ class Rewind:
 
     def _finish_going_back(self, loop: Loop, saves: Checkpoint) -> None:
         """Goes back if the run has decided to, in this process or in one that was killed meanwhile."""
-        under_way = saves.place / left_out.UNDER_WAY
-        decided = left_out.read(saves.place, left_out.UNDER_WAY)[-1:]
+        under_way = saves.place / UNDER_WAY
+        decided = _read_left_out(saves.place, UNDER_WAY)[-1:]
         for entry in decided if loop.counters.data else ():
             number = entry.rewound_to
             if number is None or number not in folder.numbers(saves.place):
@@ -159,15 +163,15 @@ class Rewind:
                     f"{under_way}: the run was going back to step {number}, and that checkpoint is gone. Remove this "
                     "file to go on from the newest one."
                 )
-            entries = left_out.read(saves.place)
+            entries = _read_left_out(saves.place)
             if entry not in entries:
-                left_out.write(saves.place, [*entries, entry])
+                _write_left_out(saves.place, [*entries, entry])
             saves.go_back(loop, number)
         under_way.unlink(missing_ok=True)
 
     def next_visit(self, done: int) -> int | None:
         """The step after which the next batches are left out; None if there are none."""
-        following = left_out.next_of(self._entries, self._taken)
+        following = next_of(self._entries, self._taken)
         return None if following is None else done + following.first - 1 - self._taken
 
     def __call__(self, visit: Visit) -> None:
@@ -201,7 +205,7 @@ class Rewind:
             steps: How many steps after the checkpoint are looked at.
         """
         taken = _taken_at(facts)
-        found = left_out.next_of(left_out.read(folder), taken)
+        found = next_of(_read_left_out(folder), taken)
         return found if found is not None and found.first - 1 - taken < steps else None
 
     def _together(self) -> list[tuple[int, int]]:
@@ -235,17 +239,17 @@ class Rewind:
         first = max(batch - self._to, taken + 1)
         entry = LeftOut(first, max(first + self._skip - 1, last), number)
         # A person may have changed the file since the run began.
-        entries = left_out.read(place)
+        entries = _read_left_out(place)
         # It has to go back at once if the process is killed from here on.
-        left_out.write(place, [entry], left_out.UNDER_WAY)
-        left_out.write(place, [*entries, entry])
+        _write_left_out(place, [entry], UNDER_WAY)
+        _write_left_out(place, [*entries, entry])
         self._saves.save_no_more()
         self.goes_back = True
         self.stopped = f"spikes at step {step}: the run goes back to step {number}"
 
     def _leave_out(self) -> None:
         assert self._loop is not None
-        following = left_out.next_of(self._entries, self._taken)
+        following = next_of(self._entries, self._taken)
         if following is None or following.first > self._taken + 1:
             return
         iterator = self._loop.position.iterator
@@ -261,3 +265,78 @@ def _taken_at(facts: Mapping) -> int:
         return 0
     state = facts["actions"].get(Rewind.__name__)
     return int(state["taken"]) if isinstance(state, dict) and "taken" in state else int(facts["counters"]["data"])
+
+
+NAME = "skip_batches.json"
+"""The file, in the folder of the checkpoints."""
+UNDER_WAY = "rewind_under_way.json"
+"""A file of the same form next to it, from the decision to go back until the run has. A person writes none."""
+_EXAMPLE = '{"skip": [{"first": 4801, "last": 5100}]}'
+
+
+class LeftOut(NamedTuple):
+    """Batches that are left out, counted from 1 in the order of the dataset.
+
+    Attributes:
+        first: The first of them.
+        last: The last.
+        rewound_to: The step of the checkpoint that the run went back to for them; None if a person wrote them. It tells
+            a person, and counts; nothing goes back because of it.
+    """
+
+    first: int
+    last: int
+    rewound_to: int | None = None
+
+
+def _read_left_out(folder: pathlib.Path, name: str = NAME) -> list[LeftOut]:
+    """What the file says, in its order; nothing if there is none.
+
+    Raises:
+        LoopError: If it has another form.
+    """
+    path = folder / name
+    try:
+        entries = read_object(path.read_text(encoding="utf-8")).get("skip")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise LoopError(f"{path}: it cannot be read ({error}): expected {_EXAMPLE}.") from error
+    if not isinstance(entries, list):
+        raise LoopError(f"{path}: it has no list named skip: expected {_EXAMPLE}.")
+    return [_entry(path, entry) for entry in entries]
+
+
+def _entry(path: pathlib.Path, entry: Any) -> LeftOut:
+    first: Any
+    last: Any
+    back: Any
+    first, last, back = (entry.get(name) if isinstance(entry, dict) else None for name in LeftOut._fields)
+    if not (is_count(first) and is_count(last) and first <= last and (back is None or is_count(back))):
+        raise LoopError(f"{path}: {json.dumps(entry)[:100]} is not the first and the last of some batches: {_EXAMPLE}.")
+    return LeftOut(first, last, back)
+
+
+def _write_left_out(folder: pathlib.Path, entries: list[LeftOut], name: str = NAME) -> None:
+    """Replaces the file, which is whole at any moment.
+
+    Raises:
+        NotWritable: If it cannot be written.
+    """
+    named = [{name: value for name, value in entry._asdict().items() if value is not None} for entry in entries]
+    temporary = folder / f"{name}.tempstate0"  # A checkpoint's own leftovers, which are swept, have such names.
+    lines = ",\n".join(f"    {json.dumps(entry)}" for entry in named)
+    with writing("Rewind", folder / name):
+        temporary.write_text(f'{{"skip": [\n{lines}\n]}}\n', encoding="utf-8")
+        temporary.replace(folder / name)
+
+
+def next_of(entries: list[LeftOut], taken: int) -> LeftOut | None:
+    """The next batches to leave out after the first `taken` of the dataset, those that touch them included."""
+    after = sorted((entry for entry in entries if entry.last > taken), key=lambda entry: entry[:2])
+    if not after:
+        return None
+    first, last = max(after[0].first, taken + 1), after[0].last
+    for entry in after[1:]:
+        last = max(last, entry.last) if entry.first <= last + 1 else last
+    return LeftOut(first, last)

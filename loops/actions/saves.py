@@ -1,7 +1,11 @@
-"""Writes a run's checkpoints, at the visit that saves."""
+"""Writes a run's checkpoints, at the visit that saves.
+
+Writes a run's checkpoints in the background: the state is copied at the visit, and a thread writes the copy.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
@@ -9,6 +13,8 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from loops.loop.state import folder
+from loops.loop.state.state import Copied, HostCopy
+from loops.loop.workers.workers import Workers
 from loops.support.errors import CheckpointError
 from loops.support.text import one_line
 from loops.support.written.place import reason
@@ -94,3 +100,118 @@ class Saves:
             f"{self._place}: step {number} could not be saved ({why}). The checkpoints before it are as they were: "
             "make room, then run again with resume=True (on the command line --resume)."
         )
+
+
+class BackgroundSaves(Saves):
+    """As `Saves`, and a step is whole only later: when `wait` or the next save returns without an error.
+
+    On several workers none begins a save at a visit before all have written their last one. A kill then finds a worker
+    at most one save ahead of another, as it does without a thread. At the end, where the others may be gone, none waits
+    for them, but one more checkpoint is kept.
+
+    Args:
+        checkpoint: What the checkpoints hold.
+        place: Their folder.
+        keep: How many to keep.
+        number: The step that the run goes on from.
+        workers: All workers.
+    """
+
+    def __init__(self, checkpoint: tf.train.Checkpoint, place: pathlib.Path, keep: int, number: int, workers: Workers):
+        super().__init__(checkpoint, place, keep, number)
+        self._checkpoint, self._keep, self._workers = checkpoint, keep, workers
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._pending: concurrent.futures.Future | None = None
+        self._failed: CheckpointError | None = None
+
+    def open(self) -> None:
+        """Gets memory for the copy, in the thread."""
+        self._failed = None
+        self._copy = HostCopy(self._checkpoint)
+        # The interpreter waits for such a thread: what it has begun becomes whole.
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._pending = self._thread.submit(self._copy.get_memory)
+
+    def save(self, number: int, then: Then) -> None:
+        """Copies the state and has the thread write it, once the last save is over on all workers.
+
+        Raises:
+            CheckpointError: If the last save failed.
+            WorkerLost: If it failed on another worker.
+        """
+        with self._workers.all_or_none("write its last checkpoint"):
+            self.wait()
+        self._begin(number, then, self._keep)
+
+    def check(self) -> None:
+        """Raises what went wrong in the thread; waits for nothing."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until the last save is whole.
+
+        Raises:
+            CheckpointError: If it failed.
+        """
+        if self._pending is None:
+            return
+        try:
+            self._pending.result()
+        except CheckpointError as error:
+            self._failed = error
+            raise
+        finally:
+            if self._pending.done():  # Else Ctrl-C ended the wait.
+                self.number = None if self._pending.exception() else self.number
+                self._pending = None
+
+    def end(self, number: int, then: Then) -> None:
+        """Waits for the last save, also for that of the last step. A single worker tries that after an error, too.
+
+        Raises:
+            CheckpointError: If one of them failed.
+        """
+        alone, failed = self._workers.count == 1, None
+        try:
+            self.wait()
+        except CheckpointError as error:
+            failed = error
+        if self._failed and not alone:
+            raise self._failed  # Only what is here may be what all have in common: nothing of it is removed.
+        if number != self.number:
+            try:
+                self._begin(number, then, self._keep if alone else self._keep + 1)
+                self.wait()
+            except CheckpointError as error:
+                raise CheckpointError(_joined(error, failed)) from error
+        if failed:
+            raise failed
+
+    def close(self) -> None:
+        """Waits for the thread, and gives the memory back."""
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+                del self._copy
+
+    def _begin(self, number: int, then: Then, keep: int) -> None:
+        assert self._thread is not None
+        self._checkpoint.save_counter.assign_add(1)  # As TensorFlow's manager does.
+        with self.named(number):
+            copied = self._copy.take()
+        self._pending = self._thread.submit(self._write, number, copied, then, keep)
+        self.number = number
+
+    def _write(self, number: int, copied: list[Copied], then: Then, keep: int) -> None:
+        with self.named(number, Exception):
+            folder.write(self._place, number, copied)
+            folder.sweep(self._place, keep, number)
+        then()
+
+
+def _joined(error: CheckpointError, before: CheckpointError | None) -> str:
+    return " Before that: ".join(dict.fromkeys(str(one) for one in (error, before) if one))

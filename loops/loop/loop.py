@@ -38,8 +38,7 @@ from loops.loop.state.trainable import trainable_flags
 from loops.loop.state.variables import variable_groups
 from loops.loop.unseen import UnseenLosses
 from loops.loop.visit import Action, Visit
-from loops.loop.workers.meeting import meet
-from loops.loop.workers.workers import Workers
+from loops.loop.workers.workers import Workers, meet
 from loops.loop.zero_gradients import ZeroGradients
 from loops.support.batches import bad_batch
 from loops.support.checks import check_count

@@ -1,14 +1,24 @@
-"""A file with one line per step, which stays readable after a kill."""
+"""A file with one line per step, which stays readable after a kill.
+
+One line of JSON for every step.
+
+One line of comma-separated values for every step.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
 import warnings
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
-from loops.support.errors import BadOutputs, ResumeWarning
+from loops.record.skips import skip_names
+from loops.support.errors import BadOutputs, LoopError, ResumeWarning
+from loops.support.json_values import row_of, without_nan
 from loops.support.written.append_file import AppendFile
 from loops.support.written.place import Place, as_path, writing
 
@@ -131,3 +141,98 @@ class StepLines:
                 break
             end, last = end + len(line), last if step is None else step
         return end, last
+
+
+if TYPE_CHECKING:
+    from loops.loop.loop import Loop
+
+
+class JsonLines(StepLines):
+    """Writes each step as a line such as `{"step": 1, "loss": 2.3, "applied": true, "loss_scale": 32768.0}`.
+
+    For a `TrainStep`, `cause` is the name of a `scaler.Cause`, such as "OVERFLOW", and `variable` the path of a
+    variable; both are null if the step was not skipped. `Csv` writes their numbers.
+
+    NaN and infinities, which JSON does not have, are written as null. An existing file is replaced when the first run
+    begins; a further run of the same loop continues it. So does a run that resumes from a checkpoint, after removing
+    the lines of later steps. Lines are written at every visit, before a checkpoint is saved.
+
+    Args:
+        path: The file. Missing folders are created.
+        every: Write the steps that are multiples of this number; with `Seconds`, the last step of each visit that is
+            due.
+
+    Raises:
+        NotWritable: When the run begins, if the file cannot be written.
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    _train_step: Any = None
+
+    def begin(self, loop: Loop) -> None:
+        """Before the first step: remembers the loop's train step."""
+        self._train_step = loop.train_step
+
+    def _lines_of(self, visit: Visit) -> list[str]:
+        columns = {name: values.tolist() for name, values in visit.outputs.items()}
+        columns |= skip_names(visit, self._train_step)
+        lines = []
+        for row in self._cadence.rows(visit):
+            line = {"step": visit.first + row, **{name: values[row] for name, values in columns.items()}}
+            lines.append(json.dumps(without_nan(line), allow_nan=False))
+        return lines
+
+    def _step_of(self, line: bytes) -> int | None:
+        row = row_of(line)
+        return row["step"] if row else None
+
+
+class Csv(StepLines):
+    """Writes a header, then one line per step: its number and the train step's outputs, in the order of their names.
+
+    NaN and infinities are written as `nan`, `inf` and `-inf`, which NumPy and pandas read; bools as 1 and 0. An
+    existing file is replaced or continued, as by `JsonLines`.
+
+    Args:
+        path: The file. Missing folders are created.
+        every: Write the steps that are multiples of this number; with `Seconds`, the last step of each visit that is
+            due.
+
+    Raises:
+        NotWritable: When the run begins, if the file cannot be written.
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    def _lines_of(self, visit: Visit) -> list[str]:
+        names = sorted(visit.outputs)
+        header = _row(["step", *names])
+        columns = [visit.outputs[name].tolist() for name in names]
+        rows = [
+            _row([visit.first + place, *(_number(column[place]) for column in columns)])
+            for place in self._cadence.rows(visit)
+        ]
+        return rows if self._has(header) else [header, *rows]
+
+    def _has(self, header: str) -> bool:
+        if not self.path.is_file():
+            return False  # A device may be read without end.
+        with self.path.open(encoding="utf-8", newline="") as file:
+            found = file.readline().rstrip("\n")
+        if found and found != header:
+            raise LoopError(f"{self.path}: its columns are {found}, but this run's are {header}. Choose another file.")
+        return bool(found)
+
+    def _step_of(self, line: bytes) -> int | None:
+        first = line.partition(b",")[0]
+        # A number beyond 64 bits is damage.
+        return int(first) if first.isdigit() and len(first) < 19 else None
+
+
+def _row(values: list) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(values)
+    return text.getvalue()
+
+
+def _number(value: float | int | bool) -> float | int:
+    return int(value) if isinstance(value, bool) else value

@@ -4,6 +4,9 @@ A scale that begins too high is halved until it fits: these skips find its level
 growth interval, and is halved again if the larger scale overflows: one skip per interval, however short the interval
 is. Both are intended. Growth cannot be seen where one column holds several scales. A run may occasionally skip for
 other reasons, when its gradients grow.
+
+
+What a skipped step was skipped for, in words: from the numbers that a step returns.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ from typing import Any
 import numpy as np
 
 from loops.loop.unseen import of_applied
+from loops.loop.visit import Visit
 from loops.loop.zero_gradients import MANY, in_a_row
-from loops.record.columns import cause_name
+from loops.record.columns import cause_name, cause_names
 from loops.record.thinned import Counted, Thinned, said_of, thinned
+from loops.step.composed_step import ComposedStep
+from loops.step.train_step import TrainStep
 from loops.support.part_names import part_names
 from loops.support.text import agreeing
 
@@ -318,3 +324,21 @@ def too_often(found: Health) -> str:
         f"In the second half of the log {skips} of {steps} steps ({skips / steps:.0%}) were skipped without a growth "
         f"of the scale before; up to {SHARE:.0%} is normal."
     )
+
+
+def skip_names(visit: Visit, train_step: Any) -> dict[str, list[str | None]]:
+    """The columns `cause` and `variable` of a visit as texts, None at each step that was not skipped.
+
+    Args:
+        visit: The steps.
+        train_step: The loop's. The variables of a `TrainStep` and of a `ComposedStep` are known, there with the name of
+            the part; of another step there is no column.
+    """
+    if isinstance(train_step, ComposedStep):
+        paths = list(train_step.weights)
+    elif isinstance(train_step, TrainStep):
+        paths = [variable.path for variable in train_step.model.trainable_variables]
+    else:
+        return {}
+    variables = [paths[value] if value >= 0 else None for value in visit.outputs["variable"].tolist()]
+    return {"cause": cause_names(visit.outputs["cause"]), "variable": variables}

@@ -8,8 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from loops.support.marks import mark
-from loops.support.palette import LINE
+from loops.support.palette import LINE, mark
 from loops.support.plot_style import STYLE, WIDTH, shortened
 
 _POINTS = 2000

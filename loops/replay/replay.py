@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 import scaler
-from loops.replay.differences import PathLike, differences_in
 from loops.replay.intervals import LEAST, SEEDS, Intervals, Range, around, as_far_behind, half_widths, of_pairs, wider
 from loops.replay.one_run import OneRun, one_run
 from loops.replay.recording import Recording, largest_gradient, recording_of
-from loops.replay.results import Replay, Replayed
+from loops.replay.results import PathLike, Replay, Replayed, differences_in
 from loops.replay.sources import Source, named_strategies, tables_of
 from loops.replay.stepping import Facts, Scales, stepper
 from loops.replay.tails import Tail

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import scaler
 from loops.record.trace import TraceTables
 from loops.replay.intervals import Range
+from loops.replay.one_run import MOST_SKIPPED
 from loops.replay.recording import Recording, recording_of
 from loops.replay.replay import replay_recordings
 from loops.replay.results import Replayed
 from loops.replay.sources import Source, tables_of
-from loops.replay.static_scale import MOST_SKIPPED
 from loops.run.strategy_text import parse_strategy
 from loops.support.errors import LoopError
 from loops.support.text import columns

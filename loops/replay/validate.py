@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.replay.differences import DIFFERENCE
+from loops.replay.live import History, again, change_strategy, train_again
 from loops.replay.recording import Recording
 from loops.replay.replay import replay_recordings
-from loops.replay.results import Replayed
-from loops.replay.retraining import History, again, change_strategy, train_again
+from loops.replay.results import DIFFERENCE, Replayed
 from loops.replay.tails import Tail, tail_of
 from loops.support.errors import LoopError
 

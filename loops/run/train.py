@@ -19,7 +19,7 @@ from loops.loop.loop import Loop
 from loops.loop.state.variables import components
 from loops.loop.visit import Action, Visit
 from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, write_json
-from loops.record.jsonl import JsonLines
+from loops.record.lines import JsonLines
 from loops.record.log import read_log
 from loops.record.trace import Trace
 from loops.run.digest import weights_digest

@@ -1,4 +1,7 @@
-"""The forward and backward pass of the parts of a `ComposedStep`."""
+"""The forward and backward pass of the parts of a `ComposedStep`.
+
+The own losses of models and layers: weight regularisation, and what layers add.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from loops.step.composed_outputs import OWN
 from loops.step.loss_result import loss_and_extra
 from loops.step.part_probes import Look, PartProbes
 from loops.step.parts import Part
-from loops.step.penalties import penalties
 from loops.step.probing import OUTPUTS as PROBED
 from loops.step.turns import Taken, taken_if
 
@@ -220,3 +222,18 @@ def _due(look: Look | None) -> tf.Tensor | None:
 
 def _replicas() -> int:
     return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def penalties(models: Sequence[keras.layers.Layer]) -> list[tf.Tensor]:
+    """The own losses of several models, each once: those of a layer that several of them share, too.
+
+    Args:
+        models: Models and layers, of which one may be in another.
+    """
+    inside = [id(layer) for model in models for layer in scaler.observe.layers_of(model)]
+    if len(set(inside)) == len(inside):
+        return [loss for model in models for loss in model.losses]
+    # Keras counts the layers and the weights in a layer once.
+    around = keras.layers.Layer(name="around")
+    around.models = list(models)
+    return around.losses

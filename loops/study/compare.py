@@ -1,22 +1,30 @@
-"""Runs every set-up with every seed, estimates how long that takes, and summarises the results."""
+"""Runs every set-up with every seed, estimates how long that takes, and summarises the results.
+
+Runs that differ in their seed alone, with one trace of their step.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import scaler
 from loops.actions import Progress
+from loops.loop.loop import Loop
+from loops.loop.state.variables import variable_groups
 from loops.loop.visit import Action, Visit
 from loops.record.files import STEPS, SUMMARY, write_json
-from loops.run.shared_trace import SharedTrace
-from loops.run.train import RunOptions, train
+from loops.run.train import RunOptions, build, model_of, train
+from loops.step.train_step import TrainStep
 from loops.study.costs import Costs, costs_of
 from loops.study.energy import EnergyMeter
 from loops.study.gradients import GradientAction, GradientProbe
@@ -271,3 +279,45 @@ class Estimate:
 def duration(seconds: float) -> str:
     """A rough time in words: seconds up to one and a half minutes, then minutes."""
     return amount(max(1, round(seconds)), "second") if seconds < 90 else amount(round(seconds / 60), "minute")
+
+
+class SharedTrace:
+    """Builds loops as `build` does, one after the other, and traces their step once.
+
+    A later loop has the variables of the first, with the values that its own seed gives them. So a run must be over
+    before the next is built, and a step whose trace depends on the seed cannot be shared: of the tasks here none has
+    one.
+    """
+
+    def __init__(self) -> None:
+        self._loop: Loop | None = None
+        self._task: Task | None = None
+        self._key: tuple = ()
+        self._first: list[tuple[tf.Variable, tf.Tensor]] = []
+
+    def build(
+        self, task: Task, options: RunOptions, actions: Callable[[keras.Model], Iterable[Action]], **settings: Any
+    ) -> Loop:
+        """The loop of a run before its first step. Arguments are those of `build`, the same but for the seed."""
+        key = (dataclasses.replace(options, seed=0), settings)
+        # Tasks hold arrays, which do not compare as one.
+        if self._loop is None or self._task is not task or self._key != key:
+            self._loop, self._task, self._key = build(task, options, actions, **settings), task, key
+            groups = variable_groups(self._loop.train_step, self._loop.calls.trace())
+            self._first = [(one, tf.identity(one)) for group in groups.values() for one in group]
+            return self._loop
+        step = self._loop.train_step
+        assert isinstance(step, TrainStep)
+        for variable, value in self._first:
+            variable.assign(value)
+        keras.utils.set_random_seed(options.seed)
+        for variable, fresh in zip(step.model.variables, model_of(task, options).variables, strict=True):
+            variable.assign(fresh)
+        # The scaler looks back over its counters, which are zero again.
+        step.loss_scaler.check()
+        self._loop.restart(task.dataset(options.batch_size, options.seed), actions(step.model))
+        return self._loop
+
+    def forget(self) -> None:
+        """Has the next loop built and traced again."""
+        self._loop = None

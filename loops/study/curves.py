@@ -27,8 +27,7 @@ from loops.study.summaries import (
     skipped,
     split_rows,
 )
-from loops.support.marks import Mark
-from loops.support.palette import BAND, SOFT, TEXT
+from loops.support.palette import BAND, SOFT, TEXT, Mark
 from loops.support.plot_style import STYLE, WIDTH, few, head
 
 _IN_A_COLUMN = 4

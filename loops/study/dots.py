@@ -15,8 +15,7 @@ from loops.study.costs import cost_cells
 from loops.study.curves import logarithmic_scales
 from loops.study.marks import marks
 from loops.study.summaries import Steps, failed, options_of, place, runs_of, scale_moves
-from loops.support.marks import Mark
-from loops.support.palette import BAND, SOFT
+from loops.support.palette import BAND, SOFT, Mark
 from loops.support.plot_style import STYLE, WIDTH, few, in_two_lines, sample_of
 from loops.support.text import share
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
-from loops.support.marks import DASHES, Mark, mark
-from loops.support.palette import BLACK, BLUE, GREEN, ORANGE, PINK, RED
+from loops.support.palette import BLACK, BLUE, DASHES, GREEN, ORANGE, PINK, RED, Mark, mark
 
 _SETUPS = {
     "float32": (BLACK, "o"),

@@ -13,10 +13,9 @@ from loops.study.costs import COSTS, cost_cells
 from loops.study.marks import marks
 from loops.study.setups import FURTHER, SETUPS
 from loops.study.summaries import Steps, constant_scale, failed, failure, options_of, place, runs_of, split_rows
-from loops.support.marks import Mark
+from loops.support.drawing import colour_variable, dark_variables
 from loops.support.pages import Table, render
-from loops.support.palette import BLACK
-from loops.support.svg import colour_variable, dark_variables
+from loops.support.palette import BLACK, Mark
 from loops.support.text import share
 
 _FAR = 5.0  # Percentage points below float32 that call for an explanation.

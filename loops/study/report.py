@@ -13,9 +13,8 @@ from loops.record.log import read_log
 from loops.study.costs import has_costs
 from loops.study.page import page
 from loops.study.summaries import Steps, split_rows
-from loops.support.drawing import require_matplotlib
+from loops.support.drawing import as_source, require_matplotlib, svg_of
 from loops.support.errors import LoopError
-from loops.support.svg import as_source, svg_of
 from loops.support.written.place import writing
 
 

@@ -1,14 +1,21 @@
-"""Figures need matplotlib, which is in an extra: what is said without it, and where a figure cannot be written."""
+"""Figures need matplotlib, which is in an extra: what is said without it, and where a figure cannot be written.
+
+Figures as SVG that follow the reader's light or dark page.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib.util
+import io
 import os
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from loops.support.errors import LoopError, NotWritable
+from loops.support.palette import BLACK, ON_DARK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +57,7 @@ def save(figure: Figure, path: str | os.PathLike) -> None:
     Raises:
         NotWritable: If it cannot be written.
     """
-    from loops.support.svg import svg_of
+    from loops.support.drawing import svg_of
 
     try:
         if os.fspath(path).lower().endswith(".svg"):
@@ -60,3 +67,64 @@ def save(figure: Figure, path: str | os.PathLike) -> None:
             figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise NotWritable(f"{path}: the figure cannot be written ({error}). Name a .png, .svg or .pdf.") from error
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PAINT = re.compile(r"\b(fill|stroke): (#[0-9a-f]{6})\b")
+_PLACES = re.compile(r'\b(?:d|x|y|transform)="[^"]*"')
+_LONG = re.compile(r"(\.\d\d)\d+")
+_NOTHING = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+_STYLE: dict[str, object] = {"svg.fonttype": "none", "svg.hashsalt": "halfstep"}
+"""Text stays text, and names follow from what is drawn: the same figure has the same bytes."""
+
+
+def svg_of(figure: Figure) -> str:
+    """A figure as an SVG element whose colours change on a dark page. The same figure has the same text.
+
+    Args:
+        figure: One drawn with the palette. Other colours stay as they are.
+    """
+    import matplotlib
+
+    drawn = io.StringIO()
+    with matplotlib.rc_context(_STYLE):  # type: ignore[arg-type]
+        figure.savefig(drawn, format="svg", metadata=_NOTHING)
+    text = drawn.getvalue()
+    text = text[text.index("<svg") :]
+    # What does not know variables keeps the first of the two.
+    text = _PAINT.sub(lambda found: "{0}: {1}; {0}: {2}".format(*found.groups(), colour_variable(found[2])), text)
+    # A hundredth of a point cannot be seen, and is a third of the file.
+    text = _PLACES.sub(lambda found: _LONG.sub(r"\1", found[0]), text)
+    # What has no colour of its own is black, which matplotlib leaves out.
+    dark = f"fill: {_DARK[BLACK]}; {dark_variables()}"
+    style = f"<style>@media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}</style>"
+    return text.replace("\n <defs>", f"\n {style}\n <defs>", 1)
+
+
+def as_source(svg: str) -> str:
+    """What `svg_of` returned as the source of an image in a page, where nothing of it meets anything of the page."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode('ascii')}"
+
+
+def colour_variable(colour: str) -> str:
+    """A colour of a figure as CSS that `dark_variables` changes on a dark page.
+
+    Args:
+        colour: "#RRGGBB".
+    """
+    colour = colour.lower()
+    return f"var(--{_name(colour)}, {colour})" if colour in _DARK else colour
+
+
+def dark_variables() -> str:
+    """The declarations by which `colour_variable` has another colour on a dark page."""
+    return " ".join(f"--{_name(light)}: {dark};" for light, dark in _DARK.items())
+
+
+def _name(colour: str) -> str:
+    return f"on-{colour[1:]}"
+
+
+_DARK = {light.lower(): dark.lower() for light, dark in ON_DARK.items()}

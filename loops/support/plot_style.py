@@ -8,8 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from loops.support.marks import Mark
-from loops.support.palette import LINE, SOFT, TEXT
+from loops.support.palette import LINE, SOFT, TEXT, Mark
 
 WIDTH, NARROW = 7.5, 5.6
 """The width of a figure in inches, and of one whose labels can be read on a phone, too."""

@@ -23,9 +23,9 @@ from scaler.gate.optimizers import build_optimizer, check_optimizer, move_nothin
 from scaler.gradients.lists import Gradient
 from scaler.gradients.pairs import as_list
 from scaler.keras import accumulation, arguments, configs, following_masters, optimizers_in_step
-from scaler.keras.legacy_names import LegacyNames
-from scaler.keras.variable_order import Order
-from scaler.misuse.loss_on_replicas import undivided_mean
+from scaler.keras.accumulation import Order
+from scaler.keras.configs import LegacyNames
+from scaler.misuse.losses import undivided_mean
 from scaler.misuse.marks import UNSCALED, as_given
 from scaler.misuse.trace import kinds_behind
 from scaler.outcome.outcome import Outcome

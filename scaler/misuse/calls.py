@@ -13,8 +13,8 @@ from scaler.errors import InvalidArgument
 from scaler.misuse import moving_statistics
 from scaler.misuse.carried import Carried, carried_in_graph, knows_its_loss, retried_eagerly, scale_read
 from scaler.misuse.divided_new_values import undivided
-from scaler.misuse.float16_outputs import float16_loss, float16_probabilities_behind, resized_in_xla
 from scaler.misuse.kept_sums import kept_elsewhere, look_at_end
+from scaler.misuse.losses import float16_loss, float16_probabilities_behind, resized_in_xla
 from scaler.misuse.marks import LOSS_SCALE, READ, SCALED, mark, marked_retried, owned
 from scaler.misuse.moving_statistics import Moved
 from scaler.misuse.open_losses import OpenLosses
@@ -22,7 +22,6 @@ from scaler.misuse.open_step import OpenStep, unseen_loss
 from scaler.misuse.order_of_calls import Unscaled, Use, one_scale
 from scaler.misuse.recorded_losses import RecordedLosses
 from scaler.misuse.trace import trace_here, units_of
-from scaler.misuse.unconnected import without_gradient
 from scaler.misuse.units import Mixed, Power, Unit, is_of_this_call
 from scaler.misuse.verdicts import (
     NEVER_ASKED,
@@ -33,6 +32,7 @@ from scaler.misuse.verdicts import (
     not_scaled,
     refuse_scaled,
     still_scaled,
+    without_gradient,
 )
 from scaler.strategies import NoScaling, Static, Strategy
 from scaler.strategies.base import needs_of, only_scale

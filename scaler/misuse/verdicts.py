@@ -1,4 +1,7 @@
-"""What is wrong with the gradients of a call, judged by their units: a list of predicates, each with its sentence."""
+"""What is wrong with the gradients of a call, judged by their units: a list of predicates, each with its sentence.
+
+Variables that a loss does not reach: they have no gradient, and are never trained.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from scaler.misuse.carried import TO_APPLY
 from scaler.misuse.marks import SCALED
 from scaler.misuse.trace import kinds_behind, units_of
 from scaler.misuse.units import Mixed, Note, Power, Unit, Unknown, Why, scales_of
+from scaler.weights.trainable import listed, name_of
 
 
 class Verdict(NamedTuple):
@@ -313,3 +317,23 @@ _OF_SCALED: tuple[tuple[str, bool, Callable[[Given], bool], _Sentence], ...] = (
         ),
     ),
 )
+
+
+def without_gradient(grads: Sequence, variables: Sequence) -> str | None:
+    """The sentence for variables without a gradient, or None if all that are not frozen have one, or none has.
+
+    Args:
+        grads: Gradients or None, one for each variable.
+        variables: TensorFlow or Keras variables.
+    """
+    if all(grad is None for grad in grads):
+        return None
+    pairs = zip(grads, variables, strict=True)
+    names = [name_of(own) for grad, own in pairs if grad is None and getattr(own, "trainable", True)]
+    if not names:
+        return None
+    it, they_are, layer = ("it", "it is", "its layer") if len(names) == 1 else ("them", "they are", "their layers")
+    return (
+        f"there is no gradient for {listed(names)}: the loss does not depend on {it}, and {they_are} not trained. "
+        f"Connect {it} with the loss, leave {it} out of the list, or set trainable=False on {layer}."
+    )

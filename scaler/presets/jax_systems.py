@@ -7,7 +7,7 @@ from scaler.outcome.stuck import StuckPolicy
 from scaler.presets.rules.precision import single
 from scaler.presets.rules.streak import Streak
 from scaler.presets.torch_systems import check_factors, checked_bound
-from scaler.strategies.no_scaling import NoScaling
+from scaler.strategies.static import NoScaling
 
 
 def flax(

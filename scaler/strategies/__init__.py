@@ -21,12 +21,12 @@ from scaler.strategies.histogram import Histogram as Histogram
 from scaler.strategies.histogram import HistogramState as HistogramState
 from scaler.strategies.log_normal import LogNormal as LogNormal
 from scaler.strategies.log_normal import LogNormalState as LogNormalState
-from scaler.strategies.no_scaling import NoScaling as NoScaling
 from scaler.strategies.rising_floor import RisingFloor as RisingFloor
 from scaler.strategies.scheduled import Scheduled as Scheduled
 from scaler.strategies.smooth import Smooth as Smooth
 from scaler.strategies.smooth import SmoothState as SmoothState
 from scaler.strategies.spike_guard import SpikeGuard as SpikeGuard
+from scaler.strategies.static import NoScaling as NoScaling
 from scaler.strategies.static import Static as Static
 from scaler.strategies.static import StaticState as StaticState
 from scaler.strategies.warmup import Warmup as Warmup

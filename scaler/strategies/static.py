@@ -1,4 +1,7 @@
-"""A loss scale that never changes."""
+"""A loss scale that never changes.
+
+No loss scale, but the same decision to apply or skip.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,29 @@ class Static:
     def init(self) -> StaticState:
         """The state before the first step."""
         return StaticState(as_float(self.loss_scale))
+
+    @no_autograph
+    def update(self, state: StaticState, event: Event) -> StaticState:
+        """The same state."""
+        del event
+        return state
+
+
+@dataclasses.dataclass(frozen=True)
+class NoScaling:
+    """Scale by 1: for float32 and bfloat16, or as a baseline.
+
+    finite:      nothing changes
+    non-finite:  nothing changes; the step is skipped, as with every strategy
+    """
+
+    min_scale: ClassVar[float] = 1.0
+    max_scale: ClassVar[float] = 1.0
+    int64_counts: ClassVar[bool] = True
+
+    def init(self) -> StaticState:
+        """The state before the first step: a loss scale of 1."""
+        return StaticState(tf.constant(1.0, tf.float32))
 
     @no_autograph
     def update(self, state: StaticState, event: Event) -> StaticState:

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import loops
-from loops.actions.background_saves import BackgroundSaves
+from loops.actions.saves import BackgroundSaves
 from loops.loop.state import folder
-from loops.loop.state.common import newest_common, place
+from loops.loop.state.describe import newest_common, place
 from loops.loop.workers.workers import Workers
 
 FACTS = json.dumps(

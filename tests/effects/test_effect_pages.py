@@ -12,7 +12,7 @@ from benchmarks.effects import EXPERIMENTS, Experiment, choose, measure, pages
 from benchmarks.effects import __main__ as command
 from benchmarks.effects.effect import Claim, Effect, Line, Panel, curve, spread
 from benchmarks.effects.figure import effect_figure
-from loops.support.svg import svg_of
+from loops.support.drawing import svg_of
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "effects"
 NAMES = [preset.name for preset in EXPERIMENTS]

@@ -15,8 +15,8 @@ from loops.diagnose.doctor.program import Program, program_of
 from loops.diagnose.doctor.timing import Running, Spread, time_interleaved
 from loops.diagnose.doctor.trials import Trial, error_line, try_all
 from loops.diagnose.graph.census import Row, census
-from loops.diagnose.graph.policies import loss_in_float32, own_policy
-from loops.diagnose.graph.restore import restored
+from loops.diagnose.graph.changes import restored
+from loops.diagnose.graph.models import loss_in_float32, own_policy
 from loops.diagnose.memory.activations import saved_tensors
 from loops.diagnose.memory.count import footprints
 from loops.diagnose.memory.footprint import Footprint

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from loops.diagnose.memory.footprint import Bytes, Footprint
-from loops.support.drawing import drawing, require_matplotlib, save
+from loops.support.drawing import as_source, drawing, require_matplotlib, save, svg_of
 from loops.support.errors import NotWritable
 from loops.support.pages import Table, render
 from loops.support.palette import BLUE, GREEN, ORANGE, PINK, RED, SKY, TEXT
-from loops.support.svg import as_source, svg_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.policies import loss_in_float32
+from loops.diagnose.graph.models import loss_in_float32
 from loops.diagnose.memory.count import copy_of
 from loops.loop.loop import Loop
 from loops.step.train_step import TrainStep

@@ -1,4 +1,7 @@
-"""Repeats one step with a change, and restores everything afterwards."""
+"""Repeats one step with a change, and restores everything afterwards.
+
+How a step is traced for an attempt: as it is written, its inner functions inline, its arithmetic in order.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.explain.tracing import as_python, inlined, not_regrouped, retraced
-from loops.diagnose.explain.updates import held, size_of_update
+from loops.diagnose.explain.learning_rates import held, size_of_update
 from loops.diagnose.graph.changes import windows_of, without_windows
 from loops.diagnose.graph.models import owned_by_parts, weights_in_step
 from loops.diagnose.graph.scaler_calls import ScalerCalls, recording_scaler_calls
+from loops.loop.signature import taking_batches
 from loops.loop.state.variables import variable_groups
+from loops.step.composed_step import ComposedStep
 from loops.step.scalers_in_graph import find
 from loops.step.train_step import TrainStep
 
@@ -304,3 +308,45 @@ class Attempts:
 def loss_name(part: str | None) -> str:
     """Under which name a step returns its loss, or that of one of its parts."""
     return f"{part}/loss" if part else "loss"
+
+
+def as_python(moment: Any) -> Callable:
+    """The step as a Python function of a batch, without `tf.function`."""
+    written = moment.train_step
+    while hasattr(written, "python_function"):
+        written = written.python_function
+    if written is moment.train_step:
+        return moment.take
+    return taking_batches(written, moment.loop.element_spec)
+
+
+@contextlib.contextmanager
+def inlined() -> Iterator[None]:
+    """Traces inner `tf.function`s inline, as a part of their caller's graph."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+@contextlib.contextmanager
+def not_regrouped() -> Iterator[None]:
+    """Prevents TensorFlow from reordering arithmetic."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    try:
+        yield
+    finally:
+        # None is the default. Another value would make TensorFlow prepare each compiled function again.
+        own = before.get("arithmetic_optimization")
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": own})
+
+
+@contextlib.contextmanager
+def retraced(train_step: Any) -> Iterator[None]:
+    """Traces again what a step of this package would keep: what XLA compiled, and whose turn it is."""
+    ours = isinstance(train_step, (TrainStep, ComposedStep))
+    with train_step.retraced() if ours else contextlib.nullcontext():
+        yield

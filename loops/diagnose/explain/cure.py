@@ -16,11 +16,11 @@ from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.blame import losses_of_applied
 from loops.diagnose.explain.cure_in_format import find_format_cure
+from loops.diagnose.explain.examples import minimal
 from loops.diagnose.explain.explain import Progress, attempt_progress, replay_progress
-from loops.diagnose.explain.failing import failing, was_skipped
 from loops.diagnose.explain.found_models import called_in, models_of
 from loops.diagnose.explain.lower_scales import passes_at_none
-from loops.diagnose.explain.minimal import minimal
+from loops.diagnose.explain.scan_results import failing, was_skipped
 from loops.diagnose.explain.shares import at_share_to_blame
 from loops.diagnose.explain.worth import absurd_loss
 from loops.diagnose.graph.changes import in_policy

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import scaler
 from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.explain.examples import minimal
 from loops.diagnose.explain.explain import Progress, attempt_progress, replay_progress
 from loops.diagnose.explain.gradients_in_format import GradientsInFormat, Moved
-from loops.diagnose.explain.minimal import minimal
 from loops.loop.loop import Loop
 from loops.run.rewind.rewind import rewind
 from loops.support.errors import LoopError

@@ -1,18 +1,21 @@
 """Finds the example of a batch that holds non-finite values, or that makes a step fail.
 
 An example is tried alone by filling the whole batch with it, which keeps the shapes and so the graph.
+
+
+A smallest set that is needed, by Zeller's ddmin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.graph.dependencies import is_measured
+from loops.diagnose.graph.origin import is_measured
 
 
 def example_of(batch: Any) -> int | None:
@@ -173,3 +176,45 @@ def _filled(batch: Any, examples: np.ndarray, replicas: int) -> Any:
     """A batch of these examples, repeated for each replica."""
     rows = np.tile(examples, replicas)
     return tf.nest.map_structure(lambda one: tf.gather(one, rows), batch)
+
+
+_Item = TypeVar("_Item")
+
+
+def minimal(items: Sequence[_Item], passes: Callable[[list[_Item]], bool]) -> list[_Item] | None:
+    """Finds a minimal set that passes: without any one of its items it does not.
+
+    Args:
+        items: The candidates.
+        passes: Whether a set passes; called once for each set.
+
+    Returns:
+        The set, in the order of `items`; None if not even all of them together pass.
+    """
+    known: dict[frozenset[int], bool] = {}
+
+    def asked(chosen: list[int]) -> bool:
+        key = frozenset(chosen)
+        if key not in known:
+            known[key] = passes([items[place] for place in sorted(chosen)])
+        return known[key]
+
+    if asked([]):
+        return []
+    chosen = list(range(len(items)))
+    if not asked(chosen):
+        return None
+    parts = 2
+    while len(chosen) > 1:
+        size = -(-len(chosen) // parts)
+        pieces = [chosen[start : start + size] for start in range(0, len(chosen), size)]
+        rests = [[one for one in chosen if one not in piece] for piece in pieces]
+        smaller = next((one for one in (*pieces, *rests) if len(one) < len(chosen) and asked(one)), None)
+        if smaller is not None:
+            parts = 2 if smaller in pieces else max(parts - 1, 2)
+            chosen = smaller
+        elif parts >= len(chosen):
+            break
+        else:
+            parts = min(2 * parts, len(chosen))
+    return [items[place] for place in sorted(chosen)]

@@ -1,18 +1,31 @@
-"""Explains a past step of a run, or chooses the step to explain from the run's log."""
+"""Explains a past step of a run, or chooses the step to explain from the run's log.
+
+Finds a second fault behind a bad batch: later skips of the same streak, of steps whose own batches are finite.
+
+Explains a step right after it was taken, in the process that takes the steps.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pathlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
+import scaler
 from loops.actions.checkpoint import Checkpoint
 from loops.diagnose.advice import without_advice
+from loops.diagnose.explain.at_hand import Recent, at_hand, scalers_in
+from loops.diagnose.explain.examples import example_of
 from loops.diagnose.explain.explain_step import explain_step
 from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.second_fault import second_fault
+from loops.diagnose.explain.sentence import began, describe
+from loops.loop.calls import TrainStepFunction
 from loops.loop.loop import Loop
 from loops.record.files import TRACE
 from loops.record.log import read_columns, read_log
@@ -24,6 +37,7 @@ from loops.record.thinned import Counted
 from loops.record.trace import Trace
 from loops.run.rewind.rewind import log_of, rewind
 from loops.support.errors import LoopError
+from loops.support.text import agreeing, amount
 
 Progress = Callable[[str], object]
 
@@ -136,3 +150,128 @@ def _rows(loop: Loop, run: pathlib.Path | None) -> tuple[list[dict[str, Any]], b
 def _counted(loop: Loop, steps: Sequence[int]) -> Counted | None:
     saves = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
     return counted_in(saves.place, steps) if saves else None
+
+
+_FAR = 1000
+"""Batches of so many further steps are looked at."""
+
+
+def second_fault(
+    moment: Any, first: Explanation, later: Sequence[int], progress: Callable[[], None]
+) -> Explanation | None:
+    """Explains the first later skip that its own batch does not explain, and adds why the streak began.
+
+    Args:
+        moment: The run just before the step where the streak began. It cannot be used afterwards.
+        first: The explanation of that step, whose batch was at fault.
+        later: The numbers of the later skips in the streak.
+        progress: Called before each attempt.
+
+    Returns:
+        None if every later skip may have the same reason, a lower loss scale helps, or the data cannot be read again.
+    """
+    try:
+        step = step_with_finite_batches(moment, later)
+        found = None if step is None else explain_step(moment.ahead(step), progress)
+    except (LoopError, tf.errors.OpError):
+        return None
+    if found is None or found.where == "data" or found.verdict == "healthy" or found.scale_was_too_high:
+        return None
+    skips = f"{len(later)} further {agreeing(len(later), 'skip', 'skips')}"
+    text = (
+        f"{found.sentence} Step {first.step}, where the streak of these {skips} began, was skipped for another reason: "
+        f"{began(first)}."
+    )
+    return dataclasses.replace(found, sentence=text)
+
+
+def step_with_finite_batches(moment: Any, later: Sequence[int]) -> int | None:
+    """The first of these steps whose batches are all finite: the only one, or those of its window."""
+    attempts = {row["step"] for row in moment.rows if row.get("attempted", True)}
+    end = min(later[-1], moment.step + _FAR)
+    last_bad, last_attempt = -math.inf, moment.step
+    for step, batch in enumerate(moment.later_batches(end), moment.step + 1):
+        if example_of(batch) is not None:
+            last_bad = step
+        if step in later and last_bad <= last_attempt:
+            return step
+        if step in attempts:
+            last_attempt = step
+    return None
+
+
+def explain_recent(loop: Loop, recent: Recent, seconds: float) -> Explanation:
+    """Explains a step that a loop has just taken, and puts everything back.
+
+    Args:
+        loop: The loop, between two calls.
+        recent: The step.
+        seconds: After this time no further remedy is tried.
+    """
+    end = time.monotonic() + seconds
+    with at_hand(loop, recent) as point:
+        found = explain_step(point, in_time=lambda: time.monotonic() < end)
+        if not recent.scales:
+            # It was repeated at the scale of today, and its own is not known.
+            found = dataclasses.replace(found, loss_scale=None)
+            found = dataclasses.replace(found, sentence=describe(found))
+        said = [_of_first_share(found, scalers_in(loop)) if point.alone else found.sentence]
+        if found.growth is not None and found.verdict != "update":
+            said.append("Lower learning rates of earlier steps were not tried: `halfstep explain` repeats these steps.")
+        if time.monotonic() >= end:
+            said.append(f"Not everything was tried: the time of {amount(seconds, 'second', 'g')} was over.")
+    return dataclasses.replace(found, sentence=" ".join(said))
+
+
+def _of_first_share(found: Explanation, scalers: list[scaler.LossScaler]) -> str:
+    if found.verdict == "healthy":
+        reasons = " ".join(one.explain() for one in scalers if int(one.counters.consecutive_skips))
+        return (
+            f"Step {found.step} was skipped, but the share of the batch that replica 0 takes passes alone, up to its "
+            f"gradients. {reasons}".rstrip()
+        )
+    return f"{found.sentence} Only the share of the batch that replica 0 takes was looked at."
+
+
+def explain_batch(train_step: TrainStepFunction, batch: Any, *, seconds: float = 60.0) -> Explanation:
+    """Explains the step that was just skipped, for a program that calls its train step by itself.
+
+        outputs = train_step(batch)
+        if not outputs["applied"]:
+            print(loops.observe.explain_batch(train_step, batch).sentence)
+
+    The step is repeated on its batch, at the loss scale that it had, and everything is put back bit for bit. A `Loop`
+    does the same by itself with `loops.Explain()` among its actions.
+
+    Args:
+        train_step: What a `Loop` takes: a callable from a batch, or from its parts, to a dict of tensors. Its loss
+            scaler must have skipped its last step, and the weights must be as that step left them.
+        batch: The batch of that step. A list of parts is taken as a tuple.
+        seconds: After this time no further remedy is tried. What is needed to say where it began takes its time.
+
+    Raises:
+        scaler.InvalidArgument: If no loss scaler of the step has skipped its last step.
+        LoopError: If the step keeps something that cannot be put back, such as what Python keeps for it.
+    """
+    data = tf.data.Dataset.from_tensors(_with_tuples(batch)).repeat()
+    loop = Loop(train_step, data, steps_per_call=1)
+    scalers = scalers_in(loop)
+    stuck = [one for one in scalers if int(one.counters.consecutive_skips)]
+    if not stuck:
+        raise scaler.InvalidArgument(
+            "explain_batch(train_step): expected a step whose loss scaler has just skipped: call it right after a step "
+            "that was not applied."
+        )
+    scales = [(one, float(one.last_skip.loss_scale)) for one in stuck]
+    step = max(int(one.counters.attempted) for one in stuck)
+    held = next(iter(data))
+    return explain_recent(loop, Recent(step, held, scales, {"step": step, "applied": False}), seconds)
+
+
+def _with_tuples(batch: Any) -> Any:
+    """The batch with tuples for lists of parts, which a dataset would stack to one tensor."""
+    if isinstance(batch, dict):
+        return {key: _with_tuples(part) for key, part in batch.items()}
+    if isinstance(batch, list) and any(hasattr(part, "shape") or isinstance(part, (dict, list)) for part in batch):
+        return tuple(map(_with_tuples, batch))
+    return batch

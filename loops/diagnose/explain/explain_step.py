@@ -12,28 +12,31 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.explain.attempts import Attempt, Attempts
 from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
+from loops.diagnose.explain.circumstances import as_spike, is_spike, literals_of, with_growth, with_zero_gradients
 from loops.diagnose.explain.examples import example_of, example_to_blame, is_empty, lost_columns, several_examples
 from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.failing import failing, was_skipped
-from loops.diagnose.explain.growth import with_growth
 from loops.diagnose.explain.label_explained import of_refused_label, with_label
 from loops.diagnose.explain.labels import label_behind, label_refused
-from loops.diagnose.explain.literals import literals_of
 from loops.diagnose.explain.lower_scales import fitting_scale, fitting_scales, flushes
 from loops.diagnose.explain.own_words import said_by_scaler
 from loops.diagnose.explain.proposals import proposals, update_proposals
 from loops.diagnose.explain.remedies import Kind
-from loops.diagnose.explain.scan_results import amax_in_float32, magnitudes, same_as_unobserved, scan_step
+from loops.diagnose.explain.scan_results import (
+    amax_in_float32,
+    failing,
+    magnitudes,
+    same_as_unobserved,
+    scan_step,
+    was_skipped,
+)
 from loops.diagnose.explain.sentence import describe
 from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
 from loops.diagnose.explain.since_checkpoint import lost_weight, risen_rate
-from loops.diagnose.explain.spikes import as_spike, is_spike
-from loops.diagnose.explain.zero_gradients import with_zero_gradients
-from loops.diagnose.graph.frames import Frame
 from loops.diagnose.graph.models import failed_part, models_in_step, paths_of
 from loops.diagnose.graph.origin import differentiated, nearest_layer, origins, pass_of
 from loops.diagnose.graph.overflow import octaves_over
 from loops.diagnose.graph.scan import Scan
+from loops.diagnose.graph.whereabouts import Frame
 from loops.step.train_step import TrainStep
 
 _VERDICTS = {

@@ -1,14 +1,19 @@
-"""The models of a past step: those that it names, and those that are seen when it calls their layers."""
+"""The models of a past step: those that it names, and those that are seen when it calls their layers.
+
+Which Keras layers a step calls while it is traced, whether or not the step names their model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.graph.called import recording_called
 from loops.diagnose.graph.models import models_in_step, outermost
 from loops.diagnose.graph.scaler_calls import recording_scaler_calls
 from loops.support.errors import LoopError
@@ -39,3 +44,21 @@ def models_of(attempts: Attempts, called: Mapping[int, keras.layers.Layer]) -> l
             "model as its attribute `model`, as in step.model = model."
         )
     return found
+
+
+@contextlib.contextmanager
+def recording_called() -> Iterator[dict[int, keras.layers.Layer]]:
+    """Collects the layers that are called in this context, by their `id`; a layer stands before those that it calls."""
+    called: dict[int, keras.layers.Layer] = {}
+    original = keras.layers.Layer.__call__
+
+    @functools.wraps(original)
+    def recorded(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+        called.setdefault(id(layer), layer)
+        return original(layer, *args, **kwargs)
+
+    keras.layers.Layer.__call__ = recorded
+    try:
+        yield called
+    finally:
+        keras.layers.Layer.__call__ = original

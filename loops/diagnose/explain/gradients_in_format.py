@@ -13,7 +13,7 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.found_models import called_in, models_of
-from loops.diagnose.graph.policies import layers_in_float32
+from loops.diagnose.graph.models import layers_in_float32
 from loops.diagnose.graph.scaler_calls import recording_scaler_calls
 from loops.step.composed_step import ComposedStep
 from loops.step.parts import Part

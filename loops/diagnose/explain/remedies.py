@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.updates import FAR
+from loops.diagnose.explain.learning_rates import FAR
 
 
 class Kind(str, enum.Enum):

@@ -14,9 +14,8 @@ import tensorflow as tf
 import scaler
 from loops.backend.steps import schedule as made_with
 from loops.diagnose.explain.attempts import Attempts, loss_name
-from loops.diagnose.explain.learning_rates import lower_rates, of_part, rate_of
+from loops.diagnose.explain.learning_rates import held, lower_rates, of_part, rate_of
 from loops.diagnose.explain.remedies import Kind, Remedy
-from loops.diagnose.explain.updates import held
 from loops.diagnose.explain.worth import absurd_loss
 from loops.diagnose.graph.changes import scheduled, slower, with_value
 from loops.diagnose.graph.models import models_in_step, optimizers_of

@@ -1,4 +1,7 @@
-"""Context managers that change a model, a step or an optimizer, and restore it at the end."""
+"""Context managers that change a model, a step or an optimizer, and restore it at the end.
+
+Restores everything that a forward pass may change, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import tensorflow as tf
 import scaler
 from loops.backend.steps import schedule as made_with
 from loops.backend.variables import variables_in_float32
+from loops.loop.state.randomness import generators, set_generators
 from loops.step.composed_step import ComposedStep
 from loops.step.part_group import PartGroup
 from loops.step.train_step import TrainStep
@@ -172,3 +176,17 @@ class _Part(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step: Any) -> Any:
         """The learning rate at a step."""
         return self._schedule(step) * self._part
+
+
+@contextlib.contextmanager
+def restored(layer: keras.layers.Layer) -> Iterator[None]:
+    """Restores the variables of a layer and of the layers in it, and the random generators of the process."""
+    variables = {id(variable): variable for one in scaler.observe.layers_of(layer) for variable in one.variables}
+    values = [(variable, variable.numpy()) for variable in variables.values()]
+    random = generators()
+    try:
+        yield
+    finally:
+        for variable, value in values:
+            variable.assign(value)
+        set_generators(random)

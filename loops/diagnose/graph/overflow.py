@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.frames import Frame
+from loops.diagnose.graph.whereabouts import Frame
 
 _RENAMED = {"reduction_indices": "axis"}
 """Arguments that have another name in `tf.raw_ops` than in the operation's definition."""

@@ -12,8 +12,8 @@ import numpy as np
 
 import scaler
 from loops.diagnose.graph.calls import LayerCall, Traced, trace
-from loops.diagnose.graph.policies import layers_in_float32
-from loops.diagnose.graph.restore import restored
+from loops.diagnose.graph.changes import restored
+from loops.diagnose.graph.models import layers_in_float32
 from loops.diagnose.lint.arguments import (
     as_tensors,
     batch_of,

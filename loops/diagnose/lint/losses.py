@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.graph.calls import Traced, rounding_is_no_warning
-from loops.diagnose.graph.policies import layers_in_float32
+from loops.diagnose.graph.models import layers_in_float32
 from loops.diagnose.lint.finding import Finding, Kind
 from loops.support.batches import parts
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.graph.calls import Traced
-from loops.diagnose.graph.policies import layers_in_float32
-from loops.diagnose.graph.restore import restored
+from loops.diagnose.graph.changes import restored
+from loops.diagnose.graph.models import layers_in_float32
 from loops.diagnose.lint.finding import Finding, Kind, note
 from loops.support.batches import parts
 

@@ -12,11 +12,11 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.graph.calls import Traced, functional_operations, rounding_is_no_warning
-from loops.diagnose.graph.frames import Frame
+from loops.diagnose.graph.changes import restored
+from loops.diagnose.graph.models import layers_in_float32
 from loops.diagnose.graph.origin import origins, pass_of
-from loops.diagnose.graph.policies import layers_in_float32
-from loops.diagnose.graph.restore import restored
 from loops.diagnose.graph.scan import Scan, scan
+from loops.diagnose.graph.whereabouts import Frame
 from loops.diagnose.lint.arguments import explaining_misfit
 from loops.diagnose.lint.finding import Finding, Kind, note
 from loops.diagnose.lint.input_range import InputRanges

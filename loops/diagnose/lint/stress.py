@@ -14,8 +14,8 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.graph.calls import LayerCall, rounding_is_no_warning
-from loops.diagnose.graph.policies import layers_in_float32
-from loops.diagnose.graph.restore import restored
+from loops.diagnose.graph.changes import restored
+from loops.diagnose.graph.models import layers_in_float32
 
 MAGNITUDES = (0.0, 1e-4, 1e-2, 1.0, 10.0, 30.0, 100.0, 300.0, 1e3, 5e3)
 """The largest magnitude of the input. Failures above the last one are not reported: see docs/lint.md."""

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.policies import POLICIES, following, loss_in_float32, own_policy, under
+from loops.diagnose.graph.models import POLICIES, following, loss_in_float32, own_policy, under
 from loops.diagnose.memory.activations import SavedTensors, saved_tensors
 from loops.diagnose.memory.footprint import Bytes, Footprint, total
 from loops.diagnose.memory.recompute import blocks_of, checkpointed

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from loops.loop.state import facts
-from loops.loop.state.host_copy import Copied
+from loops.loop.state.state import Copied
 
 NAME = "ckpt"
 _FACTS = "facts/.ATTRIBUTES/py_state"

@@ -1,4 +1,4 @@
 """Several processes that train one model together."""
 
-from loops.loop.workers.join import join_workers as join_workers
 from loops.loop.workers.workers import Workers as Workers
+from loops.loop.workers.workers import join_workers as join_workers

@@ -11,7 +11,7 @@ import tensorflow as tf
 from loops.loop.visit import Visit
 from loops.record.columns import octaves_to_critical
 from loops.record.noise_scale import Averages
-from loops.record.skip_names import skip_names
+from loops.record.skips import skip_names
 from loops.record.trace.gauges import gauge_values, gauges_of, noise_pairs
 from loops.record.trace.tensors import tensors_of_watch
 from loops.record.trace.visit_columns import margins, measured

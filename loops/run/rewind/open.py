@@ -1,20 +1,29 @@
-"""Builds the loop of a recorded run again, with the run's own program or from the metadata of `halfstep train`."""
+"""Builds the loop of a recorded run again, with the run's own program or from the metadata of `halfstep train`.
+
+Repeats steps of a run without calling any action.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import pathlib
+from collections.abc import Callable
+
+import numpy as np
 
 import scaler
 from loops import tasks
 from loops.actions.checkpoint import Checkpoint
 from loops.loop.loop import Loop
 from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, check_run
-from loops.record.jsonl import JsonLines
+from loops.record.lines import JsonLines
 from loops.record.run_metadata import metadata_of
+from loops.run.rewind.batches import Batches
 from loops.run.train import RunOptions, build, run_identity
-from loops.support.errors import LoopError
+from loops.support.errors import LoopError, OutOfData
+from loops.support.signals import Deferred
+from loops.support.text import amount
 from loops.support.user_function import called
 
 _NEVER = 2**62
@@ -81,3 +90,49 @@ def _of_train(run: pathlib.Path) -> Loop:
         # Probes may change the bits of a step: use them if the run did.
         probes=(run / TRACE).is_file(),
     )
+
+
+Replayed = dict[int, dict[str, np.ndarray]]
+"""The scalar outputs of each step, by its number."""
+
+
+def run_to_step(
+    loop: Loop,
+    batches: Batches,
+    until: int,
+    signals: Deferred,
+    progress: Callable[[int], object] | None = None,
+) -> Replayed:
+    """Takes steps as the run did, in calls of the same length.
+
+    Args:
+        loop: The loop, at an earlier step.
+        batches: The loop's batches.
+        until: The step to stop after.
+        signals: The signals received, which are acted on after each call.
+        progress: Called with the number of the last step, after each call.
+
+    Raises:
+        OutOfData: If the dataset ends before.
+    """
+    replayed: Replayed = {}
+    while (done := loop.counters.data) < until:
+        taken, outputs = _call(loop, batches, until - done)
+        for place in range(taken):
+            replayed[done + 1 + place] = {name: values[place] for name, values in outputs.items()}
+        if not taken:
+            steps = amount(done, "step")
+            raise OutOfData(f"the dataset ended after {steps}, but the run went on at least to step {until}.")
+        signals.act()
+        if progress:
+            progress(done + taken)
+    return replayed
+
+
+def _call(loop: Loop, batches: Batches, left: int) -> tuple[int, dict[str, np.ndarray]]:
+    if not batches.by_one:
+        return loop.take(min(loop.longest_call, left))
+    batch = batches.next()
+    if batch is None:
+        return 0, {}
+    return 1, {name: value[np.newaxis] for name, value in loop.calls.one(batch).items()}

@@ -21,12 +21,11 @@ from loops.loop.state import folder
 from loops.loop.state.identity import check_identity
 from loops.loop.state.kernels import unsaved_random_operations
 from loops.loop.state.state import RunState
-from loops.record.jsonl import JsonLines
+from loops.record.lines import JsonLines
 from loops.record.log import difference, read_log
-from loops.run.rewind.batches import Batches, writing_positions
+from loops.run.rewind.batches import Batches, caveats_of_data, stored_by, writing_positions
+from loops.run.rewind.open import run_to_step
 from loops.run.rewind.replay_point import START, ReplayPoint, Snapshot, batches_before
-from loops.run.rewind.run_to_step import run_to_step
-from loops.run.rewind.stored_batches import caveats_of_data, stored_by
 from loops.support.checks import check_count
 from loops.support.errors import LoopError, ResumeWarning
 from loops.support.signals import deferred_signals

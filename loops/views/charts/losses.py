@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from loops.record.run import Recorded
-from loops.record.thin import moving_mean
+from loops.record.thinned import moving_mean
 from loops.support.part_names import named
 from loops.support.text import amount
 from loops.views.charts.axis import loss_axis

@@ -9,7 +9,7 @@ import numpy as np
 import scaler
 from loops.record import as_recorded
 from loops.record.run import Recorded
-from loops.record.thin import envelope
+from loops.record.thinned import envelope
 from loops.support.drawing import drawing
 from loops.support.errors import LoopError
 from loops.support.palette import BLACK, BLUE, BY_NAME, FAINT, ORANGE, RED, SERIES

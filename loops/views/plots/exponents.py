@@ -11,7 +11,7 @@ from loops.record import as_recorded
 from loops.support.drawing import drawing
 from loops.support.errors import LoopError
 from loops.support.palette import BLACK, BLUE, FAINT, HUGE, MIDDLE, ORANGE, PINK, TINY, YELLOW
-from loops.views.charts.cells import ALL_ZERO, FIRST, INFINITE, LOWEST, NOT_A_NUMBER, NOT_MEASURED, heat_cells
+from loops.views.charts.axis import ALL_ZERO, FIRST, INFINITE, LOWEST, NOT_A_NUMBER, NOT_MEASURED, heat_cells
 from scaler import observe
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from loops.record.columns import RETRIES
 from loops.record.noise_scale import noise_scale
 from loops.record.run import Gauges, Recorded
 from loops.record.summary import number
-from loops.record.thin import Envelope, envelope, sampled
+from loops.record.thinned import Envelope, envelope, sampled
 from loops.record.trace.gauges import noise_pairs
 from loops.support.pages import Table
 from loops.support.part_names import columns_of, named

@@ -13,10 +13,10 @@ import numpy as np
 import scaler
 from loops.record.run import Measured, Recorded
 from loops.record.summary import number
-from loops.record.thin import sampled
+from loops.record.thinned import sampled
 from loops.support.pages import Table
 from loops.support.text import amount
-from loops.views.charts.cells import FIRST, LOWEST, heat_cells
+from loops.views.charts.axis import FIRST, LOWEST, heat_cells
 from loops.views.report.tables import cell
 from scaler import observe
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from loops.record.run import Recorded
-from loops.record.thin import sampled
+from loops.record.thinned import sampled
 from loops.support.pages import Table
 
 _ROWS = 24

@@ -13,9 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from loops.record.files import read_summary
-from loops.record.joined import joined, parts_at
 from loops.record.log import Log, columns_in
-from loops.record.reading import files_of
+from loops.record.reading import files_of, joined, parts_at
 from loops.record.run import Recorded
 from loops.record.trace.file import contents
 from loops.record.trace.messages import arrow, whole_messages

@@ -13,8 +13,8 @@ from rigs import Rig, raw
 
 import loops
 import scaler
-from loops.actions import left_out
-from loops.actions.left_out import NAME, UNDER_WAY, LeftOut, next_of
+from loops.actions import rewind as rewinding
+from loops.actions.rewind import NAME, UNDER_WAY, LeftOut, next_of
 from loops.loop.state import folder
 from loops.run.rewind import rewind
 
@@ -235,7 +235,7 @@ def test_a_kill_while_it_goes_back_loses_nothing(tmp_path, monkeypatch, moment):
     def killed(*arguments):
         raise Killed
 
-    write, cheap = left_out.write, Cheap(tmp_path, bad=(11, 12))
+    write, cheap = rewinding._write_left_out, Cheap(tmp_path, bad=(11, 12))
     with monkeypatch.context() as patch:
         if moment == "after the save":
             patch.setattr(loops.Checkpoint, "go_back", killed)
@@ -247,7 +247,7 @@ def test_a_kill_while_it_goes_back_loses_nothing(tmp_path, monkeypatch, moment):
                 if name == NAME:
                     raise Killed
 
-            patch.setattr(left_out, "write", written)
+            patch.setattr(rewinding, "_write_left_out", written)
         with pytest.raises(Killed):
             cheap.run(14)
     assert (tmp_path / UNDER_WAY).exists()

@@ -23,7 +23,7 @@ from halfstep.completion import SHELLS, script
 from halfstep.parsing import parser, versions
 from halfstep.study import STEPS
 from loops import tasks
-from loops.loop.workers.join import SECONDS
+from loops.loop.workers.workers import SECONDS
 from loops.replay.tune import GRIDS
 from loops.run import strategy_text
 from loops.run.train import POLICIES, RunOptions

@@ -15,7 +15,7 @@ import scaler
 from halfstep import main
 from halfstep.cure import text
 from loops.diagnose.explain.cure import find_cure
-from loops.diagnose.explain.minimal import minimal
+from loops.diagnose.explain.examples import minimal
 from loops.observe import cure
 from loops.support.errors import LoopError
 

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from loops.diagnose.explain.divisions import division_proposals, guarded
-from loops.diagnose.graph.frames import Frame, Part
+from loops.diagnose.explain.proposals import division_proposals, guarded
+from loops.diagnose.graph.whereabouts import Frame, Part
 
 
 def traced(name, divide, *values):

@@ -16,10 +16,9 @@ import loops
 import scaler
 from loops.diagnose.explain import learning_rates
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.learning_rates import lower_rates, rate_of
+from loops.diagnose.explain.learning_rates import held, largest, lower_rates, rate_of, size_of_update
 from loops.diagnose.explain.remedies import Kind
 from loops.diagnose.explain.since_checkpoint import lost_weight, risen_rate, try_since_checkpoint
-from loops.diagnose.explain.updates import held, largest, size_of_update
 from loops.diagnose.graph.models import failed_part, optimizers_of, weights_in_step
 from loops.observe import explain
 from loops.run.rewind import rewind

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from loops.diagnose.graph.frames import Frame, Part
 from loops.diagnose.graph.origin import nearest_layer, origins, pass_of
+from loops.diagnose.graph.whereabouts import Frame, Part
 
 INF = math.inf
 

@@ -7,7 +7,7 @@ import pytest
 
 import loops
 import scaler
-from loops.diagnose.explain.skipped_steps import skipped_steps
+from loops.diagnose.explain.action import skipped_steps
 
 LOSS, BACKWARD, OVERFLOW = scaler.Cause.LOSS, scaler.Cause.BACKWARD, scaler.Cause.OVERFLOW
 

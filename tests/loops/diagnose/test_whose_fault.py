@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from loops.diagnose.explain.blame import blame_of
 from loops.diagnose.explain.examples import lost_columns
+from loops.diagnose.explain.explain import step_with_finite_batches
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.remedies import Kind, Remedy
-from loops.diagnose.explain.second_fault import step_with_finite_batches
 from loops.diagnose.explain.sentence import describe
 from loops.observe import explain
 

@@ -18,7 +18,7 @@ from loops.loop import fetching
 from loops.loop.arrays import arrays_of, size_of, spec_of, stack, tensors_of
 from loops.loop.held_batches import HeldBatches
 from loops.loop.source import Source
-from loops.run.rewind.stored_batches import stored_by
+from loops.run.rewind.batches import stored_by
 
 Pair = collections.namedtuple("Pair", ["x", "y"])
 

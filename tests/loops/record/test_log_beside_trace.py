@@ -7,8 +7,8 @@ import pytest
 from recorded_cases import write_run
 
 from loops.record import read_run
-from loops.record.joined import joined
 from loops.record.log import Log
+from loops.record.reading import joined
 from loops.record.skips import not_logged
 from loops.record.summary import digest
 

@@ -13,7 +13,7 @@ import loops
 import scaler
 from loops.record import as_recorded, read_run
 from loops.record.summary import digest, sentence
-from loops.record.thin import envelope, moving_mean, sampled
+from loops.record.thinned import envelope, moving_mean, sampled
 from loops.record.trace.file import contents
 
 

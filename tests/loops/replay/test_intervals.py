@@ -10,8 +10,8 @@ from replay_cases import tables
 
 import loops
 from loops.replay.intervals import as_far_behind, half_widths, of_pairs, wider
+from loops.replay.one_run import static_scale
 from loops.replay.recording import recording_of
-from loops.replay.static_scale import static_scale
 from loops.replay.tails import Tail, tail_of
 
 STEPS = 40

@@ -11,8 +11,8 @@ import tensorflow as tf
 import scaler
 from loops.record.files import write_json
 from loops.run.digest import weights_digest
-from loops.run.shared_trace import SharedTrace
 from loops.run.train import RunOptions, _LastLosses, train
+from loops.study.compare import SharedTrace
 
 
 @pytest.mark.slow

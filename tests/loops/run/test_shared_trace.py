@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import scaler
-from loops.run.shared_trace import SharedTrace
 from loops.run.train import RunOptions, train
+from loops.study.compare import SharedTrace
 
 pytestmark = pytest.mark.slow
 

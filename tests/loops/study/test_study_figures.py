@@ -14,7 +14,7 @@ from loops.study.dots import comparison_figure
 from loops.study.histograms import gradients_figure, small_loss_figure
 from loops.study.marks import marks
 from loops.study.setups import SETUPS, Setup
-from loops.support.svg import svg_of
+from loops.support.drawing import svg_of
 from loops.support.text import share
 
 CONSTANT, MOVING = (

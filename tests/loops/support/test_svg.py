@@ -6,9 +6,8 @@ import xml.etree.ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from loops.support.drawing import save
+from loops.support.drawing import as_source, save, svg_of
 from loops.support.palette import BLUE, ON_DARK, YELLOW
-from loops.support.svg import as_source, svg_of
 
 EVIL = "<script>alert(1)</script> & co."
 

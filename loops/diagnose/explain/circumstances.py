@@ -1,0 +1,198 @@
+"""What speaks for weights that have grown too large where no remedy helps: the last update, and the learning rate.
+
+Explains a step that a `scaler.SpikeGuard` held back: which number was above its limit.
+
+Tries whether gradients that are all zero are not at a larger loss scale.
+
+Finds the literals in a layer's `call` that float16 cannot hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import scaler
+from loops.diagnose.explain.attempts import Attempt, Attempts
+from loops.diagnose.explain.explanation import Explanation, Growth
+from loops.diagnose.explain.learning_rates import Held, held, largest, rate_of, size_of_update
+from loops.diagnose.explain.own_words import said_by_scaler
+from loops.diagnose.graph.changes import in_policy
+from loops.diagnose.graph.literals import Literal, lost_literals
+from loops.diagnose.graph.models import optimizers_of, weights_in_step
+from loops.diagnose.graph.scaler_calls import recording_scaler_calls
+from loops.diagnose.graph.whereabouts import recording_layers
+from loops.record.columns import cause_name
+
+_LARGE = 100.0
+"""Weights of networks seldom have such magnitudes."""
+
+
+def with_growth(known: Explanation, attempts: Attempts) -> Explanation:
+    """With what speaks for an update that was too large, if nothing helps and the data are not at fault.
+
+    Args:
+        known: What is known about the step, with its remedies.
+        attempts: The attempts at the step.
+    """
+    told = known.where == "data" or known.empty or known.label or known.lost_weight
+    if any(one.helps for one in known.remedies) or told:
+        return known
+    found = _rate_alone(attempts) if known.verdict == "update" else _growth_of(attempts)
+    return dataclasses.replace(known, growth=found)
+
+
+def _growth_of(attempts: Attempts) -> Growth | None:
+    """The last update, if it was larger than the weights; where it is unknown the weights, if they are large."""
+    moment = attempts.moment
+    found = _last_update(attempts)
+    if found is not None:
+        return found if found.moved is not None and found.moved > 1.0 else None
+    now = held(weights_in_step(moment.train_step, attempts.part))
+    size = largest(now)
+    return None if size <= _LARGE else Growth(None, None, _rate(attempts), size)
+
+
+def _rate_alone(attempts: Attempts) -> Growth | None:
+    """The learning rate of a step whose update was not finite; None without a Keras optimizer."""
+    rate = _rate(attempts)
+    return None if rate is None else Growth(None, None, rate, None)
+
+
+def _last_update(attempts: Attempts) -> Growth | None:
+    """The last update, measured by repeating the steps from it on; None if it lies before those that can be."""
+    moment = attempts.moment
+    applied = f"{attempts.part}/applied" if attempts.part else "applied"
+    last = max((row["step"] for row in moment.rows if row["step"] < moment.step and row.get(applied)), default=0)
+    if last <= moment.began_at:
+        return None
+    seen: list[tuple[Held, float | None]] = []
+
+    def look(loop: Any) -> None:
+        del loop
+        seen.append((held(weights_in_step(moment.train_step, attempts.part)), _rate(attempts)))
+
+    try:
+        moment.from_checkpoint(look, moment.step - last)
+    except (scaler.ScalerError, tf.errors.OpError):
+        return None
+    (before, rate), *_ = seen
+    now = held(weights_in_step(moment.train_step, attempts.part))
+    return Growth(last, size_of_update(before), rate, largest(now))
+
+
+def _rate(attempts: Attempts) -> float | None:
+    optimizers = optimizers_of(attempts.moment.train_step, attempts.part)
+    return next((rate_of(one) for one in optimizers.values()), None)
+
+
+def is_spike(cause: scaler.Cause, logged: Mapping) -> bool:
+    """Whether a step is a spike in the replay or in the run's log.
+
+    A replayed micro-batch is a step by itself, which need not be a spike.
+
+    Args:
+        cause: Of the replayed step.
+        logged: The step's row in the log.
+    """
+    return cause is scaler.Cause.SPIKE or cause_name(logged.get("cause")) == scaler.Cause.SPIKE.name
+
+
+def as_spike(known: Explanation, attempts: Attempts, attempt: Attempt) -> Explanation:
+    """The explanation of a spike, with its number and the limit.
+
+    Args:
+        known: What is known about the step so far.
+        attempts: The attempts at the step.
+        attempt: The attempt as the run takes it.
+    """
+    known = dataclasses.replace(known, verdict="spike", applied=False)
+    if any(getattr(one.strategy, "by_tensor", None) for one in attempts.scalers):
+        # No log has the limits of each gradient, nor the norm of those that were clipped to theirs.
+        return dataclasses.replace(known, said=said_by_scaler(attempts, scaler.Cause.SPIKE))
+    return dataclasses.replace(known, spike=_spike(attempts.moment.logged or {}) or _spike(attempt.outputs))
+
+
+def _spike(outputs: Mapping) -> tuple[str, float, float] | None:
+    """Which number of a step is above its limit, the number and the limit; None if the outputs do not tell."""
+    for name, output in (("norm", "grad_norm"), ("loss", "loss")):
+        value, limit = outputs.get(output), outputs.get(f"{name}_limit")
+        if value is not None and limit is not None and float(value) > float(limit):
+            return name, float(value), float(limit)
+    return None
+
+
+_OCTAVES = (8, 16, 24, 32, 40)
+"""The scale is raised by so many, until the step is no longer finite."""
+_MOST = 2.0**126
+"""The largest loss scale that there is."""
+
+
+def with_zero_gradients(known: Explanation, attempts: Attempts, attempt: Attempt) -> Explanation:
+    """The explanation of an applied step, with the verdict "zero" if its gradients are and its loss is not.
+
+    Args:
+        known: What is known about the step so far.
+        attempts: The attempts at the step.
+        attempt: The attempt as the run takes it.
+    """
+    lost = attempt.outputs.get("grad_norm") == 0 and attempt.loss != 0 and math.isfinite(attempt.loss)
+    if not lost:
+        return known
+    known = dataclasses.replace(known, verdict="zero", nonzero=_count(attempts.take_at(1.0)))
+    if known.nonzero:
+        return known
+    for octaves in _OCTAVES:
+        scale = (known.loss_scale or 1.0) * 2.0**octaves
+        raised = attempts.take_at(2.0**octaves)
+        if not raised.finite or scale > _MOST:
+            break
+        if _count(raised) > (known.nonzero or 0):
+            known = dataclasses.replace(known, nonzero=_count(raised), nonzero_at=scale)
+    return known
+
+
+def _count(attempt: Attempt) -> int:
+    return 0 if attempt.nonzero is None else int(attempt.nonzero.sum())
+
+
+def literals_of(attempts: Attempts, layers: Mapping[str, keras.layers.Layer], path: str) -> tuple[Literal, ...]:
+    """The literals of a layer, each once, found by tracing the step as it is and with its layers in float32.
+
+    Args:
+        attempts: The attempts at the step.
+        layers: The layers of the model, by path.
+        path: The path of the layer.
+    """
+    narrow = [layer for layer in layers.values() if layer.compute_dtype == "float16"]
+    if not narrow:
+        return ()
+    try:
+        graph, inside = _traced(attempts, layers, path, contextlib.nullcontext())
+        twin, _ = _traced(attempts, layers, path, in_policy(narrow, "float32"))
+    except (TypeError, ValueError, tf.errors.OpError, scaler.UnsupportedVersion):
+        return ()  # Some layer may not run in another dtype.
+    found = [one for one in lost_literals(graph, twin) if one.node in inside]
+    return tuple({(one.before, one.after, one.chosen): one for one in found}.values())
+
+
+def _traced(attempts: Attempts, layers: Mapping[str, keras.layers.Layer], path: str, change: Any) -> tuple:
+    """The graph of a step, and the names of the operations that a layer created."""
+    inside: set[str] = set()
+
+    def observed(batch: Any) -> Any:
+        with recording_scaler_calls(attempts.scalers, moves=False), recording_layers(layers) as places:
+            outputs = attempts.take_inlined(batch)
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        by_number = places.by_number(len(operations))
+        inside.update(one.name for one, layer in zip(operations, by_number, strict=True) if layer == path)
+        return outputs
+
+    with attempts.as_it_was(), change:
+        return tf.function(observed).get_concrete_function(attempts.moment.batch).graph, inside
