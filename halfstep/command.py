@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
     if hidden:
         return _fail(hidden, statuses.EXIT_ERROR)
     try:
-        return importlib.import_module(f"halfstep.{options.command}").run(options) or statuses.EXIT_DONE
+        return importlib.import_module(f"halfstep.commands.{options.command}").run(options) or statuses.EXIT_DONE
     except Exception as error:
         answer = _message_and_status(error, hasattr(options, "out"))
         if answer is None:

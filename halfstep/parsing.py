@@ -6,7 +6,7 @@ import argparse
 import platform
 from typing import Any
 
-from halfstep import (
+from halfstep.commands import (
     compare,
     completion,
     cure,

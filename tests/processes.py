@@ -13,7 +13,7 @@ import time
 def server():
     """Where processes come from."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", "keras", "loops", "halfstep.train"])
+    context.set_forkserver_preload(["tensorflow", "keras", "loops", "halfstep.commands.train"])
     return context
 
 

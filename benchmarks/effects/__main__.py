@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import loops
 import scaler
 from benchmarks.effects import EXPERIMENTS, Effect, choose, measure, pages
-from halfstep import arguments
+from halfstep.commands import arguments
 from halfstep.terminal import folded, width
 from loops.support.json_values import without_nan
 from loops.support.text import columns

@@ -15,7 +15,7 @@ import sys
 extras = ("matplotlib", "sklearn", "tensorboard", "pyarrow")
 for name in extras:
     sys.modules[name] = None   # As if it were not installed: Keras looks for matplotlib by itself.
-import loops, halfstep.train, loops.run, loops.diagnose.doctor.machine, loops.tasks, loops.study.compare
+import loops, halfstep.commands.train, loops.run, loops.diagnose.doctor.machine, loops.tasks, loops.study.compare
 found = [n for n, m in sys.modules.items() if m and n.partition(".")[0] in extras]
 print("found", found)
 """

@@ -19,9 +19,9 @@ import tensorflow as tf
 import loops
 import scaler
 from halfstep import names, statuses
-from halfstep.completion import SHELLS, script
+from halfstep.commands.completion import SHELLS, script
+from halfstep.commands.study import STEPS
 from halfstep.parsing import parser, versions
-from halfstep.study import STEPS
 from loops import tasks
 from loops.loop.workers.workers import SECONDS
 from loops.replay.tune import GRIDS
@@ -91,7 +91,7 @@ def test_every_command_has_help_and_a_module_that_runs_it():
     for command in COMMANDS:
         assert re.search(rf"^    {command}\b", answers["--help",][1], re.MULTILINE)
         assert answers[command, "--help"][1].startswith(f"usage: halfstep {command}")
-        assert callable(importlib.import_module(f"halfstep.{command}").run)
+        assert callable(importlib.import_module(f"halfstep.commands.{command}").run)
 
 
 def test_help_names_what_there_is():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import loops
 import scaler
 from halfstep import main
-from halfstep.cure import text
+from halfstep.commands.cure import text
 from loops.diagnose.explain.cure import find_cure
 from loops.diagnose.explain.examples import minimal
 from loops.observe import cure

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import loops
-from halfstep.explain import text
+from halfstep.commands.explain import text
 from loops.diagnose.explain import attempts
 from loops.observe import cure, explain
 

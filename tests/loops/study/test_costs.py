@@ -11,7 +11,7 @@ import pytest
 import test_study_report
 from test_study_report import DYNAMIC, FLOAT32, Page
 
-from halfstep.study import cost_rows
+from halfstep.commands.study import cost_rows
 from loops.loop.counters import Counters
 from loops.loop.visit import Visit
 from loops.study import costs as module

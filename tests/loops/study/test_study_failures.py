@@ -7,7 +7,7 @@ import tensorflow as tf
 from command_cases import run, strict
 
 import scaler
-from halfstep.study import exit_status
+from halfstep.commands.study import exit_status
 from loops import tasks
 from loops.study import compare
 from loops.study.setups import Setup, strategy_setups

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from halfstep import arguments
+from halfstep.commands import arguments
 from halfstep.names import FORMS, POLICIES, TASKS
 
 

@@ -9,7 +9,7 @@ import pathlib
 import tempfile
 from typing import Any
 
-from halfstep import arguments
+from halfstep.commands import arguments
 from halfstep.statuses import EXIT_FOUND
 
 

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from halfstep import arguments
+from halfstep.commands import arguments
 
 if TYPE_CHECKING:
     from loops.diagnose.explain.cure import Cure

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from halfstep import arguments
+from halfstep.commands import arguments
 from halfstep.names import FORMS
 
 if TYPE_CHECKING:

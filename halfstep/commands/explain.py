@@ -7,7 +7,7 @@ import math
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from halfstep import arguments
+from halfstep.commands import arguments
 
 if TYPE_CHECKING:
     from loops.diagnose.explain.explanation import Explanation

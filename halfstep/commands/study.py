@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from halfstep import arguments
+from halfstep.commands import arguments
 from halfstep.names import EMULATED, FORMS, IMAGE_TASKS, SETUPS, UNIT_SCALED
 from halfstep.statuses import EXIT_ERROR, EXIT_SOME_FAILED
 

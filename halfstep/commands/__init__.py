@@ -1,0 +1,1 @@
+"""The subcommands of `halfstep`: each module declares its arguments and defines `run`."""
