@@ -37,6 +37,7 @@ def text(found: dict) -> str:
             "loss scaler  " + "  ".join(f"{name} {_number(value)}" for name, value in found["loss_scaler"].items())
         )
     lines += [f"{name:13}{_line(value)}" for name, value in found["identity"].items() if value not in (None, {})]
+    lines += [f"changed      from step {one['step']} on: {'; '.join(one['changed'])}" for one in found["changes"]]
     lines.append(
         f"data         {data['batches']} batches taken; position {'not saved' if data['problem'] else 'saved'}"
     )

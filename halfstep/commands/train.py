@@ -37,6 +37,14 @@ def add_parser(commands: Any) -> None:
         help="go on from the newest checkpoint; start from the beginning if there is none",
     )
     parser.add_argument(
+        "--changed",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --resume: go on although this setting differs from the run's, such as loss_scaler after another "
+        "--strategy; may be given several times",
+    )
+    parser.add_argument(
         "--trace",
         type=arguments.count,
         nargs="?",
@@ -76,6 +84,8 @@ def run(options: argparse.Namespace) -> None:
         raise scaler.InvalidArgument(
             "--resume continues from checkpoints and saves more: also give --checkpoint-every N."
         )
+    if options.changed and not options.resume:
+        raise scaler.InvalidArgument("--changed says what differs from the run that goes on: also give --resume.")
     named = addresses()
     if options.workers > 1 and named:
         raise scaler.InvalidArgument(
@@ -109,6 +119,7 @@ def run(options: argparse.Namespace) -> None:
         lambda model: [progress(options.task)],
         checkpoint_every=options.checkpoint_every,
         resume=options.resume,
+        changed=options.changed,
         trace_every=options.trace,
         strategy=strategy,
     )

@@ -6,7 +6,7 @@ import functools
 import os
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -18,8 +18,9 @@ from loops.backend import checkpoints
 from loops.backend.versions import versions
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.state import folder
+from loops.loop.state.change import Changes, Resumed, is_another_strategy, rates_of, set_rates
 from loops.loop.state.describe import Found, newest_common, place
-from loops.loop.state.identity import check_identity
+from loops.loop.state.identity import check_identity, flat
 from loops.loop.state.settings import differences, other_rates
 from loops.loop.state.values import NoText, exact
 from loops.loop.workers.workers import Workers
@@ -29,6 +30,7 @@ from loops.support.written.place import Place, as_path, reason
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop
+    from loops.loop.state.state import RunState
     from loops.loop.visit import Visit
 
 
@@ -82,6 +84,10 @@ class Checkpoint:
             compared anyway. If your own step resumes with other settings of its optimizer, or any run with another
             batch size or seed of its dataset, a `ResumeWarning` says so.
         background: Whether a thread writes while the next steps are taken.
+        changed: The names of settings that are meant to differ from those of the checkpoint, such as
+            `["learning_rate", "clip_norm", "loss_scaler"]`: the run goes on with those of this program. Without it such
+            a run is refused. Another strategy of the loss scaler begins at the scale of the old one. Not `replicas`,
+            `workers` and `accumulate`. The change is kept in the checkpoints, and `halfstep inspect` shows it.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -99,7 +105,9 @@ class Checkpoint:
         best: Best | None = None,
         run: Mapping[str, object] | None = None,
         background: bool = False,
+        changed: Sequence[str] = (),
     ):
+        self._meant = Changes(changed)
         self._cadence = Cadence("Checkpoint", every)
         check_count(f"Checkpoint(keep={keep!r})", keep, 2)
         if best is not None and not isinstance(best, Best):
@@ -143,26 +151,15 @@ class Checkpoint:
         path = folder.prefix(self.place, number or 0)
         identity = self.identity(loop)
         with workers.all_or_none("go on from its checkpoint"):
-            if number is not None:
-                check_identity(path, facts["identity"], identity)
+            changes = check_identity(path, facts["identity"], identity, self._meant) if number is not None else {}
             # A position that cannot be saved is restored by skipping, in the first iterator: a probe would make it.
             loop.position.problem = facts["data"]["problem"] if facts else None
             self._make_folder(loop)
         state = loop.state(identity, folder=self.directory)
+        self._meant.check({**flat(facts["identity"] if facts else {}), **flat(identity), **flat(state.settings)})
         checkpoint = tf.train.Checkpoint(**state.trackables())
         if number is not None:
-            state.check(path, facts)
-            different = differences(facts.get("settings", {}), state.settings)
-            if different:
-                warnings.warn(
-                    f"{path} was saved by a program with other settings: {'; '.join(different)}. A constant "
-                    "learning rate goes on as it was saved; a schedule, and everything else, is this program's.",
-                    ResumeWarning,
-                    stacklevel=2,
-                )
-            state.restore(checkpoint, path, facts)
-            for other in other_rates(loop.train_step, facts.get("settings", {})):
-                warnings.warn(f"{path} was saved with another schedule: {other}", ResumeWarning, stacklevel=2)
+            self._go_on(loop, state, checkpoint, (path, number), facts, changes)
         for caveat in loop.caveats():
             warnings.warn(f"Checkpoint: {caveat}", ResumeWarning, stacklevel=2)
         for step, why in damaged.items():
@@ -248,6 +245,57 @@ class Checkpoint:
         """After the last step: saves, unless that step is already saved."""
         if self._loop is not None and self._saves is not None and not self._leaves:
             self._saves.end(self._loop.counters.data, self._then())
+
+    def _go_on(
+        self,
+        loop: Loop,
+        state: RunState,
+        checkpoint: tf.train.Checkpoint,
+        saved: tuple[str, int],
+        facts: Mapping,
+        changes: dict[str, str],
+    ) -> None:
+        """Restores a checkpoint, but for what is meant to differ.
+
+        Args:
+            loop: The loop.
+            state: Its state.
+            checkpoint: Made of the state.
+            saved: The path and the step of the checkpoint.
+            facts: Its facts.
+            changes: What of the run's identity is meant to differ, as `check_identity` returned it.
+        """
+        path, number = saved
+        # An optimizer is described twice: as a part of the step, and as a setting of any program.
+        known = {fact.split(".")[-1] for fact in changes}
+        different = {
+            fact: said
+            for fact, said in differences(facts.get("settings", {}), state.settings).items()
+            if fact.split(".")[-1] not in known
+        }
+        changes = {**changes, **{fact: said for fact, said in different.items() if self._meant.are(fact)}}
+        other = [said for fact, said in different.items() if fact not in changes]
+        if other:
+            warnings.warn(
+                f"{path} was saved by a program with other settings: {'; '.join(other)}. A constant "
+                "learning rate goes on as it was saved; a schedule, and everything else, is this program's.",
+                ResumeWarning,
+                stacklevel=3,
+            )
+        strategies = (str(one.get("strategy")) for one in (facts["identity"], state.identity))
+        apart = "loss_scaler" if "strategy" in changes and is_another_strategy(*strategies) else ""
+        another_rate = any("learning_rate" in fact for fact in changes)
+        rates = rates_of(loop.train_step) if another_rate else {}
+        state.check(path, facts, apart)
+        state.restore(checkpoint, path, facts, apart)
+        set_rates(rates)
+        if apart and "loss_scaler" in facts:
+            getattr(loop.train_step, apart).assign_scale(facts["loss_scaler"]["loss_scale"])
+        said = list(changes.values())
+        state.changes = [*facts.get("changes", []), *([{"step": number, "changed": said}] if said else [])]
+        loop.resumed = Resumed(number, tuple(said))
+        for one in () if another_rate else other_rates(loop.train_step, facts.get("settings", {})):
+            warnings.warn(f"{path} was saved with another schedule: {one}", ResumeWarning, stacklevel=3)
 
     def _saves_of(self, checkpoint: tf.train.Checkpoint, number: int, workers: Workers) -> Saves:
         if self._background and checkpoints.readable():

@@ -19,6 +19,7 @@ from loops.support.written.place import Place
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop
+    from loops.loop.state.change import Resumed
 
 _BAR = 20
 """Width of the bar in columns, which leaves room for the numbers next to it."""
@@ -28,7 +29,8 @@ class Progress:
     """Shows step, applied and skipped steps, loss scale, loss, speed, time left, and the loop's `Evaluate` results.
 
     On a terminal it is a moving bar, elsewhere a plain line from time to time and at the end. Speed and time left are
-    measured from the first visit of a run, to leave out compilation. A run that has no step to take says so, once.
+    measured from the first visit of a run, to leave out compilation. A run that goes on from a checkpoint says from
+    which step and with what changes, and one that has no step to take says so, once.
 
     Args:
         label: The start of the line.
@@ -56,6 +58,8 @@ class Progress:
         self._cadence = Cadence("Progress", every)
         self._evaluations: list[Evaluate] = []
         self._start: Visit | None = None
+        self._loop: Loop | None = None
+        self._said_resumed: Resumed | None = None
         self._said_done: tuple[int, int] | None = None
         self._bar: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID | None = None
@@ -63,6 +67,7 @@ class Progress:
     def begin(self, loop: Loop) -> None:
         """Before the first step: finds the loop's evaluations."""
         self._evaluations = [action for action in loop.actions if isinstance(action, Evaluate)]
+        self._loop = loop
 
     def __enter__(self) -> Progress:
         self._start = None
@@ -90,13 +95,21 @@ class Progress:
 
     def __call__(self, visit: Visit) -> None:
         """Updates the bar, or prints a line if one is due."""
-        self._start = self._start or visit
+        if self._start is None:
+            self._start = visit
+            self._say_where_it_goes_on()
         due = self._cadence.due(visit)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=visit.counters.data, total=visit.goal, status=self._status(visit))
         elif due or visit.counters.data >= visit.goal:
             line = f"{self._label}  {visit.counters.data}/{visit.goal}  {self._status(visit)}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _say_where_it_goes_on(self) -> None:
+        resumed = self._loop.resumed if self._loop is not None else None
+        if resumed is not None and resumed is not self._said_resumed:
+            self.tell("; ".join([f"{self._label}  resumed from step {resumed.step}", *resumed.changes]))
+        self._said_resumed = resumed
 
     def nothing_to_do(self, done: int, goal: int, why: str | None) -> None:
         """Says that a run had no step to take; of one that is asked again for the same, only the first time.

@@ -27,6 +27,7 @@ from loops.loop.pace import Pace
 from loops.loop.replicate import check_batches, replicate
 from loops.loop.signature import taking_batches
 from loops.loop.state.actions import ActionStates
+from loops.loop.state.change import Resumed
 from loops.loop.state.identity import identity
 from loops.loop.state.kernels import caveats as kernels_of
 from loops.loop.state.position import Position, position_in
@@ -137,6 +138,7 @@ class Loop:
             train_step = replicate(train_step, strategy)
         self.workers = Workers(strategy)
         self._loss_scaler = loss_scaler
+        self.resumed: Resumed | None = None
         self._strategy = strategy
         self.element_spec = position.element_spec
         self._counters = CounterVariables()

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import keras
 import numpy as np
@@ -95,6 +95,7 @@ def train(
     *,
     checkpoint_every: int | None = None,
     resume: bool = False,
+    changed: Sequence[str] = (),
     trace_every: int | None = None,
     strategy: tf.distribute.Strategy | None = None,
     built_by: Callable[..., Loop] | None = None,
@@ -110,6 +111,7 @@ def train(
         actions: A function from the model to further actions for the loop.
         checkpoint_every: Steps between checkpoints in `out/checkpoints`; None for no checkpoints.
         resume: Whether to resume from the newest checkpoint there, if there is one. Only `options.steps` may differ.
+        changed: What else may, as `Checkpoint` takes it.
         trace_every: Steps between histograms in `out/trace.arrow`; None for no trace.
         strategy: A `tf.distribute` strategy to train with, such as from `join_workers`. Only worker 0 writes files
             other than checkpoints.
@@ -131,7 +133,8 @@ def train(
         saves = []
         if checkpoint_every:
             identity = run_identity(task, options)
-            saves = [Checkpoint(out / CHECKPOINTS, every=checkpoint_every, resume=resume, run=identity)]
+            place = out / CHECKPOINTS
+            saves = [Checkpoint(place, every=checkpoint_every, resume=resume, run=identity, changed=changed)]
         traces = [Trace(out / TRACE, every=trace_every)] if trace_every else []
         return [JsonLines(out / STEPS), losses, *traces, *actions(model), *saves]
 

@@ -25,6 +25,7 @@ def describe(directory: str | os.PathLike, subfolder: str = "") -> dict:
         `checkpoint`: its path; `step`; `others`: the steps of the other checkpoints, newest first; `damaged`: a reason
         for each newer checkpoint that cannot be read, by step; `bytes` on disk; `counters`: data, attempted, applied,
         skipped; `loss_scaler`: the strategy's state, if there is one; `identity`: that of the run that saved it;
+        `changes`: the steps from which it went on with other settings;
         `data`: `batches` taken, the `problem` if the position could not be saved, and all `caveats`; `variables`: for
         each group `count` and `values`; `held`: the step's tables and iterators; `random`: the saved state of each kind
         of generator; `actions`: those with a state; `versions`.
@@ -52,6 +53,7 @@ def describe(directory: str | os.PathLike, subfolder: str = "") -> dict:
         "counters": facts["counters"],
         "loss_scaler": facts.get("loss_scaler"),
         "identity": facts["identity"],
+        "changes": facts.get("changes", []),
         "data": facts["data"],
         "variables": {
             group: {"count": len(variables), "values": sum(_size(shape) for _, _, shape in variables)}

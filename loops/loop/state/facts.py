@@ -37,9 +37,9 @@ def parse(text: str | bytes) -> dict[str, Any]:
     if facts.get("format") not in READ:
         said = ", ".join(map(str, READ))
         raise ValueError(f"its format is {repr(facts.get('format'))[:40]}, and this version reads {said}")
-    # A train step may have no scaler.
-    for name, kind in {**_PARTS, "loss_scaler": dict}.items():
-        if not isinstance({"loss_scaler": {}, **facts}.get(name), kind):
+    # A train step may have no scaler, and nothing may ever have been changed.
+    for name, kind in {**_PARTS, "loss_scaler": dict, "changes": list}.items():
+        if not isinstance({"loss_scaler": {}, "changes": [], **facts}.get(name), kind):
             raise ValueError(f"its {name} are not those of a run")
     counters, data = facts["counters"], facts["data"]
     if not all(_is_count(counters.get(name)) for name in _COUNTERS):

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from loops.backend.steps import schedule
+from loops.loop.state.change import NO_CHANGES, Changes, way_out
 from loops.loop.state.trainable import slots_of_others
 from loops.loop.state.values import described, text_of
 from loops.step.composed_step import ComposedStep
@@ -67,17 +68,27 @@ def _of_part(part: Part, step: ComposedStep) -> dict[str, Any]:
     return facts if part.clip is None else {**facts, "clip": text_of(part.clip)}
 
 
-def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
+def check_identity(path: str, saved: Mapping, here: Mapping, meant: Changes = NO_CHANGES) -> dict[str, str]:
     """Compares two identities.
 
+    Args:
+        path: Of the checkpoint.
+        saved: That in it.
+        here: That of this run.
+        meant: What may differ.
+
+    Returns:
+        What differs and is meant to, by name, as sentences.
+
     Raises:
-        CheckpointError: If they differ; the message names what does.
+        CheckpointError: If they differ otherwise; the message names what does.
     """
     kinds = _step_of(saved), _step_of(here)
     apart = () if kinds[0] == kinds[1] else _OF_A_STEP
     then, now = (flat({name: value for name, value in facts.items() if name not in apart}) for facts in (saved, here))
     names = [name for name in {**then, **now} if not same(then.get(name), now.get(name))]
-    differences = [f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in names]
+    said = {name: f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in names}
+    differences = [sentence for name, sentence in said.items() if not meant.are(name)]
     if apart:
         also = f" Besides, {'; '.join(differences)}." if differences else ""
         raise CheckpointError(
@@ -87,8 +98,9 @@ def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
     if differences:
         raise CheckpointError(
             f"{path} belongs to another run: {'; '.join(differences)}. Use the options of that run, or choose another "
-            "folder."
+            f"folder.{way_out(name for name in names if not meant.are(name))}"
         )
+    return said
 
 
 _OF_A_STEP = ("strategy", "optimizer", "accumulate", "clip_norm", "clip", "parts")

@@ -93,11 +93,11 @@ def _groups(layerwise: scaler.layerwise.Layerwise, models: Sequence[keras.layers
     return "; ".join(f"variables {', '.join(map(str, group)) or 'none'}" for group in own)
 
 
-def differences(saved: Mapping, here: Mapping) -> list[str]:
-    """The settings that both programs have with different values, as sentences with both."""
+def differences(saved: Mapping, here: Mapping) -> dict[str, str]:
+    """The settings that both programs have with different values, by name, as sentences with both."""
     then, now = _named_as_given(saved), _named_as_given(here)
     names = [name for name in then if name in now and not same(then[name], now[name])]
-    return [f"{name} was {then[name]!r} and is {now[name]!r}" for name in names]
+    return {name: f"{name} was {then[name]!r} and is {now[name]!r}" for name in names}
 
 
 def other_rates(train_step: object, saved: Mapping) -> list[str]:

@@ -35,6 +35,9 @@ class RunState:
     An action's state is saved if it has two methods: `save_state()` returns a value that JSON can hold, and
     `load_state(value)` takes it before the first step of a resumed run.
 
+    Attributes:
+        changes: The steps from which the run went on with other settings, and what they were.
+
     Args:
         groups: From `variable_groups`.
         held: The step's tables and iterators.
@@ -65,6 +68,7 @@ class RunState:
         self._trainable = dict(trainable)
         self._counters, self._position, self._loss_scaler = counters, position, loss_scaler
         self._actions = actions
+        self.changes: list[dict] = []
         self._facts = _Facts(self._describe)
 
     def trackables(self) -> dict:
@@ -77,28 +81,33 @@ class RunState:
             saved["held"] = self.held.saved
         return saved
 
-    def check(self, path: str, facts: Mapping) -> None:
+    def check(self, path: str, facts: Mapping, apart: str = "") -> None:
         """Makes sure that a checkpoint holds the variables of this run, and warns where it does not seem so.
 
         Args:
             path: Of a checkpoint of this run.
             facts: Those saved in it.
+            apart: A group of variables that begins anew.
 
         Raises:
             CheckpointError: If other variables were saved, or other weights were trained.
         """
-        saved, here = facts["variables"], layout(self.groups)
-        check_layout(path, saved, here, differences(facts.get("settings", {}), self.settings))
+        saved, here = (
+            {group: entries for group, entries in groups.items() if group != apart}
+            for groups in (facts["variables"], layout(self.groups))
+        )
+        check_layout(path, saved, here, [*differences(facts.get("settings", {}), self.settings).values()])
         check_trainable(path, facts.get("trainable", {}), self._trainable, here)
         warn_of_places(path, saved, here)
 
-    def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping) -> None:
+    def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping, apart: str = "") -> None:
         """Restores everything.
 
         Args:
             checkpoint: Made of `trackables`.
             path: The path of a complete checkpoint that `check` has passed.
             facts: Its JSON.
+            apart: A group of variables that begins anew.
 
         Raises:
             CheckpointError: If its parts are not those of this run.
@@ -115,7 +124,11 @@ class RunState:
             )
         self._position.go_to(path, facts["data"])
         try:
-            checkpoint.restore(path).assert_consumed()
+            if apart:
+                others = {name: one for name, one in self.trackables().items() if name != apart}
+                tf.train.Checkpoint(**others).restore(path).assert_existing_objects_matched()
+            else:
+                checkpoint.restore(path).assert_consumed()
         except tf.errors.NotFoundError as error:
             raise CheckpointError(
                 f"{path}: its position in the data does not fit this dataset, which is built of other operations "
@@ -160,6 +173,7 @@ class RunState:
             "variables": layout(self.groups),
             "trainable": self._trainable,
             "held": self.held.described,
+            "changes": self.changes,
             **self._actions.save(),
             "random": generators(),
         }

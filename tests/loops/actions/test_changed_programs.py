@@ -12,9 +12,12 @@ from loop_cases import line
 
 import loops
 import scaler
-from loops.loop.state.settings import differences as state_differences
-from loops.loop.state.settings import other_rates
+from loops.loop.state.settings import differences, other_rates
 from loops.loop.state.settings import settings as state_settings
+
+
+def state_differences(then, now):
+    return list(differences(then, now).values())
 
 
 def layers(*names):

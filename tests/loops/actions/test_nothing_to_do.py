@@ -37,7 +37,7 @@ def test_a_run_at_its_goal_says_so_once(tmp_path):
     again.run(4)
     assert out.getvalue() == SAID
     again.run(6)
-    assert out.getvalue().startswith(f"{SAID}train  6/6  applied 6")
+    assert out.getvalue().startswith(f"{SAID}train  resumed from step 4\ntrain  6/6  applied 6")
     again.run(6)
     assert "already at step 6 of 6" in out.getvalue()
 

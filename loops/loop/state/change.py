@@ -1,0 +1,133 @@
+"""Changes of a run that are meant: what `Checkpoint(changed=...)` names differs from there on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+import scaler
+from loops.step.frozen_weights import named_by
+
+_FIXED = {
+    "replicas": "the state of each replica is that of its own share of the batches",
+    "workers": "each worker has checkpoints of its own",
+    "accumulate": "a checkpoint may hold half a window",
+}
+"""What cannot be changed, and why."""
+_CALLED = {"loss_scaler": "strategy"}
+"""What a user calls by another name than the facts of a checkpoint."""
+
+
+class Resumed(NamedTuple):
+    """Where a run went on.
+
+    Attributes:
+        step: The step of the checkpoint.
+        changes: What differs from there on, as sentences.
+    """
+
+    step: int
+    changes: tuple[str, ...]
+
+
+class Changes:
+    """The settings that may differ from those of a checkpoint.
+
+    Args:
+        names: Those of arguments, such as `learning_rate` or `loss_scaler`, or of a checkpoint's facts.
+
+    Raises:
+        scaler.InvalidArgument: If they are no names, or those of what cannot be changed.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise scaler.InvalidArgument(
+                f"Checkpoint(changed={names!r}): expected a list of names, such as ['learning_rate', 'clip_norm']."
+            )
+        fixed = next((name for name in names if name in _FIXED), None)
+        if fixed is not None:
+            raise scaler.InvalidArgument(
+                f"Checkpoint(changed={list(names)!r}): a run does not go on with another {fixed}, since "
+                f"{_FIXED[fixed]}: expected names of other settings, such as 'learning_rate'."
+            )
+        self.names = tuple(names)
+
+    def are(self, fact: str) -> bool:
+        """Whether a fact of a checkpoint may differ.
+
+        Args:
+            fact: Its name, with those that it is part of: `optimizer.learning_rate`.
+        """
+        return any(_is_part(fact, name) for name in self.names)
+
+    def check(self, known: Iterable[str]) -> None:
+        """Checks that each name is that of a fact.
+
+        Raises:
+            scaler.InvalidArgument: If one is not.
+        """
+        facts = list(known)
+        for name in self.names:
+            if not any(_is_part(fact, name) for fact in facts):
+                there = sorted({fact.split(".")[-1] for fact in facts} - {*_FIXED, *_CALLED.values()} | {*_CALLED})
+                raise scaler.InvalidArgument(
+                    f"Checkpoint(changed={list(self.names)!r}): this run has no setting {name!r}: expected some of "
+                    f"{', '.join(there)}."
+                )
+
+
+NO_CHANGES = Changes(())
+"""Of a run that goes on as it was."""
+
+
+def way_out(facts: Iterable[str]) -> str:
+    """How to go on with differences that are meant, as a sentence; empty if some cannot be changed.
+
+    Args:
+        facts: The names of those that differ.
+    """
+    words = {value: key for key, value in _CALLED.items()}
+    names = list(dict.fromkeys(_word(fact, words) for fact in facts))
+    if any(name in _FIXED for name in names):
+        return ""
+    return f" If that is meant, say so: Checkpoint(..., resume=True, changed={names!r})."
+
+
+def _word(fact: str, words: Mapping[str, str]) -> str:
+    """What a user calls a fact: the part of its name that is an argument."""
+    parts = fact.split(".")
+    argument = parts[1] if len(parts) > 1 and parts[0] in ("optimizer", "run") else parts[0]
+    argument = parts[2] if len(parts) > 2 and parts[0] == "parts" else argument
+    return words.get(argument, argument)
+
+
+def _is_part(fact: str, name: str) -> bool:
+    wanted = _CALLED.get(name, name)
+    return wanted in fact.split(".") or fact.startswith(f"{wanted}.")
+
+
+def rates_of(train_step: object) -> dict[int, tuple[Any, float]]:
+    """The constant learning rates of a step's optimizers, with each optimizer."""
+    optimizers = named_by(train_step, keras.optimizers.Optimizer)
+    return {id(one): (one, float(one.learning_rate)) for one in optimizers if not _has_schedule(one)}
+
+
+def set_rates(rates: Mapping[int, tuple[Any, float]]) -> None:
+    """Gives optimizers the learning rates that `rates_of` returned."""
+    for optimizer, rate in rates.values():
+        optimizer.learning_rate = rate
+
+
+def _has_schedule(optimizer: keras.optimizers.Optimizer) -> bool:
+    config = optimizer.get_config().get("learning_rate")
+    return not isinstance(config, int | float)
+
+
+def is_another_strategy(saved: str, here: str) -> bool:
+    """Whether two strategies, as text, are of other classes, so that the state of one means nothing to the other."""
+    then, now = (re.findall(r"\w+(?=\()", text) for text in (saved, here))
+    return then != now

@@ -1,0 +1,176 @@
+"""Guards that a run goes on with the changes that are named, from the step of its checkpoint, and with no others."""
+
+import io
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import rich.console
+import tensorflow as tf
+
+import loops
+import scaler
+from halfstep.commands.inspect import text
+from loops.loop.state.describe import describe
+
+
+def looping(place, strategy=None, changed=(), actions=(), rate=0.1, clip_norm=None, resume=True, **options):
+    """A loop of two examples, whose gradients are not all the same."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**4, growth_interval=3) if strategy is None else strategy)
+    optimizer = keras.optimizers.Adam(rate, **options)
+    step = loops.TrainStep(
+        model, keras.losses.MeanSquaredError(), optimizer, loss_scaler=loss_scaler, clip_norm=clip_norm
+    )
+    data = tf.data.Dataset.from_tensor_slices(([[1.0, 2.0], [3.0, 4.0]], [[1.0], [0.0]])).repeat().batch(1)
+    checkpoint = loops.Checkpoint(place, every=4, resume=resume, changed=changed)
+    return loops.Loop(step, data, steps_per_call=1, actions=[*actions, checkpoint])
+
+
+def weights(loop):
+    return [variable.numpy().tolist() for variable in loop.train_step.model.weights]
+
+
+@pytest.fixture(scope="module")
+def four_steps(tmp_path_factory):
+    """Where a run of four steps was saved."""
+    place = tmp_path_factory.mktemp("four")
+    looping(place).run(4)
+    return place
+
+
+@pytest.fixture
+def place(four_steps, tmp_path):
+    return shutil.copytree(four_steps, tmp_path / "run")
+
+
+def test_another_learning_rate_is_that_of_the_program_from_there_on(place, tmp_path):
+    with pytest.raises(loops.CheckpointError, match=r"learning_rate was .*changed=\['learning_rate'\]"):
+        looping(place, rate=0.01).run(8)
+    goes_on = looping(place, rate=0.01, changed=["learning_rate"])
+    goes_on.run(8)
+    whole = looping(tmp_path / "whole")
+    whole.run(4)
+    whole.train_step.optimizer.learning_rate = 0.01
+    whole.run(8)
+    assert weights(goes_on) == weights(whole)
+    assert goes_on.resumed.step == 4
+    (said,) = goes_on.resumed.changes
+    assert said == f"optimizer.learning_rate was {float(np.float32(0.1))!r} and is {float(np.float32(0.01))!r}"
+
+
+def test_it_goes_on_as_changed_without_being_named_again_and_says_what_was(place):
+    looping(place, rate=0.01, changed=["learning_rate"]).run(8)
+    again = looping(place, rate=0.01)
+    again.run(9)
+    assert again.resumed == (8, ())
+    (change,) = describe(place)["changes"]
+    assert change["step"] == 4
+    assert "changed      from step 4 on: optimizer.learning_rate was" in text(describe(place))
+    with pytest.raises(loops.CheckpointError, match="learning_rate"):
+        looping(place).run(12)
+
+
+def test_a_rate_that_is_named_and_is_the_same_stays_as_it_was_saved(tmp_path):
+    loop = looping(tmp_path)
+    loop.run(2)
+    loop.train_step.optimizer.learning_rate = 0.05  # As a callback lowers it.
+    loop.run(4)
+    again = looping(tmp_path, changed=["learning_rate"])
+    again.run(5)
+    assert float(again.train_step.optimizer.learning_rate) == pytest.approx(0.05)
+    assert again.resumed.changes == ()
+
+
+def test_other_settings_of_the_step_are_those_of_the_program(place):
+    with pytest.raises(loops.CheckpointError, match=r"changed=\['(beta_1|clip_norm)', '(beta_1|clip_norm)'\]"):
+        looping(place, clip_norm=0.5, beta_1=0.5).run(8)
+    goes_on = looping(place, clip_norm=0.5, beta_1=0.5, changed=["clip_norm", "optimizer"])
+    goes_on.run(8)
+    assert len(goes_on.resumed.changes) == 2
+
+
+@pytest.mark.parametrize(
+    "strategy", [scaler.Static(2.0**6), scaler.strategies.Headroom(), scaler.SpikeGuard(scaler.Dynamic())]
+)
+def test_another_strategy_begins_at_the_scale_of_the_old_one(place, strategy):
+    with pytest.raises(loops.CheckpointError, match=r"strategy was .*changed=\['loss_scaler'\]"):
+        looping(place, strategy).run(8)
+    seen = []
+    goes_on = looping(
+        place, strategy, ["loss_scaler"], [lambda visit: seen.append(float(visit.outputs["loss_scale"][-1]))]
+    )
+    counters = goes_on.run(8)
+    assert (counters.data, counters.applied, counters.skipped) == (8, 8, 0)
+    assert seen[0] == (2.0**6 if isinstance(strategy, scaler.Static) else 2.0**5)
+
+
+def test_another_interval_of_the_same_strategy_keeps_its_state(place):
+    goes_on = looping(place, scaler.Dynamic(2.0**4, growth_interval=2), changed=["loss_scaler"])
+    goes_on.run(5)
+    assert goes_on.train_step.loss_scaler.counters.attempted == 5
+    assert (
+        float(goes_on.train_step.loss_scaler.loss_scale) == 2.0**6
+    )  # One good step of the old interval, and one more.
+
+
+def test_a_step_of_ones_own_takes_its_rate_from_the_program(tmp_path):
+    def loop(rate, changed=()):
+        keras.utils.set_random_seed(0)
+        weight = tf.Variable([1.0])
+        optimizer = keras.optimizers.SGD(rate)
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight * x)
+            optimizer.apply([tape.gradient(loss, weight)], [weight])
+            return {"loss": loss}
+
+        step.optimizer = optimizer
+        data = tf.data.Dataset.from_tensors([1.0]).repeat()
+        saves = loops.Checkpoint(tmp_path, every=2, resume=True, changed=changed)
+        return loops.Loop(step, data, steps_per_call=1, actions=[saves]), weight
+
+    loop(0.25)[0].run(2)
+    goes_on, weight = loop(0.125, ["learning_rate"])
+    goes_on.run(4)
+    assert weight.numpy() == [1.0 - 2 * 0.25 - 2 * 0.125]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("learning_rate", "expected a list of names"),
+        ([1], "expected a list of names"),
+        (["replicas"], "does not go on with another replicas"),
+        (["accumulate"], "a checkpoint may hold half a window"),
+    ],
+)
+def test_names_that_cannot_work_are_refused(tmp_path, changed, said):
+    with pytest.raises(scaler.InvalidArgument, match=said):
+        loops.Checkpoint(tmp_path, every=1, changed=changed)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_name_that_nothing_has_is_refused(place, tmp_path, saved):
+    loop = looping(place if saved else tmp_path / "new", changed=["lr"])
+    with pytest.raises(
+        scaler.InvalidArgument, match=r"no setting 'lr': expected some of .*clip_norm.*learning_rate.*loss_scaler"
+    ):
+        loop.run(8)
+
+
+def test_what_was_not_named_is_still_refused(place):
+    with pytest.raises(loops.CheckpointError, match=r"clip_norm was None and is 0\.5"):
+        looping(place, rate=0.01, clip_norm=0.5, changed=["learning_rate"]).run(8)
+
+
+def test_progress_says_where_a_run_goes_on(place):
+    console = rich.console.Console(file=io.StringIO(), width=200)
+    loop = looping(place, rate=0.01, changed=["learning_rate"], actions=[loops.Progress(console=console)])
+    loop.run(5)
+    loop.run(6)
+    said = console.file.getvalue()
+    assert said.count("train  resumed from step 4; optimizer.learning_rate was") == 1
