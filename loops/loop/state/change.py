@@ -94,7 +94,8 @@ def way_out(facts: Iterable[str]) -> str:
     names = list(dict.fromkeys(_word(fact, words) for fact in facts))
     if any(name in _FIXED for name in names):
         return ""
-    return f" If that is meant, say so: Checkpoint(..., resume=True, changed={names!r})."
+    asked = " ".join(f"--changed {name}" for name in names)
+    return f" If that is meant, say so: Checkpoint(..., resume=True, changed={names!r}), on the command line {asked}."
 
 
 def _word(fact: str, words: Mapping[str, str]) -> str:

@@ -31,6 +31,26 @@ def test_train_writes_what_it_says(capsys, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_digits")
+def test_train_goes_on_with_a_change_that_is_named(capsys, tmp_path):
+    saved = ["train", "digits", "--checkpoint-every", 2, "--out", tmp_path]
+    assert run(capsys, *saved, "--steps", 2)[0] == 0
+    other = [*saved, "--steps", 4, "--resume", "--strategy", "headroom"]
+    status, _, said = run(capsys, *other)
+    assert status == 1
+    assert "on the command line --changed loss_scaler." in said
+    status, _, progress = run(capsys, *other, "--changed", "loss_scaler")
+    assert status == 0
+    assert "digits  resumed from step 2; strategy was" in progress
+
+
+def test_a_change_needs_a_run_that_goes_on(capsys, tmp_path):
+    status, _, said = run(capsys, "train", "digits", "--changed", "loss_scaler", "--out", tmp_path)
+    assert status == 2
+    assert "also give --resume" in said
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_digits")
 def test_train_prints_json_alone(capsys, tmp_path):
     status, printed, _ = run(capsys, "train", "digits", "--steps", 2, "--out", tmp_path, "--json")
     assert status == 0
