@@ -55,6 +55,7 @@ class Trace:
         self._shapes: set[tuple] = set()
         self._supposed: Mapping[int, Unit] = {}
         self._watched: dict[int, Unit] = {}
+        self._number: Unit = UNKNOWN
         self.held_on: Callable[[Any, Sequence[Any], Unit], Unit] | None = None
         self.own: set[Any] = set()
 
@@ -87,6 +88,8 @@ class Trace:
     ) -> tuple[list[Unit], dict[int, Unit]]:
         """Interprets a function once more, by what its memories and arguments are supposed to hold at first.
 
+        Numbers from elsewhere count as plain: one that unscales would not be passed on as scaled.
+
         Args:
             graph: Of the function.
             supposed: Units, by the identity of the handle or the argument.
@@ -98,14 +101,14 @@ class Trace:
             assigned, and of the argument that the next pass of a loop gets.
         """
         given = _OfOpenGraph(self, None if graph is self._graph else self._frame(graph.outer_graph))
-        self._supposed, self._watched, self.held_on = supposed, {}, held_on
+        self._supposed, self._watched, self.held_on, self._number = supposed, {}, held_on, ONE
         try:
             frame = Frame(self, graph, lambda inner: supposed.get(id(inner)) or given(inner), {})
             outputs = frame.outputs()
             last = {id(inner): whole_of(unit) for inner, unit in zip(graph.inputs, outputs, strict=False)}
             return [self._watched.get(id(one), UNKNOWN) for one in tensors], {**last, **frame.state}
         finally:
-            self._supposed, self._watched, self.held_on = {}, {}, None
+            self._supposed, self._watched, self.held_on, self._number = {}, {}, None, UNKNOWN
 
     def watch(self, values: Mapping[int, Any]) -> None:
         """Takes the units that were found in one call of a function, while it interprets a function again."""
@@ -134,18 +137,19 @@ class Trace:
         if variable is None or is_of_a_scaler(variable):
             return UNKNOWN
         kept = Kept(handle, f"the variable {variable.name!r}")
-        may_be_a_scale = variable.shape.rank in (0, None)
-        return Unknown(frozenset([kept])) if may_be_a_scale else Power(notes=frozenset([Note.DOUBTFUL, kept]))
+        if variable.shape.rank in (0, None):
+            return Unknown(frozenset([kept])) if self._number is UNKNOWN else self._number
+        return Power(notes=frozenset([Note.DOUBTFUL, kept]))
 
     def of_argument(self, tensor: tf.Tensor) -> Any:
         """The unit of an argument of a function that is being traced: data, or perhaps a scale or gradients."""
         if tensor.dtype == tf.resource:
             return tensor
         if not tensor.dtype.is_floating:
-            return UNKNOWN if tensor.dtype == tf.variant else ONE
+            return self._number if tensor.dtype == tf.variant else ONE
         shape = tensor.shape
         if shape.rank in (0, None):
-            return UNKNOWN  # A scale, or its inverse.
+            return self._number  # A scale, or its inverse.
         return _UNIT_DOUBTFUL if self._may_be_gradients(shape) else ONE
 
     def _may_be_gradients(self, shape: tf.TensorShape) -> bool:
