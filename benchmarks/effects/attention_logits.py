@@ -8,7 +8,7 @@ import numpy as np
 
 import scaler
 from benchmarks.effects.adam_copies import CLIPPED, Setup
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, spread
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, spread
 from benchmarks.effects.small_transformer import (
     BATCH,
     BLOCKS,
@@ -87,32 +87,20 @@ def effect_of(
     # Neither where the loss begins to deteriorate nor that it is the logits' fault follows from such runs.
     not_apart = deteriorates and bool((ends[_NORMALIZED][rates].mean(axis=1) > near.max()).all())
     return Effect(
-        name=NAME,
-        title="Attention logits at high learning rates",
-        question="At a learning rate that is too high, attention logits grow until the attention is one-hot and the "
-        "loss diverges. Does a network of two blocks show it, and does a normalization of queries and keys help?",
-        published="[Wortsman et al. 2023](https://arxiv.org/abs/2309.14322), sections 3.1.1 and 3.3, figures 1, 2, 9 "
-        "and 10: small transformers at high learning rates diverge as large ones do. All points with an attention "
-        'logit above 10^4 diverged; the logit is that of block 0, "which typically has the largest logits", at step '
-        '2000 of 10^5, and "much later the unstable points had long past diverged". Where logits are held at about '
-        "kappa in a network of 10M parameters, loss deteriorates around a kappa of 10^3, and by 10^4 it exceeds that "
-        "of a zero-layer bigram model, which is the same transformer without attention and MLP. LayerNorm of queries "
-        "and keys (qk-layernorm) considerably lowers the sensitivity to the learning rate, and allows 1.2B parameters "
-        "to train at 0.3. Their smallest example has 2.4M parameters.",
-        design=f"A transformer on text ({BLOCKS} blocks of width {WIDTH}, {CONTEXT} characters, batches of {BATCH}) "
-        "trains in float32 (the paper: bfloat16). Optimizer and schedule are those of the paper's section 2.1: Adam "
-        f"with beta2 0.95 and epsilon 1e-8, gradients clipped to norm 1, {100 * WARM:.0f} % of the steps of warm-up, "
-        "then a cosine; z-loss of 1e-4; a weight decay of 1e-4 a step that does not depend on the rate. The network is "
-        "another: it has biases (the paper: none), learned positions (rotary ones), LayerNorms with an epsilon of 1e-3 "
-        "(1e-6), Keras's initial weights (truncated normal ones), and far smaller batches (256 of 512 tokens). "
-        "`scaler.observe.watch(kinds=['attention'])` gives the largest logit and the entropy of each block at each "
-        "step. Shown are the largest of a run and the mean entropy of its last tenth. There are two yardsticks for the "
-        f"held-out loss in the end. The paper's is a model without blocks, as in [output-logits](output-logits.md), "
-        f"here trained for {_LONGER * steps} steps of {CHARACTERS} characters at a rate of {_BIGRAM.rate:g}, so that "
-        f"it sees {_LONGER * CHARACTERS / (BATCH * CONTEXT):.1f} times as many characters as the runs: "
-        f"{spread(alone, '.3f')} nats on the same held-out text. Ours is harder: one who knows how frequent each "
-        f"character is ({guess:.2f} nats). Sensitivity: the paper's, the mean over the rates of min(loss, first loss) "
-        "less the best loss, here over the upper five of its seven rates.",
+        **described(
+            NAME,
+            blocks=BLOCKS,
+            width=WIDTH,
+            context=CONTEXT,
+            batch=BATCH,
+            warm_percent=100 * WARM,
+            longer_steps=_LONGER * steps,
+            characters=CHARACTERS,
+            rate=_BIGRAM.rate,
+            epochs=_LONGER * CHARACTERS / (BATCH * CONTEXT),
+            alone=spread(alone, ".3f"),
+            guess=guess,
+        ),
         seeds=seeds,
         steps=steps,
         beside=(

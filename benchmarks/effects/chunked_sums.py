@@ -11,7 +11,7 @@ import numpy as np
 
 import scaler
 from benchmarks.effects import operands
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, percent, spread
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent, spread
 from benchmarks.effects.sums import CHUNK, WAYS, Summation, summation
 from loops import tasks
 from loops.loop.loop import Loop
@@ -70,27 +70,20 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
     last = {key: values[:, -1] for key, values in error.items()}
     magnitudes = {(name, way): last[_TERMS[1], name, way] for name, way in cases}
     return Effect(
-        name=NAME,
-        title="Long sums in a short accumulator",
-        question="The gradient of a kernel sums a product for each example and position. If the sum itself is kept in "
-        "16 bits, small products are swamped by a large sum. How much is lost, and do chunks or random rounding keep "
-        "it?",
-        published="[Wang et al. 2018](https://arxiv.org/abs/1812.08011): with 8-bit floats (1-5-2) accuracy is kept in "
-        "full, though additions have 16 bits (1-6-9), in the sums of products and in the updates of weights. Among "
-        "the key ideas are chunk-based accumulation and stochastic rounding. This page has read the abstract and the "
-        "beginning of the paper only, and compares no figure with the errors of sums that later sections may have. An "
-        "accumulator that rounds at random is not said to be part of that recipe; it is one of a later [unit for "
-        "multiplying and adding](https://arxiv.org/abs/2404.14010), against swamping.",
-        design=f"The digits' convolutional network trains in float32 with Adam at {_RATE} and batches of 64. Then one "
-        f"batch of {_BATCH}: inputs and output gradients of its three convolutions are rounded to E5M2, which is "
-        "1-5-2, and the products of each kernel's gradient are added in order, the sum rounded by "
-        f"`scaler.formats.rounded` after each. In chunks: {CHUNK} products by themselves, then the sums of the chunks, "
-        "rounded as well. The library has no 1-6-9, so the accumulators are float16 with a fraction of 10 bits, and "
-        "bfloat16 with 7, on both sides of the paper's 9. A power of two keeps float16 in its range. The error is "
-        "that of the sum alone, against float64 over the same products. By length: the first convolution, whose "
-        f"{9 * 16} sums are the longest, also of the magnitudes of its products, which cannot cancel. The step: plain "
-        "gradient descent on the kernels, as long as it is for the exact gradient to lower the loss by a hundredth. "
-        "Its progress has no verdict: to first order an error at right angles to the gradient costs none.",
+        **described(
+            NAME,
+            rate=_RATE,
+            batch=_BATCH,
+            chunk=CHUNK,
+            products=9 * 16,
+            longest=_LENGTHS[-1],
+            chunks=_LENGTHS[-1] // CHUNK,
+            gradient_at_random=_means(gradient, "at random"),
+            gradient_chunks=_means(gradient, "chunks"),
+            magnitudes_at_random=_means(magnitudes, "at random"),
+            magnitudes_chunks=_means(magnitudes, "chunks"),
+            noise=percent(noise, ".0f"),
+        ),
         seeds=seeds,
         steps=steps,
         beside=(
@@ -127,19 +120,6 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
             for name, way in cases
         ),
         claims=_claims(error, gradient, noise),
-        remarks="A sum swamps a product that is smaller than half of the distance to its neighbour: between 1/4096 and "
-        "1/2048 of the sum in float16, 1/512 and 1/256 in bfloat16. Products of one sign reach that by their number "
-        "alone. Those of a gradient have both signs, and reach it because their sizes differ by many octaves: a few "
-        "examples that are not learned yet make a sum which the many small products of all others cannot move. To "
-        "nearest these are lost for good. In a chunk they meet few large ones. "
-        f"The {_LENGTHS[-1]} products make {_LENGTHS[-1] // CHUNK} chunks, whose own sum meets the limit of bfloat16 "
-        "again. At random the mean is right at any length, and each rounding adds its noise. Of the gradient that "
-        f"leaves an error of {_means(gradient, 'at random')}, where chunks leave {_means(gradient, 'chunks')}; of the "
-        f"magnitudes {_means(magnitudes, 'at random')}, where chunks leave {_means(magnitudes, 'chunks')}. Another "
-        f"batch of the same size gives a gradient that is {percent(noise, '.0f')} away. That "
-        "says something of one step only. Over a run the noise of batches averages out, and swamping is no such noise: "
-        "it always loses the small products. Networks whose gradients sum millions of products have less to spare. "
-        "Kernels of hardware have an order and a width of their own: see [formats](../formats.md).",
         panels=(
             *(
                 Panel(

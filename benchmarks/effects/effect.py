@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -141,6 +142,30 @@ class Experiment:
     steps: int
     run: Callable[[int, int], Effect]
     seeds: int = 3
+
+
+_PARTS = {"Published": "published", "Here": "design", "Remarks": "remarks"}
+"""The headings of an effect's text, and what an `Effect` calls them."""
+
+
+def described(name: str, **words: object) -> dict[str, str]:
+    """What `NAME.md` beside this file says of an effect, as arguments of `Effect`: its title, its question and so on.
+
+    Args:
+        name: Its name.
+        words: The values of the names in braces.
+    """
+    text = pathlib.Path(__file__).with_name(f"{name}.md").read_text(encoding="utf-8").removeprefix("# ")
+    start, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
+    title, _, question = start.partition("\n")
+    headed = (part.partition("\n") for part in parts)
+    found = {"title": title, "question": question, **{_PARTS[heading]: body for heading, _, body in headed}}
+    return {"name": name, **{part: _flowing(body).format(**words) for part, body in found.items()}}
+
+
+def _flowing(text: str) -> str:
+    """Paragraphs without the ends of their lines."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
 
 
 def to_values(effect: Effect) -> dict[str, Any]:

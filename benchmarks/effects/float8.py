@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import scaler
 from benchmarks.effects import course, networks
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, course_of, percent
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, course_of, described, percent
 
 NAME = "float8"
 _FORMATS = ("float8_e4m3fn", "float8_e5m2")
@@ -47,19 +47,7 @@ def run(seeds: int = 3, steps: int = 900) -> Effect:
     usual = saturated[up // 2 : up].mean(axis=0)
     e4m3, e5m2 = (flushed[:up, [at for at in delayed if cases[at][0] == name]].mean() for name in _FORMATS)
     return Effect(
-        name=NAME,
-        title="Gradients in float8 under delayed scaling",
-        question="Delayed scaling takes the scale of each tensor from the largest magnitudes of past steps. What is "
-        "lost when the gradients jump, and how long should the history be?",
-        published="[Micikevicius et al. 2022](https://arxiv.org/abs/2209.05433): E4M3 reaches from 2^-9 to 448, E5M2 "
-        "from 2^-16 to 57344, and E5M2 is the format for gradients. TransformerEngine's default history is 1024 steps. "
-        "No figure is given for a jump.",
-        design="The gradients of activations of a network (64-64-32-10, ReLU, SGD with momentum, batches of 64 digits) "
-        "are cast to float8, saturating, at a scale of their own for each layer from "
-        "`scaler.DelayedAmax(history_length=...)`; "
-        f"all else is float32. After a third of the run the loss is multiplied by {_JUMP:.0f}, after two thirds that "
-        f"is taken back. Float32 reaches {percent(exact.accuracy)}. Saturated: of all values. Flushed: of those "
-        "that are not zero, before the jump up, in the 16 steps after the jump down, and in all later ones.",
+        **described(NAME, jump=_JUMP, accuracy=percent(exact.accuracy)),
         seeds=seeds,
         steps=steps,
         beside=(
@@ -138,14 +126,6 @@ def run(seeds: int = 3, steps: int = 900) -> Effect:
                 bool(np.abs(seen.accuracy[delayed].mean(axis=1) - exact.accuracy.mean()).max() <= 0.01),
             ),
         ),
-        remarks="Delayed scaling is said to lag by one step. In a backward pass it lags by one step for each layer: "
-        "what saturates in one layer reaches the layer before it cut, so that this one measures too small an amax and "
-        "saturates in its turn at the next step, until the jump has passed through the network. The history does not "
-        "matter there, because a maximum takes in a larger value at once. A jump down is where it matters: for as long "
-        "as the jump is remembered, the format's lowest octaves are given away. A long history protects from gradients "
-        "that come and go, and pays with range; a wide format can afford that better. A history of 1 follows each "
-        "step's noise and saturates a little all the time. In this small network none of it shows in the accuracy, not "
-        "even casts without a scale, since a few large gradients are enough ([flushed-part](flushed-part.md)).",
         panels=(
             Panel(
                 "flushed",

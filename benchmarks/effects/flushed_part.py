@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import scaler
 from benchmarks.effects import course, networks
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, percent
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent
 
 NAME = "flushed-part"
 _FACTORS = (-12, -14, -16, -18, -20, -22)
@@ -45,22 +45,9 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
     harmless = [at for at in range(len(_FACTORS)) if accuracy[plain, at].mean() >= least]
     survives = max((flushed[plain, at].mean() for at in harmless), default=0.0)
     return Effect(
-        name=NAME,
-        title="How much of what float16 flushes matters",
-        question="Papers count how many gradients float16 makes zero. How many of them can go before it matters, and "
-        "is it their loss that matters, or the rounding of the rest?",
-        published="[Chmiel et al. 2021](https://arxiv.org/abs/2006.08173) set up to 85 % of the gradients of "
-        "activations to zero in networks for ImageNet, small ones at random so that the mean is kept, without a loss "
-        "of accuracy. [Chmiel et al. 2021](https://arxiv.org/abs/2112.10769) round what their 4-bit format would flush "
-        "at random to zero or its smallest number: the last of the four ways here. In SSD, [Micikevicius et al. "
-        "2018](https://arxiv.org/abs/1710.03740), 67 % of the gradients of activations are zero, and those in "
-        "[2^-27, 2^-24) mattered.",
-        design="A network (64-64-32-10, ReLU, SGD with momentum, batches of 64 digits) whose loss is multiplied by "
-        "ever smaller factors, unscaled. Four ways: float16; float16 with each value that it would make zero kept in "
-        "float32 (put back); the reverse, float32 with just these values set to zero (flushed alone); float16 with "
-        "each of them rounded at random to 0 or 2^-24, so that the mean is right. The forward pass is float16 in all. "
-        "Float32 "
-        f"gradients reach {percent(exact.accuracy)}. Flushed: of the non-zero gradients of activations.",
+        **described(
+            NAME, accuracy=percent(exact.accuracy), loss=", ".join(f"{value:.2f}" for value in loss[plain].mean(axis=1))
+        ),
         seeds=seeds,
         steps=steps,
         beside=(
@@ -97,15 +84,6 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
                 len(harmless) < int((accuracy[random].mean(axis=1) >= least).sum()),
             ),
         ),
-        remarks="The share of flushed values is a poor measure of harm: it is large long before accuracy falls, and "
-        "then accuracy falls at once. What a step needs is in its largest gradients, and is gone when those are. (A "
-        "network that no longer learns has larger gradients again, so its share is lower.) The held-out loss tells "
-        "earlier: in "
-        f"float16 it is {', '.join(f'{value:.2f}' for value in loss[plain].mean(axis=1))} times that with float32 "
-        "gradients, from the largest factor to the smallest. At the edge float16 does better than flushing alone, "
-        "since it rounds what lies between 2^-25 and 2^-24 up to 2^-24, which makes up for a part of what it flushes; "
-        "rounding at random makes up for all of it on average. The networks are small and the task is easy; one that "
-        "learns from rare examples may miss its small gradients sooner.",
         panels=(
             Panel(
                 "held-out accuracy",

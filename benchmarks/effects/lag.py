@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import scaler
 from benchmarks.effects import course
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, percent, spread
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent, spread
 
 NAME = "lag"
 _LAGS = (1, 3, 10, 30, 100, 300)
@@ -84,15 +84,7 @@ def run(seeds: int = 3, steps: int = 3000) -> Effect:
     growth = skipped[1].mean(axis=1)
     near, far = (np.log2(late[lag:] / late[:-lag]).std(axis=0) for lag in (1, lags[-1]))
     return Effect(
-        name=NAME,
-        title="How far a loss scale may lag behind",
-        question="Delayed scaling, scales that are read back from a device now and then, growth intervals of 2000 "
-        "steps: all use an old observation. What does a delay cost?",
-        published="Nobody has measured it, as far as we know: libraries choose delays and margins, and give no figure.",
-        design="The amax of all gradients of a network (64-64-32-10, ReLU, SGD with momentum, batches of 64 digits) is "
-        "recorded. A scale that is the largest power of two safe some steps ago, less a margin, is laid against it: a "
-        "step overflows where the scaled amax exceeds float16. The first tenth of the run is left out, and looked at "
-        "in the figure. Live: such a scale with a margin of one octave trains in float16, the whole run counted.",
+        **described(NAME, near=spread(near, ".2f"), lags=lags[-1], far=spread(far, ".2f")),
         seeds=seeds,
         steps=steps,
         beside=(
@@ -143,15 +135,6 @@ def run(seeds: int = 3, steps: int = 3000) -> Effect:
                 published=False,
             ),
         ),
-        remarks=f"Gradients of neighbouring steps differ by a standard deviation of {spread(near, '.2f')} octaves, "
-        f"those of steps {lags[-1]} apart by {spread(far, '.2f')}: most of the difference is there from one step to "
-        f"the next. "
-        "A delay of one step already misses it, and a longer one adds only the drift. In a run that converges this "
-        "goes down, to the safe side: a long delay skips less, and leaves more of the format unused. So a scale should "
-        "keep a distance that covers the noise, and need not be fresh. Live more is skipped than on the trace, since "
-        "an overflow hides how large the gradients were. Where gradients rise by octaves, as after a change of data or "
-        "of the learning rate, a delay would cost skips until it has passed; these runs have nothing like it, not even "
-        "in their first tenth ([float8](float8.md) has a jump).",
         panels=(
             Panel(
                 "skipped steps, after the first tenth",

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import scaler
 from benchmarks.effects import networks
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, percent, spread
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent, spread
 
 NAME = "layerwise"
 _DEPTH = 20
@@ -58,19 +58,7 @@ def run(seeds: int = 3, steps: int = 40, depth: int = _DEPTH) -> Effect:
     octaves = np.array(log_amax)
     _, one, own = lost
     return Effect(
-        name=NAME,
-        title="A scale for each layer against one for all",
-        question="In a deep network gradients may be spread over more octaves than float16 has. What does a scale for "
-        "each layer save?",
-        published="[Zhao et al. 2019](https://arxiv.org/abs/1910.12385): adaptive layer-wise scaling trains faster and "
-        "more accurately than one scale; we have verified none of its figures.",
-        design=f"A float16 network of {depth} sigmoid layers of 64 units, batches of 64 digits, weights as "
-        f"initialized, so "
-        "that all three meet the same gradients. The best single scale is chosen with hindsight, the largest that "
-        f"overflows at no step ({', '.join(f'2^{exponent}' for exponent in best)}). `scaler.layerwise.insert_rescales` "
-        f"finds "
-        "its scales by itself, from 1. Counted: of the gradients of kernels that are not zero in float32, those that "
-        "float16 makes zero, in the second half of the steps.",
+        **described(NAME, depth=depth, best=", ".join(f"2^{exponent}" for exponent in best)),
         seeds=seeds,
         steps=steps,
         beside=(
@@ -110,11 +98,6 @@ def run(seeds: int = 3, steps: int = 40, depth: int = _DEPTH) -> Effect:
                 bool((one.max(axis=0) > 0.5).all()),
             ),
         ),
-        remarks="It has a price: each layer gets only as much scale as it needs, so those next to the loss may lose a "
-        "little more than under the largest single scale. Twenty sigmoid layers are made for this effect; in networks "
-        "with ReLU, normalization and residual connections gradients of all layers lie within few octaves, and one "
-        "scale is enough. Whether training gets faster or more accurate, as published, is not shown here: with plain "
-        "SGD gradients of 2^-40 move no weight in any format.",
         panels=(
             Panel(
                 "gradients of kernels flushed",

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 import scaler
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, percent, spread
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent, spread
 from benchmarks.effects.laws import EDGES, LAWS, NORMAL_SPREAD, Fit, fits_of, shares_below
 from loops import tasks
 from loops.loop.loop import Loop
@@ -69,21 +69,7 @@ def run(seeds: int = 5, steps: int = 200) -> Effect:
     names = [f"{free} free" for free in _FREE]
     distances = ", ".join(f"{said} {spread(values[:, 0], '.3f')}" for said, values in distance.items())
     return Effect(
-        name=NAME,
-        title="Are gradients log-normal?",
-        question="A format's flushed share can be computed from a law instead of counted, if gradients follow one. Do "
-        "they, and does it say the right share?",
-        published="[Chmiel et al. 2021](https://arxiv.org/abs/2006.08173): gradients of activations are approximately "
-        "log-normal, unlike weights and activations, for which normal and Laplace laws are used and which fail for "
-        "gradients. Formats and thresholds are then computed from that law.",
-        design="The digits' convolutional network and a transformer on text (two blocks of width 32, 32 characters) "
-        f"train in float32 with Adam at {_RATE}. `scaler.observe.watch` counts the gradients of each layer's outputs "
-        f"by exponent on each {_EVERY}th step of the second half of a run. Zeros are left out: they are true ones, "
-        "behind a ReLU or a mask. The log-normal law has the mean and the deviation of log2 |gradient|; normal and "
-        "Laplace laws with mean 0 have the size at which they come nearest. Distance: the largest difference between "
-        "the counted share below a power of two and that of the law (Kolmogorov and Smirnov). Flushed: what "
-        "`scaler.observe.cast` says of the counts in float8 E4M3, at the scale that leaves so many octaves of the "
-        "format free above the largest gradient of a tensor. All are means over the layers and the measured steps.",
+        **described(NAME, rate=_RATE, every=_EVERY, normal_spread=NORMAL_SPREAD, laplace_spread=_LAPLACE_SPREAD),
         seeds=seeds,
         steps=steps,
         beside=(
@@ -120,14 +106,6 @@ def run(seeds: int = 5, steps: int = 200) -> Effect:
             )
         ),
         claims=(*(claim for said in seen for claim in _claims(said, distance[said], first[said], error[said])),),
-        remarks="On a log scale a normal and a Laplace law have one width each, whatever their size: "
-        f"{NORMAL_SPREAD:.1f} and {_LAPLACE_SPREAD:.1f} octaves. Gradients of the CNN are wider, since some images are "
-        "learned and others are not, and only the law with a width of its own can follow. Those of the transformer are "
-        "about as wide as Laplace's, so that its one number does as well as two. The paper looks at convolutional "
-        "networks for ImageNet.\n\nThe distance looks at the middle of a distribution, and what a format flushes lies "
-        "in its lower tail: beyond three deviations both networks have more small gradients than the law. Counting is "
-        "as cheap as fitting, and `scaler.observe.cast` needs no law; one is of use where only a mean and a deviation "
-        "are kept.",
         panels=(
             Panel(
                 "distance from the law",

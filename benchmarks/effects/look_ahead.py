@@ -8,7 +8,7 @@ import numpy as np
 
 import scaler
 from benchmarks.effects import course
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, course_of, curve, percent, spread
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, course_of, curve, described, percent, spread
 
 NAME = "look-ahead"
 _TOP = 2.0**40
@@ -57,16 +57,7 @@ def run(seeds: int = 3, steps: int = 2000) -> Effect:
         for at, name in enumerate(names)
     )
     return Effect(
-        name=NAME,
-        title="Strategies that look ahead",
-        question="A model of the gradients can lower the scale before an overflow. Does it keep the promised rate?",
-        published="[Kuchaiev et al. 2018](https://arxiv.org/abs/1805.10387): LogNormal keeps the probability of an "
-        "overflow below 0.001. Graphcore's rule halves the scale when more than 1e-7 of the values lie above 1/16 of "
-        "the format's largest (1/8 in the sources that ours follows); no rate is given.",
-        design="Float16 networks (64-64-32-10, ReLU, SGD with momentum, batches of 64 digits). On the trace all "
-        "strategies meet the same weights, which float32 gradients move; live each trains its own. In brackets, too: "
-        "the 95 % interval (Wilson) of the rate over all seeds, as if steps were independent. Bounds of the scales: up "
-        "to 2^40.",
+        **described(NAME),
         seeds=seeds,
         steps=steps,
         beside=(
@@ -125,15 +116,6 @@ def run(seeds: int = 3, steps: int = 2000) -> Effect:
                 published=False,
             ),
         ),
-        remarks="LogNormal describes gradients of weights, and here these are the largest in nearly all steps, so it "
-        "sees what overflows. Where an activation's gradient overflows first it does not, and its promise says "
-        "nothing. The published rule keeps the rate in a useless way: after its first overflow it counts 2^16 "
-        "where 16 is meant, and stays at its floor (the seeds with a mean log2 scale near 0), where a large part of "
-        "the gradients is flushed. The repaired rule does not. Graphcore's rule was published for chosen tensors and a "
-        "period; here it looks at all gradients of weights at each step and moves by an octave each time. Its edge at "
-        "1/8 leaves three octaves for what jumps between two steps, and live that is not always enough: an overflow "
-        "moves the weights onto another way, so live and trace need not agree. Steps are not independent: skips come "
-        "in clusters, and the true intervals are wider than those printed.",
         panels=(
             Panel(
                 "skipped steps",

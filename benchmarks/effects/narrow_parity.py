@@ -9,7 +9,7 @@ import numpy as np
 
 import scaler
 from benchmarks.effects import small_transformer
-from benchmarks.effects.effect import Effect, Experiment, Panel, curve, percent, spread
+from benchmarks.effects.effect import Effect, Experiment, Panel, curve, described, percent, spread
 from benchmarks.effects.narrow_claims import (
     CNN,
     FITTING,
@@ -129,35 +129,15 @@ def effect_of(losses: Losses, seeds: int, steps: int) -> Effect:
     cnn = _OF_CNN[1:]
     by_size = {HIGH: SCALED[HIGH], FITTING: SCALED[FITTING], 1.0: TEXT}
     return Effect(
-        name=NAME,
-        title="FP8, MXFP8, MXFP6, MXFP4 and NVFP4 against float32",
-        question="Narrow formats with scales of tensors or of blocks are said to train as 16 or 32 bits do. Do they "
-        "on small networks, from the same weights and batches, and how small a difference would be seen?",
-        published="[Micikevicius et al. 2022](https://arxiv.org/abs/2209.05433): FP8, E4M3 forward and E5M2 backward, "
-        "matches 16-bit training; a GPT of 126M parameters has a training perplexity of 19.24 in FP8 and of 19.14 in "
-        f"16 bits, which is {100 * FP8_SHARE.value:.2f} % of the loss, its logarithm. [Rouhani et al. "
-        "2023](https://arxiv.org/abs/2310.10537): a GPT of 20M parameters has a loss of 3.98 in float32, of 4.01 in "
-        "MXFP6 (E3M2), and of 4.04 with weights in MXFP4, activations and gradients in MXFP6; at 1.5B parameters 2.74, "
-        "2.75 and 2.76. [Mishra et al. 2025](https://arxiv.org/abs/2506.08027): MXFP8 (E4M3) matches bfloat16 if "
-        "scales are rounded up; the rule of the OCP specification can diverge. [NVIDIA "
-        "2025](https://arxiv.org/abs/2509.25149): the validation loss of NVFP4 ends slightly more than 1.5 % above "
-        "that of FP8; the training loss of NVFP4 is about 1.5 % above that of bfloat16, and that of MXFP4 2.5 %. "
-        "Gradients are rounded at random, which is essential for a model of 12B parameters, there are Hadamard "
-        "transforms, weights are scaled in two dimensions, some layers are in bfloat16, and scales of MXFP4 are "
-        "typically rounded up (appendix B.4). With every linear layer in FP4 training diverges (section 4.1), and with "
-        'all linear layers in NVFP4 to nearest and nothing else it does early (appendix E.1); but "smaller models '
-        'trained on shorter token horizons may not require all of these techniques" (section 4).',
-        design=f"A transformer on text (1 block of width {small_transformer.WIDTH}, batches of {_BATCH} x "
-        f"{small_transformer.CONTEXT} characters) and a CNN on the digits (batches of {_IMAGES}) train with Adam at "
-        f"{_RATE:g} in `scaler.formats.emulated`: operands of products are rounded, sums and masters are in float32. "
-        "FP8 has delayed scaling. MX scales are those of the specification, rounded down. There are no Hadamard "
-        "transforms, and all products are in the format, those of the held-out loss, too. Each format begins with the "
-        "weights and sees the batches of float32 of that seed, and differences are taken seed by seed. Their mean has "
-        "a 95 % interval (Student's t), and half of its width is the least difference that could have been shown. "
-        "A verdict needs the whole interval: below what is allowed, above it, or on one side of zero where one loss is "
-        "said to be higher than another. Else the seeds cannot tell. Some formats also train with 3/4 and 2/3 of the "
-        "loss; they are compared with float32 at the whole loss. Losses here are held-out ones. Where published losses "
-        "are rounded, a verdict must be the same for all that they may have been.",
+        **described(
+            NAME,
+            fp8_share=100 * FP8_SHARE.value,
+            width=small_transformer.WIDTH,
+            batch=_BATCH,
+            context=small_transformer.CONTEXT,
+            images=_IMAGES,
+            rate=_RATE,
+        ),
         seeds=seeds,
         steps=steps,
         beside=tuple(

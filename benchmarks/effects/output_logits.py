@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from benchmarks.effects.adam_copies import CLIPPED, Setup
-from benchmarks.effects.effect import Claim, Effect, Experiment, Line, Panel, curve, spread
+from benchmarks.effects.effect import Claim, Effect, Experiment, Line, Panel, curve, described, spread
 from benchmarks.effects.small_transformer import WARM, sensitivity
 from benchmarks.effects.zero_layers import BATCH, WIDTH, Runs, train
 
@@ -61,31 +61,19 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
     course = runs.log_z[:, own[_Z_LOSS]][:, -1].mean(axis=1)
     parted, half = _apart(at_rate[_NONE], at_rate[_Z_LOSS], steps)
     return Effect(
-        name=NAME,
-        title="Output logits at high learning rates, and z-loss",
-        question="A cross-entropy does not see what is added to all logits alike. Do output logits drift away at high "
-        "learning rates, and does a loss of 1e-4 log^2 Z hold them?",
-        published="[Wortsman et al. 2023](https://arxiv.org/abs/2309.14322), section 3.1.2, figures 3 and 4: at high "
-        "rates, towards the end of training, output logits diverge and become very negative (shown for 2.4M parameters "
-        "at a rate of 0.1). It occurs in models without weight decay regardless of scale. z-loss, 1e-4 log^2 Z "
-        "([Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311)), is meant to keep log Z close to 0, and resolves "
-        "the instability. Weight decay mitigates it in the larger of the models tested.",
-        design="The instability is one of many steps: the paper's runs take 10^5. So here are transformers of no "
-        f"layers, which are fast: an embedding of width {WIDTH}, a LayerNorm and a head, without biases, predict the "
-        f"next character of a text from one alone, in batches of {BATCH}. They train in float32 (the paper: "
-        f"bfloat16), with initial weights that are plain normal (truncated). Optimizer and schedule are those of the "
-        "paper's section 2.1, but that the rate ends at 0 (1e-5): "
-        f"Adam with beta2 {_BETA_2} and epsilon 1e-8, gradients clipped to norm 1, {100 * WARM:.0f} % of "
-        f"the steps of warm-up, then a cosine; with z-loss, or a weight decay of {_WEIGHT_DECAY:g} a step that does "
-        "not depend on the rate, or neither. log Z is a mean over a batch, in the table over the last tenth of a run. "
-        f"It begins at {runs.log_z[0].mean():.1f}, the logarithm of the number of characters and a little. The mean "
-        "logit is log Z and the mean logarithm of a probability, and the latter is between "
-        f"{probability.min():.1f} and {probability.max():.1f} for each rate and way. So log Z alone says how far "
-        "logits drift. When z-loss begins to matter is read from the middle panel, seed by seed: where log Z without "
-        f"it has parted from that with it, by more than {_NEAR:.0f} for good, and where it has come to half of its "
-        "distance in the end. Cost in bfloat16: by how much the held-out loss rises if the trained network's logits "
-        "are rounded to it. Sensitivity: the paper's, over four of its seven rates. Each point of the middle panel is "
-        f"a mean over {steps / min(_POINTS, records):.0f} steps.",
+        **described(
+            NAME,
+            width=WIDTH,
+            batch=BATCH,
+            beta_2=_BETA_2,
+            warm_percent=100 * WARM,
+            weight_decay=_WEIGHT_DECAY,
+            log_z=runs.log_z[0].mean(),
+            least_probability=probability.min(),
+            most_probability=probability.max(),
+            near=_NEAR,
+            steps=steps / min(_POINTS, records),
+        ),
         seeds=seeds,
         steps=steps,
         beside=(

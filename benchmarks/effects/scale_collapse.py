@@ -28,7 +28,7 @@ from benchmarks.effects.collapse_runs import (
     usual_of,
 )
 from benchmarks.effects.collapse_words import accuracy_of, courses_of, joined, power, rest_of, signed, when
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, course_of, curve, percent, spread
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, course_of, curve, described, percent, spread
 from benchmarks.effects.saved_run import EVERY, Course
 
 NAME = "scale-collapse"
@@ -92,29 +92,16 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
         )
     ]
     return Effect(
-        name=NAME,
-        title="A loss scale that collapses before a crash",
-        question="When a float16 run diverges, the dynamic loss scale goes down with it. Does it fall before the loss "
-        "tells, and which of floors, hysteresis, a guard and going back keeps the run?",
-        published="[Zhang et al. 2022](https://arxiv.org/abs/2205.01068), section 2.5: as the loss of OPT-175B "
-        "diverged, the dynamic loss scale crashed to 0 and the norm of the last layer's activations spiked. A lower "
-        "learning rate, from an earlier checkpoint, let the run go on. The authors picked restart points at which the "
-        "scale \"was still in a 'healthy' state (>= 1.0)\" and after which activation norms went down. Early "
-        "on, to clip gradients at 0.3 in place of 1.0 helped; resetting the dynamic loss scale helped in some cases "
-        "and not in others. The paper gives no count of steps.",
-        design=f"Four dense layers of 32 units under `mixed_float16` (leaky ReLU, no normalisation) learn the digits "
-        f"with Adam, in batches of {networks.BATCH}. The learning rate is {RATE} for {runs.calm} steps, then rises "
-        f"by {100 * (runs.growth - 1):.0f} % every {EVERY} steps. The scale is `scaler.Dynamic` with a "
-        f"growth interval of {INTERVAL}: with a floor of 2^-126, where float32 has its smallest normal number; with a "
-        "floor of 1; with `hysteresis=4`; inside a `scaler.SpikeGuard`; and `scaler.presets.metaseq`, OPT's own rule, "
-        "with an interval that begins as long and doubles and halves with its scale. All variables are saved every "
-        f"{EVERY} steps. From saves of the run without a floor "
-        "it goes on: at the calm rate; or, as `loops.Rewind` does, at the same rates with other batches. Before the "
-        f"fall: the newest save at which the scale is not yet {FALLEN} octaves below its median of the calm phase "
-        "for good, which only hindsight knows. OPT's limit: the newest save of the run under OPT's rule at which the "
-        "scale is still 1 or more; activation norms were not looked at. The crash: the newest save before the last "
-        "applied step. An output that is not finite counts as wrong, so that an accuracy may lie below the 10 % of a "
-        "guess. In the figure a loss ends where that of a seed is not finite.",
+        **described(
+            NAME,
+            batch=networks.BATCH,
+            rate=RATE,
+            calm=runs.calm,
+            growth_percent=100 * (runs.growth - 1),
+            every=EVERY,
+            interval=INTERVAL,
+            fallen=FALLEN,
+        ),
         seeds=seeds,
         steps=steps,
         beside=(

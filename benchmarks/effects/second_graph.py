@@ -11,7 +11,7 @@ import numpy as np
 
 import scaler
 from benchmarks.effects.decoding import LogProbabilities, one_by_one, whole
-from benchmarks.effects.effect import Effect, Experiment, Line, Panel, curve, percent, spread
+from benchmarks.effects.effect import Effect, Experiment, Line, Panel, curve, described, percent, spread
 from benchmarks.effects.graph_claims import (
     BITS,
     CLIP,
@@ -64,28 +64,28 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
     wider = {graph: deviation[graph, "bfloat16"][:, -1] / deviation[graph, "float16"][:, -1] for graph in GRAPHS}
     nearer = {name: away["XLA", name] / away[FIRST, name] for name in ("bfloat16", "float16")}
     return Effect(
-        name=NAME,
-        title="A second graph of the same policy",
-        question="Reinforcement learning samples from one compiled graph of a policy and trains another. Their "
-        "weights are the same; their roundings are not. How far apart are the log-probabilities in bfloat16 and in "
-        "float16, and what does that make of the ratio of a whole sequence's probabilities?",
-        published="[Qi et al. 2025](https://arxiv.org/abs/2510.26788): the mismatch of training and inference comes "
-        "from the large rounding errors of bfloat16, and float16 effectively eliminates it. A figure on their "
-        "[project's page](https://github.com/sail-sg/Precision-RL) (figure 5 there) has the log ratio of whole "
-        "answers, "
-        "the trainer's probability over the sampler's, against their length, up to about 26,000 tokens: a KL "
-        "divergence "
-        f"of {KL['bfloat16']} in bfloat16 and of {KL['float16']} in float16, "
-        f"{KL['bfloat16'] / KL['float16']:.0f} times less, and slopes of {SLOPES['bfloat16']} and "
-        f"{SLOPES['float16']} per 1000 tokens.",
-        design=f"A transformer on text (two blocks of width {_WIDTH}, sequences of {CONTEXT} characters) trains in "
-        f"float32 with Adam at {_RATE}. The same weights then run under `mixed_bfloat16`, `mixed_float16` and float32, "
-        f"on {_SEQUENCES} held-out sequences: whole with a causal mask, the same compiled by XLA, and one character at "
-        "a time with what came before kept. The log-probabilities of the text's own characters are compared with those "
-        "of the first graph, in float32 from the logits on; these are in the format. The ratio of a sequence is exp of "
-        "the summed differences of its first characters. Nothing is trained by reinforcement, and the text is not from "
-        "a sampler: these ratios are computed as importance ratios are, but are none. Float32 is at its floor: between "
-        f"2 and 4 nats its numbers are {np.spacing(np.float32(2)):.1e} apart. Factors are geometric means. {RULE}",
+        **described(
+            NAME,
+            kl_bfloat16=KL["bfloat16"],
+            kl_float16=KL["float16"],
+            kl_ratio=KL["bfloat16"] / KL["float16"],
+            slopes_bfloat16=SLOPES["bfloat16"],
+            slopes_float16=SLOPES["float16"],
+            width=_WIDTH,
+            context=CONTEXT,
+            rate=_RATE,
+            sequences=_SEQUENCES,
+            spacing=np.spacing(np.float32(2)),
+            rule=RULE,
+            away=times(away[FIRST, "bfloat16"] / away[FIRST, "float16"]),
+            nearer_bfloat16=spread(nearer["bfloat16"], ".2f"),
+            nearer_float16=spread(nearer["float16"], ".2f"),
+            same_float32=percent(same["one at a time", "float32"]),
+            same_float16=percent(same["one at a time", "float16"]),
+            same_bfloat16=percent(same["one at a time", "bfloat16"]),
+            bits_squared=BITS**2,
+            bits=BITS,
+        ),
         seeds=seeds,
         steps=steps,
         beside=(
@@ -134,26 +134,6 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
             for case in cases
         ),
         claims=claims_of(token, away, deviation, beyond, same),
-        remarks="A graph differs from another where it rounds at other places, or sums in another order. From float32, "
-        "which rounds 2^13 times finer than float16, a character of the graph called whole is "
-        f"{times(away[FIRST, 'bfloat16'] / away[FIRST, 'float16'])} times as far in bfloat16 as in float16. "
-        "From each other two graphs are as far as their roundings differ, and that need not be alike in both formats. "
-        "XLA seems to leave out roundings in bfloat16: from float32 it is "
-        f"{spread(nearer['bfloat16'], '.2f')} times as far as the graph without it in bfloat16, and "
-        f"{spread(nearer['float16'], '.2f')} times in float16. It treats the formats differently, and its factors "
-        "cannot tell what the formats do by themselves. One character at a time, as a sampler works, has the same "
-        f"operations on other shapes, and so other sums in float32: {percent(same['one at a time', 'float32'])} of the "
-        f"characters keep their bits in float32, {percent(same['one at a time', 'float16'])} in float16 and "
-        f"{percent(same['one at a time', 'bfloat16'])} in bfloat16. A coarser rounding hides more of such "
-        "differences, and those that are left are larger.\n\nDifferences of single characters are small. The ratio "
-        "of a sequence multiplies them, so that its "
-        "spread grows with the length, and answers of a language model are far longer than these. Answers from the "
-        "sampler also have a mean log ratio, minus the KL divergence, which grows with the length "
-        "itself. Text that was given has no such part; it may have a mean of its own, of either sign, which is not "
-        f"measured here. The KL divergence of an answer adds up over its tokens: {KL['bfloat16']} over thousands of "
-        f"them. It grows as the square of differences, {BITS**2:.0f} times where all of these are {BITS:.0f} times as "
-        "large. A policy in float16 usually needs a loss scale to be trained, which is what this library is for; "
-        "[unit scaling](unit-scaling.md) has a small model that does without.",
         panels=(
             Panel(
                 "bfloat16's difference over float16's",

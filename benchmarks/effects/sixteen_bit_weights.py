@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import scaler
 from benchmarks.effects import networks
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, percent, spread
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent, spread
 
 NAME = "sixteen-bit-weights"
 _FORMATS = ("bfloat16", "float16")
@@ -70,23 +70,16 @@ def run(seeds: int = 3, steps: int = 600) -> Effect:
     relative = max(lost[name, "float16", "nearest"] / exact[name].accuracy.mean() for name in _RATES)
     ticks = tuple(f"{'bf16' if format_ == 'bfloat16' else 'f16'} {way}" for format_ in _FORMATS for way in _WAYS)
     return Effect(
-        name=NAME,
-        title="16-bit weights with five ways of rounding",
-        question="A 16-bit weight swallows updates that are smaller than half the distance to its neighbour. What does "
-        "it cost, and what helps without float32 masters?",
-        published="[Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740): float16 without masters loses 80 % of "
-        "the accuracy, relatively; an update is lost where the weight is more than 2048 times as large. [Zamirai et "
-        "al. 2020](https://arxiv.org/abs/2010.06192): bfloat16 with stochastic rounding or Kahan summation comes "
-        "within 0.1 to 0.2 % of float32, and gains up to 7 points over rounding to nearest.",
-        design="A network (64-64-32-10, ReLU, batches of 64 digits) whose weights are 16-bit variables: with "
-        "`scaler.MasterWeights`, updated as they are, with `scaler.weights.StochasticRounding`, with "
-        "`scaler.weights.KahanWeights`; and float32 weights. Gradients are rounded to the same format, float16 ones at "
-        "a "
-        f"scale of {_SCALE:.0f}. SGD has no momentum and a learning rate of {_RATES['SGD']}, Adam {_RATES['Adam']} "
-        f"and a beta_2 of {_BETA_2}, all in the weights' format where they are updated as they are. Late in a long "
-        f"schedule rates are small: float16 weights also train at 1/{_LATE} of SGD's rate, with {_LONGER} times as "
-        "many steps. Stayed: the share "
-        "of weights with a gradient that a step leaves as they were, over the second half.",
+        **described(
+            NAME,
+            scale=_SCALE,
+            rate_sgd=_RATES["SGD"],
+            rate_adam=_RATES["Adam"],
+            beta_2=_BETA_2,
+            late=_LATE,
+            longer=_LONGER,
+            rounded=float(tf.cast(0.999, tf.bfloat16)),
+        ),
         seeds=seeds,
         steps=steps,
         beside=(
@@ -144,15 +137,6 @@ def run(seeds: int = 3, steps: int = 600) -> Effect:
                 ),
             ),
         ),
-        remarks="A weight that stays is no loss by itself: a master or a compensation remembers the update, and at "
-        "random one in so many moves, so all three train as float32 does though they stay as often. Rounded to "
-        "nearest, what is lost is lost for good. How much that costs depends on the size of updates relative to "
-        "weights, so on the learning rate: the published loss of float16 is that of a large recurrent network whose "
-        "updates are often below 1/2048 of the weights. With our usual steps few are; with small ones most are, and "
-        "float16 loses what the paper says. Whoever tries without masters for the first steps of a long schedule sees "
-        "none of this. Adam in 16 bits has more to "
-        "lose than its weights: its moments are rounded, too. Keras's default beta_2 of 0.999 is "
-        f"{float(tf.cast(0.999, tf.bfloat16)):g} in bfloat16, and not one weight would move.",
         panels=(
             Panel(
                 "held-out loss",

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import scaler
 from benchmarks.effects import course
-from benchmarks.effects.effect import Claim, Effect, Experiment, Line, Panel, course_of, curve, percent
+from benchmarks.effects.effect import Claim, Effect, Experiment, Line, Panel, course_of, curve, described, percent
 
 NAME = "skip-rate"
 _INTERVALS = (3, 10, 30, 100)
@@ -35,17 +35,7 @@ def run(seeds: int = 3, steps: int = 2000) -> Effect:
     ]
     ratios = live.mean(axis=1) / expected
     return Effect(
-        name=NAME,
-        title="The skip rate of dynamic scaling against 1 / (N + 1)",
-        question="Dynamic scaling doubles the scale after N finite steps, so it has to overflow to find its limit. How "
-        "many steps does that cost?",
-        published="No paper prints a figure. For gradients of constant size it follows from the rule of [Kuchaiev et "
-        "al. 2018](https://arxiv.org/abs/1805.10387): N finite steps, a growth, one overflow, back; one step in N + 1.",
-        design="`scaler.Dynamic(growth_interval=N)` on three things: a trace whose critical scale is constant; a trace "
-        f"whose critical scale is log-normal with a deviation of {_WALK} octaves; a float16 network (64-64-32-10, "
-        f"ReLU, "
-        "SGD with momentum, batches of 64 digits) that trains. Counted from the first overflow on; the traces have "
-        f"{_SYNTHETIC} times as many steps.",
+        **described(NAME, walk=_WALK, synthetic=_SYNTHETIC),
         seeds=seeds,
         steps=steps,
         beside=tuple(
@@ -68,11 +58,6 @@ def run(seeds: int = 3, steps: int = 2000) -> Effect:
             ),
             Claim("the rate does not depend on noise.", bool(np.allclose(noisy, still, rtol=0.02)), published=False),
         ),
-        remarks="The derivation takes the critical scale, above which a step overflows, to be constant: then the step "
-        "after each growth overflows. Noise makes skips *rarer*. A scale that is too high on average survives until "
-        "the next large gradient, so more than N finite steps lie between two skips. 1 / (N + 1) is a ceiling of the "
-        "steady state: a skip halves the scale, and to double it again takes N finite steps. More skips than that mean "
-        "that the scale is falling.",
         panels=(
             Panel(
                 "skipped steps",

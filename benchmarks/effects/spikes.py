@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.effects import networks
 from benchmarks.effects.adam_copies import CLIP_NORM, CLIPPED, DECAY, PLAIN, STABLE, Curves, Setup, train
-from benchmarks.effects.effect import Effect, Experiment, Line, Panel, curve, spread
+from benchmarks.effects.effect import Effect, Experiment, Line, Panel, curve, described, spread
 from benchmarks.effects.loss_spike import AFTER, JUMP, SOON, SPIKE, Spike, last_of, spike_of
 from benchmarks.effects.spike_claims import BETAS, EPSILONS, NARROW, NEAR, PUBLISHED, WIDE, claims_of, lag_of, risen
 
@@ -62,34 +62,25 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
     single = max(changed.rms[last_of(change), cases.index((beta, PLAIN))].max() for beta in BETAS)
     above = [number for number, epsilon in enumerate(EPSILONS) if epsilon >= grad[number].max()]
     return Effect(
-        name=NAME,
-        title="Loss spikes, beta2, epsilon and StableAdamW",
-        question="Adam divides by the root of a mean of past squared gradients. What happens when gradients grow "
-        "faster than "
-        "that mean "
-        "follows, and does a limit on updates help where one on gradients does not? And what if epsilon is larger than "
-        "the gradients?",
-        published="[Wortsman, Dettmers et al. 2023](https://arxiv.org/abs/2304.13013): loss spikes consistently occur "
-        "1 to 8 iterations after the squared gradients became under-estimated by AdamW's second moment. StableAdamW, "
-        "which divides a tensor's learning rate by RMS = sqrt(mean(g^2 / max(u, eps^2))) where that is above 1, avoids "
-        "them in a CLIP ViT-Huge and outperforms gradient clipping at the scales tested. [Wortsman, Liu et al. "
-        "2023](https://arxiv.org/abs/2309.14322), section 3.4: where the root mean square of the gradient is of the "
-        "order of epsilon, updates become small. A smaller beta2 can resolve spikes, says its section 4, which "
-        "cites the first of these papers and others.",
-        design=f"A network on the digits ({', '.join(map(str, networks.SIZES))} units, batches of {networks.BATCH}) "
-        f"trains in float32 at a learning rate of {_RATE}, with beta1 0.9 and a weight decay of {DECAY}, for all "
-        f"optimizers on the same batches. The learning signal changes on purpose: its loss is multiplied by {_QUIET} "
-        f"for {change} steps, then by 1. Neither the data nor the minimum changes, and an Adam whose two moments were "
-        "both up to date would not notice. Both are corrected where they are averaged: at the change a beta2 of "
-        f"{worst} keeps {kept:.3f}. Gradients are clipped to a global norm of {CLIP_NORM:g}, which is usual, or of "
-        f"{NEAR:g}, which is {NEAR / quiet:.0f} times AdamW's mean norm in the {change - last_of(change).start} steps "
-        f"before the change, with beta2 {worst}. RMS is that of the first layer's kernel, of clipped gradients where "
-        f"they are clipped. Spike: the largest held-out loss, where published losses are of training, in the {SOON} "
-        f"steps after the change over that before it; {SPIKE} times or more counts as one (our bound). Later: the "
-        f"same of the next {AFTER - SOON} steps. Lag, where there is a spike: the steps from the first RMS of "
-        f"{JUMP:.0f} or more (our bound), which is that of the change, to a loss that is halfway up to the largest of "
-        f"the {SOON}. Epsilon: the same network, whose loss stays at {_QUIET} times, with beta2 0.99; means over the "
-        "last tenth of the steps.",
+        **described(
+            NAME,
+            sizes=", ".join(map(str, networks.SIZES)),
+            batch=networks.BATCH,
+            rate=_RATE,
+            decay=DECAY,
+            quiet=_QUIET,
+            change=change,
+            worst=worst,
+            kept=kept,
+            clip_norm=CLIP_NORM,
+            near=NEAR,
+            near_of_quiet=NEAR / quiet,
+            lasts=change - last_of(change).start,
+            soon=SOON,
+            spike=SPIKE,
+            after=AFTER - SOON,
+            jump=JUMP,
+        ),
         seeds=seeds,
         steps=steps,
         beside=(

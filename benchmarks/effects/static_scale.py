@@ -6,7 +6,7 @@ import numpy as np
 
 import scaler
 from benchmarks.effects import course, networks
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, percent
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent
 
 NAME = "static-scale"
 _EXPONENTS = tuple(range(0, 25, 2))
@@ -57,17 +57,7 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
     known = [exponent for exponent in least if exponent is not None]
     moves = np.diff(known[:3]) if len(known) == len(least) else np.array([np.inf])
     return Effect(
-        name=NAME,
-        title="The smallest static scale that matches float32",
-        question="How large must a constant loss scale be, and does it depend on the loss?",
-        published="[Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740): SSD diverges at a scale of 1 and "
-        "matches float32 at 8; bigLSTM matches at 128; scales from 8 to 32K were used in all.",
-        design="A float16 network (64-64-32-10, ReLU, batches of 64 digits) with float32 weights and SGD with "
-        "momentum, on the loss times a factor, whose steps are divided by that factor again. 2^-20 is a loss term with "
-        "a weight of one in a million. Matching is a held-out accuracy at most one point below that of float32, which "
-        "is "
-        f"{percent(exact.accuracy)}. Flushed: the share of the non-zero gradients of activations that are zero in "
-        "float16.",
+        **described(NAME, accuracy=percent(exact.accuracy)),
         seeds=seeds,
         steps=steps,
         beside=(("smallest scale that matches float32", "8 (SSD), 128 (bigLSTM)", found),),
@@ -102,12 +92,6 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
                 published=False,
             ),
         ),
-        remarks="The smallest scale says more about the size of a network's gradients than about the format: it moves "
-        "with the loss, octave by octave. SSD's gradients are just too small, the digits' loss times 2^-20 is far too "
-        "small, and the digits at their natural size are an easier case than either: a mean cross-entropy over 64 "
-        "images of a shallow network leaves few gradients below 2^-24. Nor does a scale match because little is "
-        "flushed. Most of the gradients of activations may be zero while training goes on as in float32: the few large "
-        "ones carry it (the page [flushed-part](flushed-part.md) asks how many).",
         panels=(
             Panel(
                 "held-out accuracy",

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import scaler
 from benchmarks.effects import networks
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, percent, spread
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent, spread
 
 NAME = "stochastic-rounding"
 _INTEGER = 6
@@ -70,23 +70,17 @@ def run(seeds: int = 5, steps: int = 600) -> Effect:
     digits = int(networks.digits().test_labels.shape[0])
     furthest = max(nearest[word].loss.max() for word in _WORDS)
     return Effect(
-        name=NAME,
-        title="Training in few bits, rounded at random",
-        question="Can a network be trained whose weights, activations and gradients all have 16 bits or fewer, with no "
-        "wider copy of anything in training? Does it depend on how they are rounded?",
-        published="[Gupta et al. 2015](https://arxiv.org/abs/1502.02551): in 16-bit fixed point deep networks train "
-        "with little to no loss of accuracy if they are rounded at random, and the rounding is crucial. [Xia et al. "
-        "2021](https://arxiv.org/abs/2103.13445) write of it: where rounding to nearest fails, rounding at random "
-        "trains with 16 bits. So there are settings in which it fails; it need not in each.",
-        design="A network (64-64-32-10, ReLU, batches of 64 digits, SGD without momentum at a rate of "
-        f"{_RATE}). Each weight, product, activation, gradient and updated weight is rounded; sums within a product "
-        f"are float32, as the paper's are wide. Fixed point has {_INTEGER} bits before the point, with the sign, and "
-        "the rest behind it, the same for all tensors; too large values saturate. The library has no fixed point: this "
-        "page's own module rounds to it. Short floats are those of `scaler.formats.rounded`, with and without "
-        "`seed=`. Nothing has a loss scale. In the end accuracy and loss are those of the rounded weights, computed "
-        f"in float32: nothing is rounded then, and nothing saturates. One of the {digits} held-out digits is "
-        f"{100 / digits:.2f} points. Stayed: the share of all weights that a step leaves as they were, over the second "
-        "half.",
+        **described(
+            NAME,
+            rate=_RATE,
+            integer=_INTEGER,
+            digits=digits,
+            share_of_a_digit=100 / digits,
+            furthest=furthest,
+            largest=2 ** (_INTEGER - 1),
+            largest_loss=2**_INTEGER + np.log(networks.SIZES[-1]),
+            stayed=percent(exact.stayed, ".0f"),
+        ),
         seeds=seeds,
         steps=steps,
         beside=(
@@ -110,21 +104,6 @@ def run(seeds: int = 5, steps: int = 600) -> Effect:
             ),
         ),
         claims=_claims(exact, nearest, random),
-        remarks="Rounded to nearest, a gradient or an update below half of the distance between neighbours is lost at "
-        "every step, and the next step has no more of it. Rounded at random, one in so many of them moves the weight "
-        "by a whole distance: the mean is right, and the rest is noise that later steps average out. So what nearest "
-        "needs is bits for the smallest update that matters, and what random rounding needs is bits for the noise that "
-        "training bears. That is why the share of weights that stay says little: at random it is as large, and the "
-        "network learns. A float has its neighbours as close as its value is small, so "
-        "16-bit floats lose hardly anything but updates of weights here, and at a smaller learning rate more of them "
-        "([16-bit weights](sixteen-bit-weights.md)). In other networks float16 also loses gradients, below 2^-25 "
-        "([flushed-part](flushed-part.md)); 8-bit floats lose some here. Near the edge to nearest seeds differ widely, "
-        f"and some runs end far off: the largest loss is {furthest:.2g}. The weights of such a run have grown to the "
-        "bounds of the format. In float32, in which that loss is computed, nothing holds their products back. In fixed "
-        f"point outputs are within ±{2 ** (_INTEGER - 1)}, so that no loss is above "
-        f"{2**_INTEGER + np.log(networks.SIZES[-1]):.0f}. A weight also stays where its gradient is zero, as "
-        f"{percent(exact.stayed, '.0f')} of them do in float32: behind a pixel that is 0, or a ReLU that gives "
-        "0, in all images of a batch. The paper's networks are for MNIST and CIFAR-10.",
         panels=(
             Panel(
                 "fixed point",

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 import scaler
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, percent
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent
 from loops import tasks
 from loops.loop.loop import Loop
 from loops.loop.visit import Visit
@@ -46,20 +46,9 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
     all_lost = np.array([_flushed(together[_KINDS[0]], scale) for scale in _SCALES]).mean(axis=1)
     smaller = [_flushed(together[kind], next(iter(_SCALES))) for kind in _KINDS]
     return Effect(
-        name=NAME,
-        title="The share of gradients below float16, by layer",
-        question="How many gradients are too small for float16, in which layers, and how many of the zeros were zero "
-        "before?",
-        published="[Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740): in SSD, 67 % of the gradients of "
-        "activations are zero, and those in [2^-27, 2^-24) mattered; in a speech network about 5 % of the gradients of "
-        "weights lie below 2^-24.",
-        design="The digits' convolutional network (three convolutions with BatchNorm and ReLU, one dense layer; SGD "
-        "with a "
-        f"learning rate of {_RATE}, batches of 64) trains in float32, and `scaler.observe.watch` counts its gradients "
-        f"by exponent on each {_EVERY}th step. The shares at a scale are what `scaler.observe.cast` says of these "
-        f"counts. "
-        "True zeros are counted apart: they were zero in float32, most of them behind a ReLU. All other shares are of "
-        "values that are not zero.",
+        **described(
+            NAME, rate=_RATE, every=_EVERY, smaller_first=percent(smaller[0]), smaller_second=percent(smaller[1])
+        ),
         seeds=seeds,
         steps=steps,
         beside=(
@@ -114,17 +103,6 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
                 bool(all_lost[2] <= 0.5 * all_lost[1]),
             ),
         ),
-        remarks="Little lies below float16 here: the loss is a mean over 64 images of a shallow network with "
-        "BatchNorm, and a gradient of a weight is a sum over all of them. At a loss a thousand times smaller (scale "
-        "2^-10) "
-        f"{percent(smaller[0])} of the gradients of activations are flushed and {percent(smaller[1])} of those of "
-        f"weights, "
-        "which is the order of the published figures, and the layers differ.\n\nTwo things are called zero. A gradient "
-        "behind a ReLU that is off is zero in any format, and no scale brings it back; only what float16 makes zero is "
-        "underflow. A share of zeros without this distinction, such as one from a histogram of a float16 run, says "
-        "little. Gradients also shrink as the network learns, and images that are classified well have none to speak "
-        "of: that is where the long tail of small gradients comes from, and why losing it costs so little "
-        "([flushed-part](flushed-part.md)).",
         panels=(
             Panel(
                 "gradients of activations flushed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import scaler
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, percent, spread
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent, spread
 from benchmarks.effects.unit_runs import BATCH, BLOCKS, CONTEXT, WIDTH, Course, UnitRuns, Way
 
 NAME = "unit-scaling"
@@ -61,22 +61,16 @@ def effect_of(seen: dict[_Key, list[Course]], seeds: int, steps: int) -> Effect:
         for part in (slice(0, 1), slice(None), slice(-1, None))
     )
     return Effect(
-        name=NAME,
-        title="Unit scaling against a loss scale",
-        question="Constants in each layer can keep gradients near one at the first step. Does float16, or float8, then "
-        "train without a loss scale as float32 does?",
-        published="[Blake et al. 2023](https://arxiv.org/abs/2303.11257): unit variance of all weights, activations "
-        "and gradients at initialisation; BERT-Large trains in FP16 and then in FP8 with no degradation in accuracy. "
-        "[Blake et al. 2024](https://arxiv.org/abs/2407.17465): u-µP, which combines it with µP, works out of the "
-        "box in FP8. This page compares no share of flushed gradients with theirs.",
-        design=f"A transformer on text ({BLOCKS} block of width {WIDTH}, sequences of {CONTEXT} characters, no "
-        f"positions, batches of {BATCH}) trains with Adam, as it is at a rate of {_RATES[False]:g}, and after "
-        f"`scaler.formats.unit_scaled` at {_RATES[True]:g} with `scaler.formats.unit_cross_entropy`. float16 is "
-        "`mixed_float16`, without a scale or with `scaler.Dynamic`. float8 casts the operands of all products to E4M3 "
-        "and their gradients to E5M2 without any scale (`scaler.formats.emulated`, all else in float32). Flushed: what "
-        "`scaler.observe.cast` says of the non-zero gradients of all layers' outputs in the float32 runs at a scale "
-        "of 1, at the first step, and in ten steps spread over the run. No worse: the loss is higher by at most "
-        f"{_NEAR} nats on the mean of the differences seed by seed. No paper has these yardsticks; they are ours.",
+        **described(
+            NAME,
+            blocks=BLOCKS,
+            width=WIDTH,
+            context=CONTEXT,
+            batch=BATCH,
+            rate=_RATES[False],
+            unit_rate=_RATES[True],
+            near=_NEAR,
+        ),
         seeds=seeds,
         steps=steps,
         beside=(

@@ -6,7 +6,7 @@ import numpy as np
 
 import scaler
 from benchmarks.effects import course
-from benchmarks.effects.effect import Claim, Effect, Experiment, Line, Panel, curve, spread
+from benchmarks.effects.effect import Claim, Effect, Experiment, Line, Panel, curve, described, spread
 
 NAME = "updated-scale"
 _INTERVALS = (1, 2, 5, 10, 30, 100)
@@ -33,15 +33,7 @@ def run(seeds: int = 3, steps: int = 1500) -> Effect:
     away = np.abs(wrong / expected[:, None] - 1).max()
     slower = wrong_losses / losses
     return Effect(
-        name=NAME,
-        title="Unscaling by the updated scale",
-        question="A scaler that moves the scale before it unscales divides some steps by twice what they were "
-        "multiplied with. What does that do to training?",
-        published="No paper: the bug is from issue trackers. Derived: a growth comes on each Nth applied step, which "
-        "is then half as long, so the mean step is 1 - 1 / (2N) of the right one.",
-        design="`scaler.Dynamic(growth_interval=N)`, a float16 network (64-64-32-10, ReLU, SGD with momentum, batches "
-        "of 64 digits), once with each step's own scale and once with the scale after its update. Skipped steps do not "
-        "count.",
+        **described(NAME),
         seeds=seeds,
         steps=steps,
         beside=tuple(
@@ -78,12 +70,6 @@ def run(seeds: int = 3, steps: int = 1500) -> Effect:
                 published=False,
             ),
         ),
-        remarks="Between, the mean step is a little longer than derived: an overflow sets the count of finite steps "
-        "back, so fewer than one applied step in N comes before a growth.\n\nAt the usual interval of 2000 the steps "
-        "are 0.025 % too short on average, which no loss curve shows. That is why the bug lives long. It is not a "
-        "smaller learning rate: single steps are halved. `LossScaler.apply` unscales by the scale that the gradients "
-        "carry. An optimizer that divides by the size of its gradients, such as Adam, would hide most of what SGD "
-        "shows here.",
         panels=(
             Panel(
                 "mean step",
