@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 import loops.tasks
 import scaler
-from loops.support.checks import shade
 from loops.support.drawing import svg_of
 from loops.support.palette import BLUE, GREEN, ORANGE, RED, SOFT, TEXT
 from loops.support.plot_style import STYLE
+from loops.support.ranges import shade
 
 HERE = pathlib.Path(__file__).parent
 AS_ONE = {"histtype": "stepfilled"}

@@ -15,9 +15,9 @@ from matplotlib.patches import Patch
 from loops.study.curves import loss_panels
 from loops.study.marks import marks
 from loops.study.summaries import Steps, options_of, runs_of, split_rows
-from loops.support.checks import range_legend, shade
 from loops.support.palette import SOFT
 from loops.support.plot_style import NARROW, STYLE, WIDTH, head
+from loops.support.ranges import range_legend, shade
 from loops.support.text import share
 
 _KINDS = ("activations", "weights")

@@ -11,7 +11,7 @@ from scaler.backend.assignments import assignments, operations_around
 from scaler.backend.graphs import LOOPS, graphs_around
 from scaler.errors import InvalidArgument
 from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, kind_of, owner_of_scale, scale_of
-from scaler.misuse.units import Kept, Source, Unit, origins_of, sources_of
+from scaler.misuse.units import Kept, Note, Source, Unit, origins_of, sources_of
 
 _LOSS_FINITE = "_halfstep_loss_finite"
 TO_APPLY = "apply(..., unscaled=True), or to the LossScaleOptimizer whose get_unscaled_gradients(grads) returned them"
@@ -237,7 +237,7 @@ def _refuse_others(method: str, units: Sequence[Unit], owner: object, nobody_sca
     """
     if not any(op.type == "Identity" and _is_scale(op, owner) for op in operations_around()):
         return
-    if nobody_scaled:
+    if nobody_scaled or any(Note.MODEL in getattr(unit, "notes", getattr(unit, "of", ())) for unit in units):
         raise InvalidArgument(
             f"{method}(grads): a loss was scaled in this function, but these gradients are those of a loss that was "
             "not, and the loss scale would divide them: expected gradients of what scale(loss) (scale_loss of a "

@@ -170,6 +170,8 @@ class Frame:
             return [given[0] if marked is None else marked]
         if kind.startswith(_BEGIN_MEMORIES):
             return _given_out(op)
+        if kind == "StopGradient":
+            return [_stopped(given[0])]
         units = units_of_results(op, given)
         unit = units[0] if kind == "RealDiv" and _is_of_scales_alone(given[1]) else None
         if isinstance(unit, Power) and Note.CANCELLED in unit.notes:
@@ -272,6 +274,23 @@ def of_mark(tensor: tf.Tensor, before: Unit = UNKNOWN) -> Unit | None:
     if owner is None:
         return Unknown(frozenset([source]))
     return Power(frozenset() if owner.is_one else frozenset([(owner, 1.0)]), frozenset([source]))
+
+
+def _stopped(unit: Unit) -> Unit:
+    """The unit behind a `tf.stop_gradient`: a scaled loss is none there, only a number that is known to be scaled."""
+
+    def is_loss(origin: Any) -> bool:
+        return isinstance(origin, Source) and kind_of(origin.mark.deref()) == SCALED
+
+    if isinstance(unit, Power):
+        return unit if unit is ONE or unit is UNIT_OF_MODEL else Power(unit.powers, _but(unit.notes, is_loss))
+    if isinstance(unit, Mixed):
+        return unit._replace(of=frozenset(map(_stopped, unit.of)))
+    return Unknown(_but(unit.of, is_loss)) if isinstance(unit, Unknown) else unit
+
+
+def _but(origins: frozenset, leaves_out: Callable[[Any], bool]) -> frozenset:
+    return frozenset(one for one in origins if not leaves_out(one))
 
 
 def _outside(value: Any, bodies: Sequence[Any], call: Any) -> Any:

@@ -67,7 +67,7 @@ class Unknown(NamedTuple):
     """What is not known.
 
     Attributes:
-        of: The sources and memories that it may come from, as far as they are known.
+        of: The sources and memories that it may come from, as far as they are known, and `Note.MODEL`.
     """
 
     of: frozenset = frozenset()
@@ -137,7 +137,9 @@ Unit = Power | Mixed | Unknown | Special
 
 def unknown(units: Iterable[Unit]) -> Unknown:
     """What is not known, and is computed from tensors of these units."""
-    return Unknown(frozenset().union(*map(origins_of, units)))
+    units = list(units)
+    of_model = any(Note.MODEL in getattr(unit, "notes", getattr(unit, "of", ())) for unit in units)
+    return Unknown(frozenset([Note.MODEL] if of_model else []).union(*map(origins_of, units)))
 
 
 def origins_of(unit: Unit) -> frozenset:
