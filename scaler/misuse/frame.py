@@ -183,13 +183,13 @@ class Frame:
         named = len(op.get_attr("branches")) if op.type.endswith("Case") else 2 if op.type in BRANCHES else 1
         if len(bodies) != named:
             return [unknown(map(whole_of, filter(is_unit, given)))] * len(op.outputs)
-        before = self.state
+        before = dict(self.state)
         if op.type in BRANCHES:
             found = self._branch(op, bodies, given)
+        elif op.type in LOOPS:
+            found = self._loop(bodies[0], given)
         else:
             found = self._run(bodies[0], given)
-            # What a loop adds up shows at its second turn.
-            found = self._run(bodies[0], found) if op.type in LOOPS else found
         new = {cell: _outside(unit, bodies, op) for cell, unit in self.state.items() if before.get(cell) is not unit}
         self.state = {**self.state, **new}
         return [_outside(unit, bodies, op) for unit in found]
@@ -199,6 +199,19 @@ class Frame:
         frame = Frame(self._trace, body, lambda inner: units.get(id(inner), UNKNOWN), self.state)
         found = frame.outputs()
         self.state = frame.state
+        return found
+
+    def _loop(self, body: Any, given: list[Any]) -> list[Any]:
+        """What a loop leaves, after no turn, one or more: what it adds up and passes on shows at later ones."""
+        found, held = given, dict(self.state)
+        for _ in range(_MOST_TURNS):
+            turned = self._run(body, found)
+            joined = [_either_of(one, other) for one, other in zip(found, turned, strict=False)]
+            states = {cell: (held.get(cell) or self._trace.of_variable(cell), self.state[cell]) for cell in self.state}
+            self.state = {cell: _either_of(*units) for cell, units in states.items()}
+            if joined == found and self.state == held:
+                break
+            found, held = joined, dict(self.state)
         return found
 
     def _branch(self, op: Any, bodies: list[Any], given: list[Any]) -> list[Any]:
@@ -239,6 +252,7 @@ class Frame:
         held = self.state.get(id(cell))
         if held is None:
             held = self._trace.of_variable(id(cell))
+        rest = list(map(_settled, rest))
         if op.type == "AssignVariableOp":
             self.state[id(cell)] = rest[0] if rest else ONE
         elif op.type.startswith(_ASSIGNS) and rest:
@@ -246,6 +260,8 @@ class Frame:
         return [held if one.dtype.is_floating else ONE for one in op.outputs]
 
 
+_MOST_TURNS = 6
+"""How often a loop is interpreted at most: what one of its variables passes on to the next shows one turn later."""
 _UNITS = (Power, Mixed, Unknown, Special, Either)
 
 
@@ -276,12 +292,29 @@ def of_mark(tensor: tf.Tensor, before: Unit = UNKNOWN) -> Unit | None:
     return Power(frozenset() if owner.is_one else frozenset([(owner, 1.0)]), frozenset([source]))
 
 
+def _either_of(one: Any, other: Any) -> Any:
+    """The unit of what is one of two, nobody knows which."""
+    same = one is other or not is_unit(one) or not is_unit(other) or whole_of(one) == whole_of(other)
+    return one if same else beside([whole_of(one), whole_of(other)])
+
+
+def _settled(unit: Unit) -> Unit:
+    """The unit of what goes on as a number by itself: the scales that cancelled in it are of no interest any more.
+
+    Within a product they are: a derivative of a quotient is multiplied by what had divided it.
+    """
+    if not isinstance(unit, Power) or unit.powers or unit is ONE or unit is UNIT_OF_MODEL:
+        return unit
+    return Power(notes=_but(unit.notes, lambda one: bool(getattr(one, "owner", None)) and not one.owner.is_one))
+
+
 def _stopped(unit: Unit) -> Unit:
     """The unit behind a `tf.stop_gradient`: a scaled loss is none there, only a number that is known to be scaled."""
 
     def is_loss(origin: Any) -> bool:
         return isinstance(origin, Source) and kind_of(origin.mark.deref()) == SCALED
 
+    unit = _settled(unit)
     if isinstance(unit, Power):
         return unit if unit is ONE or unit is UNIT_OF_MODEL else Power(unit.powers, _but(unit.notes, is_loss))
     if isinstance(unit, Mixed):

@@ -147,14 +147,16 @@ def _carried(graph: Any, now: Any) -> dict[int, Kept]:
     if not is_loop_body(graph) or not assigns(graph, now):
         return {}
     own = [one for one in graph.inputs if one.dtype.is_floating and captured_from(one) is None]
-    return {id(one): Kept(id(one), "") for one in own}
+    return {id(one): Kept(id(one), "", is_number=one.shape.rank == 0) for one in own}
 
 
 def _scaled_at_last(trace: Trace, graph: Any, memories: Mapping[int, Kept], scaled: frozenset) -> dict[int, Kept]:
     """The memories that hold scaled gradients when a call ends, and so when the next one begins."""
     if not memories:
         return {}
-    _, last = trace.again(graph, dict.fromkeys(memories, ZERO), (), _held_on)
+    # A counter divides, too, and is no sum of gradients.
+    first = {key: ZERO for key, kept in memories.items() if not kept.is_number}
+    _, last = trace.again(graph, first, (), _held_on)
     units = ((key, last.get(key)) for key in memories)
     return {key: memories[key] for key, unit in units if isinstance(unit, Power) and unit.powers == scaled}
 

@@ -136,7 +136,7 @@ class Trace:
         variable = self._variables.get(handle)
         if variable is None or is_of_a_scaler(variable):
             return UNKNOWN
-        kept = Kept(handle, f"the variable {variable.name!r}")
+        kept = Kept(handle, f"the variable {variable.name!r}", is_number=variable.shape.rank == 0)
         if variable.shape.rank in (0, None):
             return Unknown(frozenset([kept])) if self._number is UNKNOWN else self._number
         return Power(notes=frozenset([Note.DOUBTFUL, kept]))

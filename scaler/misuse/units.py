@@ -55,12 +55,14 @@ class Kept(NamedTuple):
         name: What it is, in words.
         is_variable: Whether it is a variable, and no queue or table.
         share: Whether all of it went on, it times a constant, or all or nothing of it.
+        is_number: Whether it is a scalar, such as a counter.
     """
 
     memory: int
     name: str
     is_variable: bool = True
     share: Share = Share.ALL
+    is_number: bool = False
 
 
 class Unknown(NamedTuple):

@@ -1,0 +1,274 @@
+"""Guards steps in which the scale moves between a loss and the `apply` of its gradients: never wrong in silence.
+
+Each program is run with a scale that moves at every step, and without one. It ends with the same weights, or it is
+refused or warned of; those that are right are neither.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scaler
+
+MOVES = scaler.Event(tf.constant(True))
+
+
+def linear(values):
+    return tf.reduce_sum(values * [2.0, 3.0]) + 1.0
+
+
+def square(values):
+    return tf.reduce_sum(tf.square(values)) + 0.25
+
+
+def waves(values):
+    return tf.reduce_sum(tf.sin(values) * values)
+
+
+def descent(grads, variables):
+    for grad, variable in zip(grads, variables, strict=True):
+        variable.assign_sub(0.1 * grad)
+
+
+class World:
+    """Two weights, what is kept, and a scaler or two."""
+
+    def __init__(self, scales):
+        self.scales = scales
+        self.s = self.scaler(2.0**10)
+        self.a, self.b = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 1.0])
+        self.kept = tf.Variable([0.0, 0.0], trainable=False)
+
+    def scaler(self, first):
+        return scaler.LossScaler(scaler.Dynamic(first, growth_interval=1) if self.scales else scaler.NoScaling())
+
+    def grad(self, loss, variable, by=None):
+        with tf.GradientTape() as tape:
+            scaled = (by or self.s).scale(loss(variable))
+        return tape.gradient(scaled, variable)
+
+    def apply(self, grad, variable, **options):
+        self.s.apply(descent, [grad], [variable], **options)
+
+    def moves(self):
+        self.s.update(MOVES)
+
+
+def filled_in_a_function(w):
+    inner = tf.function(lambda: w.kept.assign(w.grad(square, w.a)))
+
+    def step():
+        inner()
+        w.moves()
+        w.apply(w.grad(waves, w.b), w.b)
+        w.apply(w.kept.read_value(), w.a)
+
+    return step
+
+
+def filled_in_a_loop(w):
+    def step():
+        for _ in tf.range(2):
+            w.kept.assign(w.grad(square, w.a))
+        w.moves()
+        w.apply(w.grad(waves, w.b), w.b)
+        w.apply(w.kept.read_value(), w.a)
+
+    return step
+
+
+def loop_that_may_take_no_turn(w):
+    def step():
+        grad = w.grad(square, w.a)
+        w.moves()
+        other = w.grad(waves, w.b)
+        for _ in tf.range(tf.size(w.kept) - 2):
+            grad = w.grad(square, w.a)
+        w.apply(grad, w.a)
+        w.apply(other, w.b)
+
+    return step
+
+
+def shift_register(w):
+    def step():
+        first = second = third = tf.zeros([2])
+        for _ in tf.range(5):
+            third = second
+            second = first
+            first = w.grad(square, w.a)
+        w.moves()
+        w.apply(w.grad(waves, w.b), w.b)
+        w.apply(third, w.a)
+
+    return step
+
+
+def momentum_over_a_counter(w):
+    count = tf.Variable(2.0, trainable=False)
+
+    def step():
+        w.kept.assign(0.5 * w.kept + w.grad(square, w.a) / count)
+        w.apply(w.kept.read_value(), w.a)
+
+    return step
+
+
+def momentum_of_a_power(w):
+    count = tf.Variable(1.0)
+
+    def step():
+        share = tf.minimum(0.9, 1 - tf.pow(count, -0.8))
+        count.assign_add(1.0)
+        w.kept.assign(share * w.kept + (1 - share) * w.grad(square, w.a))
+        w.apply(w.kept.read_value(), w.a)
+
+    return step
+
+
+def added_in_a_function_before_and_after(w):
+    inner = tf.function(lambda: w.kept.assign_add(w.grad(square, w.a) / 2.0))
+
+    def step():
+        w.kept.assign(tf.zeros([2]))
+        inner()
+        w.apply(w.grad(waves, w.b), w.b)
+        inner()
+        w.apply(w.kept.read_value(), w.a)
+
+    return step
+
+
+def added_in_a_loop_that_moves(w):
+    def step():
+        w.kept.assign(tf.zeros([2]))
+        for _ in tf.range(3):
+            w.kept.assign_add(w.grad(square, w.a) / 2.0)
+            w.moves()
+        w.apply(w.kept.read_value(), w.a)
+
+    return step
+
+
+WRONG = [
+    filled_in_a_function,
+    filled_in_a_loop,
+    loop_that_may_take_no_turn,
+    shift_register,
+    momentum_over_a_counter,
+    momentum_of_a_power,
+    added_in_a_function_before_and_after,
+    added_in_a_loop_that_moves,
+]
+"""What cannot be known, or mixes scales."""
+
+
+def sharpness_aware_twice(w):
+    def step():
+        for _ in range(2):
+            grads = [w.grad(square, w.a), w.grad(square, w.b)]
+            norm = tf.linalg.global_norm(grads)
+            away = [0.05 * grad / norm for grad in grads]
+            w.a.assign_add(away[0])
+            w.b.assign_add(away[1])
+            there = [w.grad(waves, w.a), w.grad(waves, w.b)]
+            w.a.assign_sub(away[0])
+            w.b.assign_sub(away[1])
+            w.s.apply(descent, there, [w.a, w.b])
+
+    return step
+
+
+def loss_weighted_by_norms(w):
+    def step():
+        first, second = w.grad(square, w.a), w.grad(waves, w.a)
+        share = tf.stop_gradient(tf.norm(first) / (tf.norm(second) + 1e-6))
+        w.apply(w.grad(square, w.b), w.b)
+        w.apply(w.grad(lambda v: square(v) + share * waves(v), w.a), w.a)
+
+    return step
+
+
+def descent_by_hand_and_on(w):
+    def step():
+        grad = w.grad(square, w.a) / w.s.scale_of_gradients
+        w.a.assign_sub(0.1 * grad)
+        w.moves()
+        w.apply(w.grad(lambda v: square(v) * square(w.a), w.b), w.b)
+
+    return step
+
+
+def extragradient_by_hand(w):
+    def step():
+        grad = w.grad(square, w.a) / w.s.scale_of_gradients
+        before = tf.identity(w.a)
+        w.a.assign_sub(0.1 * grad)
+        w.moves()
+        there = w.grad(square, w.a)
+        w.a.assign(before)
+        w.apply(there, w.a)
+
+    return step
+
+
+def share_in_a_variable(w):
+    share = tf.Variable([1.0], trainable=False)
+
+    def step():
+        for _ in range(2):
+            first, second = w.grad(linear, w.a), w.grad(square, w.a)
+            share.assign(0.9 * share + 0.1 * tf.norm(first) / tf.norm(second))
+            w.apply(first + share * second, w.a)
+
+    return step
+
+
+def last_loss_as_a_weight(w):
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = w.s.scale(square(w.b))
+        share = tf.stop_gradient(scaled / w.s.scale_of_gradients)
+        w.apply(tape.gradient(scaled, w.b), w.b)
+        w.apply(w.grad(lambda v: square(v) * share, w.a), w.a)
+
+    return step
+
+
+RIGHT = [
+    sharpness_aware_twice,
+    loss_weighted_by_norms,
+    descent_by_hand_and_on,
+    extragradient_by_hand,
+    share_in_a_variable,
+    last_loss_as_a_weight,
+]
+
+
+def run(make, scales, calls=3):
+    """The weights after some calls, and what was said."""
+    world = World(scales)
+    step = tf.function(make(world))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            for _ in range(calls):
+                step()
+        except scaler.InvalidArgument as error:
+            return None, [str(error)]
+    mine = [str(one.message) for one in said if issubclass(one.category, scaler.ScaleWarning)]
+    return [world.a.numpy(), world.b.numpy()], mine
+
+
+@pytest.mark.parametrize("make", WRONG)
+def test_what_mixes_scales_or_cannot_be_known_is_said(make):
+    assert run(make, scales=True)[1]
+
+
+@pytest.mark.parametrize("make", RIGHT)
+def test_what_is_right_is_silent_and_ends_with_the_same_weights(make):
+    weights, said = run(make, scales=True)
+    assert said == []
+    np.testing.assert_allclose(weights, run(make, scales=False)[0], rtol=1e-5)
