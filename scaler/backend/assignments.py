@@ -49,9 +49,9 @@ def is_one_of(handle: tf.Tensor, variables: Sequence[Any]) -> bool:
     return any(own & _handles(variable) for variable in variables)
 
 
-def assigns(graph: Any, variable: Any) -> bool:
-    """Whether an operation of a graph may assign a variable."""
-    return any(is_one_of(handle, [variable]) for op in graph.get_operations() for handle in assigned_by(op))
+def assigns(operations: Sequence[Any], variable: Any) -> bool:
+    """Whether one of these operations may assign a variable."""
+    return any(is_one_of(handle, [variable]) for op in operations for handle in assigned_by(op))
 
 
 def assigned_apart_from(graph: Any, spans: Mapping[Any, Sequence[tuple[int, int]]]) -> set[int]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend.assignments import assignments, operations_around
+from scaler.backend.assignments import assignments, assigns, operations_around
 from scaler.backend.graphs import LOOPS, graphs_around
 from scaler.errors import InvalidArgument
 from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, kind_of, owner_of_scale, scale_of
@@ -84,7 +84,8 @@ def carried_in_graph(
     if scale_of(sources[-1].mark.deref()) is not sources[-1].mark.deref():
         raise retried_elsewhere(method)
     moved = assignments(now, last)
-    if (moved and assignments(used, last)) or _moves_itself(last, now):
+    lost = (moved and assignments(used, last)) or _moves_itself(last, now)
+    if lost or any(_is_forgotten_inside(source, now, used) for source in sources):
         raise InvalidArgument(
             f"{method}(grads): the loss of these gradients was scaled inside of a function or a loop. Since then the "
             "loss scale moved and another loss was scaled, and nothing here remembers which scale these gradients "
@@ -207,6 +208,14 @@ def _several_retries(method: str) -> InvalidArgument:
 def _moves_itself(op: Any, now: Any) -> bool:
     """Whether an operation is a loop in which the scale moves."""
     return op.type in LOOPS and op in assignments(now, None, op)
+
+
+def _is_forgotten_inside(source: Source, now: Any, used: Any) -> bool:
+    """Whether the function in which a loss was scaled moves the scale behind that, and then scales another one."""
+    marked = source.mark.deref()
+    operations = marked.graph.get_operations()
+    behind = iter(operations[operations.index(marked.op) + 1 :])
+    return any(assigns([op], now) for op in behind) and any(assigns([op], used) for op in behind)
 
 
 def _reachable(sources: Sequence[Source]) -> list[tf.Tensor]:

@@ -144,7 +144,7 @@ class _Sum(NamedTuple):
 
 def _carried(graph: Any, now: Any) -> dict[int, Kept]:
     """What a loop in which the scale moves carries from one pass to the next."""
-    if not is_loop_body(graph) or not assigns(graph, now):
+    if not is_loop_body(graph) or not assigns(graph.get_operations(), now):
         return {}
     own = [one for one in graph.inputs if one.dtype.is_floating and captured_from(one) is None]
     return {id(one): Kept(id(one), "", is_number=one.shape.rank == 0) for one in own}

@@ -152,7 +152,29 @@ def added_in_a_loop_that_moves(w):
     return step
 
 
+def first_of_two_in_a_function(w):
+    @tf.function
+    def inner():
+        grad = w.grad(square, w.a)
+        w.moves()
+        w.grad(waves, w.b)
+        return grad
+
+    return lambda: w.apply(inner(), w.a)
+
+
+def sum_of_two_in_a_branch(w):
+    def branch():
+        grad = w.grad(square, w.a)
+        w.moves()
+        return grad + w.grad(waves, w.a)
+
+    return lambda: w.apply(tf.cond(w.b[0] > 0.0, branch, lambda: w.grad(square, w.a)), w.a)
+
+
 WRONG = [
+    first_of_two_in_a_function,
+    sum_of_two_in_a_branch,
     filled_in_a_function,
     filled_in_a_loop,
     loop_that_may_take_no_turn,
@@ -237,7 +259,28 @@ def last_loss_as_a_weight(w):
     return step
 
 
+def one_in_a_function_that_moves_behind_it(w):
+    @tf.function
+    def inner():
+        grad = w.grad(square, w.a)
+        w.moves()
+        return grad
+
+    return lambda: w.apply(inner(), w.a)
+
+
+def last_of_two_in_a_function(w):
+    @tf.function
+    def inner():
+        w.apply(w.grad(waves, w.b), w.b)
+        return w.grad(square, w.a)
+
+    return lambda: w.apply(inner(), w.a)
+
+
 RIGHT = [
+    one_in_a_function_that_moves_behind_it,
+    last_of_two_in_a_function,
     sharpness_aware_twice,
     loss_weighted_by_norms,
     descent_by_hand_and_on,
