@@ -18,7 +18,7 @@ from loops.backend import checkpoints
 from loops.backend.versions import versions
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.state import folder
-from loops.loop.state.change import Changes, Resumed, is_another_strategy, rates_of, set_rates
+from loops.loop.state.change import Changes, Resumed, is_another_strategy, rates_of, refuse_other_state, set_rates
 from loops.loop.state.describe import Found, newest_common, place
 from loops.loop.state.identity import check_identity, flat
 from loops.loop.state.settings import differences, other_rates
@@ -282,7 +282,12 @@ class Checkpoint:
                 ResumeWarning,
                 stacklevel=3,
             )
-        strategies = (str(one.get("strategy")) for one in (facts["identity"], state.identity))
+        saved_facts, here = (
+            flat({**one, **settings})
+            for one, settings in ((facts["identity"], facts.get("settings", {})), (state.identity, state.settings))
+        )
+        refuse_other_state(path, changes, saved_facts, here)
+        strategies = (one.get("strategy") for one in (saved_facts, here))
         apart = "loss_scaler" if "strategy" in changes and is_another_strategy(*strategies) else ""
         another_rate = any("learning_rate" in fact for fact in changes)
         rates = rates_of(loop.train_step) if another_rate else {}

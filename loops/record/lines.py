@@ -1,9 +1,4 @@
-"""A file with one line per step, which stays readable after a kill.
-
-One line of JSON for every step.
-
-One line of comma-separated values for every step.
-"""
+"""A file with one line per step, as JSON or as comma-separated values, which stays readable after a kill."""
 
 from __future__ import annotations
 

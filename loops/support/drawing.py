@@ -1,7 +1,4 @@
-"""Figures need matplotlib, which is in an extra: what is said without it, and where a figure cannot be written.
-
-Figures as SVG that follow the reader's light or dark page.
-"""
+"""Figures: what is said where matplotlib is missing or a file cannot be written, and SVG for light and dark pages."""
 
 from __future__ import annotations
 

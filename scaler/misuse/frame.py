@@ -293,7 +293,7 @@ def of_mark(tensor: tf.Tensor, before: Unit = UNKNOWN) -> Unit | None:
 
 
 def _either_of(one: Any, other: Any) -> Any:
-    """The unit of what is one of two, nobody knows which."""
+    """The unit of a value that is one of two, when it is not known which."""
     same = one is other or not is_unit(one) or not is_unit(other) or whole_of(one) == whole_of(other)
     return one if same else beside([whole_of(one), whole_of(other)])
 

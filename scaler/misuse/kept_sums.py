@@ -131,7 +131,7 @@ class _Sum(NamedTuple):
     shares: set[Share]
 
     def wrong(self, always: bool) -> str | None:
-        """Why this is no sum of a window's micro-batches, or None if it may be one.
+        """Why this cannot be the sum of a window's micro-batches, or None if it can.
 
         Args:
             always: Whether every call of the step takes these gradients.
@@ -154,7 +154,7 @@ def _scaled_at_last(trace: Trace, graph: Any, memories: Mapping[int, Kept], scal
     """The memories that hold scaled gradients when a call ends, and so when the next one begins."""
     if not memories:
         return {}
-    # A counter divides, too, and is no sum of gradients.
+    # A scalar is a counter or a norm. A counter of 0 would make unknown what it divides.
     first = {key: ZERO for key, kept in memories.items() if not kept.is_number}
     _, last = trace.again(graph, first, (), _held_on)
     units = ((key, last.get(key)) for key in memories)
@@ -202,7 +202,7 @@ def _held_on(op: Any, given: Sequence[Any], unit: Unit) -> Unit:
         if not kept or not takes or (op.type in _QUOTIENTS and place):
             continue
         if op.type in _TIMES:
-            # A norm that was kept is no sum of gradients, whatever is divided by it.
+            # The quotient of a norm that was kept and another one does not hold gradients.
             if isinstance(factor, Power) and isinstance(unit, Power) and factor.powers == unit.powers:
                 shares.update(dict.fromkeys(kept, _share_of(op.inputs[1 - place])))
         elif one.dtype.is_floating or one.dtype == tf.variant:

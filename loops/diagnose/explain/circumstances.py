@@ -1,11 +1,4 @@
-"""What speaks for weights that have grown too large where no remedy helps: the last update, and the learning rate.
-
-Explains a step that a `scaler.SpikeGuard` held back: which number was above its limit.
-
-Tries whether gradients that are all zero are not at a larger loss scale.
-
-Finds the literals in a layer's `call` that float16 cannot hold.
-"""
+"""What else an explanation finds around a step: weights that grew, a spike, gradients of zero, literals in a `call`."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import keras
 
 import scaler
 from loops.step.frozen_weights import named_by
+from loops.support.errors import CheckpointError
 
 _FIXED = {
     "replicas": "the state of each replica is that of its own share of the batches",
@@ -128,7 +129,29 @@ def _has_schedule(optimizer: keras.optimizers.Optimizer) -> bool:
     return not isinstance(config, int | float)
 
 
-def is_another_strategy(saved: str, here: str) -> bool:
+def is_another_strategy(saved: object, here: object) -> bool:
     """Whether two strategies, as text, are of other classes, so that the state of one means nothing to the other."""
-    then, now = (re.findall(r"\w+(?=\()", text) for text in (saved, here))
+    then, now = (re.findall(r"\w+(?=\()", str(text)) for text in (saved, here))
     return then != now
+
+
+def refuse_other_state(path: str, changed: Iterable[str], saved: Mapping, here: Mapping) -> None:
+    """Refuses a change after which saved variables would mean something else, though they have the same shapes.
+
+    Args:
+        path: Of the checkpoint.
+        changed: The names of the facts that differ and are meant to, without the strategy that begins anew.
+        saved: The facts then, without nested dicts.
+        here: The facts now.
+
+    Raises:
+        CheckpointError: For another class of optimizer, or of a strategy other than that of the step's own scaler.
+    """
+    for fact in changed:
+        then, now = saved.get(fact), here.get(fact)
+        is_strategy = fact.endswith(".strategy") or fact.startswith("PerLoss")
+        if fact.endswith("optimizer.class") or (is_strategy and is_another_strategy(then, now)):
+            raise CheckpointError(
+                f"{path} holds the state of {then!r}, which means nothing to {now!r} ({fact}): expected the same class "
+                "with other arguments. Load the weights into a new run, which begins with a state of its own."
+            )

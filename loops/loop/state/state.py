@@ -1,7 +1,4 @@
-"""A run's complete state between two steps: what a checkpoint holds.
-
-A copy of what a checkpoint holds, in host memory that each save uses again.
-"""
+"""A run's complete state between two steps: what a checkpoint holds, and its copy in host memory."""
 
 from __future__ import annotations
 
@@ -87,7 +84,7 @@ class RunState:
         Args:
             path: Of a checkpoint of this run.
             facts: Those saved in it.
-            apart: A group of variables that begins anew.
+            apart: The group of variables that is not restored; empty for none.
 
         Raises:
             CheckpointError: If other variables were saved, or other weights were trained.
@@ -107,7 +104,7 @@ class RunState:
             checkpoint: Made of `trackables`.
             path: The path of a complete checkpoint that `check` has passed.
             facts: Its JSON.
-            apart: A group of variables that begins anew.
+            apart: The group of variables that is not restored; empty for none.
 
         Raises:
             CheckpointError: If its parts are not those of this run.

@@ -139,6 +139,35 @@ def test_a_step_of_ones_own_takes_its_rate_from_the_program(tmp_path):
     assert weight.numpy() == [1.0 - 2 * 0.25 - 2 * 0.125]
 
 
+def test_another_class_of_optimizer_is_refused_though_its_slots_have_the_same_shapes(place):
+    loop = looping(place, changed=["optimizer"])
+    loop.train_step.optimizer.__class__ = type("Other", (keras.optimizers.Adam,), {})
+    with pytest.raises(loops.CheckpointError, match=r"holds the state of 'Adam', which means nothing to 'Other'"):
+        loop.run(8)
+
+
+def test_another_strategy_of_a_scaler_that_the_step_only_uses_is_refused(tmp_path):
+    def loop(strategy, changed=()):
+        keras.utils.set_random_seed(0)
+        weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler(strategy)
+        optimizer = keras.optimizers.SGD(0.25)
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                scaled = loss_scaler.scale(tf.reduce_sum(weight * x))
+            return {"applied": loss_scaler.apply(optimizer, [tape.gradient(scaled, weight)], [weight]).finite}
+
+        data = tf.data.Dataset.from_tensors([1.0]).repeat()
+        return loops.Loop(
+            step, data, steps_per_call=1, actions=[loops.Checkpoint(tmp_path, every=2, resume=True, changed=changed)]
+        )
+
+    loop(scaler.Dynamic()).run(2)
+    with pytest.raises(loops.CheckpointError, match=r"means nothing to .Smooth|another model, optimizer, strategy"):
+        loop(scaler.strategies.Smooth(), ["loss_scaler"]).run(4)
+    loop(scaler.Dynamic(growth_interval=5), ["loss_scaler"]).run(4)
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
