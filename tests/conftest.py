@@ -12,6 +12,9 @@ import sys
 import unittest.mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Where oneDNN is slow in float16, tests would take ten times as long, and each that scales by hand would be told so.
+if "avx512_fp16" in pathlib.Path("/proc/cpuinfo").read_text(errors="replace"):
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 # Consoles of tests are terminals that can move a cursor, also where the tests run without one.
 os.environ["TERM"] = "xterm"
 # pytest-xdist tells its processes how wide the terminal is, and nobody asked them to write for one.

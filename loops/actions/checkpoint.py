@@ -155,6 +155,8 @@ class Checkpoint:
             # A position that cannot be saved is restored by skipping, in the first iterator: a probe would make it.
             loop.position.problem = facts["data"]["problem"] if facts else None
             self._make_folder(loop)
+        if facts and not self._meant.are("Loop.jit_compile"):
+            loop.calls.go_on_as(bool(facts["settings"]["Loop"]["jit_compile"]))
         state = loop.state(identity, folder=self.directory)
         self._meant.check({**flat(facts["identity"] if facts else {}), **flat(identity), **flat(state.settings)})
         checkpoint = tf.train.Checkpoint(**state.trackables())

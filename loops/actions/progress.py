@@ -29,8 +29,9 @@ class Progress:
     """Shows step, applied and skipped steps, loss scale, loss, speed, time left, and the loop's `Evaluate` results.
 
     On a terminal it is a moving bar, elsewhere a plain line from time to time and at the end. Speed and time left are
-    measured from the first visit of a run, to leave out compilation. A run that goes on from a checkpoint says from
-    which step and with what changes, and one that has no step to take says so, once.
+    measured from the first visit of a run, to leave out compilation. A run says once what its `Loop` chose that makes
+    its first step longer; one that goes on from a checkpoint, from which step and with what changes; and one that has
+    no step to take, that there is none.
 
     Args:
         label: The start of the line.
@@ -60,6 +61,7 @@ class Progress:
         self._start: Visit | None = None
         self._loop: Loop | None = None
         self._said_resumed: Resumed | None = None
+        self._said_chosen = False
         self._said_done: tuple[int, int] | None = None
         self._bar: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID | None = None
@@ -98,6 +100,7 @@ class Progress:
         if self._start is None:
             self._start = visit
             self._say_where_it_goes_on()
+            self._say_what_was_chosen()
         due = self._cadence.due(visit)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=visit.counters.data, total=visit.goal, status=self._status(visit))
@@ -110,6 +113,12 @@ class Progress:
         if resumed is not None and resumed is not self._said_resumed:
             self.tell("; ".join([f"{self._label}  resumed from step {resumed.step}", *resumed.changes]))
         self._said_resumed = resumed
+
+    def _say_what_was_chosen(self) -> None:
+        chosen = self._loop.calls.chosen if self._loop is not None else ""
+        if chosen and not self._said_chosen:
+            self.tell(f"{self._label}  {chosen}")
+        self._said_chosen = True
 
     def nothing_to_do(self, done: int, goal: int, why: str | None) -> None:
         """Says that a run had no step to take; of one that is asked again for the same, only the first time.

@@ -14,7 +14,7 @@ import scaler
 from loops.loop import failed_step
 from loops.loop.arrays import stack
 from loops.loop.call_result import CallResult, call_result, status, status_size
-from loops.loop.compilation import can_be_compiled, may_compile
+from loops.loop.compilation import can_be_compiled, may_compile, said_of_choice
 from loops.loop.counters import CounterVariables
 from loops.loop.fetched_calls import take_fetched
 from loops.loop.fetching import Fetching
@@ -58,6 +58,7 @@ class StepCalls:
         train_step: The argument.
         in_graph: Whether the loop is in the graph; final after the first call.
         jit_compile: Whether XLA compiles the step; final once the step is traced.
+        chosen: What a run says where XLA compiles the step and nobody asked for it, as a sentence; final likewise.
         scalers: The loss scalers that the step moves; empty before it is traced.
         undecided: Whether any of its loss scalers only scales.
     """
@@ -79,10 +80,10 @@ class StepCalls:
         self._models = models_of(written or train_step)
         # These return what their own scalers did: no need to compare the two in every step.
         self._trusted = isinstance(written or train_step, (TrainStep, ComposedStep))
-        self._open = jit_compile is None
+        self._open, self.chosen = jit_compile is None, ""
         if self._open and getattr(written or train_step, "jit_compile", False) is True:
             jit_compile = False
-        self.jit_compile = may_compile(strategy, self._models) if jit_compile is None else jit_compile
+        self.jit_compile = may_compile(strategy, self._models, element_spec) if jit_compile is None else jit_compile
         self._spec = element_spec
         self._counters = counters
         self.in_graph, self._endless = in_graph is not False, endless
@@ -138,6 +139,12 @@ class StepCalls:
         key = self._spectator, self._held is not None
         self._one, self._next, self._many, self._stack = self._functions.setdefault(key, made)
 
+    def go_on_as(self, jit_compile: bool) -> None:
+        """Has XLA compile the step as in the run that goes on, where the choice is still open."""
+        if self._open and jit_compile != self.jit_compile:
+            self.jit_compile = jit_compile
+            self._compile()
+
     def trace(self) -> tf.types.experimental.ConcreteFunction:
         """The step's concrete function for the dataset's batches; tracing it creates the step's variables."""
         with self._fresh_after_failure():
@@ -145,9 +152,11 @@ class StepCalls:
 
     def _traced(self, batch: Any) -> tf.types.experimental.ConcreteFunction:
         """The step's concrete function: without XLA if the choice was left open and XLA cannot compile the step."""
-        if self._open and self.jit_compile and not can_be_compiled(self._step.get_concrete_function(batch)):
+        if self._open and self.jit_compile and not can_be_compiled(self._step, batch):
             self.jit_compile = False
             self._step = tf.function(self.train_step)
+        if self._open and self.jit_compile:
+            self.chosen = said_of_choice()
         self._open = False
         return self._step.get_concrete_function(batch)
 

@@ -1,4 +1,4 @@
-"""Whether XLA compiles a loop's step with `jit_compile="auto"`, by Keras's rule for `fit`."""
+"""Whether XLA compiles a loop's step with `jit_compile="auto"`: by device, dtypes and step, never by a timing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
-from loops.backend.xla import is_deterministic, not_for_xla
+from loops.backend.xla import is_deterministic, is_lowered, not_for_xla
 
 AUTO = "auto"
+_ROWS = 8
+"""Of the batch that a step is tried with, where batches have any number of rows."""
 
 
 def has_gpu() -> bool:
@@ -25,35 +27,83 @@ def check_jit_compile(jit_compile: object) -> None:
         raise scaler.InvalidArgument(f'Loop(jit_compile={jit_compile!r}): expected True, False or "auto".')
 
 
-def may_compile(strategy: tf.distribute.Strategy | None, models: Iterable[Any]) -> bool:
+def may_compile(strategy: tf.distribute.Strategy | None, models: Iterable[Any], element_spec: Any) -> bool:
     """Whether XLA should compile the step, as far as is known before the step is traced.
 
-    The rule is that of Keras's `fit`: only on a GPU, not under a `tf.distribute` strategy, not with deterministic
-    operations, and not with a layer whose `supports_jit` is False.
+    On a GPU the rule is that of Keras's `fit`: not under a `tf.distribute` strategy, not with deterministic operations,
+    and not with a layer whose `supports_jit` is False. On a CPU a layer must also compute in 16 bits, and batches must
+    have one shape but for their number of rows, since XLA compiles a step for each shape.
+
+    Args:
+        strategy: A `tf.distribute` strategy whose replicas take the step, or None.
+        models: Those of the step, as far as they are known.
+        element_spec: The dataset's.
     """
-    if not has_gpu() or strategy is not None or is_deterministic():
-        return False
     layers = [layer for model in models for layer in scaler.observe.layers_of(model)]
+    if strategy is not None or is_deterministic():
+        return False
+    if not has_gpu() and not (_compute_in_16_bits(layers) and _has_one_shape(element_spec)):
+        return False
     without = next((layer for layer in layers if not getattr(layer, "supports_jit", True)), None)
     if without is not None:
         _warn(f"its layer {without.name!r} says so (supports_jit=False)")
     return without is None
 
 
-def can_be_compiled(concrete: tf.types.experimental.ConcreteFunction) -> bool:
-    """Whether XLA has a kernel for all operations of a step. Warns about those without one."""
-    without = not_for_xla(concrete)
+def _compute_in_16_bits(layers: Iterable[Any]) -> bool:
+    return any(layer.variables and layer.compute_dtype in ("float16", "bfloat16") for layer in layers)
+
+
+def _has_one_shape(element_spec: Any) -> bool:
+    specs = tf.nest.flatten(element_spec)
+    return all(isinstance(one, tf.TensorSpec) and one.shape[1:].is_fully_defined() for one in specs)
+
+
+def can_be_compiled(step: tf.types.experimental.PolymorphicFunction, batch: Any) -> bool:
+    """Whether XLA has a kernel for all operations of a step, and on a CPU takes the step.
+
+    A CPU's step is tried, since nobody expects XLA there: it also refuses shapes that depend on values.
+
+    Args:
+        step: Has `jit_compile=True`.
+        batch: One, or its specification.
+    """
+    try:
+        without = not_for_xla(step.get_concrete_function(batch))
+    except Exception:  # Of any kind: if the step itself is wrong, its next trace raises it again.
+        if has_gpu():
+            raise
+        return False
     if without is None:
         _warn("this release of TensorFlow does not list the kernels of an operation")
     elif without:
         _warn(f"it has no kernel for {', '.join(without)}")
+    elif not has_gpu():
+        with tf.init_scope():
+            return is_lowered(step, tf.nest.map_structure(_zeros, batch))
     return without is not None and not without
 
 
-def _warn(why: str) -> None:
-    warnings.warn(
-        f"Loop: XLA cannot compile this step, since {why}. It runs without XLA. Pass jit_compile=False if this is "
-        "intended.",
-        UserWarning,
-        stacklevel=4,
+def said_of_choice() -> str:
+    """What a run says where its step was compiled and nobody asked for it; nothing where Keras does the same."""
+    if has_gpu():
+        return ""
+    return (
+        "XLA compiles this step, since it computes in 16 bits on a CPU, which is slower in a graph. "
+        "Loop(jit_compile=False) leaves it as a graph."
     )
+
+
+def _zeros(like: Any) -> tf.Tensor:
+    return tf.zeros([_ROWS if side is None else side for side in like.shape], like.dtype)
+
+
+def _warn(why: str) -> None:
+    """Says that a step is not compiled, on a GPU: on a CPU that is what one expects."""
+    if has_gpu():
+        warnings.warn(
+            f"Loop: XLA cannot compile this step, since {why}. It runs without XLA. Pass jit_compile=False if this is "
+            "intended.",
+            UserWarning,
+            stacklevel=4,
+        )

@@ -9,12 +9,13 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend.graphs import in_a_branch, tape_records
+from scaler.backend.processor import warn_of_slow_float16
 from scaler.errors import InvalidArgument
 from scaler.misuse import moving_statistics
 from scaler.misuse.carried import Carried, carried_in_graph, knows_its_loss, retried_eagerly, scale_read
 from scaler.misuse.divided_new_values import undivided
 from scaler.misuse.kept_sums import kept_elsewhere, look_at_end
-from scaler.misuse.losses import float16_loss, float16_probabilities_behind, resized_in_xla
+from scaler.misuse.losses import float16_loss, float16_probabilities_behind, is_computed_slowly, resized_in_xla
 from scaler.misuse.marks import LOSS_SCALE, READ, SCALED, mark, marked_retried, owned
 from scaler.misuse.moving_statistics import Moved
 from scaler.misuse.open_losses import OpenLosses
@@ -81,6 +82,8 @@ class Calls:
         self.use.say_once(half and f"scale(loss): {half}")
         self.use.say_once(float16_probabilities_behind(loss))
         self.use.say_once(resized_in_xla(loss))
+        if is_computed_slowly(loss):
+            warn_of_slow_float16()
 
     def scales(self, loss: tf.Tensor) -> tf.Tensor:
         """Records that a loss is scaled, in float32, and returns the scale that multiplies it."""

@@ -1,10 +1,4 @@
-"""Finds a loss or probabilities computed in float16, whose smallest number is 6e-8, and what XLA cannot compile in it.
-
-bfloat16 has float32's range and gives no warning, except of XLA.
-
-
-Finds losses whose share of one replica certainly is not what a step on several replicas takes it for.
-"""
+"""What is wrong with a loss: it, or probabilities behind it, are float16; no division by replicas; 16 bits and XLA."""
 
 from __future__ import annotations
 
@@ -15,6 +9,7 @@ import tensorflow as tf
 from scaler.backend import replicas
 from scaler.backend.graphs import in_xla, is_eager
 from scaler.backend.layers import is_softmax_or_sigmoid
+from scaler.backend.processor import is_slow_in_float16
 from scaler.misuse.upstream import tensors_upstream
 
 _LAYERS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
@@ -73,6 +68,13 @@ def resized_in_xla(loss: tf.Tensor) -> str | None:
         f"XLA may refuse to compile the gradients of the bilinear resizes {names} in 16 bits, which it makes float32: "
         "give these layers dtype='float32', or pass jit_compile=False."
     )
+
+
+def is_computed_slowly(loss: tf.Tensor) -> bool:
+    """Whether a loss in a graph is computed by products in float16 that this processor is slow at: see `processor`."""
+    if not is_slow_in_float16() or tf.executing_eagerly() or in_xla(if_unknown=False):
+        return False
+    return any(op.type in _LAYERS and op.outputs[0].dtype == tf.float16 for op in loss.graph.get_operations())
 
 
 def _is_probability(tensor: Any) -> bool:

@@ -1,8 +1,11 @@
-"""Guards `Loop(jit_compile="auto")`: as Keras's `fit` decides, with a sentence where XLA cannot compile the step."""
+"""Guards `Loop(jit_compile="auto")`: on a GPU as Keras's `fit` decides, on a CPU for a step in 16 bits."""
+
+import io
 
 import keras
 import numpy as np
 import pytest
+import rich.console
 import tensorflow as tf
 from mirrored import mirrored
 from models import squared_error
@@ -10,6 +13,7 @@ from models import squared_error
 import loops
 import scaler
 from loops.backend import xla
+from loops.loop import calls
 from loops.loop import compilation as compiled
 
 DATA = (
@@ -49,8 +53,61 @@ def test_a_step_is_compiled_on_a_gpu(gpu, steps_per_call):
     np.testing.assert_array_equal(*weights)
 
 
-def test_a_step_is_not_compiled_on_a_cpu():
-    assert not compiles(loops.Loop(cheap, DATA))
+def test_a_step_in_16_bits_is_compiled_on_a_cpu_and_the_run_says_so_once():
+    said = io.StringIO()
+    loop = loops.Loop(step(), DATA, actions=[loops.Progress(console=rich.console.Console(file=said))])
+    assert compiles(loop)
+    loop.run(4)
+    assert said.getvalue().count("Loop(jit_compile=False) leaves it as a graph") == 1
+
+
+@pytest.mark.parametrize("made", [cheap, lambda: step(keras.layers.Dense(1))], ids=["no model", "float32"])
+def test_another_step_is_not_compiled_on_a_cpu(made):
+    said = io.StringIO()
+    train_step = made if made is cheap else made()
+    loop = loops.Loop(train_step, DATA, actions=[loops.Progress(console=rich.console.Console(file=said))])
+    assert not compiles(loop)
+    assert "XLA" not in said.getvalue()
+
+
+def refused_by_xla(y, prediction):
+    """A loss with a shape that depends on values, which has kernels and does not compile."""
+    turns = tf.while_loop(
+        lambda at, x: at < tf.cast(tf.reduce_sum(y), tf.int32), lambda at, x: (at + 1, x * 1.5), [0, prediction]
+    )
+    return tf.reduce_mean(tf.square(turns[1]))
+
+
+def test_a_step_that_xla_refuses_runs_as_before_on_a_cpu():
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, dtype="mixed_float16")])
+    loop = loops.Loop(loops.TrainStep(model, refused_by_xla, keras.optimizers.SGD(0.01)), DATA)
+    assert not compiles(loop)
+    assert loop.counters.applied == 2
+
+
+def test_batches_of_many_lengths_are_not_compiled_on_a_cpu():
+    lengths = tf.data.Dataset.range(2, 10).map(lambda length: (tf.ones([4, length, 3]), tf.ones([4, length, 1])))
+    lengths = lengths.map(lambda *batch: batch).repeat()
+    data = lengths.ragged_batch(1).map(lambda x, y: (x.to_tensor()[0], y.to_tensor()[0]))
+    model = keras.Sequential([keras.Input([None, 3]), keras.layers.Dense(1, dtype="mixed_float16")])
+    assert not compiles(loops.Loop(loops.TrainStep(model, squared_error, keras.optimizers.SGD(0.01)), data))
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_goes_on_as_it_began(tmp_path, monkeypatch, saved):
+    def loop(chosen):
+        monkeypatch.setattr(calls, "may_compile", lambda *_: chosen)
+        return loops.Loop(step(), DATA, actions=[loops.Checkpoint(tmp_path, every=2, resume=True)])
+
+    assert compiles(loop(saved)) == saved
+    resumed = loop(not saved)
+    resumed.run(4)
+    assert resumed.calls.jit_compile == saved
+    meant = loops.Checkpoint(tmp_path, every=2, resume=True, changed=["jit_compile"])
+    another = loops.Loop(step(), DATA, actions=[meant], jit_compile=not saved)
+    another.run(6)
+    assert another.calls.jit_compile != saved
+    assert "jit_compile" in another.resumed.changes[0]
 
 
 def test_what_was_asked_for_is_done(gpu):

@@ -1,0 +1,94 @@
+"""Guards that a step in float16 on a processor that is slow at it says so, once, and only there."""
+
+import warnings
+
+import keras
+import pytest
+import tensorflow as tf
+from models import squared_error
+
+import scaler
+from scaler.backend import processor
+
+ARITHMETIC = "flags : fpu sse avx512f avx512_fp16 amx_tile\n"
+
+
+@pytest.fixture
+def on_a(tmp_path, monkeypatch):
+    """Has the processor be one with some flags, in a new process."""
+
+    def set_flags(flags, onednn=True):
+        (tmp_path / "cpuinfo").write_text(flags)
+        monkeypatch.setattr(processor, "_CPU", tmp_path / "cpuinfo")
+        monkeypatch.setattr(processor, "_has_onednn", lambda: onednn)
+        forget()
+
+    yield set_flags
+    forget()
+
+
+def forget():
+    processor.is_slow_in_float16.cache_clear()
+    processor.warn_of_slow_float16.cache_clear()
+
+
+def said_by_steps(policy, jit_compile=None, steps=2):
+    """What a step by hand says while each of its traces is made."""
+    model = keras.Sequential(
+        [keras.Input([3]), keras.layers.Dense(2, dtype=policy), keras.layers.Dense(1, dtype="float32")]
+    )
+    x, y = tf.ones([4, 3]), tf.ones([4, 1])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic()), keras.optimizers.SGD(0.1)
+
+            @tf.function(jit_compile=jit_compile)
+            def step(x, y, loss_scaler=loss_scaler, optimizer=optimizer):
+                with tf.GradientTape() as tape:
+                    scaled = loss_scaler.scale(squared_error(y, model(x, training=True)))
+                return loss_scaler.apply(
+                    optimizer, tape.gradient(scaled, model.trainable_variables), model.trainable_variables
+                )
+
+            step(x, y)
+    return [one for one in said if "oneDNN" in str(one.message)]
+
+
+def test_a_step_in_a_graph_is_warned_of_once_a_process(on_a):
+    on_a(ARITHMETIC)
+    said = said_by_steps("mixed_float16")
+    assert len(said) == 1
+    assert said[0].category is scaler.ScaleWarning
+    assert all(way in str(said[0].message) for way in ("TF_ENABLE_ONEDNN_OPTS=0", "jit_compile=True"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "flags", "onednn", "jit_compile"),
+    [
+        ("float32", ARITHMETIC, True, None),
+        ("mixed_bfloat16", ARITHMETIC, True, None),
+        ("mixed_float16", ARITHMETIC.replace("avx512_fp16", "avx512_bf16"), True, None),
+        ("mixed_float16", ARITHMETIC, False, None),
+        ("mixed_float16", ARITHMETIC, True, True),
+    ],
+    ids=["float32", "bfloat16", "another processor", "without oneDNN", "XLA"],
+)
+def test_nothing_is_said_where_it_is_fast(on_a, policy, flags, onednn, jit_compile):
+    on_a(flags, onednn)
+    assert not said_by_steps(policy, jit_compile, steps=1)
+
+
+def test_fit_is_warned_of(on_a):
+    on_a(ARITHMETIC)
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, dtype="mixed_float16")])
+    optimizer = scaler.keras.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", jit_compile=False)
+    with pytest.warns(scaler.ScaleWarning, match="float16 is slow on this processor"):
+        model.fit(tf.ones([4, 3]), tf.ones([4, 1]), verbose=0)
+
+
+def test_a_processor_that_does_not_say_what_it_is_counts_as_fast(on_a, tmp_path):
+    on_a(ARITHMETIC)
+    (tmp_path / "cpuinfo").unlink()
+    assert not processor.is_slow_in_float16()
