@@ -199,10 +199,10 @@ def test_the_replay_runs_as_shown(tmp_path, monkeypatch, capsys):
 
 DOCTOR = """
 import sys
-from loops import cli
+from halfstep import command
 from loops.diagnose.doctor import diagnosis
 diagnosis.SECONDS = 0.02
-sys.exit(cli.main(sys.argv[1:]))
+sys.exit(command.main(sys.argv[1:]))
 """
 
 
@@ -224,7 +224,7 @@ def test_the_doctor_prints_what_its_page_shows(tmp_path):
         text=True,
         check=True,
     )
-    (shown,) = re.findall(r"^```text\n(.*?)```", page, flags=re.MULTILINE | re.DOTALL)
+    *_, shown = re.findall(r"^```text\n(.*?)```", page, flags=re.MULTILINE | re.DOTALL)
     assert _without_times(done.stdout) == _without_times(shown)
     assert (tmp_path / "memory.svg").exists()
 

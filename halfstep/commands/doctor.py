@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import pathlib
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -13,8 +16,8 @@ def add_parser(commands: Any) -> None:
     """Declares the subcommand."""
     parser = commands.add_parser(
         "doctor",
-        help="versions, devices, measured matmul rates, and whether float16 pays; with --model, where the time and the "
-        "memory of its training step go",
+        help="times layers in each format, and says whether float16 pays here and how to run it; with --model, where "
+        "the time and the memory of its training step go",
     )
     parser.add_argument(
         "--model",
@@ -30,11 +33,11 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    import scaler
-
     if options.model is not None:
         _examine_model(options)
     elif options.out is not None:
+        import scaler
+
         raise scaler.InvalidArgument(f"--out {options.out} draws the memory of a model: name the model with --model.")
     else:
         _examine_machine(options)
@@ -42,25 +45,49 @@ def run(options: argparse.Namespace) -> None:
 
 def _examine_machine(options: argparse.Namespace) -> None:
     from halfstep.hiding import hiding_files, namesakes
-    from loops.diagnose.doctor.gpu import about_gpus
-    from loops.diagnose.doctor.machine import measure_machine, surroundings
 
+    with _without_logs():
+        from halfstep.terminal import working
+        from loops.diagnose.doctor import layer_times
+        from loops.diagnose.doctor.gpu import about_gpus
+        from loops.diagnose.doctor.machine import machine, surroundings
+
+        gpus, found = about_gpus(surroundings()), machine()
     others = [*namesakes(), *hiding_files(pathlib.Path.cwd())]
-    found = {**measure_machine(), "gpus": about_gpus(surroundings()), "namesakes": others}
+    with working("doctor: timing layers", moving=False):
+        times = layer_times.measure()
+    said, line = layer_times.verdict(times), layer_times.to_copy(times)
     if options.json:
-        print(json.dumps(found, indent=2))
+        layers = layer_times.as_json(times)
+        told = {"layers": layers, "verdict": said, "setting": line, "gpus": gpus, "namesakes": others}
+        print(json.dumps({**found, **told}, indent=2))
         return
     print("  ".join(f"{name} {version}" for name, version in found["versions"].items()))
     for device in found["devices"]:
         capability = device["compute_capability"]
         print(device["name"] + (f"  compute capability {capability}" if capability else ""))
-    for name, rate in found["matmul_gflops"].items():
-        print(f"matmul {found['matmul_size']}x{found['matmul_size']} {name:9} {rate:10.1f} GFLOP/s")
-    print(found["verdict"])
-    for sentence in found["gpus"]:
+    print(f"\n{layer_times.table(times)}\n\n{said}\n    {line}")
+    for sentence in gpus:
         print(sentence)
-    for other in found["namesakes"]:
+    for other in others:
         print(other["advice"])
+
+
+@contextlib.contextmanager
+def _without_logs() -> Iterator[None]:
+    """Keeps what TensorFlow logs while it starts off the terminal, unless that fails."""
+    own = os.dup(2)
+    with tempfile.TemporaryFile() as logged:
+        os.dup2(logged.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            logged.seek(0)
+            os.write(own, logged.read())
+            raise
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
 
 
 def _examine_model(options: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 
@@ -9,7 +10,8 @@ import keras
 import pytest
 from command_cases import run, strict
 
-from loops.diagnose.doctor.machine import verdict
+import loops
+from loops.diagnose.doctor import layer_times
 from loops.run.train import POLICIES
 
 
@@ -106,26 +108,58 @@ def test_study_prints_json_alone_also_with_nan(capsys, tmp_path, monkeypatch):
     assert strict(printed) == {"setups": [{"final_loss": None}]}
 
 
-def test_doctor_measures_and_has_a_verdict(capsys, monkeypatch):
-    monkeypatch.setattr("loops.diagnose.doctor.machine._SECONDS_EACH", 0.01)
+GRAPH, XLA, PLAIN_GRAPH, PLAIN_XLA = layer_times.SETTINGS
+
+
+def times(base=(1.0, 1.2, 1.5, 1.4), **others):
+    """The times of two layers: float32's, and those of other formats as multiples of it, by default ten times."""
+    rows = {"float32": base, **{name: others.get(name, (10.0,) * len(base)) for name in ("float16", "bfloat16")}}
+    return {
+        (layer, name): {one: size * time for one, time in zip(layer_times.SETTINGS, row, strict=False) if time}
+        for layer, size in (("Dense", 0.5), ("Conv2D", 2.0))
+        for name, row in rows.items()
+    }
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    monkeypatch.setattr(layer_times, "measure", lambda: times(float16=(4.0, 2.0, 1.9, None)))
+
+
+def test_doctor_shows_times_and_has_a_verdict(capsys, measured):
     status, printed, _ = run(capsys, "doctor", "--json")
     found = strict(printed)
     assert status == 0
-    assert set(found) == {"versions", "devices", "matmul_size", "matmul_gflops", "verdict", "gpus", "namesakes"}
+    assert set(found) == {"versions", "devices", "layers", "verdict", "setting", "gpus", "namesakes"}
     assert set(found["versions"]) == {"python", "tensorflow", "keras", "numpy"}
     assert found["versions"]["keras"] == keras.__version__
     assert any(device["kind"] == "CPU" for device in found["devices"])
-    assert set(found["matmul_gflops"]) == {"float32", "float16", "bfloat16"}
-    assert all(rate > 0 for rate in found["matmul_gflops"].values())
-    assert "float16" in found["verdict"]
+    one = {"layer": "Conv2D", "format": "float16", "onednn": True, "compiled": True, "milliseconds": 4.0}
+    assert one in found["layers"]
+    assert len(found["layers"]) == 2 * 3 * 4 - 2
     status, printed, _ = run(capsys, "doctor")
     assert status == 0
     assert printed.startswith("python ")
-    assert "matmul" in printed
-    assert printed.rstrip().endswith(".")
+    for part in ("graph, no oneDNN", "–", found["verdict"], found["setting"]):
+        assert part in printed
 
 
-def test_doctor_names_other_distributions_that_own_our_packages(capsys, monkeypatch, tmp_path):
+@pytest.mark.slow
+def test_layers_are_timed_in_a_process_of_their_own():
+    found = layer_times._in_a_process(0.001, onednn=False)
+    assert [row[:2] for row in found] == [
+        [layer, name] for layer in layer_times._LAYERS for name in layer_times.FORMATS
+    ]
+    assert all(time > 0 for row in found for time in row[2:])
+
+
+def test_a_process_that_fails_is_an_error(monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(loops.LoopError, match="the process that times layers ended with status 1: it said nothing"):
+        layer_times.measure()
+
+
+def test_doctor_names_other_distributions_that_own_our_packages(capsys, monkeypatch, tmp_path, measured):
     wanted = {("scaler", "top_level.txt"), ("loops", "RECORD"), ("halfstep", "RECORD")}
     for package, told_by in wanted:
         folder = tmp_path / f"auto_{package}-1.2.dist-info"
@@ -133,7 +167,6 @@ def test_doctor_names_other_distributions_that_own_our_packages(capsys, monkeypa
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: auto_{package}\nVersion: 1.2\n")
         (folder / told_by).write_text(package if told_by == "top_level.txt" else f"{package}/__init__.py,,\nREADME,,\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("loops.diagnose.doctor.machine._SECONDS_EACH", 0.001)
     status, printed, _ = run(capsys, "doctor", "--json")
     assert status == 0
     found = [(one["package"], one["distribution"], one["version"]) for one in strict(printed)["namesakes"]]
@@ -144,10 +177,9 @@ def test_doctor_names_other_distributions_that_own_our_packages(capsys, monkeypa
         assert told in " ".join(printed.split())
 
 
-def test_doctor_names_a_file_here_that_hides_one_of_our_packages(capsys, monkeypatch, tmp_path):
+def test_doctor_names_a_file_here_that_hides_one_of_our_packages(capsys, monkeypatch, tmp_path, measured):
     (tmp_path / "scaler.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("loops.diagnose.doctor.machine._SECONDS_EACH", 0.001)
     _, printed, _ = run(capsys, "doctor", "--json")
     (found,) = strict(printed)["namesakes"]
     assert (found["package"], found["file"]) == ("scaler", str(tmp_path / "scaler.py"))
@@ -155,20 +187,24 @@ def test_doctor_names_a_file_here_that_hides_one_of_our_packages(capsys, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("ratio", "has_gpu", "capability", "start", "named"),
+    ("float16", "said", "line"),
     [
-        (0.1, False, None, "float16 will not pay here", "sees no GPU"),
-        (2.0, False, None, "float16 pays here", "sees no GPU"),
-        (4.0, True, "9.0", "float16 pays here", "9.0"),
-        (1.0, True, "6.1", "float16 will not pay here", "tensor cores need 7.0"),
-        (1.0, True, None, "float16 will not pay here", "1 times"),
+        (
+            (0.5, 0.5, 0.4),
+            "float16 pays here: it takes 0.40 times float32's time at best (graph, no oneDNN), ",
+            "ONEDNN",
+        ),
+        ((0.5, 0.5, 0.49), "float16 pays here: it takes 0.50 times float32's time at best (graph); ", "=False"),
+        ((1.3, 1.05), "float16 is as fast as float32 here: it takes 1.05 times", "jit_compile=True"),
+        ((90.0, 1.5), "does not pay here: it takes 1.50 times float32's time at best (XLA), and 90.00 times", "=True"),
+        ((95.0, None, 1.4), "and 95.00 times in a graph, as fit runs it", "TF_ENABLE_ONEDNN_OPTS=0 python"),
     ],
 )
-def test_the_verdict_follows_the_measurement(ratio, has_gpu, capability, start, named):
-    text = verdict({"float32": 10.0, "float16": 10.0 * ratio}, has_gpu=has_gpu, compute_capability=capability)
-    assert text.startswith(start)
-    assert named in text
-    assert "None" not in text
+def test_the_verdict_follows_the_measurement(float16, said, line):
+    found = times(float16=float16, bfloat16=(0.8,))
+    assert said in layer_times.verdict(found)
+    assert layer_times.verdict(found).endswith("bfloat16 takes 0.80 times (graph).")
+    assert line in layer_times.to_copy(found)
 
 
 @pytest.mark.parametrize(
