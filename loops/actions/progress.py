@@ -30,8 +30,8 @@ class Progress:
 
     On a terminal it is a moving bar, elsewhere a plain line from time to time and at the end. Speed and time left are
     measured from the first visit of a run, to leave out compilation. A run says once what its `Loop` chose that makes
-    its first step longer; one that goes on from a checkpoint, from which step and with what changes; and one that has
-    no step to take, that there is none.
+    a call longer; one that goes on from a checkpoint, from which step and with what changes; and one that has no step
+    to take, that there is none.
 
     Args:
         label: The start of the line.
@@ -61,7 +61,7 @@ class Progress:
         self._start: Visit | None = None
         self._loop: Loop | None = None
         self._said_resumed: Resumed | None = None
-        self._said_chosen = False
+        self._said_chosen = 0
         self._said_done: tuple[int, int] | None = None
         self._bar: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID | None = None
@@ -100,7 +100,7 @@ class Progress:
         if self._start is None:
             self._start = visit
             self._say_where_it_goes_on()
-            self._say_what_was_chosen()
+        self._say_what_was_chosen()
         due = self._cadence.due(visit)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=visit.counters.data, total=visit.goal, status=self._status(visit))
@@ -115,10 +115,10 @@ class Progress:
         self._said_resumed = resumed
 
     def _say_what_was_chosen(self) -> None:
-        chosen = self._loop.calls.chosen if self._loop is not None else ""
-        if chosen and not self._said_chosen:
-            self.tell(f"{self._label}  {chosen}")
-        self._said_chosen = True
+        said = self._loop.calls.said if self._loop is not None else []
+        for sentence in said[self._said_chosen :]:
+            self.tell(f"{self._label}  {sentence}")
+        self._said_chosen = len(said)
 
     def nothing_to_do(self, done: int, goal: int, why: str | None) -> None:
         """Says that a run had no step to take; of one that is asked again for the same, only the first time.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ import tensorflow as tf
 
 import scaler
 from loops.loop import failed_step
-from loops.loop.arrays import stack
+from loops.loop.arrays import spec_of, stack
 from loops.loop.call_result import CallResult, call_result, status, status_size
-from loops.loop.compilation import can_be_compiled, may_compile, said_of_choice
+from loops.loop.compilation import COMPILED, can_be_compiled, has_gpu, may_compile
 from loops.loop.counters import CounterVariables
 from loops.loop.fetched_calls import take_fetched
 from loops.loop.fetching import Fetching
@@ -58,7 +58,7 @@ class StepCalls:
         train_step: The argument.
         in_graph: Whether the loop is in the graph; final after the first call.
         jit_compile: Whether XLA compiles the step; final once the step is traced.
-        chosen: What a run says where XLA compiles the step and nobody asked for it, as a sentence; final likewise.
+        said: What was chosen that makes a call longer, as sentences.
         scalers: The loss scalers that the step moves; empty before it is traced.
         undecided: Whether any of its loss scalers only scales.
     """
@@ -80,7 +80,11 @@ class StepCalls:
         self._models = models_of(written or train_step)
         # These return what their own scalers did: no need to compare the two in every step.
         self._trusted = isinstance(written or train_step, (TrainStep, ComposedStep))
-        self._open, self.chosen = jit_compile is None, ""
+        self._open = jit_compile is None
+        self.said: list[str] = []
+        self._has_chosen, self._relaxes = False, True
+        self._relaxed: Any = None
+        self._common: Sequence | None = None
         if self._open and getattr(written or train_step, "jit_compile", False) is True:
             jit_compile = False
         self.jit_compile = may_compile(strategy, self._models, element_spec) if jit_compile is None else jit_compile
@@ -155,8 +159,9 @@ class StepCalls:
         if self._open and self.jit_compile and not can_be_compiled(self._step, batch):
             self.jit_compile = False
             self._step = tf.function(self.train_step)
-        if self._open and self.jit_compile:
-            self.chosen = said_of_choice()
+        if self._open and self.jit_compile and not has_gpu():
+            self.said.append(COMPILED)
+            self._has_chosen = True
         self._open = False
         return self._step.get_concrete_function(batch)
 
@@ -190,6 +195,45 @@ class StepCalls:
         """The steps that were taken so far."""
         return int(self._counters.data)
 
+    def relax(self, batch: Any, common: Sequence[Sequence[int | None] | None] | None) -> None:
+        """Traces the step for any length along the sides that differ between batches, where they have many shapes.
+
+        What the loop itself had XLA compile is compiled no more: XLA would do it again for each length. A step that
+        cannot be traced so is traced for each shape, with a warning.
+
+        Args:
+            batch: One of a source, as arrays.
+            common: What the shapes of its arrays have in common, see `Shapes`; None while they are few.
+        """
+        if not self._relaxes or common in (None, self._common) or tf.config.functions_run_eagerly():
+            return
+        self._common = common
+        specs = [
+            tf.TensorSpec(sides, one.dtype) for sides, one in zip(common, tf.nest.flatten(spec_of(batch)), strict=True)
+        ]
+        relaxed = tf.nest.pack_sequence_as(batch, specs)
+        if self._has_chosen and self.jit_compile:
+            self.jit_compile = False
+            self._compile()
+        try:
+            self._function_of(relaxed)
+        except Exception as error:  # Of any kind: if the step itself is wrong, its next trace raises it again.
+            self._compile()
+            self._relaxes, self._relaxed = False, None
+            warnings.warn(_EACH_SHAPE.format(why=one_line(error)), UserWarning, stacklevel=7)
+            return
+        self.said.append(_ANY_LENGTH.format(shapes=", ".join(str(one.shape) for one in specs)))
+        self._relaxed = relaxed
+
+    def _function_of(self, spec: Any) -> tf.types.experimental.ConcreteFunction:
+        """What takes batches of a source: a stack of them in the graph, or one."""
+        if not self.in_graph:
+            return self._one.get_concrete_function(spec)
+        many = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape], one.dtype), spec)
+        function = self._stack.get_concrete_function(many, tf.TensorSpec([], tf.int32))
+        self._stacked_by.setdefault(function, self._stacked)
+        return function
+
     def of_stack(self, batches: list[Any]) -> CallResult:
         """Takes every batch of a stack, in a loop inside the graph, which is traced once for each shape of batches.
 
@@ -197,13 +241,9 @@ class StepCalls:
             batches: One or more of one shape, as arrays on the host.
         """
         self._given = batches[0]
-        stacked = stack(batches)
-        spec = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), stacked)
-        function = self._stack
-        if not tf.config.functions_run_eagerly():
-            function = function.get_concrete_function(spec, tf.TensorSpec([], tf.int32))
-            self._stacked_by.setdefault(function, self._stacked)
-        data = function(stacked, tf.constant(len(batches)))
+        eagerly = tf.config.functions_run_eagerly()
+        function = self._stack if eagerly else self._function_of(self._relaxed or spec_of(batches[0]))
+        data = function(stack(batches), tf.constant(len(batches)))
         result = self._read(data, len(batches), self._stacked_by.get(function, self._stacked))
         if self._held:
             self._held.saw_all(batches, result.counters.data)
@@ -212,7 +252,7 @@ class StepCalls:
     def of_one(self, batch: Any) -> CallResult:
         """Takes one step."""
         self._given = batch
-        outputs, found = self._one(batch)
+        outputs, found = (self._function_of(self._relaxed) if self._relaxed else self._one)(batch)
         rows = {name: value.numpy()[np.newaxis] for name, value in outputs.items()}
         result = call_result(found.numpy(), rows, self._counters, self.scalers)
         if self._held:
@@ -389,4 +429,9 @@ class StepCalls:
 _ONE_BY_ONE = (
     "Loop: this step cannot run in a loop inside the graph, since {why}. Each call takes one step. Pass "
     "steps_per_call=1 if this is intended."
+)
+_ANY_LENGTH = "the batches have many shapes, so the step is traced for any length where they differ: {shapes}"
+_EACH_SHAPE = (
+    "Loop: the batches of the source have many shapes, and this step is traced for each of them, which may take longer "
+    "than the step, since it cannot be traced for any length ({why}). Pad the batches to a few lengths."
 )

@@ -14,6 +14,11 @@ from loops.backend.xla import is_deterministic, is_lowered, not_for_xla
 AUTO = "auto"
 _ROWS = 8
 """Of the batch that a step is tried with, where batches have any number of rows."""
+COMPILED = (
+    "XLA compiles this step, since it computes in 16 bits on a CPU, which is slower in a graph. "
+    "Loop(jit_compile=False) leaves it as a graph."
+)
+"""What a run says where nobody asked for it, and Keras would not do it."""
 
 
 def has_gpu() -> bool:
@@ -82,16 +87,6 @@ def can_be_compiled(step: tf.types.experimental.PolymorphicFunction, batch: Any)
         with tf.init_scope():
             return is_lowered(step, tf.nest.map_structure(_zeros, batch))
     return without is not None and not without
-
-
-def said_of_choice() -> str:
-    """What a run says where its step was compiled and nobody asked for it; nothing where Keras does the same."""
-    if has_gpu():
-        return ""
-    return (
-        "XLA compiles this step, since it computes in 16 bits on a CPU, which is slower in a graph. "
-        "Loop(jit_compile=False) leaves it as a graph."
-    )
 
 
 def _zeros(like: Any) -> tf.Tensor:

@@ -1,4 +1,7 @@
-"""Calls over batches that a thread fetches: as many as there are of one shape are stacked, and taken in the graph."""
+"""Calls over batches that a thread fetches: as many as there are of one shape are stacked, and taken in the graph.
+
+A source of many shapes has its step traced for any, see `Shapes`.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,8 @@ def take_fetched(calls: StepCalls, fetching: Fetching, limit: int) -> CallResult
         if not batches:
             break
         before = calls.taken
+        fetching.shapes.meet(batches[0])
+        calls.relax(batches[0], fetching.shapes.common)
         try:
             one = calls.of_stack(batches) if calls.in_graph else calls.of_one(tensors_of(*batches))
         except tf.errors.OpError:

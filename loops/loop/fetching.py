@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loops.loop.arrays import arrays_of, check_alike, shapes_of, size_of, spec_of, tensors_of
@@ -14,6 +15,8 @@ from loops.loop.state.source_state import encode
 
 MOST_BYTES = 2**27
 """The most bytes of batches that are stacked at once, and that are fetched ahead beside them, unless one has more."""
+_MANY = 3
+"""Shapes of batches from which on a step is traced for any."""
 _PATIENCE = 0.1
 """Seconds between two looks at signals while a batch is awaited."""
 _END = object()
@@ -35,6 +38,46 @@ class Fetched(NamedTuple):
     size: int
 
 
+class Shapes:
+    """The shapes that the batches of a source had so far, and what they have in common once they are many.
+
+    A step is traced for each shape, which takes longer than many steps. So from the third shape on it is traced for any
+    length, along the sides that differ.
+
+    Attributes:
+        common: For each array of a batch its shape, None where it differs; None before the third shape.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[Sequence[Sequence[int]]] = []
+        self.common: Sequence[Sequence[int | None] | None] | None = None
+
+    def meet(self, batch: Any) -> None:
+        """Notes the shapes of the next batch."""
+        shapes = [list(shape) for shape in shapes_of(batch)]
+        if self.common is not None:
+            self.common = list(map(_common, self.common, shapes))
+        elif shapes not in self._seen:
+            self._seen.append(shapes)
+            if len(self._seen) == _MANY:
+                self.common = [functools.reduce(_common, each) for each in zip(*self._seen, strict=True)]
+
+    def described(self) -> dict[str, Any]:
+        """The shapes as a fact of a checkpoint: a run that goes on is traced as it would have been."""
+        return {"seen": self._seen, "common": self.common}
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Takes what `described` returned."""
+        self._seen, self.common = list(facts["seen"]), facts["common"]
+
+
+def _common(one: Sequence[int | None] | None, other: Sequence[int | None] | None) -> Sequence[int | None] | None:
+    """What two shapes have in common; None if not even the number of their sides."""
+    if one is None or other is None or len(one) != len(other):
+        return None
+    return [side if side == beside else None for side, beside in zip(one, other, strict=True)]
+
+
 class Fetching(Iterator[Any]):
     """The batches of a source, of which the next ones are fetched by a thread.
 
@@ -47,6 +90,7 @@ class Fetching(Iterator[Any]):
     Attributes:
         element_spec: The shapes and dtypes of the first batch, or None if there is none.
         state: The position after the last batch that was dropped, from `encode`; None if it is not recorded.
+        shapes: Those of the batches that were taken.
     """
 
     def __init__(self, source: Source):
@@ -56,6 +100,7 @@ class Fetching(Iterator[Any]):
             raise self._ahead.error
         self.element_spec = self._ahead.spec
         self.state: Any = None
+        self.shapes = Shapes()
         self._received: Sequence[int] = ()
         weakref.finalize(self, self._ahead.stop)
 

@@ -23,7 +23,7 @@ _PARTS = {
     "held": list,
     "action_keys": dict,
 }
-_NO_SOURCE = {"name": "", "length": None, "state": None}
+_NO_SOURCE = {"name": "", "length": None, "state": None, "shapes": {"seen": [], "common": None}}
 _COUNTERS = ("data", "attempted", "applied", "skipped")
 
 
@@ -65,10 +65,21 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_source(value: Any) -> bool:
-    """Whether it is a name, a length or None, and a position, which may be anything."""
-    if not (isinstance(value, dict) and {"name", "length", "state"} <= value.keys()):
+    """Whether it is a name, a length or None, a position, which may be anything, and the shapes of batches."""
+    if not (isinstance(value, dict) and {"name", "length", "state", "shapes"} <= value.keys()):
+        return False
+    shapes = value["shapes"]
+    if not (isinstance(shapes, dict) and isinstance(shapes.get("seen"), list) and "common" in shapes):
+        return False
+    batches = [*shapes["seen"], *([shapes["common"]] if shapes["common"] is not None else [])]
+    if not all(isinstance(batch, list) and all(map(_is_shape, batch)) for batch in batches):
         return False
     return isinstance(value["name"], str) and (value["length"] is None or type(value["length"]) is int)
+
+
+def _is_shape(value: Any) -> bool:
+    """Whether it is the sides of an array, None where they differ, or None if their number does."""
+    return value is None or (isinstance(value, list) and all(side is None or _is_count(side) for side in value))
 
 
 def _is_variable(entry: Any) -> bool:

@@ -92,7 +92,12 @@ class SourcePosition:
 
     def described(self) -> dict[str, Any]:
         """The position as a fact of a checkpoint."""
-        source = {"name": self._source.name, "length": self._source.length, "state": self._fetching.state}
+        source = {
+            "name": self._source.name,
+            "length": self._source.length,
+            "state": self._fetching.state,
+            "shapes": self._fetching.shapes.described(),
+        }
         return {"source": source}
 
     def go_to(self, path: str, data: Mapping[str, Any]) -> None:
@@ -118,6 +123,7 @@ class SourcePosition:
                     f"{path} holds the position in another source of batches: its {what} was {saved[what]} and is "
                     f"{here[what]}. Use the source of that run, or choose another folder."
                 )
+        self._fetching.shapes.restore(saved["shapes"])
         if self.problem:
             self._skip(path, data["batches"])
             return

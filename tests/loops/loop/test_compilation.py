@@ -82,7 +82,7 @@ def test_a_step_that_xla_refuses_runs_as_before_on_a_cpu():
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, dtype="mixed_float16")])
     loop = loops.Loop(loops.TrainStep(model, refused_by_xla, keras.optimizers.SGD(0.01)), DATA)
     assert not compiles(loop)
-    assert loop.counters.applied == 2
+    assert loop.counters.attempted == 2
 
 
 def test_batches_of_many_lengths_are_not_compiled_on_a_cpu():

@@ -42,7 +42,9 @@ def test_a_position_is_that_of_the_batch_trained_last(tmp_path, background):
     assert wait_for(lambda: source.given > 3, 10)
     assert run.position == {"given": 3}
     facts = folder.read_facts(folder.prefix(tmp_path, 3))
-    assert facts["data"]["source"] == {"name": "Numbered", "length": None, "state": {"given": 3}}
+    source = facts["data"]["source"]
+    assert source == {"name": "Numbered", "length": None, "state": {"given": 3}, "shapes": source["shapes"]}
+    assert source["shapes"] == {"seen": [[[2]]], "common": None}
 
 
 def test_a_position_is_that_of_the_batch_dropped_last():

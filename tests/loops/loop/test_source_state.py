@@ -44,6 +44,9 @@ def same(one, other):
         assert one == other
 
 
+SHAPES = {"seen": [[[2, 3]]], "common": None}
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_a_state_comes_back_as_it_was(name):
     same(decode(json.loads(json.dumps(encode(VALUES[name])))), VALUES[name])
@@ -134,9 +137,13 @@ def test_a_damaged_state_is_a_value_error(damaged):
 @pytest.mark.parametrize(
     ("value", "good"),
     [
-        ({"name": "a", "length": 3, "state": None}, True),
-        ({"name": "a", "length": True, "state": None}, False),
-        ({"name": 1, "length": None, "state": None}, False),
+        ({"name": "a", "length": 3, "state": None, "shapes": SHAPES}, True),
+        ({"name": "a", "length": 3, "state": None}, False),
+        ({"name": "a", "length": 3, "state": None, "shapes": {"seen": [[2]], "common": None}}, False),
+        ({"name": "a", "length": 3, "state": None, "shapes": {"seen": [], "common": [["2"]]}}, False),
+        ({"name": "a", "length": 3, "state": None, "shapes": {"seen": [], "common": [[2, None], None]}}, True),
+        ({"name": "a", "length": True, "state": None, "shapes": SHAPES}, False),
+        ({"name": 1, "length": None, "state": None, "shapes": SHAPES}, False),
         ({"name": "a", "length": None}, False),
         ([], False),
     ],
