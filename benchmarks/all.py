@@ -17,7 +17,19 @@ import sys
 
 import pages
 
-BENCHMARKS = ("gate", "step", "selecting", "replicas", "first_call", "memory", "loop", "fit", "observe", "bounds")
+BENCHMARKS = (
+    "sixteen_bits",
+    "gate",
+    "step",
+    "selecting",
+    "replicas",
+    "first_call",
+    "memory",
+    "loop",
+    "fit",
+    "observe",
+    "bounds",
+)
 _HERE = pathlib.Path(__file__).parent
 
 

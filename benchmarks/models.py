@@ -45,6 +45,28 @@ def digits_mlp(policy: str) -> keras.Model:
     )
 
 
+def mlp(policy: str, batch_size: int = 64) -> Problem:
+    """Two hidden layers of 256, on random rows."""
+    layers = [keras.layers.Dense(256, activation="relu", dtype=policy) for _ in range(2)]
+    model = keras.Sequential([keras.layers.Input([64]), *layers, keras.layers.Dense(10, dtype=policy)])
+    return Problem(model, cross_entropy, _random([batch_size, 64]))
+
+
+def small_cnn(policy: str, batch_size: int = 64) -> Problem:
+    """Four convolutions with BatchNorm, on random images of 8 x 8."""
+    images = x = keras.layers.Input([8, 8, 1])
+    for filters in (16, 32, 32, 64):
+        x = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False, dtype=policy)(x)
+        x = keras.layers.ReLU(dtype=policy)(keras.layers.BatchNormalization(dtype=policy)(x))
+    x = keras.layers.Dense(10, dtype=policy)(keras.layers.GlobalAveragePooling2D(dtype=policy)(x))
+    return Problem(keras.Model(images, x), cross_entropy, _random([batch_size, 8, 8, 1]))
+
+
+def _random(shape: list[int]) -> tuple[tf.Tensor, tf.Tensor]:
+    rng = np.random.default_rng(0)
+    return tf.constant(rng.standard_normal(shape, np.float32)), tf.constant(rng.integers(0, 10, shape[0]), tf.int32)
+
+
 def transformer(policy: str, *, layers=4, width=128, heads=4, length=64, words=1000, batch_size=8) -> Problem:
     """A pre-norm encoder that predicts a word at each place, on random words."""
     tokens = keras.layers.Input([length], dtype="int32")

@@ -139,6 +139,8 @@ def machine() -> dict:
     """What the figures were measured on."""
     return {
         "cpu": _cpu(),
+        "16 bits": ", ".join(_flags()) or "no arithmetic of its own",
+        "oneDNN": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "as installed"),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "gpus": [
             tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name)
@@ -149,6 +151,13 @@ def machine() -> dict:
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
     }
+
+
+def _flags() -> list[str]:
+    """The processor's arithmetic in 16 bits."""
+    path = pathlib.Path("/proc/cpuinfo")
+    known = path.read_text(errors="replace").split() if path.exists() else []
+    return [flag for flag in ("avx512_fp16", "avx512_bf16", "amx_bf16", "amx_fp16") if flag in known]
 
 
 def main(doc: str, name: str, run: Callable[[bool], Report]) -> Report:

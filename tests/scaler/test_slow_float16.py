@@ -92,3 +92,12 @@ def test_a_processor_that_does_not_say_what_it_is_counts_as_fast(on_a, tmp_path)
     on_a(ARITHMETIC)
     (tmp_path / "cpuinfo").unlink()
     assert not processor.is_slow_in_float16()
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_without_tensorflows_own_word_the_environment_counts(monkeypatch, value):
+    from tensorflow.python.util import _pywrap_util_port
+
+    monkeypatch.delattr(_pywrap_util_port, "IsMklEnabled")
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", value)
+    assert processor._has_onednn() == (value == "1")

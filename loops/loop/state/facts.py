@@ -23,7 +23,7 @@ _PARTS = {
     "held": list,
     "action_keys": dict,
 }
-_NO_SOURCE = {"name": "", "length": None, "state": None, "shapes": {"seen": [], "common": None}}
+_NO_SOURCE: dict[str, Any] = {"name": "", "length": None, "state": None, "shapes": {"seen": [], "common": None}}
 _COUNTERS = ("data", "attempted", "applied", "skipped")
 
 
