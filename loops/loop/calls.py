@@ -186,6 +186,7 @@ class StepCalls:
     def _compile(self) -> None:
         self._step = tf.function(self.train_step, jit_compile=self.jit_compile or None)
         self._functions: dict[tuple[Spectator | None, bool], tuple] = {}
+        self._concrete: dict[Any, tf.types.experimental.ConcreteFunction] = {}
         self._stacked_by: dict[tf.types.experimental.ConcreteFunction, Stacked] = {}
         self._choose_functions()
         self._worked = False
@@ -289,22 +290,31 @@ class StepCalls:
             return self.of_none()
         return self.of_one(batch)
 
+    def _called(self, function: tf.types.experimental.PolymorphicFunction, *arguments: Any) -> Any:
+        """Calls a function whose arguments are of one kind each time: TensorFlow looks for its trace only once."""
+        if tf.config.functions_run_eagerly():
+            return function(*arguments)
+        concrete = self._concrete.get(function)
+        if concrete is None:
+            concrete = self._concrete[function] = function.get_concrete_function(*arguments)
+        return concrete(*arguments)
+
     def _many_steps(self, iterator: tf.data.Iterator, limit: int) -> tuple[tf.Tensor, Callable[[CallResult], None]]:
         """What a call in the graph returns, and what to do with its result to hold its batches."""
         held, steps = self._held, tf.constant(int(limit))
         if held is None:
-            return self._many(iterator, steps), lambda result: None
+            return self._called(self._many, iterator, steps), lambda result: None
         held.make_room(int(limit))
         places = held.most
-        data, whole = self._many(iterator, steps, tf.constant(places))
+        data, whole = self._called(self._many, iterator, steps, tf.constant(places))
         return data, lambda result: held.took(whole, result.counters.data, result.steps, places)
 
     def _next_step(self, iterator: tf.data.Iterator) -> tuple[tf.Tensor, Callable[[CallResult], None]]:
         """As `_many_steps`, for one step whose graph takes its batch."""
         held = self._held
         if held is None:
-            return self._next(iterator), lambda result: None
-        data, parts = self._next(iterator)
+            return self._called(self._next, iterator), lambda result: None
+        data, parts = self._called(self._next, iterator)
         return data, lambda result: held.saw(parts, result.counters.data)
 
     def _why_not_in_graph(self, iterator: tf.data.Iterator | Fetching) -> str | None:

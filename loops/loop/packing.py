@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,7 +31,7 @@ def unpack(data: np.ndarray, layout: Layout) -> list[np.ndarray]:
     found, start = [], 0
     for dtype, shape in layout:
         kind = np.dtype(dtype.as_numpy_dtype)
-        end = start + kind.itemsize * int(np.prod(shape, dtype=np.int64))
+        end = start + kind.itemsize * math.prod(shape)
         found.append(data[start:end].view(kind).reshape(shape).copy())
         start = end
     return found

@@ -36,7 +36,7 @@ BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 LOOPS = ("While", "StatelessWhile")
 _IS_APART: contextvars.ContextVar[bool] = contextvars.ContextVar("is_apart", default=False)
 """Whether this is traced inside of what `apart` calls."""
-_CHECKS: weakref.WeakKeyDictionary[Any, dict[Hashable, Callable[[], None]]] = weakref.WeakKeyDictionary()
+_ACTS: weakref.WeakKeyDictionary[Any, dict[Hashable, Callable[[], None]]] = weakref.WeakKeyDictionary()
 """What runs before each call of a function, by its graph."""
 _FUNCTIONS = ("f", "then_branch", "else_branch", "branches", "body")
 
@@ -111,20 +111,9 @@ def at_each_call(look: Callable[[], Any], check: Callable[[Any], None], key: Has
             check(now)
 
     graph = outermost_function()
-    if graph is None:
-        return
-    checks = _CHECKS.setdefault(graph, {})
-    # TensorFlow takes longer over each function that it calls than the check itself, so that one runs all checks.
-    if not checks and _before_each_call(lambda: _run(checks), ("checks", id(checks))) is None:
-        return
-    checks.setdefault(key, act)
-    with contextlib.suppress(AttributeError, RuntimeError):
-        graph._add_scope_exit_callback(lambda: left.append(look()))
-
-
-def _run(checks: dict[Hashable, Callable[[], None]]) -> None:
-    for check in list(checks.values()):
-        check()
+    if graph is not None and _before_each_call(graph, act, key):
+        with contextlib.suppress(AttributeError, RuntimeError):
+            graph._add_scope_exit_callback(lambda: left.append(look()))
 
 
 def before_each_call(act: Callable[[Any], None], key: Hashable) -> bool:
@@ -139,7 +128,7 @@ def before_each_call(act: Callable[[Any], None], key: Hashable) -> bool:
         Whether TensorFlow has a function for that.
     """
     graph = outermost_function()
-    return graph is not None and _before_each_call(functools.partial(act, graph), key) is not None
+    return graph is not None and _before_each_call(graph, functools.partial(act, graph), key)
 
 
 def outermost_function() -> Any:
@@ -150,21 +139,26 @@ def outermost_function() -> Any:
     return functions[-1] if functions and not tf.executing_eagerly() else None
 
 
-def _before_each_call(act: Callable[[], None], key: Hashable) -> Any:
-    """Returns the graph that keeps `act`, or None."""
-    graph = outermost_function()
-    if graph is None or not hasattr(graph, "capture_call_time_value"):
-        return None
-    with tf.init_scope():
-        nothing = tf.constant(False)
+def _before_each_call(graph: Any, act: Callable[[], None], key: Hashable) -> bool:
+    """Returns whether TensorFlow has a function for that."""
+    if not hasattr(graph, "capture_call_time_value"):
+        return False
+    acts = _ACTS.setdefault(graph, {})
+    # TensorFlow takes longer over each function that it calls than that takes itself, so that one calls all.
+    if not acts:
+        with tf.init_scope():
+            nothing = tf.constant(False)
 
-    def called() -> tf.Tensor:
-        act()
-        return nothing
+        def called() -> tf.Tensor:
+            for one in list(acts.values()):
+                one()
+            return nothing
 
-    # A function of no tensors would do, were it not that `tf.while_loop` counts on one.
-    graph.capture_call_time_value(called, tf.TensorSpec([], tf.bool), key=key, default_value=nothing)
-    return graph
+        # A function of no tensors would do, were it not that `tf.while_loop` counts on one.
+        spec = tf.TensorSpec([], tf.bool)
+        graph.capture_call_time_value(called, spec, key=("halfstep", id(acts)), default_value=nothing)
+    acts.setdefault(key, act)
+    return True
 
 
 def calls_functions(op: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
@@ -119,10 +120,11 @@ def _in_a_row(skips: int) -> str:
 def _share(readings: Sequence[Reading], over: int, name: str, rate: float | None) -> str | None:
     """How many of the last steps were skipped, by the count `name`, if that is more than this share of them."""
     now = readings[-1]
-    past = [reading for reading in readings if now.attempted - reading.attempted >= over]
-    if not past or rate is None:
+    if rate is None or now.attempted - readings[0].attempted < over:
         return None
-    steps, skipped = now.attempted - past[-1].attempted, getattr(now, name) - getattr(past[-1], name)
+    later = itertools.takewhile(lambda reading: now.attempted - reading.attempted >= over, readings)
+    *_, past = later  # The last one; a `History` has one.
+    steps, skipped = now.attempted - past.attempted, getattr(now, name) - getattr(past, name)
     if skipped <= rate * steps:
         return None
     verb = "was" if skipped == 1 else "were"
