@@ -138,7 +138,8 @@ class StepCalls:
         self._choose_functions()
 
     def _choose_functions(self) -> None:
-        written = (self._of_batch, self._of_iterator, self._loop, self._loop_over_stack)
+        loop = self._loop if self._held is None else self._loop_that_holds
+        written = (self._of_batch, self._of_iterator, loop, self._loop_over_stack)
         made = tuple(tf.function(one) for one in written)
         key = self._spectator, self._held is not None
         self._one, self._next, self._many, self._stack = self._functions.setdefault(key, made)
@@ -368,7 +369,14 @@ class StepCalls:
         return status(steps, self._counters, self.scalers)
 
     @scaler.authoring.no_autograph
-    def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor, places: tf.Tensor | None = None) -> Any:
+    def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor) -> Any:
+        return self._over_iterator(iterator, limit, None)
+
+    @scaler.authoring.no_autograph
+    def _loop_that_holds(self, iterator: tf.data.Iterator, limit: tf.Tensor, places: tf.Tensor) -> Any:
+        return self._over_iterator(iterator, limit, places)
+
+    def _over_iterator(self, iterator: tf.data.Iterator, limit: tf.Tensor, places: tf.Tensor | None) -> Any:
         empty = self._arrays(self._spec, limit), self._held.arrays(limit) if self._held else []
         if self._endless:
             steps, (arrays, batches) = self._all(lambda taken: iterator.get_next(), limit, empty, places)
