@@ -12,11 +12,18 @@ from scaler.backend.graphs import in_a_branch, tape_records
 from scaler.backend.processor import warn_of_slow_float16
 from scaler.errors import InvalidArgument
 from scaler.misuse import moving_statistics
-from scaler.misuse.carried import Carried, carried_in_graph, knows_its_loss, retried_eagerly, scale_read
+from scaler.misuse.carried import (
+    Carried,
+    carried_in_graph,
+    divided_by_another_scale,
+    knows_its_loss,
+    retried_eagerly,
+    scale_read,
+)
 from scaler.misuse.divided_new_values import undivided
 from scaler.misuse.kept_sums import kept_elsewhere, look_at_end
 from scaler.misuse.losses import float16_loss, float16_probabilities_behind, is_computed_slowly, resized_in_xla
-from scaler.misuse.marks import LOSS_SCALE, READ, SCALED, mark, marked_retried, owned
+from scaler.misuse.marks import LOSS_SCALE, READ, SCALED, mark, marked_retried, of_last_loss, owned
 from scaler.misuse.moving_statistics import Moved
 from scaler.misuse.open_losses import OpenLosses
 from scaler.misuse.open_step import OpenStep, unseen_loss
@@ -119,7 +126,7 @@ class Calls:
     def asks(self) -> tf.Tensor:
         """Records that the user asks for the scale that gradients carry, and returns it."""
         self.use.asked, self._in_a_loss = True, self._in_a_loss or tape_records()
-        return owned(self._last_scale(), LOSS_SCALE, self)
+        return of_last_loss(owned(self._last_scale(), LOSS_SCALE, self))
 
     def unscales(self, grads: Sequence[gradients.Gradient], model: Sequence = ()) -> tf.Tensor:
         """Checks what `unscale` is given, and returns the scale that it carries.
@@ -322,6 +329,9 @@ class Calls:
         if unscaled is True and not self._is_constant:
             verdict = still_scaled(self._given("apply", grads, model))
             self.use.say_once(verdict and verdict.sentence)
+            if self._moves and not tf.executing_eagerly():
+                units = units_of([gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)])
+                self.use.say_once(divided_by_another_scale(units, self, self._stored), "another scale divides")
         if unscaled is not False:
             self._say_of_unscaled(model)
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 from scaler.backend.assignments import assignments, assigns, operations_around
 from scaler.backend.graphs import LOOPS, graphs_around
 from scaler.errors import InvalidArgument
-from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, kind_of, owner_of_scale, scale_of
+from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, is_of_last_loss, kind_of, owner_of_scale, scale_of
 from scaler.misuse.units import Kept, Note, Source, Unit, origins_of, sources_of
 
 _LOSS_FINITE = "_halfstep_loss_finite"
@@ -74,6 +75,7 @@ def carried_in_graph(
         _refuse_others(method, units, owner, nobody_scaled)
         return None
     last = _last_of_one_scale(method, sources, now, has_retried)
+    _last_of_one_scale(method, _beside(units, owner, sources), now, has_retried)
     here = _reachable(sources)
     if here:
         scales = list({scale.ref(): scale for scale in map(scale_of, here)}.values())
@@ -156,6 +158,40 @@ def _last_of_one_scale(method: str, sources: Sequence[Source], now: Any, has_ret
             f"{before} {KEEP_UNSCALED}"
         )
     return last
+
+
+def _beside(units: Sequence[Unit], owner: object, sources: Sequence[Source]) -> Sequence[Source]:
+    """The sources, with the scales that were read outside a tape and multiply a part of the same gradients.
+
+    A scale that divides a part may have taken another one out of it: then the sources are returned as they are.
+    """
+    mine = [one for unit in units for one in sources_of(unit) if one.owner is owner]
+    was_retried = kind_of(sources[0].mark.deref(), (RETRIED,)) == RETRIED
+    has_quotients = any(one.power < 0.0 for one in mine)
+    return sources if was_retried or has_quotients else _of(units, owner, LOSS_SCALE, READ)
+
+
+def divided_by_another_scale(units: Sequence[Unit], owner: object, now: Any) -> str | None:
+    """Returns a warning if a scale divides unscaled gradients that moved since it multiplied their loss, else None.
+
+    Args:
+        units: Those of the gradients.
+        owner: The `Calls` of the loss scaler.
+        now: The variable that holds the scale of the next loss.
+    """
+    places = {op: place for place, op in enumerate(operations_around())}
+    for unit in units:
+        mine = [one for one in sources_of(unit) if one.owner is owner and not is_of_last_loss(one.mark.deref())]
+        known = sorted((places[one.operation], one.power, one.operation) for one in mine if one.operation in places)
+        pairs = [(first, last) for first, last in itertools.pairwise(known) if first[1] * last[1] < 0.0]
+        if any(assignments(now, first[2], last[2]) for first, last in pairs if first[0] != last[0]):
+            return (
+                "apply(grads, unscaled=True): a loss_scale divided these gradients that was read in another place than "
+                "the one that multiplied their loss, and an apply or an update in between may have moved it: they may "
+                "be wrong by this factor. Divide by scale_of_gradients, which stays that of the loss, or pass what "
+                "unscale(grads) returned."
+            )
+    return None
 
 
 def retried_eagerly(method: str, values: Sequence[tf.Tensor], owner: object) -> Carried | None:

@@ -22,6 +22,7 @@ RETRIED = "halfstep_retried"
 """Of gradients that `retry` returned. Only those who ask for it see this mark; all others look through it."""
 _KINDS = (SCALED, UNSCALED, LOSS_SCALE, READ)
 _OWNER, _SCALE, _GIVEN = "_halfstep_owner", "_halfstep_scale", "_halfstep_given"
+_OF_LAST_LOSS = "_halfstep_of_last_loss"
 _SAME = object()
 _SMALL = 2**16
 """Elements. A history of a float8 layer has 1024."""
@@ -104,6 +105,17 @@ def owned(loss_scale: tf.Tensor, kind: str, owner: object) -> tf.Tensor:
 def owner_of_scale(marked: tf.Tensor) -> object | None:
     """The owner of the scale that `owned` marked, or None."""
     return getattr(marked, _OWNER, lambda: None)()
+
+
+def of_last_loss(marked: tf.Tensor) -> tf.Tensor:
+    """Lets a marked scale remember that it is the one which multiplied the last loss, whatever moved since."""
+    setattr(marked, _OF_LAST_LOSS, True)
+    return marked
+
+
+def is_of_last_loss(marked: tf.Tensor) -> bool:
+    """Whether a marked scale is one that `of_last_loss` was given."""
+    return hasattr(marked, _OF_LAST_LOSS)
 
 
 def kind_of(tensor: tf.Tensor, also: tuple[str, ...] = ()) -> str | None:

@@ -172,7 +172,41 @@ def sum_of_two_in_a_branch(w):
     return lambda: w.apply(tf.cond(w.b[0] > 0.0, branch, lambda: w.grad(square, w.a)), w.a)
 
 
+def divided_by_the_next_scale(w):
+    def step():
+        grad = w.grad(square, w.a)
+        w.moves()
+        w.apply(grad / w.s.loss_scale, w.a, unscaled=True)
+
+    return step
+
+
+def divided_by_the_next_scale_behind_an_apply(w):
+    def step():
+        grad = w.grad(square, w.a)
+        w.apply(w.grad(waves, w.b), w.b)
+        inverse = 1.0 / w.s.loss_scale
+        w.apply(grad * inverse, w.a, unscaled=True)
+
+    return step
+
+
+def multiplied_by_the_next_scale(w):
+    def step():
+        grad = w.grad(square, w.a)
+        w.moves()
+        now = w.s.loss_scale
+        with tf.GradientTape() as tape:
+            scaled = waves(w.a) * now
+        w.apply(grad + tape.gradient(scaled, w.a), w.a)
+
+    return step
+
+
 WRONG = [
+    divided_by_the_next_scale,
+    divided_by_the_next_scale_behind_an_apply,
+    multiplied_by_the_next_scale,
     first_of_two_in_a_function,
     sum_of_two_in_a_branch,
     filled_in_a_function,
@@ -278,7 +312,44 @@ def last_of_two_in_a_function(w):
     return lambda: w.apply(inner(), w.a)
 
 
+def divided_by_the_scale_before(w):
+    def step():
+        before = w.s.loss_scale
+        grad = w.grad(square, w.a)
+        inverse = 1.0 / w.s.loss_scale
+        w.moves()
+        w.apply(grad * inverse, w.a, unscaled=True)
+        w.apply(w.grad(waves, w.b) * 1.0, w.b, loss_scale=w.s.scale_of_gradients)
+        w.kept.assign(w.kept + before)
+
+    return step
+
+
+def divided_by_that_of_the_last_loss(w):
+    def step():
+        grad = w.grad(square, w.a)
+        w.moves()
+        w.apply(grad / w.s.scale_of_gradients, w.a, unscaled=True)
+
+    return step
+
+
+def brought_to_one_scale(w):
+    def step():
+        grad, before = w.grad(square, w.a), w.s.loss_scale
+        w.moves()
+        now = w.s.loss_scale
+        with tf.GradientTape() as tape:
+            scaled = waves(w.a) * now
+        w.apply((grad * (now / before) + tape.gradient(scaled, w.a)) / now, w.a, unscaled=True)
+
+    return step
+
+
 RIGHT = [
+    divided_by_the_scale_before,
+    divided_by_that_of_the_last_loss,
+    brought_to_one_scale,
     one_in_a_function_that_moves_behind_it,
     last_of_two_in_a_function,
     sharpness_aware_twice,

@@ -339,5 +339,5 @@ def test_a_call_asks_the_host_for_little():
         return written(made, optimizer, loss_scaler=loss_scaler)(x)
 
     graph = tf.function(step).get_concrete_function(X).graph
-    # All checks of layers together, and the scaler's record of functions that scale and apply.
-    assert len(graph.deferred_external_captures) == 2
+    # All checks of layers, and the scaler's record of functions that scale and apply, together.
+    assert len(graph.deferred_external_captures) == 1
