@@ -1,7 +1,8 @@
 """Mixed-precision training for TensorFlow: `import halfstep as hs`.
 
-The names that a first program needs, each the same object as in its package: `hs.LossScaler` is `scaler.LossScaler`,
-and `hs.Loop` is `loops.Loop`. Everything else is in `hs.scaler` and `hs.loops`.
+It has every public name of `scaler` and `loops`, each the same object: `hs.LossScaler` is `scaler.LossScaler`, and
+`hs.Loop` is `loops.Loop`. `hs.Counters` is that of `loops`, which `Loop.run` returns, and `hs.observe` has the names of
+`scaler.observe` and `loops.observe`.
 
 A name is imported when it is asked for, because the command `halfstep` answers `--help` without TensorFlow.
 """
@@ -11,60 +12,30 @@ from __future__ import annotations
 import importlib
 import typing
 
-if typing.TYPE_CHECKING:
+if typing.TYPE_CHECKING:  # Of two names that are one the first counts.
     import loops as loops
     import scaler as scaler
+    from halfstep import observe as observe
     from halfstep.command import main as main
-    from loops import Checkpoint as Checkpoint
-    from loops import JsonLines as JsonLines
-    from loops import Loop as Loop
-    from loops import Progress as Progress
-    from loops import TrainStep as TrainStep
-    from scaler import Dynamic as Dynamic
-    from scaler import LossScaleLogger as LossScaleLogger
-    from scaler import LossScaleOptimizer as LossScaleOptimizer
-    from scaler import LossScaler as LossScaler
-    from scaler import MasterWeights as MasterWeights
-    from scaler import Static as Static
-    from scaler import protect as protect
-    from scaler import snapshot as snapshot
-
-__all__ = [
-    "Checkpoint",
-    "Dynamic",
-    "JsonLines",
-    "Loop",
-    "LossScaleLogger",
-    "LossScaleOptimizer",
-    "LossScaler",
-    "MasterWeights",
-    "Progress",
-    "Static",
-    "TrainStep",
-    "loops",
-    "protect",
-    "scaler",
-    "snapshot",
-]
-
-_LOOPS = ("Checkpoint", "JsonLines", "Loop", "Progress", "TrainStep")
-
-if not typing.TYPE_CHECKING:  # A type checker would believe any name.
+    from loops import *  # type: ignore[no-redef] # noqa: F403
+    from scaler import *  # type: ignore[no-redef,assignment] # noqa: F403
+else:  # A type checker would believe any name.
 
     def __getattr__(name: str) -> object:
         door = importlib.import_module("halfstep.front_door")
-        if name == "main":
-            value: object = importlib.import_module("halfstep.command").main
-        elif name in __all__:
-            owner = "loops" if name in (*_LOOPS, "loops") else "scaler"
-            door.check_not_hidden(owner)
-            package = importlib.import_module(owner)
-            value = package if name == owner else getattr(package, name)
+        owners = door.owners()
+        if name == "__all__":
+            value: object = sorted(owners)
+        elif name == "main":
+            value = importlib.import_module("halfstep.command").main
+        elif name in owners:
+            value = door.imported(name, owners[name])
         else:
-            raise AttributeError(f"module 'halfstep' has no attribute {name!r}{door.elsewhere(name, __all__)}")
+            raise door.missing(name)
         globals()[name] = value
         return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "main"})
+    names = importlib.import_module("halfstep.front_door").owners()
+    return sorted({*globals(), *names, "main"})

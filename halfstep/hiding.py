@@ -9,8 +9,8 @@ from importlib import metadata
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _PACKAGES = ("scaler", "loops")
-_MARKS = {"scaler": '"LossScaler",', "loops": '"TrainStep",', "halfstep": '"LossScaler",'}
-"""A line of `__all__` by which the `__init__.py` of each package is known, also that of another copy of Halfstep."""
+_MARKS = {"scaler": '"LossScaler",', "loops": '"TrainStep",', "halfstep": "`import halfstep as hs`"}
+"""A text by which the `__init__.py` of each package is known, also that of another copy of Halfstep."""
 _CLONE = f"-e {_ROOT}" if (_ROOT / "pyproject.toml").is_file() else "halfstep"
 _REPAIR = f"`pip install --force-reinstall --no-deps {_CLONE}`"
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 import importlib.util
 import pathlib
 
+_MARKS = {"scaler": '"LossScaler",', "halfstep": "`import halfstep as hs`"}
+"""A text by which the `__init__.py` of each is known, also that of another copy of Halfstep."""
+
 
 def check_not_hidden(package: str) -> None:
     """Checks that a package beside this one is what Python imports by its name.
@@ -23,8 +26,7 @@ def check_not_hidden(package: str) -> None:
     except ValueError:  # A module that somebody made by hand.
         return
     found = pathlib.Path(spec.origin) if spec is not None and spec.origin is not None else pathlib.Path()
-    # Both have this line in `__all__`, also in another copy of Halfstep.
-    if found.suffix == ".py" and found.is_file() and '"LossScaler",' not in found.read_text("utf-8", "replace"):
+    if found.suffix == ".py" and found.is_file() and _MARKS[package] not in found.read_text("utf-8", "replace"):
         raise ImportError(
             f"{found} hides the package {package!r} of Halfstep: a program that starts in its folder imports it in "
             "place of the package. Give it another name. If another distribution installed it, `halfstep doctor` says "
