@@ -18,11 +18,16 @@ IMPORTING = {
     "loops/views/__init__.py": "one name",
     "loops/backend/generators.py": "names that stand in it",
     "loops/support/user_function.py": "--build and --model",
-    "halfstep/__init__.py": "names of its own list",
+    "halfstep/__init__.py": "its own command",
+    "halfstep/front_door.py": "the packages of Halfstep",
     "halfstep/command.py": "its own commands",
 }
 """The files that import by a name, and where the name comes from: never a file of a run."""
-STARTING = {"halfstep/launch.py": "workers", "loops/study/energy.py": "nvidia-smi"}
+STARTING = {
+    "halfstep/launch.py": "workers",
+    "loops/diagnose/doctor/layer_times.py": "itself, with oneDNN and without",
+    "loops/study/energy.py": "nvidia-smi",
+}
 """The files that start a process."""
 
 

@@ -47,7 +47,7 @@ def _examine_machine(options: argparse.Namespace) -> None:
     from halfstep.hiding import hiding_files, namesakes
 
     with _without_logs():
-        from halfstep.terminal import working
+        from halfstep.terminal import width, working
         from loops.diagnose.doctor import layer_times
         from loops.diagnose.doctor.gpu import about_gpus
         from loops.diagnose.doctor.machine import machine, surroundings
@@ -66,7 +66,7 @@ def _examine_machine(options: argparse.Namespace) -> None:
     for device in found["devices"]:
         capability = device["compute_capability"]
         print(device["name"] + (f"  compute capability {capability}" if capability else ""))
-    print(f"\n{layer_times.table(times)}\n\n{said}\n    {line}")
+    print(f"\n{layer_times.table(times, width())}\n\n{said}\n    {line}")
     for sentence in gpus:
         print(sentence)
     for other in others:

@@ -9,7 +9,6 @@ is_op_determinism_enabled      whether it is on              absent: counts as o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -40,20 +39,6 @@ def not_for_xla(concrete: tf.types.experimental.ConcreteFunction) -> Sequence[st
     _list_kernels()
     kinds = sorted(kinds_of_operations(concrete) - _OF_EVERY_GRAPH)
     return [kind for kind in kinds if _FOR_GPUS not in {one.device_type for one in listed(kind).kernel}]
-
-
-def is_lowered(step: tf.types.experimental.PolymorphicFunction, batch: Any) -> bool:
-    """Whether XLA takes a step, before it compiles or runs anything.
-
-    Args:
-        step: A function with `jit_compile=True`.
-        batch: Of any values.
-    """
-    try:
-        step.experimental_get_compiler_ir(batch)(stage="hlo")
-    except Exception:  # Of any kind: XLA's own, or that of a release that does not tell.
-        return False
-    return True
 
 
 def _list_kernels() -> None:

@@ -13,12 +13,13 @@ import tensorflow as tf
 import scaler
 from loops.loop import failed_step
 from loops.loop.arrays import spec_of, stack
-from loops.loop.call_result import CallResult, call_result, status, status_size
+from loops.loop.call_result import CallResult, call_result, joined, status, status_size
 from loops.loop.compilation import COMPILED, can_be_compiled, has_gpu, may_compile
 from loops.loop.counters import CounterVariables
 from loops.loop.fetched_calls import take_fetched
 from loops.loop.fetching import Fetching
 from loops.loop.held_batches import HeldBatches
+from loops.loop.index_checks import checks, looked_up
 from loops.loop.outputs import check_outputs
 from loops.loop.packing import pack, unpack
 from loops.loop.stacked import Arrays, Stacked
@@ -82,7 +83,7 @@ class StepCalls:
         self._trusted = isinstance(written or train_step, (TrainStep, ComposedStep))
         self._open = jit_compile is None
         self.said: list[str] = []
-        self._has_chosen, self._relaxes = False, True
+        self._has_chosen, self._is_tried, self._relaxes = False, False, True
         self._relaxed: Any = None
         self._common: Sequence | None = None
         if self._open and getattr(written or train_step, "jit_compile", False) is True:
@@ -157,14 +158,42 @@ class StepCalls:
 
     def _traced(self, batch: Any) -> tf.types.experimental.ConcreteFunction:
         """The step's concrete function: without XLA if the choice was left open and XLA cannot compile the step."""
-        if self._open and self.jit_compile and not can_be_compiled(self._step, batch):
-            self.jit_compile = False
-            self._step = tf.function(self.train_step)
+        with warnings.catch_warnings():
+            if self._tries_xla:  # It will be seen whether it does.
+                warnings.filterwarnings("ignore", "XLA may refuse to compile", scaler.ScaleWarning)
+            if self._open and self.jit_compile and not can_be_compiled(self._step, batch):
+                self.jit_compile = False
+                self._step = tf.function(self.train_step)
         if self._open and self.jit_compile and not has_gpu():
             self.said.append(COMPILED)
             self._has_chosen = True
         self._open = False
         return self._step.get_concrete_function(batch)
+
+    @property
+    def _tries_xla(self) -> bool:
+        """Whether XLA is to compile the step on a CPU, which nobody asked for, and it is not known yet that it does."""
+        chosen = self._has_chosen or (self._open and self.jit_compile and not has_gpu())
+        return chosen and not self._is_tried
+
+    def _tried(self, call: Callable[[], CallResult]) -> CallResult:
+        """Makes a call over given batches; once more without XLA where that was chosen here and fails.
+
+        XLA refuses a step before it runs any of it, so that nothing has moved.
+        """
+        if not self._tries_xla:
+            return call()
+        try:
+            result = call()
+        except tf.errors.OpError:  # XLA's; if the step itself fails, the second call raises it again.
+            if not self._has_chosen:
+                raise
+            self.jit_compile = self._has_chosen = False
+            self.said.remove(COMPILED)
+            self._compile()
+            result = call()
+        self._is_tried = True
+        return result
 
     @contextlib.contextmanager
     def _fresh_after_failure(self) -> Iterator[None]:
@@ -242,6 +271,9 @@ class StepCalls:
         Args:
             batches: One or more of one shape, as arrays on the host.
         """
+        return self._tried(lambda: self._of_stack(batches))
+
+    def _of_stack(self, batches: list[Any]) -> CallResult:
         self._given = batches[0]
         eagerly = tf.config.functions_run_eagerly()
         function = self._stack if eagerly else self._function_of(self._relaxed or spec_of(batches[0]))
@@ -253,8 +285,12 @@ class StepCalls:
 
     def of_one(self, batch: Any) -> CallResult:
         """Takes one step."""
+        return self._tried(lambda: self._of_one(batch, self._relaxed))
+
+    def _of_one(self, batch: Any, spec: Any = None) -> CallResult:
         self._given = batch
-        outputs, found = (self._function_of(self._relaxed) if self._relaxed else self._one)(batch)
+        function = self._one if spec is None else self._one.get_concrete_function(spec)
+        outputs, found = function(batch)
         rows = {name: value.numpy()[np.newaxis] for name, value in outputs.items()}
         result = call_result(found.numpy(), rows, self._counters, self.scalers)
         if self._held:
@@ -280,7 +316,11 @@ class StepCalls:
             return result
         if isinstance(iterator, Fetching):
             return take_fetched(self, iterator, limit)
-        if self.in_graph or (self._endless and self._shapes_known):
+        if self._tries_xla and limit > 1 and self.in_graph:
+            first = self._take(iterator, 1)
+            rest = [self._take(iterator, limit - first.steps)] if first.steps else []
+            return joined([first, *(one for one in rest if one.steps)])
+        if not self._tries_xla and (self.in_graph or (self._endless and self._shapes_known)):
             data, hold = self._many_steps(iterator, limit) if self.in_graph else self._next_step(iterator)
             result = self._read(data, limit if self.in_graph else 1, self._stacked)
             hold(result)
@@ -289,7 +329,8 @@ class StepCalls:
             batch = next(iterator)
         except StopIteration:
             return self.of_none()
-        return self.of_one(batch)
+        # What the loop in the graph will take, too, is traced and compiled once.
+        return self._tried(lambda: self._of_one(batch, self._spec if self.in_graph else None))
 
     def _called(self, function: tf.types.experimental.PolymorphicFunction, *arguments: Any) -> Any:
         """Calls a function whose arguments are of one kind each time: TensorFlow looks for its trace only once."""
@@ -345,7 +386,8 @@ class StepCalls:
         self.undecided.watch(found, self._counters.data)
         before = found.read()
         shown = [] if self._spectator is None else [self._spectator(batch, self._counters.data + 1)]
-        with tf.control_dependencies(shown):
+        looked = looked_up(step) if self._has_chosen else None
+        with tf.control_dependencies([*shown, *checks(looked or (), batch)]):
             outputs = self._step(batch)
         check_outputs(outputs)
         outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}

@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
-from loops.backend.xla import is_deterministic, is_lowered, not_for_xla
+from loops.backend.steps import kinds_of_operations
+from loops.backend.xla import is_deterministic, not_for_xla
+from loops.loop.index_checks import has_sizes_of_data, looked_up
 
 AUTO = "auto"
-_ROWS = 8
-"""Of the batch that a step is tried with, where batches have any number of rows."""
 COMPILED = (
     "XLA compiles this step, since it computes in 16 bits on a CPU, which is slower in a graph. "
     "Loop(jit_compile=False) leaves it as a graph."
@@ -65,16 +65,18 @@ def _has_one_shape(element_spec: Any) -> bool:
 
 
 def can_be_compiled(step: tf.types.experimental.PolymorphicFunction, batch: Any) -> bool:
-    """Whether XLA has a kernel for all operations of a step, and on a CPU takes the step.
+    """Whether XLA has a kernel for all operations of a step. What it refuses all the same shows in the first call.
 
-    A CPU's step is tried, since nobody expects XLA there: it also refuses shapes that depend on values.
+    On a CPU, where nobody asked for XLA, it also has to do what the graph does: it would leave assertions out, read
+    other rows for indices outside of their range, and compile again for each size that depends on values.
 
     Args:
         step: Has `jit_compile=True`.
         batch: One, or its specification.
     """
     try:
-        without = not_for_xla(step.get_concrete_function(batch))
+        concrete = step.get_concrete_function(batch)
+        without = not_for_xla(concrete)
     except Exception:  # Of any kind: if the step itself is wrong, its next trace raises it again.
         if has_gpu():
             raise
@@ -84,13 +86,9 @@ def can_be_compiled(step: tf.types.experimental.PolymorphicFunction, batch: Any)
     elif without:
         _warn(f"it has no kernel for {', '.join(without)}")
     elif not has_gpu():
-        with tf.init_scope():
-            return is_lowered(step, tf.nest.map_structure(_zeros, batch))
+        left_out = {"Assert", "CheckNumerics", "CheckNumericsV2"} & kinds_of_operations(concrete)
+        return not left_out and not has_sizes_of_data(concrete) and looked_up(concrete) is not None
     return without is not None and not without
-
-
-def _zeros(like: Any) -> tf.Tensor:
-    return tf.zeros([_ROWS if side is None else side for side in like.shape], like.dtype)
 
 
 def _warn(why: str) -> None:

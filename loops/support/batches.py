@@ -16,6 +16,10 @@ UNEVEN = "a batch that is not a multiple of {replicas} replicas: batch with drop
 """The message of the assertion in a step on replicas."""
 _UNEVEN = re.compile(UNEVEN.format(replicas=r"\d+"))
 _LABEL = re.compile(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)")
+LABEL = "label value of {value} which is outside the valid range of [0, {rows})"
+"""What TensorFlow says of one."""
+INDEX = "an index in the batch is {value}, but the model has {rows} rows for it"
+_INDEX = re.compile(r"an index in the batch is (\S+), but the model has (\d+) rows for it")
 
 
 @scaler.authoring.no_autograph
@@ -100,6 +104,11 @@ def bad_batch(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
     label = label_in(error)
     if label:
         return BadBatch(about_label(*label))
+    index = _INDEX.search(error.message)
+    if index:
+        return BadBatch(
+            f"{index.group()}, 0 to {int(index[2]) - 1}. Correct the batch, or give the layer one row for each index."
+        )
     uneven = _UNEVEN.search(error.message)
     if uneven:
         return BadBatch(f"{uneven.group()}.")

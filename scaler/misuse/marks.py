@@ -21,8 +21,7 @@ READ = "halfstep_scale_read"
 RETRIED = "halfstep_retried"
 """Of gradients that `retry` returned. Only those who ask for it see this mark; all others look through it."""
 _KINDS = (SCALED, UNSCALED, LOSS_SCALE, READ)
-_OWNER, _SCALE, _GIVEN = "_halfstep_owner", "_halfstep_scale", "_halfstep_given"
-_OF_LAST_LOSS = "_halfstep_of_last_loss"
+_OWNER, _SCALE, _GIVEN, _LAST = "_halfstep_owner", "_halfstep_scale", "_halfstep_given", "_halfstep_last"
 _SAME = object()
 _SMALL = 2**16
 """Elements. A history of a float8 layer has 1024."""
@@ -109,13 +108,13 @@ def owner_of_scale(marked: tf.Tensor) -> object | None:
 
 def of_last_loss(marked: tf.Tensor) -> tf.Tensor:
     """Lets a marked scale remember that it is the one which multiplied the last loss, whatever moved since."""
-    setattr(marked, _OF_LAST_LOSS, True)
+    setattr(marked, _LAST, True)
     return marked
 
 
 def is_of_last_loss(marked: tf.Tensor) -> bool:
     """Whether a marked scale is one that `of_last_loss` was given."""
-    return hasattr(marked, _OF_LAST_LOSS)
+    return getattr(marked, _LAST, False)
 
 
 def kind_of(tensor: tf.Tensor, also: tuple[str, ...] = ()) -> str | None:

@@ -14,6 +14,7 @@ OF_OURS = {
     "_halfstep_given",
     "_halfstep_owner",
     "_halfstep_scale",
+    "_halfstep_last",
     "_halfstep_loss_finite",
     "_halfstep_steps",
     "_scaler_protected",

@@ -175,15 +175,15 @@ def to_copy(times: Times) -> str:
     return f"{start}python program.py    # with mixed_float16 and jit_compile={setting.compiled}"
 
 
-def table(times: Times) -> str:
-    """The milliseconds as columns."""
+def table(times: Times, width: int | None = None) -> str:
+    """The milliseconds as columns, if `width` has room for them."""
     settings = [one for one in SETTINGS if any(one in row for row in times.values())]
     head = ["ms, forward and backward", "", *map(str, settings)]
     rows = [
         [layer, name, *(f"{row[one]:.3g}" if one in row else "–" for one in settings)]
         for (layer, name), row in times.items()
     ]
-    return columns([head, *rows])
+    return columns([head, *rows], width, left=2)
 
 
 def as_json(times: Times) -> Sequence[Mapping[str, object]]:

@@ -18,6 +18,7 @@ import rich.console
 
 import halfstep as cli
 from halfstep import statuses, terminal
+from loops.diagnose.doctor.layer_times import FORMATS, SETTINGS
 from loops.diagnose.explain.remedies import Kind, Remedy
 from loops.diagnose.lint import finding as lint
 from loops.diagnose.lint.finding import Finding
@@ -123,7 +124,17 @@ COMMANDS = {
         ["tune", "run"],
         f"{NAME} 1.0000% 2.0000% 3.0000% 4.0000% 5.0000% 6.0000% 7.0000% 8.0000%",
     ),
-    "doctor": ([], ["doctor"], "GFLOP/s"),
+    "doctor": (
+        [
+            (
+                "loops.diagnose.doctor.layer_times",
+                "measure",
+                {("Dense", name): dict.fromkeys(SETTINGS, 1.25) for name in FORMATS},
+            )
+        ],
+        ["doctor"],
+        "float16 bfloat16 1.25",
+    ),
     "lint": (
         [
             ("loops.support.user_function", "called", None),
@@ -165,8 +176,7 @@ COMMANDS = {
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, tmp_path):
-    monkeypatch.setattr("loops.diagnose.doctor.machine._SECONDS_EACH", 0.001)
+def in_a_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.chdir(tmp_path)
 

@@ -1,6 +1,7 @@
 """Guards `Loop(jit_compile="auto")`: on a GPU as Keras's `fit` decides, on a CPU for a step in 16 bits."""
 
 import io
+import re
 
 import keras
 import numpy as np
@@ -83,6 +84,91 @@ def test_a_step_that_xla_refuses_runs_as_before_on_a_cpu():
     loop = loops.Loop(loops.TrainStep(model, refused_by_xla, keras.optimizers.SGD(0.01)), DATA)
     assert not compiles(loop)
     assert loop.counters.attempted == 2
+
+
+def tokens(loss=None):
+    """A step of a small model of words, and batches of four sentences."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Embedding(10, 4, dtype="mixed_float16"), keras.layers.GlobalAveragePooling1D()]
+    model = keras.Sequential([keras.Input([5], dtype="int32"), *layers, keras.layers.Dense(3, dtype="float32")])
+    cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return loops.TrainStep(model, loss or cross_entropy, keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler())
+
+
+def sentences(words=(0, 1, 2, 9, -1), label=2):
+    """Three right batches, and one with these words and this label."""
+    right = np.array([[0, 1, 2, 9, -1]] * 4, np.int32), np.array([0, 1, 2, 2])
+    other = np.array([[0, 1, 2, 3, 4]] * 3 + [list(words)], np.int32), np.array([0, 1, 2, label])
+    parts = [np.stack([one] * 3 + [last]) for one, last in zip(right, other, strict=True)]
+    return tf.data.Dataset.from_tensor_slices(tuple(parts)).repeat()
+
+
+@pytest.mark.dear("XLA compiles a step of three kinds of batches")
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ({"words": (0, 1, 2, 3, 10)}, "an index in the batch is 10, but the model has 10 rows for it, 0 to 9."),
+        ({"words": (0, 1, 2, 3, -11)}, "an index in the batch is -11, but the model has 10 rows for it"),
+        ({"label": 3}, "a label is 3, but the model has 3 classes, 0 to 2."),
+    ],
+    ids=["index", "negative index", "label"],
+)
+def test_indices_outside_of_their_range_are_refused_as_in_a_graph(batch, said):
+    loop = loops.Loop(tokens(), sentences(**batch))
+    with pytest.raises(loops.BadBatch, match=re.escape(said)):
+        loop.run(6)
+    assert loop.calls.jit_compile
+    assert loop.counters.applied == 3
+
+
+def asserts(y, prediction):
+    tf.debugging.assert_less(tf.reduce_sum(prediction), 1e9)
+    return tf.reduce_mean(prediction)
+
+
+def unknown_labels(y, prediction):
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.abs(y), prediction))
+
+
+def size_of_data(y, prediction):
+    return tf.reduce_mean(prediction[: tf.reduce_max(y) + 1])
+
+
+@pytest.mark.parametrize("loss", [asserts, unknown_labels, size_of_data])
+def test_a_step_of_which_xla_would_leave_something_out_runs_in_a_graph(loss):
+    loop = loops.Loop(tokens(loss), sentences())
+    assert not compiles(loop)
+    assert loop.counters.attempted == 2
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_a_step_that_xla_refuses_in_the_end_takes_each_batch_once(monkeypatch, steps_per_call):
+    """As XLA refuses a bilinear resize behind an activation in 16 bits, once it compiles it."""
+    seen = []
+    layers = [keras.layers.Conv2D(2, 3, activation="relu"), keras.layers.UpSampling2D(2, interpolation="bilinear")]
+    for layer in layers:
+        layer.dtype_policy = "mixed_float16"
+    model = keras.Sequential([keras.Input([6, 6, 1]), *layers, keras.layers.Conv2D(1, 1, dtype="mixed_float16")])
+    step = loops.TrainStep(model, lambda y, p: tf.reduce_mean(tf.cast(p, tf.float32)), keras.optimizers.SGD(0.1))
+
+    def data():
+        for number in range(6):
+            yield np.full([2, 6, 6, 1], number, np.float32), np.full([2, 1], number, np.float32)
+
+    def note(visit):
+        seen.extend(visit.outputs["first"].tolist())
+
+    def first(batch):
+        return {**step(batch), "first": batch[1][0, 0], "kernel": tf.reduce_sum(model.layers[0].kernel)}
+
+    spec = tf.TensorSpec([2, 6, 6, 1]), tf.TensorSpec([2, 1])
+    dataset = tf.data.Dataset.from_generator(data, output_signature=spec)
+    monkeypatch.setattr(calls, "may_compile", lambda *_: True)
+    loop = loops.Loop(first, dataset, steps_per_call=steps_per_call, actions=[note])
+    loop.run(5)
+    assert seen == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert not loop.calls.jit_compile
+    assert loop.calls.said == []
 
 
 def test_batches_of_many_lengths_are_not_compiled_on_a_cpu():
