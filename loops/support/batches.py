@@ -106,8 +106,10 @@ def bad_batch(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
         return BadBatch(about_label(*label))
     index = _INDEX.search(error.message)
     if index:
+        value, rows = int(index[1]), int(index[2])
         return BadBatch(
-            f"{index.group()}, 0 to {int(index[2]) - 1}. Correct the batch, or give the layer one row for each index."
+            f"an index in the batch is {value}, but the model has {rows} rows for it, 0 to {rows - 1}. Correct the "
+            "batch, or give the layer one row for each index."
         )
     uneven = _UNEVEN.search(error.message)
     if uneven:
