@@ -54,6 +54,7 @@ class StepCalls:
         jit_compile: Whether XLA compiles the step; None to decide by the device and the step.
         strategy: A `tf.distribute` strategy whose replicas take the step, or None.
         written: The user's own step, if `train_step` wraps it.
+        steady_rows: Whether all batches but the last one have as many rows, as far as that is known.
 
     Attributes:
         train_step: The argument.
@@ -75,6 +76,7 @@ class StepCalls:
         jit_compile: bool | None,
         strategy: tf.distribute.Strategy | None = None,
         written: TrainStepFunction | None = None,
+        steady_rows: bool = True,
     ):
         self.train_step = train_step
         self._name = getattr(written or train_step, "__name__", type(written or train_step).__name__)
@@ -88,7 +90,9 @@ class StepCalls:
         self._common: Sequence | None = None
         if self._open and getattr(written or train_step, "jit_compile", False) is True:
             jit_compile = False
-        self.jit_compile = may_compile(strategy, self._models, element_spec) if jit_compile is None else jit_compile
+        self.jit_compile = (
+            may_compile(strategy, self._models, element_spec, steady_rows) if jit_compile is None else jit_compile
+        )
         self._spec = element_spec
         self._counters = counters
         self.in_graph, self._endless = in_graph is not False, endless
@@ -236,6 +240,9 @@ class StepCalls:
             batch: One of a source, as arrays.
             common: What the shapes of its arrays have in common, see `Shapes`; None while they are few.
         """
+        if self._relaxes and common is not None and None in common:
+            self._relaxes, self._relaxed = False, None
+            warnings.warn(_EACH_SHAPE.format(why="an array has not always as many sides"), UserWarning, stacklevel=7)
         if not self._relaxes or common in (None, self._common) or tf.config.functions_run_eagerly():
             return
         self._common = common

@@ -9,9 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
+from loops.backend.datasets import inputs
 from loops.backend.steps import kinds_of_operations
 from loops.backend.xla import is_deterministic, not_for_xla
 from loops.loop.index_checks import has_sizes_of_data, looked_up
+from loops.loop.state.operations import kind
 
 AUTO = "auto"
 COMPILED = (
@@ -23,7 +25,11 @@ COMPILED = (
 
 def has_gpu() -> bool:
     """Whether TensorFlow sees a GPU."""
-    return bool(tf.config.list_physical_devices("GPU"))
+    return bool(tf.config.get_visible_devices("GPU"))
+
+
+_OTHERWISE = ("Assert", "CheckNumerics", "Random", "TruncatedNormal", "Multinomial", "ParameterizedTruncatedNormal")
+"""How the names of operations begin that XLA leaves out, and of those whose seed is a counter of the process there."""
 
 
 def check_jit_compile(jit_compile: object) -> None:
@@ -32,22 +38,39 @@ def check_jit_compile(jit_compile: object) -> None:
         raise scaler.InvalidArgument(f'Loop(jit_compile={jit_compile!r}): expected True, False or "auto".')
 
 
-def may_compile(strategy: tf.distribute.Strategy | None, models: Iterable[Any], element_spec: Any) -> bool:
+def has_steady_rows(dataset: tf.data.Dataset | None) -> bool:
+    """Whether all batches of a dataset but the last one have as many rows, as far as its operations tell.
+
+    A source that is no dataset counts as if they had: the loop sees its batches.
+    """
+    while dataset is not None and kind(type(dataset).__name__) in _KEEP_ROWS and len(inputs(dataset)) == 1:
+        (dataset,) = inputs(dataset)
+    return dataset is None or kind(type(dataset).__name__) in _BATCH
+
+
+_BATCH = ("Batch", "ParallelBatch", "MapAndBatch")
+_KEEP_ROWS = ("Repeat", "Prefetch", "Take", "Skip", "Cache", "Shuffle", "Options", "Shard", "Finalize", "Model")
+
+
+def may_compile(
+    strategy: tf.distribute.Strategy | None, models: Iterable[Any], element_spec: Any, steady_rows: bool = True
+) -> bool:
     """Whether XLA should compile the step, as far as is known before the step is traced.
 
     On a GPU the rule is that of Keras's `fit`: not under a `tf.distribute` strategy, not with deterministic operations,
     and not with a layer whose `supports_jit` is False. On a CPU a layer must also compute in 16 bits, and batches must
-    have one shape but for their number of rows, since XLA compiles a step for each shape.
+    have one shape but for the rows of the last one, since XLA compiles a step for each shape.
 
     Args:
         strategy: A `tf.distribute` strategy whose replicas take the step, or None.
         models: Those of the step, as far as they are known.
         element_spec: The dataset's.
+        steady_rows: From `has_steady_rows`.
     """
     layers = [layer for model in models for layer in scaler.observe.layers_of(model)]
     if strategy is not None or is_deterministic():
         return False
-    if not has_gpu() and not (_compute_in_16_bits(layers) and _has_one_shape(element_spec)):
+    if not has_gpu() and not (_compute_in_16_bits(layers) and _has_one_shape(element_spec, steady_rows)):
         return False
     without = next((layer for layer in layers if not getattr(layer, "supports_jit", True)), None)
     if without is not None:
@@ -56,19 +79,24 @@ def may_compile(strategy: tf.distribute.Strategy | None, models: Iterable[Any], 
 
 
 def _compute_in_16_bits(layers: Iterable[Any]) -> bool:
-    return any(layer.variables and layer.compute_dtype in ("float16", "bfloat16") for layer in layers)
+    # One that is not built yet may get weights.
+    weighs = (layer for layer in layers if layer.variables or not layer.built)
+    return any(layer.compute_dtype in ("float16", "bfloat16") for layer in weighs)
 
 
-def _has_one_shape(element_spec: Any) -> bool:
+def _has_one_shape(element_spec: Any, steady_rows: bool) -> bool:
     specs = tf.nest.flatten(element_spec)
-    return all(isinstance(one, tf.TensorSpec) and one.shape[1:].is_fully_defined() for one in specs)
+    if not all(isinstance(one, tf.TensorSpec) for one in specs):
+        return False
+    return all((one.shape[1:] if steady_rows else one.shape).is_fully_defined() for one in specs)
 
 
 def can_be_compiled(step: tf.types.experimental.PolymorphicFunction, batch: Any) -> bool:
     """Whether XLA has a kernel for all operations of a step. What it refuses all the same shows in the first call.
 
     On a CPU, where nobody asked for XLA, it also has to do what the graph does: it would leave assertions out, read
-    other rows for indices outside of their range, and compile again for each size that depends on values.
+    other rows for indices outside of their range, draw other random numbers each time the program makes the same step
+    from the same seed, and compile again for each size that depends on values.
 
     Args:
         step: Has `jit_compile=True`.
@@ -86,7 +114,7 @@ def can_be_compiled(step: tf.types.experimental.PolymorphicFunction, batch: Any)
     elif without:
         _warn(f"it has no kernel for {', '.join(without)}")
     elif not has_gpu():
-        left_out = {"Assert", "CheckNumerics", "CheckNumericsV2"} & kinds_of_operations(concrete)
+        left_out = [one for one in kinds_of_operations(concrete) if one.startswith(_OTHERWISE)]
         return not left_out and not has_sizes_of_data(concrete) and looked_up(concrete) is not None
     return without is not None and not without
 

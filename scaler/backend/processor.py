@@ -31,7 +31,7 @@ SLOW = (
 @functools.cache
 def is_slow_in_float16() -> bool:
     """Whether float16 takes many times as long as it has to, in what XLA does not compile."""
-    if tf.config.list_physical_devices("GPU") or not _has_onednn():
+    if tf.config.get_visible_devices("GPU") or not _has_onednn():
         return False
     try:
         return _ARITHMETIC in _CPU.read_text(encoding="utf-8", errors="replace").split()

@@ -74,6 +74,8 @@ def _is_source(value: Any) -> bool:
     batches = [*shapes["seen"], *([shapes["common"]] if shapes["common"] is not None else [])]
     if not all(isinstance(batch, list) and all(map(_is_shape, batch)) for batch in batches):
         return False
+    if len(set(map(len, batches))) > 1:
+        return False
     return isinstance(value["name"], str) and (value["length"] is None or type(value["length"]) is int)
 
 

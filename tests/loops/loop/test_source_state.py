@@ -142,6 +142,7 @@ def test_a_damaged_state_is_a_value_error(damaged):
         ({"name": "a", "length": 3, "state": None, "shapes": {"seen": [[2]], "common": None}}, False),
         ({"name": "a", "length": 3, "state": None, "shapes": {"seen": [], "common": [["2"]]}}, False),
         ({"name": "a", "length": 3, "state": None, "shapes": {"seen": [], "common": [[2, None], None]}}, True),
+        ({"name": "a", "length": 3, "state": None, "shapes": {"seen": [[[2], [3]]], "common": [[2]]}}, False),
         ({"name": "a", "length": True, "state": None, "shapes": SHAPES}, False),
         ({"name": 1, "length": None, "state": None, "shapes": SHAPES}, False),
         ({"name": "a", "length": None}, False),
