@@ -48,6 +48,7 @@ def loop_of(step, x, y, run):
         step,
         data,
         actions=[loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=2, resume=True)],
+        jit_compile=False,  # XLA keeps more than 16 bits between operations, so that some of these would be finite.
     )
 
 
@@ -647,7 +648,7 @@ def on_replicas(run):
         step = loops.TrainStep(model, squares, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler)
     data = tf.data.Dataset.from_tensor_slices((x, inputs(16, 1))).batch(4, drop_remainder=True).repeat()
     actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=2, resume=True)]
-    return loops.Loop(step, data, strategy=strategy, actions=actions)
+    return loops.Loop(step, data, strategy=strategy, actions=actions, jit_compile=False)
 
 
 STEPS["on_replicas"] = 4

@@ -100,7 +100,7 @@ def test_another_side_that_differs_later_is_another_trace():
 
 
 @pytest.mark.dear("a whole run and a stopped one, each traced for many lengths")
-@pytest.mark.slow_with("mixed_float16")
+@pytest.mark.slow_with("7-mixed_float16")
 @pytest.mark.parametrize(("stop", "policy"), [(2, "float32"), (7, "float32"), (7, "mixed_float16")])
 def test_a_run_that_stops_and_goes_on_has_the_same_bits(tmp_path, stop, policy):
     def run(folder, goal):
