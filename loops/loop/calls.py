@@ -176,7 +176,7 @@ class StepCalls:
 
     @property
     def _tries_xla(self) -> bool:
-        """Whether XLA is to compile the step on a CPU, which nobody asked for, and it is not known yet that it does."""
+        """Whether the loop chose XLA on a CPU by itself, and no call has shown yet that XLA takes the step."""
         chosen = self._has_chosen or (self._open and self.jit_compile and not has_gpu())
         return chosen and not self._is_tried
 

@@ -20,7 +20,7 @@ COMPILED = (
     "XLA compiles this step, since it computes in 16 bits on a CPU, which is slower in a graph. "
     "Loop(jit_compile=False) leaves it as a graph."
 )
-"""What a run says where nobody asked for it, and Keras would not do it."""
+"""What a run says, once, where the loop chose XLA by itself on a CPU."""
 
 
 def has_gpu() -> bool:
@@ -94,9 +94,9 @@ def _has_one_shape(element_spec: Any, steady_rows: bool) -> bool:
 def can_be_compiled(step: tf.types.experimental.PolymorphicFunction, batch: Any) -> bool:
     """Whether XLA has a kernel for all operations of a step. What it refuses all the same shows in the first call.
 
-    On a CPU, where nobody asked for XLA, it also has to do what the graph does: it would leave assertions out, read
-    other rows for indices outside of their range, draw other random numbers each time the program makes the same step
-    from the same seed, and compile again for each size that depends on values.
+    On a CPU the loop chooses XLA by itself, so XLA must not change what the step does. It would leave out assertions,
+    read another row for an index outside of its range, and draw other numbers from the same seed when a program makes
+    the step again. It would also compile again for each size that depends on values.
 
     Args:
         step: Has `jit_compile=True`.

@@ -58,6 +58,8 @@ def looked_up(concrete: tf.types.experimental.ConcreteFunction) -> Sequence[Look
     Returns:
         None if it uses others, of which nothing is known before it runs.
     """
+    if _is_looked_up_inside(concrete):
+        return None
     arguments = {one.op: place for place, one in enumerate(_arguments(concrete))}
     found, updated = [], set()
     for op in concrete.graph.get_operations():
@@ -80,6 +82,21 @@ def looked_up(concrete: tf.types.experimental.ConcreteFunction) -> Sequence[Look
         negative = any(one.type == "SelectV2" for one in behind)
         found.append(Looked(places[0], rows, negative, _LOOKUPS[op.type]))
     return found if updated <= {one.place for one in found} else None
+
+
+def _is_looked_up_inside(concrete: tf.types.experimental.ConcreteFunction) -> bool:
+    """Whether a function that the step calls looks something up: its indices are not traced to the batch."""
+    for function in concrete.graph.as_graph_def().library.function:
+        nodes = {one.name: one for one in function.node_def}
+        for one in nodes.values():
+            if one.op in _LOOKUPS and one.op != "GatherV2":
+                return True
+            rows = one
+            while rows is not None and rows.op in ("GatherV2", "Identity", "Cast"):
+                rows = nodes.get(rows.input[0].split(":")[0])
+                if one.op == "GatherV2" and rows is not None and rows.op == "ReadVariableOp":
+                    return True
+    return False
 
 
 def _arguments(concrete: tf.types.experimental.ConcreteFunction) -> Sequence[tf.Tensor]:

@@ -175,6 +175,21 @@ def test_a_step_that_xla_refuses_in_the_end_takes_each_batch_once(monkeypatch, s
     assert loop.calls.said == []
 
 
+def test_a_lookup_inside_of_a_function_keeps_the_graph():
+    embedding = keras.layers.Embedding(10, 4, dtype="mixed_float16")
+    embedding.build([None, 5])
+    look = tf.function(lambda x: embedding(x))
+
+    def loss(x):
+        return {"loss": tf.reduce_mean(tf.cast(look(x), tf.float32))}
+
+    words = tf.data.Dataset.from_tensors(np.array([[0, 1, 2, 3, 10]], np.int32)).repeat()
+    loop = loops.Loop(loss, words)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is not in"):
+        loop.run(2)
+    assert not loop.calls.jit_compile
+
+
 def test_rows_that_a_function_of_the_dataset_changes_are_not_compiled_on_a_cpu():
     some = DATA.map(lambda x, y: (x[:3], y[:3]))
     assert some.element_spec[0].shape[0] is None
