@@ -72,11 +72,8 @@ Times = Mapping[tuple[str, str], Mapping[Setting, float]]
 """Milliseconds of a layer in a format, forward and backward, by setting."""
 
 
-def measure(seconds: float = SECONDS) -> Times:
+def measure() -> Times:
     """Measures all layers, in new processes.
-
-    Args:
-        seconds: For which a layer is measured in one format, without tracing.
 
     Raises:
         LoopError: If a process fails.
@@ -84,7 +81,7 @@ def measure(seconds: float = SECONDS) -> Times:
     found: dict[tuple[str, str], dict[Setting, float]] = {}
     # A GPU computes nothing with oneDNN.
     for onednn in (True,) if tf.config.list_physical_devices("GPU") else (True, False):
-        for layer, name, *times in _in_a_process(seconds, onednn):
+        for layer, name, *times in _in_a_process(SECONDS, onednn):
             of_layer = found.setdefault((layer, name), {})
             of_layer |= {Setting(onednn, bool(at)): time for at, time in enumerate(times) if time is not None}
     return found
