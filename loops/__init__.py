@@ -38,6 +38,7 @@ from loops.record.lines import JsonLines as JsonLines
 from loops.record.tensorboard import TensorBoard as TensorBoard
 from loops.record.trace import Trace as Trace
 from loops.step.composed_step import ComposedStep as ComposedStep
+from loops.step.loss_result import WeightedLoss as WeightedLoss
 from loops.step.parts import Part as Part
 from loops.step.schedule import ByAttempts as ByAttempts
 from loops.step.train_step import TrainStep as TrainStep
@@ -87,6 +88,7 @@ __all__ = [
     "TraceWarning",
     "TrainStep",
     "Visit",
+    "WeightedLoss",
     "WorkerLost",
     "join_workers",
     "observe",

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -81,6 +82,7 @@ class StepCalls:
         self.train_step = train_step
         self._name = getattr(written or train_step, "__name__", type(written or train_step).__name__)
         self._models = models_of(written or train_step)
+        self._of_windows = getattr(written or train_step, "accumulate", 1) > 1
         # These return what their own scalers did: no need to compare the two in every step.
         self._trusted = isinstance(written or train_step, (TrainStep, ComposedStep))
         self._open = jit_compile is None
@@ -172,7 +174,10 @@ class StepCalls:
             self.said.append(COMPILED)
             self._has_chosen = True
         self._open = False
-        return self._step.get_concrete_function(batch)
+        function = self._step.get_concrete_function(batch)
+        if self._of_windows and _BATCH_NORM not in self.said and any(map(_has_batch_norm, self._models)):
+            self.said.append(_BATCH_NORM)
+        return function
 
     @property
     def _tries_xla(self) -> bool:
@@ -493,6 +498,12 @@ class StepCalls:
         return taken, arrays
 
 
+def _has_batch_norm(model: keras.layers.Layer) -> bool:
+    layers = scaler.observe.layers_of(model)
+    return any(isinstance(layer, keras.layers.BatchNormalization) and layer.trainable for layer in layers)
+
+
+_BATCH_NORM = "BatchNorm's statistics are those of each micro-batch, not of the whole step"
 _ONE_BY_ONE = (
     "Loop: this step cannot run in a loop inside the graph, since {why}. Each call takes one step. Pass "
     "steps_per_call=1 if this is intended."

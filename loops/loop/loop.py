@@ -322,7 +322,8 @@ class Loop:
                     whole = False
                     with self.workers.lost_is_an_error():
                         limit = self._limit(done, steps)
-                        call = self._take(limit)
+                        with self._ends_window(done + limit == steps):
+                            call = self._take(limit)
                     scalars, vectors = scalars_and_vectors(call.outputs)
                     visit = Visit(call.counters, scalars, time.perf_counter() - start, steps, vectors)
                     error = self._act(visit, held) if call.steps else None
@@ -363,7 +364,22 @@ class Loop:
     def _limit(self, done: int, goal: int) -> int:
         """Steps of the next call, the same on all workers."""
         limit = self._pace.limit(done, goal, self.actions)
+        if self._applies_last_window:  # The last micro-batch ends its window: it has a call of its own.
+            limit = min(limit, max(1, goal - 1 - done))
         return min(row[0] for row in self.workers.gather([limit])) if self._pace.chooses else limit
+
+    @property
+    def _applies_last_window(self) -> bool:
+        return getattr(self.train_step, "last_window", "keep") == "apply"
+
+    def _ends_window(self, last: bool) -> contextlib.AbstractContextManager:
+        """Has the next call end the window of micro-batches, if it is the last one."""
+        if not (last and self._applies_last_window):
+            return contextlib.nullcontext()
+        step: Any = self.train_step
+        if step.window is None:
+            self._call.trace()  # Which makes the window.
+        return step.window.ending()
 
     def take(self, limit: int) -> tuple[int, Outputs]:
         """Takes steps without a visit: they are counted, but no action is called.

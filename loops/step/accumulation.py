@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 import scaler
+from loops.step.loss_result import share_of_weight
 
 
 class MicroBatches(tf.Module):
@@ -21,15 +24,20 @@ class MicroBatches(tf.Module):
     `scaler.LossScaleOptimizer` has separate sums, for a Keras optimizer that accumulates: they keep no state of the
     model, and a checkpoint from another number of replicas can be loaded into them.
 
+    Gradients are of a micro-batch's share of the mean over a full window. A window that ends before it is full, or
+    whose micro-batches have weights, has the mean of what it got.
+
     Args:
-        size: Micro-batches per window, at least 2.
+        sizes: Micro-batches per window, by the number of applied steps from which they hold, from 0 on.
         weights: The variables that the gradients belong to.
         state: Of layers, known beforehand: restored at the end of a skipped window.
+        may_end_early: Whether `ending` and `add(last=...)` may end a window that is not full.
     """
 
-    def __init__(self, size: int, weights: list, state: list):
+    def __init__(self, sizes: Mapping[int, int], weights: list, state: list, may_end_early: bool = False):
         super().__init__(name="window")
-        self._size = size
+        self._sizes = tuple(sorted(sizes.items()))
+        self._may_end_early = may_end_early
         self._state = list(state)
         self._names = [getattr(weight, "path", weight.name) for weight in weights]
         self._with_gradient: frozenset[int] = frozenset()
@@ -39,6 +47,10 @@ class MicroBatches(tf.Module):
             self._count = local_variable(tf.constant(0, tf.int64), "micro_batches")
             self._whole = local_variable(True, "whole")
             self._sums = [local_variable(tf.zeros(weight.shape, _sum_dtype(weight)), "sum") for weight in weights]
+            # The weight of the micro-batches in the sums: their number, unless their losses have weights.
+            self._weight = local_variable(0.0, "weight")
+            self._length = local_variable(tf.constant(0, tf.int64), "length")
+            self._ends = local_variable(False, "ends")
             # The scale of the sums; 0 if they are empty, or from a checkpoint without this variable.
             self._scale = local_variable(0.0, "sum_scale")
             # For each weight 1 if its sum was infinite, 2 if it was NaN, in the micro-batch that spoiled the window.
@@ -73,13 +85,44 @@ class MicroBatches(tf.Module):
             self._before += [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
         self._state += state
 
-    def add(self, grads: list, loss_scale: tf.Tensor, may_branch: bool) -> None:
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Within it, which is outside of graphs, each micro-batch ends its window."""
+        self._ends.assign(True)
+        try:
+            yield
+        finally:
+            self._ends.assign(False)
+
+    def length(self, applied: tf.Tensor) -> int | tf.Tensor:
+        """Micro-batches of the window that is open, or of the next one if none is.
+
+        Args:
+            applied: How many steps were applied, scalar int64.
+        """
+        if len(self._sizes) == 1:
+            return self._sizes[0][1]
+        return tf.where(self._opens, _at(self._sizes, applied), self._length)
+
+    def add(
+        self,
+        grads: list,
+        loss_scale: tf.Tensor,
+        may_branch: bool,
+        *,
+        length: int | tf.Tensor,
+        weight: tf.Tensor | None = None,
+        last: tf.Tensor | bool = False,
+    ) -> None:
         """Adds a micro-batch.
 
         Args:
             grads: A gradient, or None, for each weight.
             loss_scale: Scalar float32, the factor of their loss.
             may_branch: Whether non-finite gradients may be examined in a branch of the graph.
+            length: Of this window, from `length`.
+            weight: What the micro-batch counts for, scalar float32; None if all count alike.
+            last: Whether it ends the window, full or not.
 
         Raises:
             scaler.InvalidArgument: If other weights have a gradient than in an earlier micro-batch.
@@ -88,12 +131,19 @@ class MicroBatches(tf.Module):
         # The sums are always finite, so a factor of 0 clears them.
         factor = tf.where(self._opens, 0.0, self._factor(loss_scale))
         sums = [
-            self._largest(total, grad) if overwrites else _plus(total, factor, grad)
+            self._largest(total, grad) if overwrites else _plus(total, factor, grad, weight)
             for total, grad, overwrites in zip(self._sums, grads, self._overwrites, strict=True)
         ]
+        counts = 1.0 if weight is None else tf.where(tf.math.is_finite(weight), weight, 0.0)
+        self._weight.assign(tf.where(self._opens, 0.0, self._weight) + counts)
         self._take(sums, may_branch)
         self._scale.assign(loss_scale)
-        self._count.assign((self._count + 1) % self._size)
+        length = tf.cast(length, tf.int64)
+        self._length.assign(length)
+        ends = self._count + 1 >= length
+        if self._may_end_early:
+            ends = tf.reduce_any([ends, last, self._ends])
+        self._count.assign(tf.where(ends, tf.zeros_like(self._count), self._count + 1))
 
     @property
     def _opens(self) -> tf.Tensor:
@@ -109,15 +159,32 @@ class MicroBatches(tf.Module):
         """Whether the last added micro-batch was the last of its window, scalar bool."""
         return self._opens
 
-    def gradients(self, grads: list) -> list:
-        """The sum for every weight with a gradient in `grads`; an infinity or a NaN where one spoiled the window."""
+    def gradients(self, grads: list, weighted: bool = False) -> list:
+        """The mean for every weight with a gradient in `grads`; an infinity or a NaN where one spoiled the window.
+
+        Args:
+            grads: Those of the micro-batch that was added last.
+            weighted: Whether micro-batches have weights.
+        """
         seen = tf.gather([0.0, float("inf"), float("nan")], self._broken)
+        factor = self._of_a_full_window(weighted)
 
         def found(position: int) -> tf.Tensor:
             total, spoiled = tf.identity(self._sums[position]), seen[position]
+            if factor is not None and not self._overwrites[position]:
+                total *= tf.cast(factor, total.dtype)
             return tf.where(tf.equal(spoiled, 0.0), total, tf.cast(spoiled, total.dtype))
 
         return [None if grad is None else found(position) for position, grad in enumerate(grads)]
+
+    def _of_a_full_window(self, weighted: bool) -> tf.Tensor | None:
+        """The factor from the sums to the mean of the window, scalar float32; None where it is always 1."""
+        length, weight = tf.cast(self._length, tf.float32), tf.identity(self._weight)
+        if weighted:
+            # Of replicas with different weights each has its part of their sum.
+            share = share_of_weight(weight) if _replicas() > 1 else 1.0
+            return length * share / tf.where(tf.equal(weight, 0.0), 1.0, weight)
+        return length / weight if self._may_end_early else None
 
     def _largest(self, known: tf.Variable, grad: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor:
         """The largest new values of a window so far."""
@@ -134,7 +201,7 @@ class MicroBatches(tf.Module):
         for position in sorted(now ^ before) if now else ():
             has, had = ("no gradient", "one") if position in before else ("a gradient", "none")
             raise scaler.InvalidArgument(
-                f"TrainStep(accumulate={self._size}): weight {self._names[position]!r} has {has} in this micro-batch, "
+                f"TrainStep(accumulate={_shown(self._sizes)}): weight {self._names[position]!r} has {has} in this micro-batch, "
                 f"and had {had} in an earlier one: expected the same weights in all, since their sum makes one step. "
                 "Add 0.0 * tf.reduce_sum(weight) to the loss for each weight that it leaves out, or make a TrainStep "
                 "for each kind of batch."
@@ -187,10 +254,30 @@ def _kind(value: tf.Tensor) -> tf.Tensor:
     return tf.where(has_nan, 2 * tf.ones_like(kind), kind)
 
 
-def _plus(total: tf.Tensor, factor: tf.Tensor, grad: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor:
+def _plus(
+    total: tf.Tensor, factor: tf.Tensor, grad: tf.Tensor | tf.IndexedSlices | None, weight: tf.Tensor | None
+) -> tf.Tensor:
     moved = total * tf.cast(factor, total.dtype)
+    if grad is None:
+        return moved
     # Cast first: the conversion to a dense tensor sums slices of equal index.
-    return moved if grad is None else moved + tf.convert_to_tensor(tf.cast(grad, total.dtype))
+    dense = tf.convert_to_tensor(tf.cast(grad, total.dtype))
+    return moved + (dense if weight is None else dense * tf.cast(weight, total.dtype))
+
+
+def _at(sizes: tuple[tuple[int, int], ...], applied: tf.Tensor) -> tf.Tensor:
+    """The size that holds after so many applied steps, scalar int64."""
+    begins, size = zip(*sizes, strict=True)
+    place = tf.reduce_sum(tf.cast(applied >= tf.constant(begins, tf.int64), tf.int32)) - 1
+    return tf.gather(tf.constant(size, tf.int64), place)
+
+
+def _shown(sizes: tuple[tuple[int, int], ...]) -> str:
+    return str(dict(sizes)) if len(sizes) > 1 else str(sizes[0][1])
+
+
+def _replicas() -> int:
+    return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def _sum_dtype(weight: Any) -> tf.DType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,7 +10,7 @@ import keras
 import scaler
 from loops.backend.steps import schedule
 from loops.step.schedule import ByAttempts
-from loops.support.checks import check_count
+from loops.support.checks import check_count, is_count
 
 
 def computes_in_float16(model: keras.Model) -> bool:
@@ -151,7 +151,27 @@ def check_optimizer(who: str, optimizer: Any, loss_scaler: scaler.LossScaler | N
         )
 
 
-def check_parts(model: object, loss_fn: object, loss_scaler: object, accumulate: object) -> None:
+def check_accumulate(accumulate: object, last_window: object) -> None:
+    """Refuses windows that are no number and no schedule, and a last window that nothing can end."""
+    if isinstance(accumulate, Mapping):
+        counts = all(is_count(applied, 0) and is_count(size) for applied, size in accumulate.items())
+        if not counts or 0 not in accumulate:
+            raise scaler.InvalidArgument(
+                f"TrainStep(accumulate={dict(accumulate)!r}): expected micro-batches per step by the number of applied "
+                "steps from which they hold, from 0 on, such as {0: 1, 1000: 4}."
+            )
+    else:
+        check_count(f"TrainStep(accumulate={accumulate!r})", accumulate)
+    if last_window not in ("keep", "apply"):
+        raise scaler.InvalidArgument(f'TrainStep(last_window={last_window!r}): expected "keep" or "apply".')
+    if last_window == "apply" and accumulate == 1:
+        raise scaler.InvalidArgument(
+            'TrainStep(last_window="apply"): without accumulate= each batch is a window of its own. Leave it out, or '
+            "pass accumulate=4."
+        )
+
+
+def check_parts(model: object, loss_fn: object, loss_scaler: object) -> None:
     """Refuses arguments of the wrong kind."""
     if not isinstance(model, keras.Model):
         raise scaler.InvalidArgument(
@@ -165,7 +185,6 @@ def check_parts(model: object, loss_fn: object, loss_scaler: object, accumulate:
             f"TrainStep(loss_scaler={loss_scaler!r}): expected a scaler.LossScaler, such as "
             "scaler.LossScaler(scaler.Dynamic())."
         )
-    check_count(f"TrainStep(accumulate={accumulate!r})", accumulate)
 
 
 def check_gives_gradients(model: keras.Model, grads: Sequence) -> None:

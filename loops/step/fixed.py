@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from loops.step.composed_step import ComposedStep
     from loops.step.train_step import TrainStep
 
-_SETTINGS = ("optimizer", "loss_fn", "loss_scaler", "clip_norm", "clip", "accumulate", "retry")
+_SETTINGS = ("optimizer", "loss_fn", "loss_scaler", "clip_norm", "clip", "windows", "last_window", "retry")
 _COMPOSED = ("parts", "forward", "loss_scaler", "accumulate", "retry", "scalers", "optimizers")
 
 

@@ -1,16 +1,52 @@
-"""What a loss function returned: a scalar, or a scalar and a dict of scalars by name."""
+"""What a loss function returned: a loss or a `WeightedLoss`, alone or with a dict of scalars by name."""
 
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from loops.support.errors import BadBatch, BadOutputs
 
 
-def loss_and_extra(result: Any, taken: Container[str]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+class WeightedLoss(NamedTuple):
+    """A loss as a sum and what it is to be divided by: tokens, examples that a mask leaves, or sample weights.
+
+        def loss_fn(y, logits):
+            mask = tf.cast(y != PADDING, tf.float32)
+            each = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+            return loops.WeightedLoss(tf.reduce_sum(each * mask), tf.reduce_sum(mask))
+
+    A `TrainStep` divides the sum of the totals by the sum of the weights, over the micro-batches of a window and over
+    replicas: the gradient is that of one large batch. A mean of means is not, where micro-batches differ in weight.
+
+    Attributes:
+        total: Scalar, the sum over the batch, each term times its weight.
+        weight: Scalar, the sum of the weights, at least 0. A batch with a weight of 0 counts for nothing.
+    """
+
+    total: Any
+    weight: Any
+
+
+class Loss(NamedTuple):
+    """What a loss function returned, read.
+
+    Attributes:
+        mean: The loss, of a `WeightedLoss` the total over the weight, in float32.
+        shown: What a look at the loss's precision is to see: a total in 16 bits in place of the mean.
+        weight: Of a `WeightedLoss`, scalar float32; else None.
+        extra: Further scalars by name.
+    """
+
+    mean: tf.Tensor
+    shown: tf.Tensor
+    weight: tf.Tensor | None
+    extra: dict[str, tf.Tensor]
+
+
+def read_loss(result: Any, taken: Container[str]) -> Loss:
     """The loss, and the scalars that its function returned with it.
 
     Args:
@@ -21,12 +57,15 @@ def loss_and_extra(result: Any, taken: Container[str]) -> tuple[tf.Tensor, dict[
         BadBatch: If the loss is one of no rows.
         BadOutputs: If it returned something else, or a scalar with a name that is taken.
     """
-    loss, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-    if not isinstance(extra, dict) or isinstance(loss, (tuple, list, dict)) or loss is None:
+    pair = isinstance(result, tuple) and not isinstance(result, WeightedLoss) and len(result) == 2
+    loss, extra = result if pair else (result, {})
+    weighted = isinstance(loss, WeightedLoss)
+    if not isinstance(extra, dict) or (not weighted and isinstance(loss, (tuple, list, dict))) or loss is None:
         raise BadOutputs(
-            f"the loss function returned {result!r}: expected a scalar, or a scalar and a dict of scalars by name."
+            f"the loss function returned {result!r}: expected a scalar or a loops.WeightedLoss(total, weight), alone "
+            "or with a dict of scalars by name."
         )
-    if tf.TensorShape(getattr(loss, "shape", ())) == tf.TensorShape([0]):
+    if not weighted and tf.TensorShape(getattr(loss, "shape", ())) == tf.TensorShape([0]):
         raise BadBatch(
             "the batch has no rows: Keras's losses give no scalar for it, but an empty tensor. Leave such batches out "
             "of what gives them. As a batch of a tf.data.Dataset with an open number of rows, such as (None, 6), it "
@@ -37,4 +76,35 @@ def loss_and_extra(result: Any, taken: Container[str]) -> tuple[tf.Tensor, dict[
         raise BadOutputs(
             f"the loss function returned a scalar named {twice[0]!r}, which the step itself returns: rename it."
         )
-    return loss, extra
+    return _of_weighted(loss, extra) if weighted else Loss(loss, loss, None, extra)
+
+
+def _of_weighted(loss: WeightedLoss, extra: dict[str, tf.Tensor]) -> Loss:
+    for name, value in zip(loss._fields, loss, strict=True):
+        shape = getattr(value, "shape", ())
+        if isinstance(value, (tuple, list, dict, str)) or value is None or tf.TensorShape(shape).rank not in (0, None):
+            raise BadOutputs(
+                f"the loss function returned a WeightedLoss with {name}={value!r}: expected a scalar, the sum over the "
+                "batch. Use tf.reduce_sum."
+            )
+    weight = tf.cast(loss.weight, tf.float32)
+    # Nothing to divide by: then the total is 0, too. A weight below 0 or NaN makes the loss NaN, and the step a skip.
+    divisor = tf.where(weight > 0.0, weight, tf.where(tf.equal(weight, 0.0), 1.0, float("nan")))
+    mean = tf.cast(loss.total, tf.float32) / divisor
+    total = tf.convert_to_tensor(loss.total)
+    return Loss(mean, total if total.dtype in (tf.float16, tf.bfloat16) else mean, weight, extra)
+
+
+def share_of_weight(weight: tf.Tensor) -> tf.Tensor:
+    """What a replica's mean counts for in a mean over replicas, scalar float32: 1 where all have the same weight.
+
+    Args:
+        weight: This replica's, scalar float32.
+    """
+    context: Any = tf.distribute.get_replica_context()
+    return context.num_replicas_in_sync * weight / _positive(context.all_reduce(tf.distribute.ReduceOp.SUM, weight))
+
+
+def _positive(weight: tf.Tensor) -> tf.Tensor:
+    """A sum of weights to divide by; 1 in place of 0, where nothing was summed."""
+    return tf.where(tf.equal(weight, 0.0), 1.0, weight)

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.replica_losses import as_loss
+from loops.step.loss_result import WeightedLoss
+from loops.support.errors import BadOutputs
 
 
 def as_loss_function(model: keras.Model, loss_fn: Any, loss_weights: Any) -> Callable[..., Any]:
@@ -63,7 +65,13 @@ class _Sum:
         found, total = {}, tf.constant(0.0)
         for key, loss in self._losses.items():
             arguments = (targets[key], predictions[key], *(() if weights is None else (weights[key],)))
-            value = tf.cast(as_loss(loss)(*arguments), tf.float32)
+            given = as_loss(loss)(*arguments)
+            if isinstance(given, WeightedLoss):
+                raise BadOutputs(
+                    f"TrainStep(loss_fn=...): the loss of {key!r} returned a WeightedLoss: expected a scalar from each "
+                    "of several losses. Write one function of all outputs that returns one WeightedLoss."
+                )
+            value = tf.cast(given, tf.float32)
             found[f"{key}_loss" if isinstance(key, str) else f"loss_{key}"] = value
             total += self._weights[key] * value
         return total, found

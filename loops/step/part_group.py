@@ -71,14 +71,14 @@ class PartGroup(tf.Module):
         super().__init__(name="part_group")
         self.parts, self.loss_scaler = list(parts), loss_scaler
         self.weights = [part.variables for part in parts]
-        self._others = set(map(id, others))
+        self._others, self._accumulate = set(map(id, others)), accumulate
         self.masters = [_masters(weights) for weights in self.weights]
         self._teachers = [
             part.teacher and Teacher(part.teacher, part.model, masters, part.momentum)
             for part, masters in zip(self.parts, self.masters, strict=True)
         ]
         flat = [variable for weights in self.weights for variable in weights]
-        self.window = MicroBatches(accumulate, flat, state) if accumulate > 1 else None
+        self.window = MicroBatches({0: accumulate}, flat, state) if accumulate > 1 else None
 
     @property
     def teachers_masters(self) -> list[scaler.MasterWeights | None]:
@@ -132,7 +132,8 @@ class PartGroup(tf.Module):
         again = self._again(taken)
         if self.window:
             loss_scale = retried.loss_scale if retried else self.loss_scaler.scale_of_gradients
-            self.window.add(grads, loss_scale, may_branch=not scaler.authoring.selects(self.loss_scaler))
+            may_branch = not scaler.authoring.selects(self.loss_scaler)
+            self.window.add(grads, loss_scale, may_branch, length=self._accumulate)
             before.restore_unless(self.window.whole)
             grads = self.window.gradients(grads)
             when = self.window.complete if due is None else tf.logical_and(self.window.complete, due)

@@ -15,11 +15,12 @@ import scaler
 from loops.backend.replica_losses import as_loss
 from loops.step.again import Differentiate, only_first, repeated
 from loops.step.composed_outputs import OWN
-from loops.step.loss_result import loss_and_extra
+from loops.step.loss_result import read_loss
 from loops.step.part_probes import Look, PartProbes
 from loops.step.parts import Part
 from loops.step.probing import OUTPUTS as PROBED
 from loops.step.turns import Taken, taken_if
+from loops.support.errors import BadOutputs
 
 _Loss = tuple[tf.Tensor, dict[str, tf.Tensor]]
 
@@ -148,8 +149,13 @@ class PartPasses:
     def _loss(self, part: Part, given: Any) -> _Loss:
         """The loss of a part in float32, and the other scalars of its function."""
         taken = (*OWN, *(PROBED if part.name in self._probes.probing else ()))
-        loss, extra = loss_and_extra(as_loss(part.loss_fn)(given), taken)
-        loss = tf.convert_to_tensor(loss)
+        found = read_loss(as_loss(part.loss_fn)(given), taken)
+        if found.weight is not None:
+            raise BadOutputs(
+                f"ComposedStep: the loss function of part {part.name!r} returned a WeightedLoss, which only a TrainStep "
+                "takes: return a scalar, the mean over the batch."
+            )
+        loss, extra = tf.convert_to_tensor(found.mean), found.extra
         scaler.authoring.check_precision(self._scalers[part.name], loss, loss)
         loss = tf.cast(loss, tf.float32)
         for penalty in penalties(part.models):

@@ -65,7 +65,7 @@ class PartProbes:
         for name, probing in self.probing.items():
             if probing.watch is not None and NOISE_SCALE in probing.watch.kinds:
                 _check_examples(name, batch)
-            probing.build(self._accumulate)
+            probing.build({0: self._accumulate})
 
     def look(self, group: PartGroup, turn: tf.Tensor | bool) -> dict[str, Look]:
         """Looks at the parts of a group before any of them moves.

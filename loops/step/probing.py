@@ -6,7 +6,7 @@ The rows of probes that are made of weights, of their gradients and updates, and
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -61,18 +61,27 @@ class Probing:
         self._noise: NoiseScale | None = None
         self.sparse: frozenset[str] = frozenset()
 
-    def build(self, micro_batches: int) -> None:
+    def build(self, windows: Mapping[int, int]) -> None:
         """Creates the state of the probes, before the first trace of the step's parts.
+
+        Args:
+            windows: Micro-batches per step, by the number of applied steps from which they hold.
 
         Raises:
             scaler.InvalidArgument: If the step cannot measure what the watch asks for.
         """
         if self.watch is None or NOISE_SCALE not in self.watch.kinds or self._noise is not None:
             return
+        if len(windows) > 1:
+            raise scaler.InvalidArgument(
+                f"TrainStep(accumulate={dict(windows)!r}, probes=...): the gradient noise scale compares two "
+                "batch sizes, which must stay as they are. Leave out the kind 'noise_scale', or accumulate a fixed "
+                "number of micro-batches."
+            )
 
         def create(strategy: tf.distribute.Strategy) -> None:
             with scaler.authoring.outside_the_graph():
-                self._noise = NoiseScale(micro_batches, strategy.num_replicas_in_sync)
+                self._noise = NoiseScale(windows[0], strategy.num_replicas_in_sync)
 
         tf.distribute.get_replica_context().merge_call(create)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -16,6 +16,7 @@ from loops.step.again import taken_again
 from loops.step.arguments import (
     NO_RETRY,
     as_optimizer,
+    check_accumulate,
     check_gives_gradients,
     check_late_layers,
     check_made_masters,
@@ -27,7 +28,7 @@ from loops.step.arguments import (
     default_scaler,
 )
 from loops.step.fixed import keep_fixed
-from loops.step.loss_result import loss_and_extra
+from loops.step.loss_result import Loss, read_loss, share_of_weight
 from loops.step.named_losses import as_loss_function
 from loops.step.noise_scale import NoiseScale
 from loops.step.probing import OUTPUTS as PROBED
@@ -60,15 +61,15 @@ class TrainStep(tf.Module):
     The model's own losses, such as weight regularisation, are added to the loss.
 
     With `accumulate=k` each call takes one micro-batch, and every k-th call decides once over the mean gradient of
-    the k: if they are of one size, equal to the large batch, except for BatchNorm and rounding. A micro-batch that
-    overflows makes the window a skipped step. A window that the data does not fill moves no weights, but BatchNorm's
-    statistics and seed generators have moved with its micro-batches.
+    the k: equal to the large batch, except for rounding and BatchNorm, whose statistics are of micro-batches. If their
+    sizes differ, return a `WeightedLoss`. A micro-batch that overflows makes the window a skipped step. A window that
+    the data does not fill stays open, unless it is ended: by `last=True`, or in a `Loop` by `last_window="apply"`.
 
     Args:
         model: A Keras model.
         loss_fn: `(y, prediction) -> scalar`, or `(y, prediction, sample_weight) -> scalar` for batches with weights:
             the mean over the examples it is given, which on several replicas are one replica's. A `keras.losses.Loss`
-            is such a function, and may be called inside of one.
+            is such a function, and may be called inside of one. In place of the mean it may return a `WeightedLoss`.
             In a graph it is traced a second time, to find the cause of skipped steps: to read other values, return them
             with the loss, in a dict, and do not keep tensors in an object.
             For a model with several outputs, a dict of such functions by the outputs' names, or a list in their order:
@@ -77,7 +78,11 @@ class TrainStep(tf.Module):
         loss_weights: A factor for each loss of a dict or list, in the same structure. Default: 1.
         loss_scaler: Scales the loss. Without one it is `scaler.LossScaler(scaler.Dynamic())` for a model with a layer
             that computes in float16, and `scaler.LossScaler(scaler.NoScaling())` for any other, and with `layerwise`.
-        accumulate: Micro-batches per step. With more than one the cause of a skip is never BACKWARD, see `jit_compile`.
+        accumulate: Micro-batches per step; or a dict from a number of applied steps to the micro-batches per step from
+            there on, such as `{0: 1, 1000: 4}`. With more than one the cause of a skip is never BACKWARD, see
+            `jit_compile`.
+        last_window: What becomes of a window that is not full when `Loop.run` reaches its goal: "keep" leaves it open
+            for the next run, "apply" applies the mean of its micro-batches.
         clip_norm: Largest global norm of the unscaled gradients, or None.
         clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` instead of `clip_norm`, or None.
         jit_compile: Whether XLA compiles the forward and backward pass, and nothing else, so that it also works on
@@ -96,6 +101,10 @@ class TrainStep(tf.Module):
             forward pass. Not with `layerwise` or `probes`, nor on several replicas with a BatchNorm that synchronises
             its statistics.
 
+    Attributes:
+        accumulate: The most micro-batches of a step.
+        windows: Micro-batches per step, by the number of applied steps from which they hold.
+
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
     """
@@ -108,7 +117,8 @@ class TrainStep(tf.Module):
         *,
         loss_weights: Any = None,
         loss_scaler: scaler.LossScaler | None = None,
-        accumulate: int = 1,
+        accumulate: int | Mapping[int, int] = 1,
+        last_window: str = "keep",
         clip_norm: float | None = None,
         clip: scaler.ClipByNorm | scaler.ClipByValue | None = None,
         jit_compile: bool = False,
@@ -120,13 +130,15 @@ class TrainStep(tf.Module):
     ):
         super().__init__(name="train_step")
         loss_fn = as_loss_function(model, loss_fn, loss_weights)
-        check_parts(model, loss_fn, loss_scaler, accumulate)
+        check_parts(model, loss_fn, loss_scaler)
+        check_accumulate(accumulate, last_window)
         self.model = model
         self.loss_fn = loss_fn
         self.optimizer = optimizer = as_optimizer("TrainStep", optimizer)
         self.loss_scaler = loss_scaler or default_scaler(model, layerwise)
         self._unscaled_by_default = loss_scaler is None and layerwise is None and not computes_in_float16(model)
-        self.accumulate = int(accumulate)
+        self.windows = {0: accumulate} if isinstance(accumulate, int) else dict(accumulate)
+        self.accumulate, self.last_window = max(self.windows.values()), last_window
         self.clip_norm = clip_norm
         self.clip = clip
         self.allow_16bit_updates = allow_16bit_updates
@@ -155,11 +167,13 @@ class TrainStep(tf.Module):
         window = f", {self.accumulate} micro-batches to a step" if self.accumulate > 1 else ""
         return f"TrainStep of model {self.model.name!r} with {optimizer}{window}; {self.loss_scaler!r}"
 
-    def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
+    def __call__(self, batch: Any, *, last: tf.Tensor | bool = False) -> dict[str, tf.Tensor]:
         """Takes one (micro-)batch.
 
         Args:
             batch: `(x, y)` or `(x, y, sample_weight)`.
+            last: Whether this micro-batch ends its window though it is not full: scalar bool. Not in a `Loop`, see
+                `last_window`.
 
         Returns:
             Scalars. `loss`: float32, unscaled. `attempted`: bool, whether a decision was taken, which happens at the
@@ -192,8 +206,13 @@ class TrainStep(tf.Module):
             BadOutputs: If the loss function did not return a scalar, or a scalar and a dict.
         """
         x, y, sample_weight = parts(batch)
+        if last is not False and self.last_window != "apply":
+            raise scaler.InvalidArgument(
+                f"TrainStep(...)(batch, last={last!r}): this step keeps windows that are not full. Make it with "
+                'accumulate= and last_window="apply".'
+            )
         with explaining("TrainStep", self.model, x, y), means():
-            return self._take(x, y, sample_weight)
+            return self._take(x, y, sample_weight, last)
 
     @contextlib.contextmanager
     def retraced(self, *, jit_compile: bool = True) -> Iterator[None]:
@@ -213,7 +232,7 @@ class TrainStep(tf.Module):
     def _make_compiled(self) -> Callable | None:
         if not self._jit_compile:
             return None
-        return tf.function(lambda *batch: self._differentiate(*batch)[:4], jit_compile=True)
+        return tf.function(lambda *batch: self._differentiate(*batch)[:5], jit_compile=True)
 
     @property
     def probes(self) -> scaler.observe.Watch | None:
@@ -249,7 +268,7 @@ class TrainStep(tf.Module):
             raise scaler.InvalidArgument(f"TrainStep.{name}: the step is already traced. Set it before the first call.")
 
     @scaler.authoring.no_autograph
-    def _take(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
+    def _take(self, x: Any, y: Any, sample_weight: Any, last: tf.Tensor | bool) -> dict[str, tf.Tensor]:
         self._build(x)
         self._trainable.keep(
             f"TrainStep of model {self.model.name!r}",
@@ -257,15 +276,15 @@ class TrainStep(tf.Module):
         )
         keep_fixed(self)
         self._traced = True
-        self._probing.build(self.accumulate)
+        self._probing.build(self.windows)
         due = self._probing.due(self.loss_scaler)
         weights = self._probing.before(self.model.trainable_variables, self.masters, due)
         loss_scale, limits = self.loss_scaler.loss_scale, self.loss_scaler.spike_limits
         with self._state.watched() as moved:
             if self._compiled:
-                (loss, extra, grads, seen), again = self._compiled(due, x, y, sample_weight), None
+                (loss, weight, extra, grads, seen), again = self._compiled(due, x, y, sample_weight), None
             else:
-                loss, extra, grads, seen, again = self._differentiate(due, x, y, sample_weight)
+                loss, weight, extra, grads, seen, again = self._differentiate(due, x, y, sample_weight)
         now = moved.snapshot()
         before = self.window.open(now) if self.window else now
         if again and (self.retry or not self.window):
@@ -276,7 +295,10 @@ class TrainStep(tf.Module):
         if self.layerwise:
             grads, groups = grads
             self.layerwise.update(groups)
-        attempted, outcome, retried = self._decide(grads, before, again)
+        # The mean of the replicas' losses is to be the loss of the whole batch.
+        share = None if weight is None or _replicas() == 1 else share_of_weight(weight)
+        loss = loss if share is None else loss * share
+        attempted, outcome, retried = self._decide(grads, before, again, weight, share, last)
         self._state.check(outcome.finite)
         swallowed = getattr(self.masters, "swallowed", None)
 
@@ -334,49 +356,49 @@ class TrainStep(tf.Module):
         elif not self.allow_16bit_updates and any(v.dtype in ("float16", "bfloat16") for v in variables):
             self.masters = scaler.MasterWeights(variables)
         if self.accumulate > 1:
-            self.window = MicroBatches(self.accumulate, variables, scaler.state_of(self.model))
+            early = self.last_window == "apply"
+            self.window = MicroBatches(self.windows, variables, scaler.state_of(self.model), early)
 
     @scaler.authoring.no_autograph
     def _differentiate(self, due: tf.Tensor | None, x: Any, y: Any, sample_weight: Any) -> tuple:
-        """The loss, the loss function's scalars, scaled gradients, measurements, and a function for a second look."""
+        """The loss, its weight, scalars, scaled gradients, measurements, and a function for a second look."""
         weights = self.model.trainable_variables
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
         may_look_again = self.retry or scaler.authoring.may_diagnose(self.loss_scaler)
         with tf.GradientTape(persistent=may_look_again) as tape, self._probing.forward() as probed:
-            prediction, loss, extra = self._forward(x, y, sample_weight)
-            scaler.authoring.check_precision(self.loss_scaler, prediction, loss)
-            loss = self._whole(loss)
+            prediction, found = self._forward(x, y, sample_weight)
+            scaler.authoring.check_precision(self.loss_scaler, prediction, found.shown)
+            weight, extra = found.weight, found.extra
+            loss = self._whole(found.mean)
             scaled = self.loss_scaler.scale(self._share(loss))
         if self.layerwise:
-            found = self.layerwise.gradient(tape, scaled, weights)
-            check_gives_gradients(self.model, found[0])
-            return loss, extra, found, None, None
+            by_group = self.layerwise.gradient(tape, scaled, weights)
+            check_gives_gradients(self.model, by_group[0])
+            return loss, weight, extra, by_group, None, None
         grads = tape.gradient(scaled, weights)
         check_gives_gradients(self.model, grads)
         if not self.window:  # A window checks that each micro-batch has the same gradients.
             scaler.authoring.check_connected(self.loss_scaler, grads, weights)
         seen = self._probing.measured(probed, due)
-        if replicas > 1 and any(
+        if _replicas() > 1 and any(
             getattr(layer, "synchronized", False) for layer in scaler.observe.layers_of(self.model)
         ):
             # These gradients contain collective operations, which would hang in the branch of a skip.
             may_look_again = False
         if not may_look_again:
-            return loss, extra, grads, seen, None
+            return loss, weight, extra, grads, seen, None
 
         @scaler.authoring.no_autograph
         def differentiate_again(small: tf.Tensor) -> list:
             return tape.gradient(scaled, weights, output_gradients=small)
 
-        return loss, extra, grads, seen, differentiate_again
+        return loss, weight, extra, grads, seen, differentiate_again
 
-    def _forward(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, tf.Tensor, dict[str, tf.Tensor]]:
-        """The prediction, the loss in its own dtype, and the other scalars of the loss function."""
+    def _forward(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Loss]:
+        """The prediction, and what the loss function returned."""
         prediction = scaler.authoring.with_user_autograph(self.model)(x, training=True)
         arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
         taken = (*OUTPUTS, *(PROBED if self.probes else ()), *self._limits)
-        loss, extra = loss_and_extra(as_loss(self.loss_fn)(*arguments), taken)
-        return prediction, loss, extra
+        return prediction, read_loss(as_loss(self.loss_fn)(*arguments), taken)
 
     def _whole(self, loss: tf.Tensor) -> tf.Tensor:
         """The loss in float32, plus the model's own losses."""
@@ -387,18 +409,29 @@ class TrainStep(tf.Module):
 
     def _share(self, loss: tf.Tensor) -> tf.Tensor:
         """Of the mean over micro-batches and replicas, whose gradients are summed."""
-        return loss / (self.accumulate * tf.distribute.get_strategy().num_replicas_in_sync)
+        return loss / tf.cast(self._length * _replicas(), loss.dtype)
+
+    @property
+    def _length(self) -> int | tf.Tensor:
+        """Micro-batches of this window."""
+        return self.window.length(self.loss_scaler.counters.applied) if self.window else 1
 
     @scaler.authoring.no_autograph
     def _gradients_again(self, small: tf.Tensor, loss_scale: tf.Tensor, x: Any, y: Any, sample_weight: Any) -> list:
         """Gradients from a new forward pass, with `small` as the gradient of the scaled loss."""
         with tf.GradientTape() as tape:
-            _, loss, _ = self._forward(x, y, sample_weight)
-            scaled = self._share(self._whole(loss)) * loss_scale
+            _, found = self._forward(x, y, sample_weight)
+            scaled = self._share(self._whole(found.mean)) * loss_scale
         return tape.gradient(scaled, self.model.trainable_variables, output_gradients=small)
 
     def _decide(
-        self, grads: list, before: scaler.Snapshot, again: Callable | None
+        self,
+        grads: list,
+        before: scaler.Snapshot,
+        again: Callable | None,
+        weight: tf.Tensor | None,
+        share: tf.Tensor | None,
+        last: tf.Tensor | bool,
     ) -> tuple[tf.Tensor, scaler.Outcome, dict[str, tf.Tensor]]:
         """Whether a step was attempted, its outcome, and what a retry returns."""
         complete: bool | tf.Tensor = True
@@ -409,9 +442,12 @@ class TrainStep(tf.Module):
             grads, loss_scale, retries = self.loss_scaler.retry(grads, again)
             retried = {"loss_scale": loss_scale, "retries": retries}
         if self.window:
-            self.window.add(grads, loss_scale, may_branch=not scaler.authoring.selects(self.loss_scaler))
+            may_branch = not scaler.authoring.selects(self.loss_scaler)
+            self.window.add(grads, loss_scale, may_branch, length=self._length, weight=weight, last=last)
             before.restore_unless(self.window.whole)
-            grads, complete = self.window.gradients(grads), self.window.complete
+            grads, complete = self.window.gradients(grads, weight is not None), self.window.complete
+        elif share is not None:
+            grads = [_times(grad, share, of) for grad, of in zip(grads, self.model.trainable_variables, strict=True)]
         outcome = self.loss_scaler.apply(
             self.optimizer,
             grads,
@@ -426,6 +462,19 @@ class TrainStep(tf.Module):
             loss_scale=loss_scale,
         )
         return tf.convert_to_tensor(complete), outcome, retried
+
+
+def _replicas() -> int:
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def _times(grad: Any, share: tf.Tensor, variable: Any) -> Any:
+    """A replica's gradient times its share of the weight, in float32: 16 bits might overflow."""
+    if grad is None or scaler.gradients.overwrites(variable):
+        return grad
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.cast(grad.values, tf.float32) * share, grad.indices, grad.dense_shape)
+    return tf.cast(grad, tf.float32) * share
 
 
 def _zeros(spec: Any) -> tf.Tensor | tf.RaggedTensor:

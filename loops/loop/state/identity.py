@@ -48,6 +48,9 @@ def identity(
     for name in ("accumulate", "clip_norm"):
         if hasattr(train_step, name):
             facts[name] = getattr(train_step, name)
+    windows = getattr(train_step, "windows", {})
+    if isinstance(windows, dict) and len(windows) > 1:
+        facts["accumulate"] = windows
     if isinstance(train_step, ComposedStep):
         facts["parts"] = {part.name: _of_part(part, train_step) for part in train_step.parts}
     clip = getattr(train_step, "clip", None)
