@@ -186,7 +186,8 @@ class Spikes:
             return None
         return (
             f"{spikes} steps in a row were skipped as spikes, and {most} are allowed. This is another level and no "
-            "spike: go back to an earlier checkpoint if the run has diverged, else use a larger factor"
+            "spike: go back to an earlier checkpoint if the run has diverged, else use a larger "
+            f"{'factor' if self._guard.largest_norm is None else 'factor or largest_norm'}"
         )
 
 

@@ -115,7 +115,7 @@ class Outcome(NamedTuple):
         retries: Int64, how often the gradients were taken again at a lower scale, see `again` of `LossScaler.apply`.
         value: Float32, of a SPIKE the norm or the loss that was too large: the global norm, or that of the gradient of
             `index` if `count` is not 0. 0 for any other cause.
-        usual: Float32, the median of the last steps, likewise.
+        usual: Float32, the median of the last steps, likewise; NaN if a fixed `largest_norm` was the limit.
         limit: Float32, the most that was allowed, likewise.
         clipped_tensors: Int64, how many gradients of an applied step `SpikeGuard(by_tensor="clip")` has clipped to
             limits of their own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import weakref
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -263,10 +264,15 @@ def _of_spike(outcome: Outcome, names: Sequence[str], guard_clips: bool) -> str:
     elif place >= 0:
         what = "the global norm of its gradients" + (", each clipped to its own limit," if guard_clips else "")
         besides = f"; {_UNKNOWN}" if unknown else f"; the gradient of {name!r} is the largest"
+    limit, usual = float(outcome.limit), float(outcome.usual)
+    fixed = math.isnan(usual)
+    of_guard = (
+        f"SpikeGuard's largest_norm, {limit:g}" if fixed else f"the limit of {limit:g} that SpikeGuard draws from "
+    )
     return (
-        f"The step was skipped because {what} is {float(outcome.value):g}, above the limit of "
-        f"{float(outcome.limit):g} that SpikeGuard draws from a median of {float(outcome.usual):g} in the last "
-        f"steps{besides}. The loss scale did not move: look at the batch, or raise the factor if such steps are sound."
+        f"The step was skipped because {what} is {float(outcome.value):g}, above {of_guard}"
+        f"{'' if fixed else f'a median of {usual:g} in the last steps'}{besides}. The loss scale did not move: look at "
+        f"the batch, or raise {'largest_norm' if fixed else 'the factor'} if such steps are sound."
     )
 
 

@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
         spike: Bool, whether the step is to be skipped.
         of_norm: Bool, whether a norm is why, and not its loss.
         value: Float32, the norm or the loss.
-        usual: Float32, the median of the window.
+        usual: Float32, the median of the window; NaN if `largest_norm` is the limit.
         limit: Float32, the most that is allowed.
         tensor: Int64, the position of the variable whose gradient's own norm is why, else -1. None unless each is
             watched and none is clipped.
@@ -54,12 +54,12 @@ class Verdict(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SpikeGuard:
-    """Skip a step whose gradient norm or loss is finite and far beyond that of the last steps.
+    """Skip a step whose gradient norm or loss is finite and far beyond that of the last steps, or above a fixed limit.
 
         of the norms, of the losses, and by tensor of the norms of each gradient, of the last `window` applied steps:
             usual:   the median
             spread:  1.4826 * the median of |value - usual|, and at least |usual| / 10
-            limit:   usual + factor * spread
+            limit:   usual + factor * spread; of the norms at most `largest_norm`
         finite, and the norm or the loss is above its limit:   a spike. The step is skipped, the scale stays
         by_tensor="skip", and a gradient's norm is:            likewise
         by_tensor="clip", and a gradient's norm is:            gradient *= limit / its norm, before all else here
@@ -72,7 +72,8 @@ class SpikeGuard:
     not move. What retries of its backward pass did to them is put back.
 
     Only applied steps enter the window. No step is a spike until more than half of the window is filled, nor while all
-    of its values are 0. Until it is full, the limit is higher than the formula's, since empty places count as infinite.
+    of its values are 0, unless its norm is above `largest_norm`, which holds from the first step on. Until the window
+    is full, the limit is higher than the formula's, since empty places count as infinite.
     More than `share * window` spikes in a row are no spikes but another level: `LossScaler.check` then finds the scaler
     stuck.
 
@@ -109,6 +110,8 @@ class SpikeGuard:
         loss: Whether the loss is watched.
         by_tensor: What happens to a step with one gradient beyond its own limit: "skip" it, or "clip" that gradient.
             None watches no gradient by itself.
+        largest_norm: The most that the global norm may be, however large it usually is; greater than 0. With
+            `norm=False` it is the only limit of the norm. optax calls such a guard `skip_large_updates`.
 
     `factor` may also be a scalar tensor or variable, which is not checked.
 
@@ -133,13 +136,15 @@ class SpikeGuard:
     norm: bool = True
     loss: bool = True
     by_tensor: str | None = None
+    largest_norm: float | None = None
 
     def __post_init__(self) -> None:
         require_inner(self.strategy, "SpikeGuard")
         check_number("factor", self.factor, "a finite number greater than 0", lambda v: 0 < v < math.inf)
-        if any(map(is_symbolic, (self.window, self.norm, self.loss, self.by_tensor))):
+        if any(map(is_symbolic, (self.window, self.norm, self.loss, self.by_tensor, self.largest_norm))):
             raise InvalidArgument(
-                "SpikeGuard(window=..., norm=..., loss=..., by_tensor=...): expected Python values, not tensors."
+                "SpikeGuard(window=..., norm=..., loss=..., by_tensor=..., largest_norm=...): expected Python values, "
+                "not tensors."
             )
         check_count("window", self.window, 100)
         check_constant("window", self.window, "an integer in [3, 10000]", lambda v: 3 <= v <= 10000)
@@ -151,9 +156,13 @@ class SpikeGuard:
                 f'SpikeGuard(by_tensor={self.by_tensor!r}): expected "skip" or "clip", which is what happens to a step '
                 "with one gradient beyond its own limit, or None, which looks at no gradient by itself."
             )
-        if not (self.norm or self.loss or self.by_tensor):
+        if self.largest_norm is not None:
+            check_number(
+                "largest_norm", self.largest_norm, "a finite number greater than 0", lambda v: 0 < v < math.inf
+            )
+        if not (self.watched or self.by_tensor):
             raise InvalidArgument(
-                "SpikeGuard(norm=False, loss=False): expected at least one of them to watch, or by_tensor."
+                "SpikeGuard(norm=False, loss=False): expected at least one of them to watch, by_tensor or largest_norm."
             )
 
     @property
@@ -164,7 +173,7 @@ class SpikeGuard:
     @property
     def needs(self) -> Needs:
         """What the strategy needs, and what is watched."""
-        return together(needs_of(self.strategy), Needs(norm=self.norm, loss=self.loss))
+        return together(needs_of(self.strategy), Needs(norm="norm" in self.watched, loss=self.loss))
 
     @property
     def min_scale(self) -> Any:
@@ -184,7 +193,8 @@ class SpikeGuard:
     @property
     def watched(self) -> tuple[str, ...]:
         """Which numbers of a whole step are watched: "norm", "loss" or both."""
-        return tuple(name for name in ("norm", "loss") if getattr(self, name))
+        watches = {"norm": self.norm or self.largest_norm is not None, "loss": self.loss}
+        return tuple(name for name, watched in watches.items() if watched)
 
     def init(self, variables: int = 0) -> Any:
         """The state before the first step.
@@ -196,7 +206,7 @@ class SpikeGuard:
         unknown = tf.constant(math.inf)
         each: dict[str, tf.Tensor] = {}
         for name in self.watched:
-            each |= _named(name, tf.fill([self.window], math.inf), unknown, unknown)
+            each |= _named(name, tf.fill([self.window], math.inf), unknown, self._limited(name, unknown))
         if self.by_tensor:
             each |= zip(tensor_norms.FIELDS, tensor_norms.unknown(self.window, variables), strict=True)
         none = tf.constant(0)
@@ -221,6 +231,7 @@ class SpikeGuard:
             value = flushed(given[name])
             usual, limit = (known[field] for field in _FIELDS[name][1:])
             of_norm = (tf.ones_like if name == "norm" else tf.zeros_like)(value, tf.bool)
+            usual = tf.where(limit < self._fixed(name), usual, math.nan) if self._fixed(name) < math.inf else usual
             most = limit * _BY_ROUNDING if name == "norm" and self.by_tensor == "clip" else limit
             found.append(Verdict(value > most, of_norm, value, usual, limit))
         if self.by_tensor == "skip" and norms is not None:
@@ -268,7 +279,8 @@ class SpikeGuard:
         for name in self.watched:
             value, values = flushed(statistic(self, event, name)), known[_FIELDS[name][0]]
             values = entered(values, value, tf.logical_and(applied, tf.math.is_finite(value)))
-            own |= _named(name, values, *limit_of(values, self.factor))
+            usual, limit = limit_of(values, self.factor)
+            own |= _named(name, values, usual, self._limited(name, limit))
         if self.by_tensor:
             tensors, norms = _tensors(known), self._norms_of(state, event)
             moved = tensors if norms is None else tensor_norms.after(tensors, norms, applied, self.factor)
@@ -289,6 +301,16 @@ class SpikeGuard:
         if not self.by_tensor or not state.tensor_limits.shape[0]:
             return None
         return flushed(statistic(self, event, "norms"))
+
+    def _fixed(self, name: str) -> float:
+        """The limit that does not depend on earlier steps."""
+        return math.inf if name == "loss" or self.largest_norm is None else float(self.largest_norm)
+
+    def _limited(self, name: str, limit: tf.Tensor) -> tf.Tensor:
+        """The limit, from that of the window."""
+        fixed = self._fixed(name)
+        relative = limit if name == "loss" or self.norm else tf.fill(tf.shape(limit), math.inf)
+        return relative if fixed == math.inf else tf.minimum(relative, fixed)
 
     def _own(self, state: Any) -> dict[str, tf.Tensor]:
         each = [field for name in self.watched for field in _FIELDS[name]]

@@ -129,6 +129,24 @@ def test_losses_that_are_scaled_together_are_watched():
 
 
 @pytest.mark.parametrize("select", [None, True])
+def test_the_largest_norm_skips_the_first_step_and_is_told_by_its_name(select):
+    line = Line(strategy=guarded(largest_norm=100.0), select=select)
+    before = line.moved()
+    outcome = line.step(SPIKE)
+    assert (bool(outcome.finite), int(outcome.cause)) == (False, Cause.SPIKE)
+    assert line.moved() == before
+    assert float(line.loss_scaler.loss_scale) == 2.0**4
+    assert float(outcome.limit) == 100.0 and np.isnan(outcome.usual)
+    said = line.loss_scaler.explain()
+    assert "above SpikeGuard's largest_norm, 100;" in said and "raise largest_norm" in said
+    assert bool(line.step().finite)
+    with pytest.raises(StuckError, match="a larger factor or largest_norm"):
+        for _ in range(4):
+            line.step(SPIKE)
+            line.loss_scaler.check()
+
+
+@pytest.mark.parametrize("select", [None, True])
 def test_an_overflow_is_no_spike_and_costs_the_scale(select):
     line = warmed(shared(select=select))
     outcome = line.step(1e6)

@@ -24,6 +24,14 @@ def guard(factor):
     return SpikeGuard(INNER, factor=factor, window=WINDOW)
 
 
+LARGEST = 3.0
+"""In the middle of the random norms."""
+
+
+def limited_guard(factor):
+    return SpikeGuard(INNER, factor=factor, window=WINDOW, largest_norm=LARGEST)
+
+
 class Guarded(Runner):
     """Runs words of events with a norm and a loss."""
 
@@ -48,18 +56,20 @@ def limit_of(values, factor):
     return usual, f32(usual + float(np.float32(factor)) * spread) if spread > 0 else math.inf
 
 
-def reference(events, *, factor):
+def reference(events, *, factor, largest=math.inf):
     """The guard around `INNER`, from its description, one number at a time."""
     scale, good = 8.0, 0
     windows = {name: [math.inf] * WINDOW for name in ("norm", "loss")}
-    limits = {name: (math.inf, math.inf) for name in windows}
+    limits = {"norm": (math.inf, largest), "loss": (math.inf, math.inf)}
     spikes, in_a_row, last, trace = 0, 0, [0.0, 0.0, 0.0], []
     for finite, (norm, loss) in events:
         seen = {"norm": f32(norm), "loss": f32(loss)}
         above = [name for name in windows if seen[name] > limits[name][1]] if finite else []
         if above:
             spikes, in_a_row = spikes + 1, in_a_row + 1
-            last = [seen[above[0]], *limits[above[0]]]
+            usual, limit = limits[above[0]]
+            fixed = above[0] == "norm" and limit == largest
+            last = [seen[above[0]], math.nan if fixed else usual, limit]
         elif finite:
             in_a_row, good = 0, good + 1
             if good == 3:
@@ -67,7 +77,8 @@ def reference(events, *, factor):
             for name, window in windows.items():
                 if math.isfinite(seen[name]):
                     windows[name] = [*window[1:], seen[name]]
-                    limits[name] = limit_of(windows[name], factor)
+                    usual, limit = limit_of(windows[name], factor)
+                    limits[name] = usual, min(limit, largest) if name == "norm" else limit
         else:
             scale, good = max(scale / 2, 2.0**-4), 0
         trace.append(
@@ -101,24 +112,27 @@ def random_norms(rng, finite):
 
 
 @functools.cache
-def runner():
-    return Guarded(guard)
+def runner(limited):
+    return Guarded(limited_guard if limited else guard)
 
 
-@pytest.mark.slow_with("xla")
-@pytest.mark.exhaustive_with("eager", "loop")
+@pytest.mark.slow_with("False-xla", "True-xla")
+@pytest.mark.exhaustive_with("False-eager", "False-loop", "True-eager", "True-loop")
 @pytest.mark.parametrize("how", HOWS)
-def test_the_states_are_those_of_plain_python(how):
+@pytest.mark.parametrize("limited", [False, True])
+def test_the_states_are_those_of_plain_python(limited, how):
+    machine = functools.partial(reference, largest=LARGEST) if limited else reference
+
     @settings(max_examples=EXAMPLES[how])
     @given(rng=seeds)
     def same(rng):
         finite = random_flags(rng) | (rng.random(WORDS) < 0.7)
         statistic = random_norms(rng, finite)
         numbers = {"factor": rng.choice([20.0, 1.0, 3.7, 1e-3, 1e30], WORDS).astype(np.float32)}
-        got = runner()(how, finite, statistic, numbers)
+        got = runner(limited)(how, finite, statistic, numbers)
         # The budget is Dynamic's own affair.
         got.pop("budget")
-        assert_equal_traces(got, reference, finite, statistic, numbers)
+        assert_equal_traces(got, machine, finite, statistic, numbers)
         seen.append(got["spikes"][-1])
 
     seen = []
@@ -167,6 +181,25 @@ def test_no_step_is_a_spike_before_half_of_the_window_is_filled():
     assert is_spike(strategy, after(strategy, *STEADY[:6]), 1e30, 1.0)
 
 
+def test_the_largest_norm_holds_from_the_first_step_and_beside_the_relative_limit():
+    strategy = SpikeGuard(INNER, window=10, largest_norm=100.0)
+    assert not is_spike(strategy, strategy.init(), 100.0, 1.0)
+    assert is_spike(strategy, strategy.init(), 100.01, 1.0)
+    assert is_spike(strategy, after(strategy, *STEADY), 7.0, 1.0)
+    large = after(strategy, *[(50.0, 1.0)] * 10)
+    assert not is_spike(strategy, large, 99.0, 1.0)
+    assert is_spike(strategy, large, 101.0, 1.0)
+    assert float(large.norm_limit) == 100.0
+
+
+def test_the_largest_norm_alone():
+    strategy = SpikeGuard(INNER, norm=False, loss=False, largest_norm=100.0)
+    state = after(strategy, *STEADY)
+    assert not is_spike(strategy, state, 100.0, 1e30)
+    assert is_spike(strategy, state, 100.01, 1.0)
+    assert strategy.needs == Needs(norm=True)
+
+
 def test_zeros_allow_everything():
     strategy = SpikeGuard(INNER, window=5)
     assert not is_spike(strategy, after(strategy, *[(0.0, 0.0)] * 5), 1.0, 1.0)
@@ -212,6 +245,10 @@ def test_needs_and_bounds():
         ({"share": 1.5}, "share=1.5"),
         ({"norm": 1}, "norm=1"),
         ({"norm": False, "loss": False}, "at least one"),
+        ({"largest_norm": 0.0}, "largest_norm=0.0"),
+        ({"largest_norm": math.inf}, "largest_norm=inf"),
+        ({"largest_norm": True}, "largest_norm=True"),
+        ({"largest_norm": tf.constant(5.0)}, "not tensors"),
     ],
 )
 def test_what_cannot_work_is_named(arguments, named):
