@@ -201,10 +201,10 @@ class MicroBatches(tf.Module):
         for position in sorted(now ^ before) if now else ():
             has, had = ("no gradient", "one") if position in before else ("a gradient", "none")
             raise scaler.InvalidArgument(
-                f"TrainStep(accumulate={_shown(self._sizes)}): weight {self._names[position]!r} has {has} in this micro-batch, "
-                f"and had {had} in an earlier one: expected the same weights in all, since their sum makes one step. "
-                "Add 0.0 * tf.reduce_sum(weight) to the loss for each weight that it leaves out, or make a TrainStep "
-                "for each kind of batch."
+                f"TrainStep(accumulate={_shown(self._sizes)}): weight {self._names[position]!r} has {has} in this "
+                f"micro-batch, and had {had} in an earlier one: expected the same weights in all, since their sum "
+                "makes one step. Add 0.0 * tf.reduce_sum(weight) to the loss for each weight that it leaves out, or "
+                "make a TrainStep for each kind of batch."
             )
         self._with_gradient = before
 

@@ -152,8 +152,8 @@ class PartPasses:
         found = read_loss(as_loss(part.loss_fn)(given), taken)
         if found.weight is not None:
             raise BadOutputs(
-                f"ComposedStep: the loss function of part {part.name!r} returned a WeightedLoss, which only a TrainStep "
-                "takes: return a scalar, the mean over the batch."
+                f"ComposedStep: the loss function of part {part.name!r} returned a WeightedLoss, which only a "
+                "TrainStep takes: return a scalar, the mean over the batch."
             )
         loss, extra = tf.convert_to_tensor(found.mean), found.extra
         scaler.authoring.check_precision(self._scalers[part.name], loss, loss)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -34,7 +34,7 @@ class _Call:
 
 
 def insert_rescales(
-    model: keras.Model, after: Sequence[str], *, strategy: Strategy | None = None
+    model: keras.Model, after: Sequence[str], *, strategy: Strategy | Mapping[str, Strategy] | None = None
 ) -> tuple[keras.Model, Layerwise]:
     """The model with its gradients rescaled after some of its layers, and the `Layerwise` that owns the scales.
 
@@ -49,7 +49,7 @@ def insert_rescales(
     Args:
         model: A `keras.Sequential` that is built, or a functional model. Models among its layers count as one layer.
         after: Names of layers, in any order.
-        strategy: As `Layerwise` takes it.
+        strategy: As `Layerwise` takes it: one, or a dict of them by the names of groups or patterns of them.
 
     Returns:
         A new functional model of the same layers and so of the same weights, and the `Layerwise`. Its outputs and their

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,53 @@ class _Groups:
     group_of: dict[int, int]
 
 
+class _Scales(tf.Module):
+    """The states of some groups, whose scales one strategy moves, in variables of shape [groups].
+
+    Args:
+        strategy: How each scale moves.
+        members: The groups' positions among all.
+
+    Raises:
+        InvalidArgument: If the strategy needs a histogram, or cannot be inside of another.
+    """
+
+    def __init__(self, strategy: Any, members: Sequence[int]):
+        super().__init__(name="scales")
+        self.strategy, self.members = strategy, tuple(members)
+        require_inner(strategy, "Layerwise")
+        if needs_of(strategy).edges:
+            raise InvalidArgument(
+                f"Layerwise(strategy={strategy!r}): it needs a histogram, which is not counted for each group. Take "
+                "one that needs nothing or amax, such as scaler.Dynamic() or scaler.Headroom()."
+            )
+        first = strategy.init()
+        check_state(strategy, first)
+        self._type = type(first)
+        fields = {field: tf.convert_to_tensor(value) for field, value in first._asdict().items()}
+        self._int32 = int32_fields(fields)
+        self._state = {field: self._variable(value, field) for field, value in fields.items()}
+
+    def _variable(self, value: tf.Tensor, name: str) -> tf.Variable:
+        return shared_variable(tf.broadcast_to(value[..., None], [*value.shape, len(self.members)]), name)
+
+    @property
+    def state(self) -> Any:
+        """The strategy's states, a NamedTuple of tensors whose last axis is that of the groups."""
+        fields = {field: tf.identity(variable) for field, variable in self._state.items()}
+        fields = as_taken(self.strategy, fields, self._int32)
+        return self._type(**{**fields, "loss_scale": usable_scale(self.strategy, fields["loss_scale"])})
+
+    def update(self, event: LayerEvent, of_loss: tf.Tensor) -> None:
+        """Moves the scales by what was seen of all groups."""
+        event = LayerEvent(*(tf.gather(value, self.members) for value in event))
+        before = self.state
+        after = after_step(self.strategy, before, event, of_loss)
+        for field, variable in self._state.items():
+            moved = tf.where(event.observed, getattr(after, field), getattr(before, field))
+            variable.assign(tf.cast(moved, variable.dtype))
+
+
 class Layerwise(tf.Module):
     """Scales each group of layers' gradients by a power of two of its own.
 
@@ -72,23 +120,24 @@ class Layerwise(tf.Module):
     an activation used in the loss, would pass no `rescale` and still be divided: use the optimizer's weight decay
     instead.
 
-    It holds the strategy's states in variables of shape [groups], so `tf.train.Checkpoint(layerwise=layerwise)` saves
-    all of it.
+    It holds the strategies' states in variables, so `tf.train.Checkpoint(layerwise=layerwise)` saves all of it.
 
     Args:
         groups: Names and variables of the groups; the one next to the loss first. A layer that is called several
             times belongs to one group with all calls.
         parents: For each group the one whose gradients reach it; the one before, if not given. The first has none.
         strategy: How each scale moves, `AdaptiveScale()` (Zhao et al.) if not given: any strategy, which sees a
-            `LayerEvent`, and whose scale is rounded down to a power of two in [2^-60, 2^60]. DALL-E's blocks
+            `LayerEvent`, and whose scale is rounded down to a power of two in [2^-60, 2^60]. Or a dict of strategies by
+            the names of groups or patterns of them, such as `{"outputs": scaler.Static(1.0), "*": AdaptiveScale()}`: a
+            group has the first that fits. DALL-E's blocks
             (Ramesh et al. 2021, appendix D, https://arxiv.org/abs/2102.12092) have `Smooth(2.0**13,
             backoff_factor=2**-0.5, backoff_interval=125, min_scale=2.0**7, max_scale=2.0**24)`. They also set
             non-finite values to zero where they leave a block. That is left out: blocks are told apart without it, and
             it would hide an overflow from `apply`.
 
     Raises:
-        InvalidArgument: If there is no group, a variable is in two groups, a parent does not come first, or the
-            strategy needs a histogram.
+        InvalidArgument: If there is no group, a variable is in two groups, a parent does not come first, a strategy
+            needs a histogram, no pattern fits a group, or a pattern fits none.
 
     References:
         Zhao et al. 2019, Adaptive Loss Scaling for Mixed Precision Training (https://arxiv.org/abs/1910.12385).
@@ -99,26 +148,17 @@ class Layerwise(tf.Module):
         groups: Mapping[str, Sequence],
         *,
         parents: Mapping[str, str] | None = None,
-        strategy: Strategy | None = None,
+        strategy: Strategy | Mapping[str, Strategy] | None = None,
         name: str = "layerwise",
     ):
         super().__init__(name=name)
         self._groups = _groups(groups, {} if parents is None else parents)
-        own: Any = AdaptiveScale() if strategy is None else strategy
-        self.strategy = own
-        require_inner(self.strategy, "Layerwise")
-        if needs_of(self.strategy).edges:
-            raise InvalidArgument(
-                f"Layerwise(strategy={self.strategy!r}): it needs a histogram, which is not counted for each group. "
-                "Take one that needs nothing or amax, such as scaler.Dynamic() or scaler.Headroom()."
-            )
+        self.strategy: Any = AdaptiveScale() if strategy is None else strategy
         with tf.init_scope():
-            first = self.strategy.init()
-            check_state(self.strategy, first)
-            self._state_type = type(first)
-            fields = {field: tf.convert_to_tensor(value) for field, value in first._asdict().items()}
-            self._int32 = int32_fields(fields)
-            self._state = {field: self._variable(value, field) for field, value in fields.items()}
+            self._scales = {
+                pattern: _Scales(own, members)
+                for pattern, (own, members) in _by_pattern(self.strategy, self.names).items()
+            }
             self._probes = [tf.Variable(tf.zeros([MEASURED]), name=f"probe_{group}") for group in groups]
 
     @property
@@ -136,16 +176,28 @@ class Layerwise(tf.Module):
 
     @property
     def state(self) -> Any:
-        """The strategy's states now, a NamedTuple of tensors whose last axis is that of the groups."""
-        fields = {field: tf.identity(variable) for field, variable in self._state.items()}
-        fields = as_taken(self.strategy, fields, self._int32)
-        return self._state_type(**{**fields, "loss_scale": usable_scale(self.strategy, fields["loss_scale"])})
+        """The strategy's states now, a NamedTuple of tensors whose last axis is that of the groups.
+
+        Of several strategies a dict of them by the keys of `strategy`.
+        """
+        states = {pattern: own.state for pattern, own in self._scales.items()}
+        return states if isinstance(self.strategy, Mapping) else states["*"]
+
+    @property
+    def strategies(self) -> dict[str, Strategy]:
+        """The strategy of each group, in the order of `names`."""
+        places = {place: own.strategy for own in self._scales.values() for place in own.members}
+        return {name: places[place] for place, name in enumerate(self.names)}
 
     @property
     def scales(self) -> tf.Tensor:
         """The scale of each group, on top of the loss scale: float32 [groups], powers of two."""
-        within = tf.clip_by_value(self.state.loss_scale, 1 / _LARGEST, _LARGEST)
-        return exact.power_of_two_at_most(within)
+        own = list(self._scales.values())
+        found = tf.concat([one.state.loss_scale for one in own], axis=0)
+        places = [place for one in own for place in one.members]
+        if places != sorted(places):
+            found = tf.gather(found, [places.index(place) for place in range(len(places))])
+        return exact.power_of_two_at_most(tf.clip_by_value(found, 1 / _LARGEST, _LARGEST))
 
     @no_autograph
     def rescale(self, x: tf.types.experimental.TensorLike, group: str) -> tf.Tensor:
@@ -232,12 +284,9 @@ class Layerwise(tf.Module):
 
     def _update(self, strategy: tf.distribute.Strategy, *event: tf.Tensor) -> None:
         event = LayerEvent(*(replicas.local_values(strategy, value)[0] for value in event))
-        before = self.state
         of_loss = tf.logical_not(tf.reduce_all(tf.logical_or(event.finite, event.loss_finite)))
-        after = after_step(self.strategy, before, event, of_loss)
-        for field, variable in self._state.items():
-            moved = tf.where(event.observed, getattr(after, field), getattr(before, field))
-            variable.assign(tf.cast(moved, variable.dtype))
+        for own in self._scales.values():
+            own.update(event, of_loss)
 
     def _event(self, grads: Sequence, positions: Sequence[int], seen: tf.Tensor, scaled: tf.Tensor) -> LayerEvent:
         """From this step's gradients, what each group's probe reported, and the scaled loss."""
@@ -279,9 +328,6 @@ class Layerwise(tf.Module):
                     f"{', '.join(self.names)}: give it to the group whose rescale its gradient passes."
                 )
         return [self._groups.group_of[id(replicas.native(variable))] for variable in variables]
-
-    def _variable(self, value: tf.Tensor, name: str) -> tf.Variable:
-        return shared_variable(tf.broadcast_to(value[..., None], [*value.shape, len(self.names)]), name)
 
 
 def _of_all(event: LayerEvent) -> LayerEvent:
@@ -334,6 +380,30 @@ def _groups(groups: Mapping[str, Sequence], parents: Mapping[str, str]) -> _Grou
             raise InvalidArgument(f"the parent of group {name!r} is {parent!r}: expected one of {names[:index]}.")
         found.append(names.index(parent))
     return _Groups(names, tuple(found), tuple(kept), group_of)
+
+
+def _by_pattern(strategy: Any, names: Sequence[str]) -> dict[str, tuple[Any, list[int]]]:
+    """Each strategy, with the positions of its groups, by its pattern."""
+    if not isinstance(strategy, Mapping):
+        return {"*": (strategy, list(range(len(names))))}
+    if not strategy or not all(isinstance(pattern, str) for pattern in strategy):
+        raise InvalidArgument(
+            f"Layerwise(strategy={_shown(strategy)}): expected a strategy, or a dict of strategies by the names of "
+            'groups or patterns of them, such as {"outputs": scaler.Static(1.0), "*": scaler.Dynamic()}.'
+        )
+    first = {name: next((one for one in strategy if fnmatch.fnmatchcase(name, one)), None) for name in names}
+    left = [name for name in names if first[name] is None]
+    unused = [pattern for pattern in strategy if pattern not in first.values()]
+    if left or unused:
+        what = f"group {left[0]!r} fits none of its keys" if left else f"{unused[0]!r} is the first key of no group"
+        raise InvalidArgument(
+            f"Layerwise(strategy={_shown(strategy)}): {what}. Expected a strategy for each of the groups "
+            f"{', '.join(names)}: add '*' as the last key for all others, or leave out what fits none."
+        )
+    return {
+        pattern: (own, [place for place, name in enumerate(names) if first[name] == pattern])
+        for pattern, own in strategy.items()
+    }
 
 
 def _shown(value: object) -> str:

@@ -266,13 +266,11 @@ def _of_spike(outcome: Outcome, names: Sequence[str], guard_clips: bool) -> str:
         besides = f"; {_UNKNOWN}" if unknown else f"; the gradient of {name!r} is the largest"
     limit, usual = float(outcome.limit), float(outcome.usual)
     fixed = math.isnan(usual)
-    of_guard = (
-        f"SpikeGuard's largest_norm, {limit:g}" if fixed else f"the limit of {limit:g} that SpikeGuard draws from "
-    )
+    drawn = f"the limit of {limit:g} that SpikeGuard draws from a median of {usual:g} in the last steps"
+    most, setting = (f"SpikeGuard's largest_norm, {limit:g}", "largest_norm") if fixed else (drawn, "the factor")
     return (
-        f"The step was skipped because {what} is {float(outcome.value):g}, above {of_guard}"
-        f"{'' if fixed else f'a median of {usual:g} in the last steps'}{besides}. The loss scale did not move: look at "
-        f"the batch, or raise {'largest_norm' if fixed else 'the factor'} if such steps are sound."
+        f"The step was skipped because {what} is {float(outcome.value):g}, above {most}{besides}. The loss scale did "
+        f"not move: look at the batch, or raise {setting} if such steps are sound."
     )
 
 

@@ -101,7 +101,7 @@ def cut_of(make):
     keras.utils.set_random_seed(0)
     model, x = make()
     rescaled, layerwise = scaler.layerwise.insert_rescales(model, "cut")
-    layerwise._state["loss_scale"].assign([4.0, 1024.0])
+    layerwise._scales["*"]._state["loss_scale"].assign([4.0, 1024.0])
     return model, rescaled, layerwise, keras.tree.map_structure(tf.constant, x)
 
 

@@ -48,7 +48,7 @@ def test_branches_a_shared_layer_and_two_outputs_get_exact_gradients():
     assert parents == {"joined": "outputs", "block": "joined", "tower": "joined", "stem": "block"}
     # Another scale for each group; in float32 powers of two change no bit.
     exponents = {"outputs": 3, "joined": -5, "block": 20, "tower": -11, "stem": 40}
-    layerwise._state["loss_scale"].assign([2.0 ** exponents[name] for name in layerwise.names])
+    layerwise._scales["*"]._state["loss_scale"].assign([2.0 ** exponents[name] for name in layerwise.names])
     found, seen = gradients(rescaled, layerwise)
     for one, variable in zip(found, rescaled.trainable_variables, strict=True):
         position = [id(v) for v in model.trainable_variables].index(id(variable))
@@ -74,7 +74,7 @@ def test_a_sequential_model_and_one_name():
     assert layerwise.names == ("outputs", "one")
     x, y = cases.batch()
     for owner, names in (("outputs", {"two"}), ("one", {"one"})):
-        layerwise._state["loss_scale"].assign([2.0**9 if name == owner else 1.0 for name in layerwise.names])
+        layerwise._scales["*"]._state["loss_scale"].assign([2.0**9 if name == owner else 1.0 for name in layerwise.names])
         with tf.GradientTape() as tape:
             loss = cases.loss_of(rescaled, x, y)
         raw = tape.gradient(loss, rescaled.trainable_variables)

@@ -165,7 +165,7 @@ def test_what_has_one_scale_is_not_refused_and_has_its_gradient(make):
     model = keras.Model(x, make(x, owner))
     variables = model.trainable_variables
     rescaled, layerwise = scaler.layerwise.insert_rescales(model, "cut")
-    layerwise._state["loss_scale"].assign([4.0, 1024.0])
+    layerwise._scales["*"]._state["loss_scale"].assign([4.0, 1024.0])
     batch, found = tf.constant(np.linspace(-1.0, 1.0, 16, dtype=np.float32).reshape(4, 4)), []
     for one in (model, rescaled):
         with tf.GradientTape() as tape:
@@ -180,7 +180,7 @@ def test_a_variable_of_no_layer_belongs_to_the_group_that_reads_it():
     free, x = keras.Variable(np.ones([4, 4], np.float32)), keras.Input([4])
     h = L.Lambda(lambda h: h @ free, name="cut")(x)
     rescaled, layerwise = scaler.layerwise.insert_rescales(keras.Model(x, L.Dense(1)(h)), "cut")
-    layerwise._state["loss_scale"].assign([4.0, 1024.0])
+    layerwise._scales["*"]._state["loss_scale"].assign([4.0, 1024.0])
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(rescaled(tf.ones([2, 4])))
     (grad,), _ = layerwise.gradient(tape, loss, [free])

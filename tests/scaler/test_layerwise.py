@@ -155,7 +155,7 @@ def test_a_run_restored_continues_bit_for_bit(tmp_path):
 def test_scales_are_powers_of_two_within_bounds_whatever_was_restored():
     layerwise = Layerwise({"only": [tf.Variable(1.0)]}, strategy=scaler.Dynamic(8.0, max_scale=2.0**100))
     for stored, used in ((12.0, 8.0), (np.inf, 2.0**60), (0.0, 2.0**-14), (np.nan, 8.0), (-1.0, 2.0**-14)):
-        layerwise._state["loss_scale"].assign([stored])
+        layerwise._scales["*"]._state["loss_scale"].assign([stored])
         assert layerwise.scales.numpy().tolist() == [used]
 
 
@@ -218,9 +218,65 @@ def test_arguments_of_another_kind_are_told_in_one_sentence(make, words):
 def test_an_overflow_of_rescaling_counts_where_no_weight_is_trained():
     near, frozen = tf.Variable(1.0, dtype=tf.float16), tf.Variable(1.0, dtype=tf.float16)
     layerwise = Layerwise({"near": [near], "far": [frozen]}, strategy=scaler.Dynamic(1.0))
-    layerwise._state["loss_scale"].assign([1.0, 2.0**20])
+    layerwise._scales["*"]._state["loss_scale"].assign([1.0, 2.0**20])
     with tf.GradientTape() as tape:
         loss = tf.cast(layerwise.rescale(layerwise.rescale(frozen * 1.0, "far") * near, "near"), tf.float32)
     grads, seen = layerwise.gradient(tape, loss, [near])
     assert grads[0].numpy() == 1.0
     assert seen.finite.numpy().tolist() == [True, False]
+
+
+STRATEGIES = {
+    "outputs": scaler.Static(4.0),
+    "steep_[01]": scaler.Dynamic(2.0**3, growth_interval=2),
+    "*": AdaptiveScale(),
+}
+GAINS = [2.0**-5] * 3
+
+
+@pytest.mark.parametrize("execute", [lambda function: function, tf.function], ids=["eager", "graph"])
+def test_each_group_moves_by_its_own_strategy(execute):
+    """Driven by the same events, as all groups with that strategy alone would."""
+    run = cases.Run(cases.chain(GAINS), cases.cuts(GAINS), STRATEGIES)
+    alone = {key: cases.Run(cases.chain(GAINS), cases.cuts(GAINS), own) for key, own in STRATEGIES.items()}
+    of = {"outputs": "outputs", "steep_0": "steep_[01]", "steep_1": "steep_[01]", "steep_2": "*"}
+    step = execute(run.step)
+    for number in range(6):
+        factor = np.float32(2.0**30 if number == 3 else 1.0)
+        finite, _, seen = step(*cases.batch(number), factor)
+        assert bool(finite) == (number != 3)
+        for other in alone.values():
+            other.layerwise.update(scaler.layerwise.LayerEvent(*(tf.identity(value) for value in seen)))
+        for name, scale in cases.log2_scales(run.layerwise).items():
+            assert scale == cases.log2_scales(alone[of[name]].layerwise)[name], (number, name)
+    assert list(run.layerwise.strategies.values()) == [STRATEGIES[of[name]] for name in run.layerwise.names]
+    assert {key: state._fields for key, state in run.layerwise.state.items()} == {
+        key: own.init()._fields for key, own in STRATEGIES.items()
+    }
+    assert len(set(cases.log2_scales(run.layerwise).values())) > 2
+
+
+def test_strategies_of_groups_are_restored(tmp_path):
+    run, fresh = (cases.Run(cases.chain(GAINS), cases.cuts(GAINS), STRATEGIES) for _ in range(2))
+    for number in range(3):
+        run.step(*map(tf.constant, cases.batch(number)), 1.0)
+    assert cases.log2_scales(run.layerwise) != cases.log2_scales(fresh.layerwise)
+    fresh.checkpoint.restore(run.checkpoint.save(str(tmp_path / "ckpt"))).assert_consumed()
+    assert cases.log2_scales(run.layerwise) == cases.log2_scales(fresh.layerwise)
+    assert raw(run.layerwise.variables) == raw(fresh.layerwise.variables)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ({}, "expected a strategy, or a dict"),
+        ({1: scaler.Dynamic()}, "expected a strategy, or a dict"),
+        ({"body": scaler.Dynamic()}, "group 'head' fits none of its keys"),
+        ({"*": scaler.Dynamic(), "head": scaler.Dynamic()}, "'head' is the first key of no group"),
+        ({"head": scaler.Dynamic(), "*": 8.0}, "Layerwise"),
+    ],
+)
+def test_strategies_that_fit_no_group_are_refused(strategy, words):
+    groups = {"head": [tf.Variable([1.0], name="head")], "body": [tf.Variable([1.0], name="body")]}
+    with pytest.raises(scaler.InvalidArgument, match=words):
+        Layerwise(groups, strategy=strategy)

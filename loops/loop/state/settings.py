@@ -51,7 +51,7 @@ def settings(train_step: object, dataset: tf.data.Dataset | None, *, jit_compile
                 _add(facts, f"Part({part.name})", {"momentum": part.momentum})
     models = named_by(train_step, keras.layers.Layer)
     for one in reversed(named_by(train_step, scaler.layerwise.Layerwise)):
-        _add(facts, type(one).__name__, {"strategy": text_of(one.strategy), "groups": _groups(one, models)})
+        _add(facts, type(one).__name__, {"strategy": _of_groups(one), "groups": _groups(one, models)})
     for losses in reversed(named_by(train_step, scaler.PerLoss)):
         _add(facts, type(losses).__name__, {loss: text_of(losses[loss].strategy) for loss in losses.names})
     for one in reversed(named_by(train_step, scaler.LossScaler)):
@@ -83,6 +83,12 @@ def _formats(models: Sequence[keras.layers.Layer]) -> str:
                 layers.setdefault(changed[path], []).append(number)
             number += 1
     return "; ".join(f"{words} in layers {', '.join(map(str, at))}" for words, at in layers.items()) or "Keras's own"
+
+
+def _of_groups(layerwise: scaler.layerwise.Layerwise) -> str:
+    """The strategy of all groups, or that of each in turn."""
+    texts = list(map(text_of, layerwise.strategies.values()))
+    return texts[0] if len(set(texts)) == 1 else "; ".join(texts)
 
 
 def _groups(layerwise: scaler.layerwise.Layerwise, models: Sequence[keras.layers.Layer]) -> str:

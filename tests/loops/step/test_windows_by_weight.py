@@ -132,7 +132,8 @@ def test_a_bad_micro_batch_of_any_weight_skips_its_window(of_three):
     step, call = of_three
     batches = [micro_batch(0, 2), micro_batch(1, 3, bad=np.inf), micro_batch(2, 0)]
     moved, outputs = moves(step, call, batches)
-    assert outputs["attempted"] and not outputs["applied"]
+    assert outputs["attempted"]
+    assert not outputs["applied"]
     assert_same(moved, [np.zeros_like(one) for one in moved], rtol=0, atol=0)
     _, outputs = moves(step, call, [micro_batch(number, 2) for number in range(3)])
     assert outputs["applied"]
@@ -145,7 +146,8 @@ def test_a_weight_that_cannot_be_skips(weight):
 
     step = train_step(loss, accumulate=2, last_window="apply")
     moved, outputs = moves(step, step, [micro_batch(0, 2)], last=True)
-    assert outputs["attempted"] and not outputs["applied"]
+    assert outputs["attempted"]
+    assert not outputs["applied"]
     assert all((one == 0.0).all() for one in moved)
 
 
@@ -233,7 +235,8 @@ def test_a_scheduled_window_is_the_large_batch_and_waits_at_a_skip():
     [call(micro_batch(number, 4)) for number in range(2)]
     assert step.loss_scaler.counters.applied == 2
     _, outputs = moves(step, call, [micro_batch(0, 4), micro_batch(1, 4, bad=np.nan)])
-    assert outputs["attempted"] and not outputs["applied"]
+    assert outputs["attempted"]
+    assert not outputs["applied"]
     for begin in (2, 4):
         batches = [micro_batch(begin, 4), micro_batch(begin + 1, 2)]
         expected = gradient_by_hand(step.model, batches)
