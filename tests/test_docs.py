@@ -31,7 +31,9 @@ def test_every_page_with_python_is_run_by_a_test():
 
 
 @pytest.mark.dear("a page is one program, with all that it shows")
-@pytest.mark.slow_with("resume.md", "formats.md", "train_step.md", "composed_step.md", "data_sources.md", "own_action.md")
+@pytest.mark.slow_with(
+    "resume.md", "formats.md", "train_step.md", "composed_step.md", "data_sources.md", "own_action.md"
+)
 @pytest.mark.parametrize(
     "page",
     [
@@ -91,8 +93,9 @@ def test_the_update_modes_do_what_is_said_of_them(tmp_path):
 @pytest.mark.slow
 def test_the_loops_run_as_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names = run_blocks((DOCS / "loops.md").read_text(encoding="utf-8"), tmp_path)
-    (shown,) = re.findall(r"^```text\n(.*?)```", (DOCS / "loops.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    text = (DOCS / "loops.md").read_text(encoding="utf-8")
+    names = run_blocks(text, tmp_path)
+    (shown,) = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
     assert capsys.readouterr().out.startswith(shown)
     assert names["evaluate"].results["accuracy"] > 0.6  # Half would be guessing.
     assert len((tmp_path / "run" / "steps.csv").read_text().splitlines()) == 31
