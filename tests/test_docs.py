@@ -31,12 +31,18 @@ def test_every_page_with_python_is_run_by_a_test():
 
 
 @pytest.mark.dear("a page is one program, with all that it shows")
-@pytest.mark.slow_with("resume.md", "formats.md")
+@pytest.mark.slow_with(
+    "resume.md", "formats.md", "train_step.md", "composed_step.md", "data_sources.md", "own_action.md"
+)
 @pytest.mark.parametrize(
     "page",
     [
         "presets.md",
         "resume.md",
+        "train_step.md",
+        "composed_step.md",
+        "data_sources.md",
+        "own_action.md",
         "diagnosis.md",
         "formats.md",
         "concepts/formats.md",
@@ -87,9 +93,11 @@ def test_the_update_modes_do_what_is_said_of_them(tmp_path):
 @pytest.mark.slow
 def test_the_loops_run_as_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names = run_blocks((DOCS / "loops.md").read_text(encoding="utf-8"), tmp_path)
-    assert names["loop"].counters.applied > 190
-    assert names["validation"].results["accuracy"] > 0.6  # Half would be guessing.
+    text = (DOCS / "loops.md").read_text(encoding="utf-8")
+    names = run_blocks(text, tmp_path)
+    (shown,) = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
+    assert capsys.readouterr().out.startswith(shown)
+    assert names["evaluate"].results["accuracy"] > 0.6  # Half would be guessing.
     assert len((tmp_path / "run" / "steps.csv").read_text().splitlines()) == 31
     assert names["skips"] == [0, 0, 0]
 
@@ -148,8 +156,8 @@ def test_the_page_for_keras_does_what_it_says(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("observe.md")
-@pytest.mark.parametrize("page", ["observe.md", "lint.md"])
+@pytest.mark.exhaustive_with("watch.md")
+@pytest.mark.parametrize("page", ["observe.md", "census.md", "watch.md", "lint.md"])
 def test_what_is_said_of_observing_is_so(tmp_path, capsys, page):
     text = (DOCS / page).read_text(encoding="utf-8")
     run_blocks(text, tmp_path)
@@ -180,9 +188,15 @@ def test_the_trace_is_read_as_shown(tmp_path, monkeypatch, capsys):
     names = run_blocks((DOCS / "trace.md").read_text(encoding="utf-8"), tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "1 OVERFLOW 16777216.0 critical: 0.0 to 8388608.0"
-    assert lines[3].startswith("Interval(low=0.0")
+    assert lines[1].startswith("Interval(low=0.0")
     assert names["counts"].sum() == 16
-    assert names["start"] == (tmp_path / "run" / "trace.arrow").stat().st_size
+
+
+@pytest.mark.slow
+def test_the_forecast_is_asked_as_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_blocks((DOCS / "forecast.md").read_text(encoding="utf-8"), tmp_path)
+    assert (tmp_path / "run" / "trace.arrow").exists()
 
 
 @pytest.mark.slow
@@ -192,9 +206,17 @@ def test_the_replay_runs_as_shown(tmp_path, monkeypatch, capsys):
     dynamic, _, _, _, static = names["found"].strategies
     assert dynamic.scales[0] == 2.0**15
     assert (static.skips, static.at_floor) == (100, None)
+    assert "\nHeadroom() " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_scale_is_found_as_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks((DOCS / "tune.md").read_text(encoding="utf-8"), tmp_path)
+    assert names["found"].start < names["found"].critical
     printed = capsys.readouterr().out
-    assert "\nHeadroom() " in printed
     assert "overflow above" in printed
+    assert float(printed.splitlines()[-1]) > 0  # The static scale of the recorded run.
 
 
 DOCTOR = """

@@ -5,7 +5,7 @@ the loss falls fast, and the loss may rise for a while. Where other data begins 
 loss that jumps begins a new count of the lowest loss.
 
 Headroom: activations or weights are larger than they ever were and, on a line through the last steps, overflow soon.
-docs/trace.md has the figures.
+docs/forecast.md has the figures.
 """
 
 from __future__ import annotations

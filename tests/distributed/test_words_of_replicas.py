@@ -94,7 +94,7 @@ def test_the_largest_amax_of_any_replica_counts(replicas):
 
 
 def two_optimizers(rig, x):
-    """The step of docs/loops.md: one decision for both."""
+    """The step of docs/composed_step.md: one decision for both."""
     body, head = rig.weights
     with tf.GradientTape() as tape:
         loss = (tf.reduce_sum(body) + tf.reduce_sum(head * x)) / rig.strategy.num_replicas_in_sync

@@ -43,7 +43,7 @@ class Two:
         return finite
 
     def judged(self, *slopes):
-        """The recipe of docs/loops.md: all gradients are judged, and each optimizer takes its part."""
+        """The recipe of docs/composed_step.md: all gradients are judged, and each optimizer takes its part."""
         grads = self.gradients(*slopes)
         verdict = self.loss_scaler.apply(scaler.move_nothing, grads, self.weights, update=False).finite
         moved = [verdict]
