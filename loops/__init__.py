@@ -37,6 +37,7 @@ from loops.record.lines import Csv as Csv
 from loops.record.lines import JsonLines as JsonLines
 from loops.record.tensorboard import TensorBoard as TensorBoard
 from loops.record.trace import Trace as Trace
+from loops.run.evaluate_checkpoints import evaluate_checkpoints as evaluate_checkpoints
 from loops.step.composed_step import ComposedStep as ComposedStep
 from loops.step.parts import Part as Part
 from loops.step.schedule import ByAttempts as ByAttempts
@@ -88,6 +89,7 @@ __all__ = [
     "TrainStep",
     "Visit",
     "WorkerLost",
+    "evaluate_checkpoints",
     "join_workers",
     "observe",
 ]

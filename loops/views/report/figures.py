@@ -236,6 +236,23 @@ def gauge_figures(run: Recorded, columns: int) -> list[Figure]:
     return [figure for figure in found if figure is not None]
 
 
+def evaluation_figures(run: Recorded, columns: int) -> list[Figure]:
+    """A figure for each metric of the run's evaluated checkpoints, over the steps of the training curves."""
+    if run.evaluations is None:
+        return []
+    step = np.union1d(run.evaluations.step, run.step[[0, -1]])
+    values = np.full((len(step), len(run.evaluations.names)), np.nan)
+    values[np.searchsorted(step, run.evaluations.step)] = run.evaluations.values
+    names = run.evaluations.names
+    said = "Measured at checkpoints of the run, by loops.evaluate_checkpoints."
+    said += f" The first {RUNS} of {len(names)} metrics are shown." if len(names) > RUNS else ""
+    found = [
+        _figure(name, f"Evaluation: {name}", said, Gauges(step, (name,), values[:, [place]]), columns)
+        for place, name in enumerate(names[:RUNS])
+    ]
+    return [figure for figure in found if figure is not None]
+
+
 def _figure(output: str, heading: str, said: str, gauges: Gauges, columns: int) -> Figure | None:
     known = np.isfinite(gauges.values).any(axis=1)
     if not known.any():

@@ -1,0 +1,216 @@
+"""Evaluates each checkpoint of a run, beside the process that trains."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.loop.loop import Loop
+from loops.loop.state import folder as checkpoints
+from loops.loop.state.identity import check_layout, warn_of_places
+from loops.loop.state.variables import components, layout
+from loops.record.evaluations import MARK, STEP, metrics_of
+from loops.record.files import CHECKPOINTS, EVALUATIONS, check_run
+from loops.record.log import read_log
+from loops.record.run_metadata import checkpoints_of
+from loops.support.errors import CheckpointError
+from loops.support.json_values import without_nan
+from loops.support.written.append_file import AppendFile
+from loops.support.written.place import Place, reason, writing
+from loops.support.written.run_locks import RunLocks
+
+_POLL = 1.0
+"""Seconds between two looks at the folder."""
+_NAME, _MODEL = "evaluate_checkpoints", "model"
+
+
+def evaluate_checkpoints(
+    folder: str | os.PathLike,
+    evaluate: Callable[[int], Mapping[str, float]],
+    restore: keras.Model | Loop,
+    *,
+    follow: bool = True,
+) -> dict[int, dict[str, float]]:
+    """Evaluates each checkpoint of a run once, in the order of steps: beside the training process, or after it.
+
+        validation = loops.Evaluate(model, held_out, [accuracy], every=1)
+        loops.evaluate_checkpoints("run", validation.measure, model)
+
+    For each checkpoint it restores the variables, calls `evaluate`, and appends a row to `evaluations.jsonl` in the
+    run's folder, which `halfstep report` shows beside the training curves. It writes nothing else there, takes no lock
+    of the run, and restores neither counters nor random generators nor the position in the data.
+
+    After a kill, call it again: it passes over each checkpoint that has a row. It evaluates a step again if the run
+    took it again with other values, as after a `Rewind`, and then the last row counts. A checkpoint that the run
+    removes first, or that is damaged, is skipped with a warning. `restore` keeps the values of the last checkpoint.
+
+    Args:
+        folder: The run's folder, with the folder `checkpoints` in it, or a folder of checkpoints.
+        evaluate: A function of the step. It returns a dict of numbers by name, as `Evaluate.measure` and
+            `keras.Model.evaluate(..., return_dict=True)` do.
+        restore: The model of the run's `TrainStep`, built in the same way: it gets the weights that the step computes
+            with. Or a `Loop`, made as in the run: all variables of its step are restored, also masters and an
+            optimizer's averages. A run of a `ComposedStep` or of a step of your own needs a `Loop`.
+        follow: Whether to wait for further checkpoints until the run is complete: until it reaches the goal of
+            `Loop.run`, or an action ends it. A run that was stopped or killed is waited for. With False, the
+            checkpoints that are there now are evaluated.
+
+    Returns:
+        The numbers of each step that has a row, by step.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work, or if `evaluate` returns something else.
+        CheckpointError: If the folder is not that of a run, or its checkpoints hold other variables.
+        NotWritable: If the rows cannot be written, or another process evaluates this run.
+    """
+    assign = _assigning(evaluate, restore)
+    place = check_run(folder, hint=", once the run was started")
+    place = place.parent if place.name == CHECKPOINTS else place
+    if not checkpoints.numbers(checkpoints_of(place)) and not (follow and _may_begin(place)):
+        raise CheckpointError(
+            f"{folder}: no checkpoint. Name the folder that was given to loops.Checkpoint, or a run's --out."
+        )
+    path = place / EVALUATIONS
+    with RunLocks([(_NAME, Place(path, "file"))]):
+        rows = {row[STEP]: row for row in read_log(path)}
+        with writing(_NAME, path):  # A kill may have left a part of a line.
+            file = AppendFile(path, path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0)
+        with contextlib.closing(file):
+            marks = {step: row.get(MARK) for step, row in rows.items()}
+            for step, mark in _restored(place, assign, marks, follow):
+                rows[step] = {STEP: step, MARK: mark, **_numbers(evaluate(step), step)}
+                with writing(_NAME, path):
+                    file.add(f"{json.dumps(without_nan(rows[step]), allow_nan=False)}\n".encode())
+    return {step: metrics_of(rows[step]) for step in sorted(rows)}
+
+
+def _restored(
+    place: pathlib.Path, assign: Callable[[str], None], marks: dict[int, str | None], follow: bool
+) -> Iterator[tuple[int, str]]:
+    """Restores each new checkpoint of a run, and yields its step and its hash.
+
+    Args:
+        place: The run's folder.
+        assign: Restores the checkpoint at a path.
+        marks: The hashes of the checkpoints that are not new, by step.
+        follow: Whether to wait for further ones.
+    """
+    quiet = 0
+    while quiet < 2:  # Between two calls of `Loop.run` a program seems complete for a moment.
+        where = checkpoints_of(place)
+        there = [(number, checkpoints.prefix(where, number)) for number in reversed(checkpoints.numbers(where))]
+        new = [(one, path) for one, path in there if one not in marks or _hash_of(path) not in (None, marks[one])]
+        for number, path in new:
+            mark, damage = _hash_of(path), None
+            try:
+                assign(path)
+            except checkpoints.Damaged as error:
+                damage = error
+            after = _hash_of(path)
+            if after is None:
+                warnings.warn(
+                    f"{path} was removed before it was evaluated: step {number} is skipped. If evaluations are slower "
+                    "than the run, give loops.Checkpoint a larger keep=, or save less often.",
+                    UserWarning,
+                    stacklevel=3,
+                )
+            elif after == mark:  # Else it was replaced meanwhile, and is new once more.
+                marks[number] = mark
+                if damage:
+                    warnings.warn(f"{path} is damaged ({damage}): step {number} is skipped.", UserWarning, stacklevel=3)
+                else:
+                    yield number, mark
+        if not follow:
+            return
+        if not new:
+            quiet = quiet + 1 if _is_complete(where) else 0
+            time.sleep(_POLL)
+
+
+def _hash_of(path: str) -> str | None:
+    """A hash of a checkpoint's index, which has a checksum of each value; None if the checkpoint was removed."""
+    try:
+        return hashlib.sha256(pathlib.Path(f"{path}.index").read_bytes()).hexdigest()[:16]
+    except FileNotFoundError:
+        return None
+
+
+def _is_complete(where: pathlib.Path) -> bool:
+    """Whether the newest checkpoint is the last one of a run, and no process holds the run's lock to go on."""
+    return checkpoints.newest_facts(where)[1].get("complete", False) and not (where / ".lock").exists()
+
+
+def _may_begin(place: pathlib.Path) -> bool:
+    """Whether a folder without checkpoints may be that of a run that has just begun."""
+    return (place / CHECKPOINTS).is_dir() or (place / ".lock").exists() or not any(place.iterdir())
+
+
+def _assigning(evaluate: object, restore: object) -> Callable[[str], None]:
+    """How a checkpoint is restored into a model or a loop."""
+    if not callable(evaluate):
+        raise scaler.InvalidArgument(f"{_NAME}(evaluate={evaluate!r}): expected a function of the step.")
+    if isinstance(restore, Loop):
+        state = restore.state(restore.identity({}), actions=())
+        objects = {name: one for name, one in state.trackables().items() if name in (*state.groups, "held")}
+        return functools.partial(_assign, objects, state.check)
+    if not isinstance(restore, keras.Model):
+        raise scaler.InvalidArgument(
+            f"{_NAME}(restore={restore!r}): expected the run's model, or a loops.Loop made as in the run."
+        )
+    own = [part for variable in restore.variables for part in components(variable)]
+    return functools.partial(_assign, {_MODEL: own}, functools.partial(_check_model, own))
+
+
+def _check_model(own: list[tf.Variable], path: str, facts: Mapping) -> None:
+    saved, here = facts["variables"], layout({_MODEL: own})
+    if _MODEL not in saved:
+        raise CheckpointError(
+            f"{path}: it does not say which of its variables are the model's, since its step is no loops.TrainStep. "
+            f"Give {_NAME} a loops.Loop made as in the run, as restore=."
+        )
+    replicas = facts["identity"].get("replicas", 1)
+    others = [f"the run had {replicas} replicas, of which each has its own: restore a loops.Loop with its strategy"]
+    check_layout(path, {_MODEL: saved[_MODEL]}, here, others if replicas != 1 else ())
+    warn_of_places(path, {_MODEL: saved[_MODEL]}, here)
+
+
+def _assign(objects: Mapping[str, Any], check: Callable[[str, Mapping], None], path: str) -> None:
+    """Assigns the values of a checkpoint to all objects.
+
+    Raises:
+        CheckpointError: If it holds other variables. Nothing is assigned then.
+        Damaged: If it cannot be read.
+    """
+    facts = checkpoints.read_facts(path, whole=False)
+    check(path, facts)
+    try:
+        status = tf.train.Checkpoint(**objects).restore(path)
+    except tf.errors.OpError as error:
+        raise checkpoints.Damaged(reason(error)) from error
+    status.assert_existing_objects_matched().expect_partial()
+
+
+def _numbers(found: object, step: int) -> dict[str, float]:
+    """The result of `evaluate`, as floats."""
+    if isinstance(found, Mapping) and found and all(isinstance(name, str) for name in found):
+        plain = not any(isinstance(value, (str, bytes)) or np.ndim(value) for value in found.values())
+        with contextlib.suppress(TypeError, ValueError):
+            if plain and not {STEP, MARK} & set(found):
+                return {name: float(value) for name, value in found.items()}
+    raise scaler.InvalidArgument(
+        f"{_NAME}(evaluate=...): at step {step} it returned {repr(found)[:100]}: expected a dict of numbers by name, "
+        f"such as {{'accuracy': 0.9}}, with other names than {STEP!r} and {MARK!r}."
+    )
