@@ -135,8 +135,8 @@ def _restored(
                     yield number, mark
         if not follow:
             return
-        if not new:
-            quiet = quiet + 1 if _is_complete(where) else 0
+        quiet = quiet + 1 if not new and _is_complete(where) else 0
+        if not new and quiet < 2:
             time.sleep(_POLL)
 
 
