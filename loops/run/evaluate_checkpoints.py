@@ -34,7 +34,8 @@ from loops.support.written.run_locks import RunLocks
 
 _POLL = 1.0
 """Seconds between two looks at the folder."""
-_NAME, _MODEL = "evaluate_checkpoints", "model"
+_MODEL = "model"
+"""The group of variables that is the model's, in a checkpoint."""
 
 
 def evaluate_checkpoints(
@@ -84,15 +85,15 @@ def evaluate_checkpoints(
             f"{folder}: no checkpoint. Name the folder that was given to loops.Checkpoint, or a run's --out."
         )
     path = place / EVALUATIONS
-    with RunLocks([(_NAME, Place(path, "file"))]):
+    with RunLocks([("evaluate_checkpoints", Place(path, "file"))]):
         rows = {row[STEP]: row for row in read_log(path)}
-        with writing(_NAME, path):  # A kill may have left a part of a line.
+        with writing("evaluate_checkpoints", path):  # A kill may have left a part of a line.
             file = AppendFile(path, path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0)
         with contextlib.closing(file):
             marks = {step: row.get(MARK) for step, row in rows.items()}
             for step, mark in _restored(place, assign, marks, follow):
                 rows[step] = {STEP: step, MARK: mark, **_numbers(evaluate(step), step)}
-                with writing(_NAME, path):
+                with writing("evaluate_checkpoints", path):
                     file.add(f"{json.dumps(without_nan(rows[step]), allow_nan=False)}\n".encode())
     return {step: metrics_of(rows[step]) for step in sorted(rows)}
 
@@ -161,14 +162,14 @@ def _may_begin(place: pathlib.Path) -> bool:
 def _assigning(evaluate: object, restore: object) -> Callable[[str], None]:
     """How a checkpoint is restored into a model or a loop."""
     if not callable(evaluate):
-        raise scaler.InvalidArgument(f"{_NAME}(evaluate={evaluate!r}): expected a function of the step.")
+        raise scaler.InvalidArgument(f"evaluate_checkpoints(evaluate={evaluate!r}): expected a function of the step.")
     if isinstance(restore, Loop):
         state = restore.state(restore.identity({}), actions=())
         objects = {name: one for name, one in state.trackables().items() if name in (*state.groups, "held")}
         return functools.partial(_assign, objects, state.check)
     if not isinstance(restore, keras.Model):
         raise scaler.InvalidArgument(
-            f"{_NAME}(restore={restore!r}): expected the run's model, or a loops.Loop made as in the run."
+            f"evaluate_checkpoints(restore={restore!r}): expected the run's model, or a loops.Loop made as in the run."
         )
     own = [part for variable in restore.variables for part in components(variable)]
     return functools.partial(_assign, {_MODEL: own}, functools.partial(_check_model, own))
@@ -179,7 +180,7 @@ def _check_model(own: list[tf.Variable], path: str, facts: Mapping) -> None:
     if _MODEL not in saved:
         raise CheckpointError(
             f"{path}: it does not say which of its variables are the model's, since its step is no loops.TrainStep. "
-            f"Give {_NAME} a loops.Loop made as in the run, as restore=."
+            f"Give evaluate_checkpoints a loops.Loop made as in the run, as restore=."
         )
     replicas = facts["identity"].get("replicas", 1)
     others = [f"the run had {replicas} replicas, of which each has its own: restore a loops.Loop with its strategy"]
@@ -211,6 +212,6 @@ def _numbers(found: object, step: int) -> dict[str, float]:
             if plain and not {STEP, MARK} & set(found):
                 return {name: float(value) for name, value in found.items()}
     raise scaler.InvalidArgument(
-        f"{_NAME}(evaluate=...): at step {step} it returned {repr(found)[:100]}: expected a dict of numbers by name, "
+        f"evaluate_checkpoints(evaluate=...): at step {step} it returned {repr(found)[:100]}: expected a dict of numbers by name, "
         f"such as {{'accuracy': 0.9}}, with other names than {STEP!r} and {MARK!r}."
     )
