@@ -183,7 +183,7 @@ def _check_model(own: list[tf.Variable], path: str, facts: Mapping) -> None:
             f"Give evaluate_checkpoints a loops.Loop made as in the run, as restore=."
         )
     replicas = facts["identity"].get("replicas", 1)
-    others = [f"the run had {replicas} replicas, of which each has its own: restore a loops.Loop with its strategy"]
+    others = [f"the run had {replicas} replicas: give restore= a loops.Loop with its strategy"]
     check_layout(path, {_MODEL: saved[_MODEL]}, here, others if replicas != 1 else ())
     warn_of_places(path, {_MODEL: saved[_MODEL]}, here)
 
