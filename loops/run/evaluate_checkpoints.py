@@ -32,11 +32,6 @@ from loops.support.written.append_file import AppendFile
 from loops.support.written.place import Place, reason, writing
 from loops.support.written.run_locks import RunLocks
 
-_POLL = 1.0
-"""Seconds between two looks at the folder."""
-_MODEL = "model"
-"""The group of variables that is the model's, in a checkpoint."""
-
 
 def evaluate_checkpoints(
     folder: str | os.PathLike,
@@ -50,24 +45,20 @@ def evaluate_checkpoints(
         validation = loops.Evaluate(model, held_out, [accuracy], every=1)
         loops.evaluate_checkpoints("run", validation.measure, model)
 
-    For each checkpoint it restores the variables, calls `evaluate`, and appends a row to `evaluations.jsonl` in the
-    run's folder, which `halfstep report` shows beside the training curves. It writes nothing else there, takes no lock
-    of the run, and restores neither counters nor random generators nor the position in the data.
-
-    After a kill, call it again: it passes over each checkpoint that has a row. It evaluates a step again if the run
-    took it again with other values, as after a `Rewind`, and then the last row counts. A checkpoint that the run
-    removes first, or that is damaged, is skipped with a warning. `restore` keeps the values of the last checkpoint.
+    It restores the variables of a checkpoint, calls `evaluate`, and appends a row to `evaluations.jsonl` in the run's
+    folder, which `halfstep report` shows. It changes nothing of the run, and takes no lock of it. After a kill, call it
+    again: it passes over each checkpoint that has a row. It evaluates a step again that the run took again with other
+    values, as after a `Rewind`; then the last row counts. A checkpoint that the run removes first, or that is damaged,
+    is skipped with a warning. `restore` keeps the values of the last checkpoint.
 
     Args:
         folder: The run's folder, with the folder `checkpoints` in it, or a folder of checkpoints.
-        evaluate: A function of the step. It returns a dict of numbers by name, as `Evaluate.measure` and
-            `keras.Model.evaluate(..., return_dict=True)` do.
-        restore: The model of the run's `TrainStep`, built in the same way: it gets the weights that the step computes
-            with. Or a `Loop`, made as in the run: all variables of its step are restored, also masters and an
-            optimizer's averages. A run of a `ComposedStep` or of a step of your own needs a `Loop`.
-        follow: Whether to wait for further checkpoints until the run is complete: until it reaches the goal of
-            `Loop.run`, or an action ends it. A run that was stopped or killed is waited for. With False, the
-            checkpoints that are there now are evaluated.
+        evaluate: A function of the step. It returns a dict of numbers by name, as `Evaluate.measure` does.
+        restore: The model of the run's `TrainStep`, built in the same way. Or a `Loop`, made as in the run: it gets all
+            variables of its step, also masters and an optimizer's averages. A run of a `ComposedStep` or of a step of
+            your own needs a `Loop`.
+        follow: Whether to wait for further checkpoints until the run reaches the goal of `Loop.run`, or an action ends
+            it. A run that was stopped or killed is waited for. False: only the checkpoints that are there now.
 
     Returns:
         The numbers of each step that has a row, by step.
@@ -80,7 +71,9 @@ def evaluate_checkpoints(
     assign = _assigning(evaluate, restore)
     place = check_run(folder, hint=", once the run was started")
     place = place.parent if place.name == CHECKPOINTS else place
-    if not checkpoints.numbers(checkpoints_of(place)) and not (follow and _may_begin(place)):
+    there = {one.name for one in place.iterdir()}  # An empty folder may be that of a run that is to begin.
+    may_begin = follow and (not there or {CHECKPOINTS, EVALUATIONS, ".lock"} & there)
+    if not may_begin and not checkpoints.numbers(checkpoints_of(place)):
         raise CheckpointError(
             f"{folder}: no checkpoint. Name the folder that was given to loops.Checkpoint, or a run's --out."
         )
@@ -101,14 +94,7 @@ def evaluate_checkpoints(
 def _restored(
     place: pathlib.Path, assign: Callable[[str], None], marks: dict[int, str | None], follow: bool
 ) -> Iterator[tuple[int, str]]:
-    """Restores each new checkpoint of a run, and yields its step and its hash.
-
-    Args:
-        place: The run's folder.
-        assign: Restores the checkpoint at a path.
-        marks: The hashes of the checkpoints that are not new, by step.
-        follow: Whether to wait for further ones.
-    """
+    """Restores each checkpoint without a known hash in `marks`, and yields its step and its hash."""
     quiet = 0
     while quiet < 2:  # Between two calls of `Loop.run` a program seems complete for a moment.
         where = checkpoints_of(place)
@@ -122,12 +108,9 @@ def _restored(
                 damage = error
             after = _hash_of(path)
             if after is None:
-                warnings.warn(
-                    f"{path} was removed before it was evaluated: step {number} is skipped. If evaluations are slower "
-                    "than the run, give loops.Checkpoint a larger keep=, or save less often.",
-                    UserWarning,
-                    stacklevel=3,
-                )
+                how = "For slow evaluations give loops.Checkpoint a larger keep=, or save less often."
+                said = f"{path} was removed before it was evaluated: step {number} is skipped. {how}"
+                warnings.warn(said, UserWarning, stacklevel=3)
             elif after == mark:  # Else it was replaced meanwhile, and is new once more.
                 marks[number] = mark
                 if damage:
@@ -138,7 +121,7 @@ def _restored(
             return
         quiet = quiet + 1 if not new and _is_complete(where) else 0
         if not new and quiet < 2:
-            time.sleep(_POLL)
+            time.sleep(1.0)
 
 
 def _hash_of(path: str) -> str | None:
@@ -154,11 +137,6 @@ def _is_complete(where: pathlib.Path) -> bool:
     return checkpoints.newest_facts(where)[1].get("complete", False) and not (where / ".lock").exists()
 
 
-def _may_begin(place: pathlib.Path) -> bool:
-    """Whether a folder without checkpoints may be that of a run that has just begun."""
-    return (place / CHECKPOINTS).is_dir() or (place / ".lock").exists() or not any(place.iterdir())
-
-
 def _assigning(evaluate: object, restore: object) -> Callable[[str], None]:
     """How a checkpoint is restored into a model or a loop."""
     if not callable(evaluate):
@@ -172,29 +150,24 @@ def _assigning(evaluate: object, restore: object) -> Callable[[str], None]:
             f"evaluate_checkpoints(restore={restore!r}): expected the run's model, or a loops.Loop made as in the run."
         )
     own = [part for variable in restore.variables for part in components(variable)]
-    return functools.partial(_assign, {_MODEL: own}, functools.partial(_check_model, own))
+    return functools.partial(_assign, {"model": own}, functools.partial(_check_model, own))
 
 
 def _check_model(own: list[tf.Variable], path: str, facts: Mapping) -> None:
-    saved, here = facts["variables"], layout({_MODEL: own})
-    if _MODEL not in saved:
+    saved, here = facts["variables"], layout({"model": own})
+    if "model" not in saved:
         raise CheckpointError(
             f"{path}: it does not say which of its variables are the model's, since its step is no loops.TrainStep. "
-            f"Give evaluate_checkpoints a loops.Loop made as in the run, as restore=."
+            "Give evaluate_checkpoints a loops.Loop made as in the run, as restore=."
         )
     replicas = facts["identity"].get("replicas", 1)
-    others = [f"the run had {replicas} replicas: give restore= a loops.Loop with its strategy"]
-    check_layout(path, {_MODEL: saved[_MODEL]}, here, others if replicas != 1 else ())
-    warn_of_places(path, {_MODEL: saved[_MODEL]}, here)
+    others = [f"the run had {replicas} replicas: give restore= a loops.Loop with its strategy"] * (replicas != 1)
+    check_layout(path, {"model": saved["model"]}, here, others)
+    warn_of_places(path, {"model": saved["model"]}, here)
 
 
 def _assign(objects: Mapping[str, Any], check: Callable[[str, Mapping], None], path: str) -> None:
-    """Assigns the values of a checkpoint to all objects.
-
-    Raises:
-        CheckpointError: If it holds other variables. Nothing is assigned then.
-        Damaged: If it cannot be read.
-    """
+    """Assigns the values of a checkpoint; nothing, if the check of its variables raises. `Damaged` if unreadable."""
     facts = checkpoints.read_facts(path, whole=False)
     check(path, facts)
     try:
@@ -212,6 +185,6 @@ def _numbers(found: object, step: int) -> dict[str, float]:
             if plain and not {STEP, MARK} & set(found):
                 return {name: float(value) for name, value in found.items()}
     raise scaler.InvalidArgument(
-        f"evaluate_checkpoints(evaluate=...): at step {step} it returned {repr(found)[:100]}: expected a dict of numbers by name, "
-        f"such as {{'accuracy': 0.9}}, with other names than {STEP!r} and {MARK!r}."
+        f"evaluate_checkpoints(evaluate=...): at step {step} it returned {repr(found)[:100]}: expected a dict of "
+        f"numbers by name, such as {{'accuracy': 0.9}}, with other names than {STEP!r} and {MARK!r}."
     )

@@ -240,16 +240,13 @@ def evaluation_figures(run: Recorded, columns: int) -> list[Figure]:
     """A figure for each metric of the run's evaluated checkpoints, over the steps of the training curves."""
     if run.evaluations is None:
         return []
-    step = np.union1d(run.evaluations.step, run.step[[0, -1]])
-    values = np.full((len(step), len(run.evaluations.names)), np.nan)
-    values[np.searchsorted(step, run.evaluations.step)] = run.evaluations.values
-    names = run.evaluations.names
-    said = "Measured at checkpoints of the run, by loops.evaluate_checkpoints."
-    said += f" The first {RUNS} of {len(names)} metrics are shown." if len(names) > RUNS else ""
-    found = [
-        _figure(name, f"Evaluation: {name}", said, Gauges(step, (name,), values[:, [place]]), columns)
-        for place, name in enumerate(names[:RUNS])
-    ]
+    own, said = run.evaluations, "Measured at checkpoints of the run, by loops.evaluate_checkpoints."
+    said += f" The first {RUNS} of {len(own.names)} metrics are shown." if len(own.names) > RUNS else ""
+    step = np.union1d(own.step, run.step[[0, -1]])
+    values = np.full((len(step), len(own.names)), np.nan)
+    values[np.searchsorted(step, own.step)] = own.values
+    each = [(name, Gauges(step, (name,), values[:, [place]])) for place, name in enumerate(own.names[:RUNS])]
+    found = [_figure(name, f"Evaluation: {name}", said, one, columns) for name, one in each]
     return [figure for figure in found if figure is not None]
 
 
