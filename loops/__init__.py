@@ -37,6 +37,7 @@ from loops.record.lines import Csv as Csv
 from loops.record.lines import JsonLines as JsonLines
 from loops.record.tensorboard import TensorBoard as TensorBoard
 from loops.record.trace import Trace as Trace
+from loops.run.evaluate_checkpoints import evaluate_checkpoints as evaluate_checkpoints
 from loops.step.composed_step import ComposedStep as ComposedStep
 from loops.step.loss_result import WeightedLoss as WeightedLoss
 from loops.step.parts import Part as Part
@@ -90,6 +91,7 @@ __all__ = [
     "Visit",
     "WeightedLoss",
     "WorkerLost",
+    "evaluate_checkpoints",
     "join_workers",
     "observe",
 ]

@@ -1,10 +1,13 @@
 """`docs/recipes/`: every script is short, runs, and prints what its page shows."""
 
 import doctest
+import inspect
 import pathlib
 import re
 import runpy
+import sys
 
+import mlflow_stand_in
 import pytest
 
 RECIPES = pathlib.Path(__file__).parent.parent / "docs" / "recipes"
@@ -13,7 +16,9 @@ OWN_PROCESS = {"devices"}  # It sets up TensorFlow's devices: tests/distributed/
 LONGEST = 60  # Lines.
 
 
-@pytest.mark.slow_with("from_orbit", "manual_static", "own_layers", "own_source", "pruning")
+@pytest.mark.slow_with(
+    "evaluate_beside", "export", "from_orbit", "manual_static", "mlflow_tracking", "own_layers", "own_source", "pruning"
+)
 @pytest.mark.exhaustive_with(
     "bfloat16",
     "checkpointing",
@@ -40,6 +45,7 @@ LONGEST = 60  # Lines.
 )
 def test_a_recipe_prints_what_its_page_shows(script, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow_stand_in)
     runpy.run_path(str(script), run_name="__main__")
     page = script.with_suffix(".md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```text\n(.*?)```", page, flags=re.MULTILINE | re.DOTALL)
@@ -51,3 +57,11 @@ def test_a_recipe_prints_what_its_page_shows(script, tmp_path, monkeypatch, caps
 def test_a_recipe_is_short_and_its_page_names_it(script):
     assert len(script.read_text(encoding="utf-8").splitlines()) < LONGEST
     assert f"]({script.name})" in script.with_suffix(".md").read_text(encoding="utf-8")
+
+
+def test_the_stand_in_takes_what_mlflow_takes():
+    real = pytest.importorskip("mlflow")
+    for name in mlflow_stand_in.__all__:
+        own, known = (inspect.signature(getattr(one, name)).parameters for one in (mlflow_stand_in, real))
+        assert [parameter for parameter in own if parameter not in known] == [], name
+        assert list(own)[:2] == list(known)[: len(list(own)[:2])], name

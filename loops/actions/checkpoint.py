@@ -128,6 +128,7 @@ class Checkpoint:
             self.state_keys, self.state_of = best.state_keys, best
         self._loop: Loop | None = None
         self._saves: Saves | None = None
+        self._state: RunState | None = None
         self._leaves = False
 
     def begin(self, loop: Loop) -> None:
@@ -172,7 +173,7 @@ class Checkpoint:
                 stacklevel=2,
             )
         folder.sweep(self.place, self._keep, number or 0)
-        self._loop, self._saves = loop, self._saves_of(checkpoint, number or 0, workers)
+        self._loop, self._state, self._saves = loop, state, self._saves_of(checkpoint, number or 0, workers)
         if self._best:
             (self.directory / BEST).mkdir(exist_ok=True)
             folder.sweep_leftovers(self.directory / BEST)
@@ -221,10 +222,11 @@ class Checkpoint:
 
     def __call__(self, visit: Visit) -> None:
         """Saves, if the steps of this visit reached a multiple of `every`."""
-        if self._saves is None:
+        if self._saves is None or self._loop is None or self._state is None:
             raise RuntimeError("Checkpoint is called by Loop.run, after its begin.")
         if self._leaves:
             return
+        self._state.complete = visit.counters.data >= visit.goal or self._loop.stopped is not None
         due = self._cadence.due(visit)
         if self._best:
             self._best.look()

@@ -17,6 +17,7 @@ import numpy as np
 
 import scaler
 from loops.record.columns import DECISIONS, NUMBERS
+from loops.record.evaluations import evaluations_in
 from loops.record.files import STEPS, TRACE, check_run, log_of, trace_of
 from loops.record.log import Log, read_columns
 from loops.record.run import Measured, Recorded
@@ -106,9 +107,8 @@ def read_run(run: str | os.PathLike) -> Recorded:
             f"{run}: no step is recorded there, neither in a trace ({TRACE}) nor in a log ({STEPS}). Give the run "
             f'loops.Trace("run/{TRACE}") or loops.JsonLines("run/{STEPS}"), or wait for its first visit.'
         )
-    return dataclasses.replace(
-        recorded, replayed=replayed, counted=counted_in(folder, recorded.step[recorded.known].tolist())
-    )
+    counted = counted_in(folder, recorded.step[recorded.known].tolist())
+    return dataclasses.replace(recorded, replayed=replayed, counted=counted, evaluations=evaluations_in(folder))
 
 
 def read_steps(trace: pathlib.Path, log: pathlib.Path | None) -> Recorded:

@@ -50,7 +50,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Gauges:
-    """What a run's ready probes measured.
+    """What was measured at some of a run's steps: by its ready probes, or of its checkpoints.
 
     Attributes:
         step: Int64 [steps], in order.
@@ -89,6 +89,7 @@ class Recorded:
         counted: What the run counted itself up to its newest checkpoint, or its end; None if nothing says it.
         traced: Whether steps were read from a trace.
         gauges: What ready probes measured, or None.
+        evaluations: What `evaluate_checkpoints` measured, or None.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Recorded:
     counted: Counted | None = None
     traced: bool = False
     gauges: Gauges | None = None
+    evaluations: Gauges | None = None
 
     def __len__(self) -> int:
         return len(self.step)

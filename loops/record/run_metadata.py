@@ -33,7 +33,7 @@ def metadata_of(folder: pathlib.Path) -> RunMetadata:
     """
     summary = read_summary(folder) or {}
     versions = summary.get("digest_depends_on")
-    number, saved = checkpoints.newest_facts(_checkpoints_of(folder))
+    number, saved = checkpoints.newest_facts(checkpoints_of(folder))
     if number is None:
         return RunMetadata(summary, versions if isinstance(versions, dict) else {})
     identity = saved["identity"]
@@ -56,7 +56,7 @@ def counted_in(folder: pathlib.Path, steps: Sequence[int]) -> Counted | None:
     """
     if not lacks_steps(steps):
         return None
-    place = _checkpoints_of(folder)
+    place = checkpoints_of(folder)
     # A checkpoint that is later than the next line would be may be that of an earlier run.
     end = steps[-1] + max(later - one for one, later in pairwise([0, *steps]))
     for number in checkpoints.numbers(place):
@@ -68,7 +68,8 @@ def counted_in(folder: pathlib.Path, steps: Sequence[int]) -> Counted | None:
     return None
 
 
-def _checkpoints_of(folder: pathlib.Path) -> pathlib.Path:
+def checkpoints_of(folder: pathlib.Path) -> pathlib.Path:
+    """The folder of a run's checkpoints: the run's folder itself, or the usual one in it."""
     return folder if checkpoints.numbers(folder) else folder / CHECKPOINTS
 
 

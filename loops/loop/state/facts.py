@@ -23,6 +23,8 @@ _PARTS = {
     "held": list,
     "action_keys": dict,
 }
+_OPTIONAL = {"loss_scaler": dict, "changes": list, "complete": bool}
+"""A train step may have no scaler, nothing may ever have been changed, and a run may not be over."""
 _NO_SOURCE: dict[str, Any] = {"name": "", "length": None, "state": None, "shapes": {"seen": [], "common": None}}
 _COUNTERS = ("data", "attempted", "applied", "skipped")
 
@@ -37,9 +39,8 @@ def parse(text: str | bytes) -> dict[str, Any]:
     if facts.get("format") not in READ:
         said = ", ".join(map(str, READ))
         raise ValueError(f"its format is {repr(facts.get('format'))[:40]}, and this version reads {said}")
-    # A train step may have no scaler, and nothing may ever have been changed.
-    for name, kind in {**_PARTS, "loss_scaler": dict, "changes": list}.items():
-        if not isinstance({"loss_scaler": {}, "changes": [], **facts}.get(name), kind):
+    for name, kind in {**_PARTS, **_OPTIONAL}.items():
+        if not isinstance({**{one: kind() for one, kind in _OPTIONAL.items()}, **facts}.get(name), kind):
             raise ValueError(f"its {name} are not those of a run")
     counters, data = facts["counters"], facts["data"]
     if not all(_is_count(counters.get(name)) for name in _COUNTERS):

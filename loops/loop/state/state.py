@@ -34,6 +34,7 @@ class RunState:
 
     Attributes:
         changes: The steps from which the run went on with other settings, and what they were.
+        complete: Whether the run is over: at its goal, or ended by an action.
 
     Args:
         groups: From `variable_groups`.
@@ -66,6 +67,7 @@ class RunState:
         self._counters, self._position, self._loss_scaler = counters, position, loss_scaler
         self._actions = actions
         self.changes: list[dict] = []
+        self.complete = False
         self._facts = _Facts(self._describe)
 
     def trackables(self) -> dict:
@@ -79,7 +81,7 @@ class RunState:
         return saved
 
     def check(self, path: str, facts: Mapping, apart: str = "") -> None:
-        """Makes sure that a checkpoint holds the variables of this run, and warns where it does not seem so.
+        """Makes sure that a checkpoint holds the variables and tables of this run, and warns where it does not seem so.
 
         Args:
             path: Of a checkpoint of this run.
@@ -87,7 +89,7 @@ class RunState:
             apart: The group of variables that is not restored; empty for none.
 
         Raises:
-            CheckpointError: If other variables were saved, or other weights were trained.
+            CheckpointError: If other variables or tables were saved, or other weights were trained.
         """
         saved, here = (
             {group: entries for group, entries in groups.items() if group != apart}
@@ -96,6 +98,11 @@ class RunState:
         check_layout(path, saved, here, [*differences(facts.get("settings", {}), self.settings).values()])
         check_trainable(path, facts.get("trainable", {}), self._trainable, here)
         warn_of_places(path, saved, here)
+        if (then := facts["held"]) != self.held.described:
+            raise CheckpointError(
+                f"{path} was saved with another train step: its tables and iterators were {then} and are "
+                f"{self.held.described}. Build what that run built, or choose another folder."
+            )
 
     def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping, apart: str = "") -> None:
         """Restores everything.
@@ -113,11 +120,6 @@ class RunState:
             raise CheckpointError(
                 f"{path} holds a position in the data, and this dataset's cannot be saved: {self._position.problem}. "
                 "Use the dataset of that run, or choose another folder."
-            )
-        if (then := facts["held"]) != self.held.described:
-            raise CheckpointError(
-                f"{path} was saved with another train step: its tables and iterators were {then} and are "
-                f"{self.held.described}. Build what that run built, or choose another folder."
             )
         self._position.go_to(path, facts["data"])
         try:
@@ -171,6 +173,7 @@ class RunState:
             "trainable": self._trainable,
             "held": self.held.described,
             "changes": self.changes,
+            "complete": self.complete,
             **self._actions.save(),
             "random": generators(),
         }

@@ -236,6 +236,20 @@ def gauge_figures(run: Recorded, columns: int) -> list[Figure]:
     return [figure for figure in found if figure is not None]
 
 
+def evaluation_figures(run: Recorded, columns: int) -> list[Figure]:
+    """A figure for each metric of the run's evaluated checkpoints, over the steps of the training curves."""
+    if run.evaluations is None:
+        return []
+    own, said = run.evaluations, "Measured at checkpoints of the run, by loops.evaluate_checkpoints."
+    said += f" The first {RUNS} of {len(own.names)} metrics are shown." if len(own.names) > RUNS else ""
+    step = np.union1d(own.step, run.step[[0, -1]])
+    values = np.full((len(step), len(own.names)), np.nan)
+    values[np.searchsorted(step, own.step)] = own.values
+    each = [(name, Gauges(step, (name,), values[:, [place]])) for place, name in enumerate(own.names[:RUNS])]
+    found = [_figure(name, f"Evaluation: {name}", said, one, columns) for name, one in each]
+    return [figure for figure in found if figure is not None]
+
+
 def _figure(output: str, heading: str, said: str, gauges: Gauges, columns: int) -> Figure | None:
     known = np.isfinite(gauges.values).any(axis=1)
     if not known.any():

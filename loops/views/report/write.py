@@ -26,6 +26,7 @@ from loops.support.errors import LoopError
 from loops.support.pages import Table, render
 from loops.support.written.place import as_path, writing
 from loops.views.report.figures import (
+    evaluation_figures,
     gauge_figures,
     headroom_figure,
     loss_figures,
@@ -154,6 +155,7 @@ def _page(
                 "notes": run.notes,
                 "charts": [
                     *loss_figures(run, columns),
+                    *evaluation_figures(run, columns),
                     *part_scale_figures(run, columns),
                     *(figure for draw in (scale_figure, headroom_figure) if (figure := draw(run, columns))),
                     *gauge_figures(run, columns),
