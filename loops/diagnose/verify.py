@@ -185,6 +185,7 @@ class _Trial:
         seen: list[dict[str, np.generic]] = []
         watch = choose(step) if choose else None
         step.probes, step.jit_compile = watch, self._compiles
+        loop.calls.go_on_as(False)  # The mode says what XLA compiles, and not what a Loop would choose.
 
         def record(visit: Visit) -> None:
             count = len(next(iter(visit.outputs.values())))
