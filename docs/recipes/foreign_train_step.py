@@ -30,12 +30,15 @@ class Scaled(Library):
         return {"loss": loss}
 
 
-warnings.showwarning = lambda message, *others: print(message)
 x = np.random.default_rng(0).normal(size=(512, 8)).astype("float32")
 for kind, strategy in ((Library, hs.Dynamic()), (Scaled, hs.Dynamic()), (Library, hs.NoScaling())):
     keras.utils.set_random_seed(0)
     model = kind([keras.layers.Dense(32, "relu", dtype="mixed_float16"), keras.layers.Dense(1, dtype="float32")])
     model.compile(hs.LossScaleOptimizer(keras.optimizers.SGD(0.05), strategy))
     hs.protect(model)
-    losses = model.fit(x, x[:, :1], epochs=10, verbose=0).history["loss"]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", hs.ScaleWarning)
+        losses = model.fit(x, x[:, :1], epochs=10, verbose=0).history["loss"]
     print(f"{kind.__name__} with {type(strategy).__name__}: loss {losses[0]:.2f} to {losses[-1]:.2f}")
+    for warning in said:
+        print(warning.message)
