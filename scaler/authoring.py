@@ -17,6 +17,7 @@ from scaler.backend.autograph import no_autograph as no_autograph
 from scaler.backend.autograph import with_user_autograph as with_user_autograph
 from scaler.backend.graphs import at_each_call as at_each_call
 from scaler.backend.graphs import in_xla
+from scaler.backend.graphs import repeat_checks as repeat_checks
 from scaler.backend.layers import alive as alive
 from scaler.backend.variables import outside_the_graph as outside_the_graph
 from scaler.gate.arguments import check_arguments as check_arguments
@@ -42,6 +43,7 @@ __all__ = [
     "no_autograph",
     "no_forward_pass",
     "outside_the_graph",
+    "repeat_checks",
     "selects",
     "warn_of_no_decision",
     "warn_of_unseen_loss",

@@ -4,7 +4,7 @@ Exception
 └── ScalerError
     ├── InvalidArgument (also a ValueError)         an argument that cannot work, refused before anything ran
     ├── StuckError (also a RuntimeError)            the scaler makes no progress
-    ├── UnsupportedVersion (also a RuntimeError)    a Keras or TensorFlow that works otherwise than the tested ones
+    ├── UnsupportedVersion (also a RuntimeError)    a Keras or TensorFlow that works differently from the tested ones
     └── LoopError                                   what `loops` raises: see loops/support/errors.py
 
 UserWarning
@@ -13,13 +13,16 @@ UserWarning
 """
 
 import functools
-import importlib.metadata
 import pathlib
 import re
 
 
 class ScalerError(Exception):
-    """Base of every exception raised by `scaler`."""
+    """Base of every exception that Halfstep raises by itself: catch it to catch them all.
+
+    A message says what happened, what is allowed and what to do. Ctrl-C and errors of your own code are no
+    `ScalerError`.
+    """
 
     # AutoGraph keeps the type of an exception raised while a tf.function is traced only if this is its constructor;
     # any other class reaches the caller as a StagingError that no `except ScalerError` catches.
@@ -32,29 +35,12 @@ class ScalerError(Exception):
     # constructor, and a copy or an unpickled error has it once.
     @functools.cached_property
     def __notes__(self) -> list[str]:
-        return [f"halfstep: see {page_of(type(self))}"]
-
-
-def page_of(kind: type) -> str:
-    """The page of the documentation about an exception of this package, or about the base of a user's own one.
-
-    It is an address if the installed metadata has that of the documentation, and otherwise a path in the repository.
-    """
-    name = next(one.__name__ for one in kind.__mro__ if one.__module__ in _MODULES)
-    address = _documentation()
-    return f"{address}/errors/{name}.html" if address else f"docs/errors/{name}.md"
+        # The nearest class of this package: a user's own one has no help of ours.
+        name = next(one.__name__ for one in type(self).__mro__ if one.__module__ in _MODULES)
+        return [f'halfstep: help("halfstep.{name}") says what to do']
 
 
 _MODULES = ("scaler.errors", "loops.support.errors")
-
-
-@functools.cache
-def _documentation() -> str:
-    try:
-        urls = importlib.metadata.metadata("halfstep").get_all("Project-URL", [])
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-    return dict(url.split(", ", 1) for url in urls).get("Documentation", "").rstrip("/")
 
 
 def sentence(text: str) -> str:
@@ -77,20 +63,46 @@ _OWN_FILES = tuple(str(pathlib.Path(__file__).parents[1] / name) for name in ("s
 
 
 class InvalidArgument(ScalerError, ValueError):
-    """An argument cannot work. The message says what was passed, what is allowed and what to do."""
+    """An argument cannot work, or the order of the calls would give a wrong result.
+
+    The message says what was passed, what is allowed and what to do. An argument is refused before anything ran. What
+    only the gradients of a step show is refused before that step moves a weight. If the message is about gradients
+    (`apply(grads): ...`, `unscale(grads): ...`), check the order of the calls: `scale` the loss inside of the tape,
+    differentiate its result, and pass these gradients to `apply` in the same step.
+    """
 
 
 class StuckError(ScalerError, RuntimeError):
-    """The scaler makes no progress. The message says since when, why, and what to try."""
+    """The loss scaler skips too many steps, so that the run makes no progress.
+
+    `LossScaler.check` raises it, which a `Loop` calls at each visit, and `LossScaleLogger` in `fit`. The message says
+    since when, why the last step was skipped, and what to try. Skipped steps change nothing: the weights are those
+    after the last applied step.
+
+    If no loss scale helps, the data or the model is the cause: look for NaN, infinities, wrong labels and a forward
+    pass that overflows; `halfstep explain` and `halfstep.Explain()` find where it began. If the scale is at its floor,
+    lower `min_scale`. If the run is meant to search for longer, pass another `StuckPolicy`.
+    """
 
 
 class UnsupportedVersion(ScalerError, RuntimeError):
-    """This release of Keras or TensorFlow works otherwise than the tested ones. Nothing was changed."""
+    """This release of Keras or TensorFlow works differently from the tested ones, which the message names.
+
+    Nothing was changed, unless the message ends with "The weights have moved: load them again". `pip install halfstep`
+    chooses versions that fit.
+    """
 
 
 class StuckWarning(UserWarning):
-    """The scaler makes no progress, and the policy is to warn."""
+    """The loss scaler skips too many steps, and its policy is `StuckPolicy("warn")`.
+
+    The run continues, and may skip all further steps. What to do is the same as for a `StuckError`.
+    """
 
 
 class ScaleWarning(UserWarning):
-    """A step that is probably not what was meant: a loss that nobody scaled, a loss in float16, a missing snapshot."""
+    """A step is probably not what was meant: a loss that nobody scaled, a loss in float16, a missing snapshot.
+
+    The step is taken as it was written, and may train wrongly or not at all. The end of the message says what to do.
+    In tests make it an error: `warnings.simplefilter("error", halfstep.ScaleWarning)`.
+    """

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from markdown_blocks import python_blocks
 
+import halfstep as hs
 import loops
 import scaler
 
@@ -241,5 +242,6 @@ def test_a_model_that_is_compiled_anew_trains_what_was_unfrozen():
     model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3)), loss=cross_entropy)
     model.fit(train, verbose=0)
     before = backbone.get_weights()
-    exec(block, {**globals(), "backbone": backbone, "model": model, "cross_entropy": cross_entropy, "train": train})
+    names = {"backbone": backbone, "model": model, "cross_entropy": cross_entropy, "train": train}
+    exec(block, {"hs": hs, "keras": keras, **names})
     assert not np.array_equal(backbone.get_weights()[0], before[0])

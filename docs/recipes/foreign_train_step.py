@@ -6,51 +6,38 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import scaler
-
-keras.utils.set_random_seed(0)
-keras.config.set_dtype_policy("mixed_float16")
+import halfstep as hs
 
 
-class Library(keras.Model):
+class Library(keras.Sequential):
     """Stands for the class of a library, such as an approximator of bayesflow."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = keras.layers.Dense(32, activation="relu")
-        self.head = keras.layers.Dense(1, dtype="float32")
-
-    def call(self, x):
-        return self.head(self.body(x))
-
-    def compute_metrics(self, x, y):
-        return {"loss": tf.reduce_mean(tf.square(self(x) - y))}
 
     def train_step(self, data):
         with tf.GradientTape() as tape:
-            metrics = self.compute_metrics(*data)
-        grads = tape.gradient(metrics["loss"], self.trainable_variables)
+            loss = tf.reduce_mean(tf.square(self(data[0]) - data[1]))
+        grads = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
-        return metrics
+        return {"loss": loss}
 
 
 class Scaled(Library):
     def train_step(self, data):  # a copy of the library's, with two lines changed
         with tf.GradientTape() as tape:
-            metrics = self.compute_metrics(*data)
-            scaled = self.optimizer.scale_loss(metrics["loss"])  # the last line inside of the tape
+            loss = tf.reduce_mean(tf.square(self(data[0]) - data[1]))
+            scaled = self.optimizer.scale_loss(loss)  # the last line inside of the tape
         grads = tape.gradient(scaled, self.trainable_variables)
         self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
-        return metrics
+        return {"loss": loss}
 
 
 x = np.random.default_rng(0).normal(size=(512, 8)).astype("float32")
-for kind, strategy in ((Library, scaler.Dynamic()), (Scaled, scaler.Dynamic()), (Library, scaler.NoScaling())):
-    model = kind()
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.05), strategy))
-    scaler.protect(model)
+for kind, strategy in ((Library, hs.Dynamic()), (Scaled, hs.Dynamic()), (Library, hs.NoScaling())):
+    keras.utils.set_random_seed(0)
+    model = kind([keras.layers.Dense(32, "relu", dtype="mixed_float16"), keras.layers.Dense(1, dtype="float32")])
+    model.compile(hs.LossScaleOptimizer(keras.optimizers.SGD(0.05), strategy))
+    hs.protect(model)
     with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", scaler.ScaleWarning)
+        warnings.simplefilter("always", hs.ScaleWarning)
         losses = model.fit(x, x[:, :1], epochs=10, verbose=0).history["loss"]
     print(f"{kind.__name__} with {type(strategy).__name__}: loss {losses[0]:.2f} to {losses[-1]:.2f}")
     for warning in said:

@@ -3,18 +3,16 @@
 import keras
 import tensorflow as tf
 
-import scaler
-from loops import tasks
+import halfstep as hs
 
 keras.utils.set_random_seed(0)
 keras.config.set_dtype_policy("mixed_float16")  # with torch.autocast("cuda", torch.float16):
-digits = tasks.load("digits")
-hidden = [keras.layers.Flatten(), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(64, activation="relu")]
+digits = hs.loops.tasks.load("digits")
+hidden = [keras.layers.Flatten(), keras.layers.Dense(64, activation="relu")]
 net = keras.Sequential([keras.Input([8, 8, 1]), *hidden, keras.layers.Dense(10, dtype="float32")])
-loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)  # loss_fn = nn.CrossEntropyLoss()
 cosine = keras.optimizers.schedules.CosineDecay(1e-2, decay_steps=4 * 22)  # CosineAnnealingLR(optimizer, T_max=4 * 22)
 optimizer = keras.optimizers.AdamW(cosine, weight_decay=0.01)  # torch.optim.AdamW(net.parameters(), 1e-2)
-loss_scaler = scaler.LossScaler(scaler.presets.pytorch())  # scaler = torch.amp.GradScaler("cuda")
+loss_scaler = hs.LossScaler(hs.presets.pytorch())  # scaler = torch.amp.GradScaler("cuda")
 checkpoint = tf.train.Checkpoint(net=net, optimizer=optimizer, scaler=loss_scaler)
 
 
@@ -22,23 +20,18 @@ checkpoint = tf.train.Checkpoint(net=net, optimizer=optimizer, scaler=loss_scale
 def train_step(inputs, targets):
     with tf.GradientTape() as tape:  # optimizer.zero_grad()
         outputs = net(inputs, training=True)  # outputs = net(inputs)
-        loss = loss_fn(targets, outputs)  # loss = loss_fn(outputs, targets)
+        loss = digits.loss(targets, outputs)  # loss = loss_fn(outputs, targets)
         scaled = loss_scaler.scale(loss)  # scaler.scale(loss)
-    weights = net.trainable_variables
-    gradients = tape.gradient(scaled, weights)  # .backward()
-    outcome = loss_scaler.apply(  # scaler.unscale_(optimizer); scaler.step(optimizer); scaler.update()
-        optimizer,
-        gradients,
-        weights,
-        clip_norm=1.0,  # clip_grad_norm_(net.parameters(), 1.0)
-    )
-    return loss, outcome
+    gradients = tape.gradient(scaled, net.trainable_variables)  # .backward()
+    # scaler.unscale_(optimizer); clip_grad_norm_(net.parameters(), 1.0); scaler.step(optimizer); scaler.update()
+    loss_scaler.apply(optimizer, gradients, net.trainable_variables, clip_norm=1.0)
+    return loss
 
 
 data = tf.data.Dataset.from_tensor_slices((digits.images, digits.labels)).shuffle(1438, seed=0)
 for epoch in range(4):
     for inputs, targets in data.batch(64, drop_remainder=True):
-        loss, outcome = train_step(inputs, targets)  # loss.item() reads it, as float(loss) does below
+        loss = train_step(inputs, targets)
     loss_scaler.check()  # GradScaler never says that a run is stuck
     print(f"epoch {epoch}: loss {float(loss):.2f}, scale {loss_scaler.loss_scale:.0f}")  # scaler.get_scale()
 

@@ -2,24 +2,14 @@
 
 import keras
 import tensorflow as tf
-from sklearn.datasets import load_digits
 
-import scaler
+import halfstep as hs
 
 keras.utils.set_random_seed(0)
 keras.config.set_dtype_policy("mixed_float16")
 
 
-class Consistent(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.noise = keras.layers.GaussianNoise(0.2, seed=0)
-        self.body = keras.Sequential([keras.layers.Dense(128, activation="relu"), keras.layers.BatchNormalization()])
-        self.head = keras.layers.Dense(10, dtype="float32")
-
-    def call(self, x, training=False):
-        return self.head(self.body(self.noise(x, training=training), training=training))
-
+class Consistent(keras.Sequential):
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
@@ -28,26 +18,18 @@ class Consistent(keras.Model):
             scaled = self.optimizer.scale_loss(loss)  # the last line inside of the tape
         grads = tape.gradient(scaled, self.trainable_variables)
         self.optimizer.apply(grads, self.trainable_variables)  # divides by the scale, applies or skips
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss)
-            else:
-                metric.update_state(y, one)
-        return self.get_metrics_result()
+        return {**self.compute_metrics(x, y, one), "loss": loss}
 
 
-digits = load_digits()
-x, y = digits.data.astype("float32") / 16.0, digits.target
-model = Consistent()
-model.compile(
-    scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), scaler.Dynamic()),
-    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    metrics=["accuracy"],
-)
-scaler.protect(model)  # a skipped step also puts back BatchNorm, seed generators and metrics
-history = model.fit(
-    x[:1500], y[:1500], batch_size=50, epochs=6, verbose=0, callbacks=[scaler.LossScaleLogger()]
-).history
-print("loss", " ".join(f"{loss:.2f}" for loss in history["loss"]))
+digits = hs.loops.tasks.load("digits")
+noise, body = keras.layers.GaussianNoise(0.2, seed=0), keras.layers.Dense(128, activation="relu")
+hidden = [keras.layers.Flatten(), noise, body, keras.layers.BatchNormalization()]
+model = Consistent([keras.Input((8, 8, 1)), *hidden, keras.layers.Dense(10, dtype="float32")])
+cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(hs.LossScaleOptimizer(keras.optimizers.Adam(1e-3)), cross_entropy, metrics=["accuracy"])
+hs.protect(model)  # a skipped step also puts back BatchNorm, seed generators and metrics
+logger = hs.LossScaleLogger()
+history = model.fit(digits.images, digits.labels, epochs=6, verbose=0, callbacks=[logger]).history
+print("accuracy", " ".join(f"{accuracy:.2f}" for accuracy in history["accuracy"]))
 print(f"loss scale {history['loss_scale'][-1]:.0f}, {history['skipped_steps'][-1]} steps skipped")
-print(f"held out: {model.evaluate(x[1500:], y[1500:], batch_size=99, verbose=0, return_dict=True)['accuracy']:.1%}")
+print(f"held out: {digits.accuracy(model):.1%}")

@@ -3,18 +3,15 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
 
-import loops
-import scaler
+import halfstep as hs
 
 keras.utils.set_random_seed(0)
 keras.config.set_dtype_policy("mixed_float16")
-
-digits = load_digits()
-images = digits.images.repeat(4, axis=1).repeat(4, axis=2)[..., None].repeat(3, axis=3).astype("float32") / 8.0 - 1.0
-labels = digits.target.astype("int32")
-examples = tf.data.Dataset.from_tensor_slices((images[:1500], labels[:1500]))
+digits = hs.loops.tasks.load("digits")
+images = np.tile(digits.images.repeat(4, 1).repeat(4, 2), 3) * 2.0 - 1.0  # 32 by 32 pixels, of 3 colours
+held_out = np.tile(digits.test_images.repeat(4, 1).repeat(4, 2), 3) * 2.0 - 1.0
+examples = tf.data.Dataset.from_tensor_slices((images, digits.labels)).shuffle(1438, seed=0).repeat().batch(32)
 
 # Yours has weights="imagenet", and all of its layers. Here nothing is downloaded: the weights are random, a few forward
 # passes give BatchNorm its statistics, and two blocks are enough for digits.
@@ -24,35 +21,26 @@ for layer in backbone.layers:
     layer.momentum = 0.5
 for _ in range(8):
     backbone(images[:256], training=True)
-
 inputs = keras.Input((32, 32, 3))
 features = backbone(inputs, training=False)  # BatchNorm keeps its statistics, also when its weights are trained
 model = keras.Model(inputs, keras.layers.Dense(10, dtype="float32")(keras.layers.Flatten()(features)))
-cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def make_loop(learning_rate):
-    """All that belongs to one set of trainable variables: masters, optimizer, compiled functions, loss scaler."""
-    step = loops.TrainStep(
-        model, cross_entropy, keras.optimizers.Adam(learning_rate), loss_scaler=scaler.LossScaler(scaler.Dynamic())
-    )
-    return loops.Loop(step, examples.shuffle(1500, seed=0).repeat().batch(32), steps_per_call=10)
-
-
-def report(phase):
-    right = np.mean(np.argmax(model(images[1500:], training=False), axis=-1) == labels[1500:])
+def train(phase, learning_rate):
+    """Makes all that belongs to one set of trainable variables: masters, optimizer, compiled functions, loss scaler."""
+    step = hs.TrainStep(model, digits.loss, keras.optimizers.Adam(learning_rate))
+    loop = hs.Loop(step, examples, steps_per_call=10)
+    loop.run(60)
+    right = np.mean(np.argmax(model(held_out, training=False), axis=-1) == digits.test_labels)
     print(f"{phase}: {len(model.trainable_variables)} variables trained, {right:.0%} of the held-out digits right")
+    return loop
 
 
 backbone.trainable = False
-frozen = make_loop(1e-3)
-frozen.run(60)
-report("frozen")
-
+loop = train("frozen", 1e-3)
 backbone.trainable = True
 try:
-    frozen.run(70)
-except scaler.InvalidArgument as error:
+    loop.run(70)
+except hs.InvalidArgument as error:
     print(error)
-make_loop(1e-4).run(60)
-report("unfrozen")
+train("unfrozen", 1e-4)

@@ -388,6 +388,7 @@ class StepCalls:
     @scaler.authoring.no_autograph
     def _counted(self, batch: Any) -> dict[str, tf.Tensor]:
         step = self._traced(batch)
+        scaler.authoring.repeat_checks(step)
         found = find(step)
         read_only(self._models, step).warn_of_unfrozen(
             "Loop", "Make the step and the loop again, with a new optimizer and new MasterWeights."

@@ -38,6 +38,8 @@ _IS_APART: contextvars.ContextVar[bool] = contextvars.ContextVar("is_apart", def
 """Whether this is traced inside of what `apart` calls."""
 _ACTS: weakref.WeakKeyDictionary[Any, dict[Hashable, Callable[[], None]]] = weakref.WeakKeyDictionary()
 """What runs before each call of a function, by its graph."""
+_CHECKS: weakref.WeakKeyDictionary[Any, dict[Hashable, Callable[[], None]]] = weakref.WeakKeyDictionary()
+"""The checks of `at_each_call`, by each graph that was being traced."""
 _FUNCTIONS = ("f", "then_branch", "else_branch", "branches", "body")
 
 
@@ -112,8 +114,23 @@ def at_each_call(look: Callable[[], Any], check: Callable[[Any], None], key: Has
 
     graph = outermost_function()
     if graph is not None and _before_each_call(graph, act, key):
+        for one in _functions_around():
+            _CHECKS.setdefault(one, {})[key] = act
         with contextlib.suppress(AttributeError, RuntimeError):
             graph._add_scope_exit_callback(lambda: left.append(look()))
+
+
+def repeat_checks(function: Any) -> None:
+    """Makes the checks of a function's trace before each later call of the function that is being traced, too.
+
+    Whoever calls a trace from a second function needs this: `at_each_call` knew the first one alone.
+
+    Args:
+        function: A concrete function.
+    """
+    graph = outermost_function()
+    for key, act in _CHECKS.get(function.graph, {}).items() if graph is not None else ():
+        _before_each_call(graph, act, key)
 
 
 def before_each_call(act: Callable[[Any], None], key: Hashable) -> bool:
@@ -135,8 +152,12 @@ def outermost_function() -> Any:
     """The graph of the outermost function that is being traced, or None."""
     # The host calls the outermost function alone. A function inside a loop would be asked once, while it is traced, and
     # under XLA its call then lacks the answer.
-    functions = [graph for graph in graphs_around() if type(graph).__name__ == "FuncGraph"]
+    functions = _functions_around()
     return functions[-1] if functions and not tf.executing_eagerly() else None
+
+
+def _functions_around() -> list[Any]:
+    return [graph for graph in graphs_around() if type(graph).__name__ == "FuncGraph"]
 
 
 def _before_each_call(graph: Any, act: Callable[[], None], key: Hashable) -> bool:

@@ -343,7 +343,7 @@ def test_a_script_shows_the_sentence_once_and_little_else(case, shown_by_scripts
     shown = errors[errors.index("Traceback") :].strip().splitlines()
     assert sum(sentence in line for line in shown) == 1
     if hasattr(Exception, "add_note"):  # Python 3.10 shows none.
-        assert re.fullmatch(r"halfstep: see docs/errors/\w+\.md", shown.pop())
+        assert re.fullmatch(r'halfstep: help\("halfstep\.\w+"\) says what to do', shown.pop())
     assert len(shown) <= lines, errors
     assert "During handling" not in errors
     assert "in user code" not in errors

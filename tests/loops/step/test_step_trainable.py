@@ -81,6 +81,18 @@ def test_a_loop_that_goes_on_notices(change, steps_per_call):
     assert loop.run(12) == loops.Counters(12, 12, 12)
 
 
+@pytest.mark.parametrize("change", ["frozen", "unfrozen"])
+def test_a_loop_whose_first_call_traced_the_step_notices_in_later_ones(change):
+    """Where the loop tries XLA, on a CPU, it first takes one step by itself. The loop in the graph has its trace."""
+    frozen, after, says = CHANGES[change]
+    made = two_layers("float16", frozen)
+    loop = loop_of(loops.TrainStep(made, squared_error, keras.optimizers.SGD(0.1)), 3)
+    loop.run(6)
+    switch(made, after)
+    with pytest.raises(scaler.InvalidArgument, match=says):
+        loop.run(9)
+
+
 def test_made_anew_it_trains_what_is_trainable():
     made = two_layers("float16", [1])
     loops.TrainStep(made, squared_error, keras.optimizers.SGD(0.1))(PAIR)
