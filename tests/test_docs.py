@@ -32,7 +32,13 @@ def test_every_page_with_python_is_run_by_a_test():
 
 @pytest.mark.dear("a page is one program, with all that it shows")
 @pytest.mark.slow_with(
-    "resume.md", "formats.md", "accumulation.md", "train_step.md", "composed_step.md", "data_sources.md", "own_action.md"
+    "resume.md",
+    "formats.md",
+    "accumulation.md",
+    "train_step.md",
+    "composed_step.md",
+    "data_sources.md",
+    "own_action.md",
 )
 @pytest.mark.parametrize(
     "page",

@@ -18,7 +18,20 @@ LONGEST = 30  # Lines of code, beside imports and docstrings.
 
 
 @pytest.mark.slow_with(
-    "evaluate_beside", "export", "from_orbit", "manual_static", "mlflow_tracking", "own_layers", "own_source", "pruning"
+    "evaluate_beside",
+    "export",
+    "from_orbit",
+    "gradnorm",
+    "learning_rate_range",
+    "maml",
+    "manual_static",
+    "mlflow_tracking",
+    "own_layers",
+    "own_source",
+    "pcgrad",
+    "pruning",
+    "sam",
+    "two_optimizers",
 )
 @pytest.mark.exhaustive_with(
     "bfloat16",

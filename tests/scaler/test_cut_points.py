@@ -74,7 +74,9 @@ def test_a_sequential_model_and_one_name():
     assert layerwise.names == ("outputs", "one")
     x, y = cases.batch()
     for owner, names in (("outputs", {"two"}), ("one", {"one"})):
-        layerwise._scales["*"]._state["loss_scale"].assign([2.0**9 if name == owner else 1.0 for name in layerwise.names])
+        layerwise._scales["*"]._state["loss_scale"].assign(
+            [2.0**9 if name == owner else 1.0 for name in layerwise.names]
+        )
         with tf.GradientTape() as tape:
             loss = cases.loss_of(rescaled, x, y)
         raw = tape.gradient(loss, rescaled.trainable_variables)
