@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # With oneDNN some processors take ten times as long in float16, and others have other last bits.
 study pictures: export TF_ENABLE_ONEDNN_OPTS ?= 0
 study: .venv/ready
-	$(BIN)/halfstep study --out study
+	$(BIN)/halfstep lab study --out study
 
 # The pictures of README and of the first pages, as the study and the commands of the pages draw them: five minutes.
 pictures: study

@@ -25,7 +25,7 @@ def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 def digits_cnn(policy: str, batch_size: int) -> Problem:
-    """The network of `halfstep study` on its real digits."""
+    """The network of `halfstep lab study` on its real digits."""
     task = loops.tasks.load("digits")
     batch = tf.constant(task.images[:batch_size]), tf.constant(task.labels[:batch_size])
     return Problem(task.model(policy), task.loss, batch)

@@ -12,7 +12,7 @@ POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 STRATEGIES = ("dynamic", "headroom", "histogram", "delayed_amax", "log_normal", "smooth")
 """The strategies that need no argument."""
 TUNED = ("static", "dynamic", "headroom", "log_normal", "histogram", "delayed_amax", "smooth")
-"""The strategies whose parameters `halfstep tune` searches."""
+"""The strategies whose parameters `halfstep lab tune` searches."""
 PRESETS = (
     "apex",
     "chainer",
@@ -52,7 +52,7 @@ SETUPS = (
     "small-mixed-none",
     "small-mixed-dynamic",
 )
-"""The set-ups that `halfstep study` compares."""
+"""The set-ups that `halfstep lab study` compares."""
 EMULATED = ("emulated-float8", "emulated-mxfp8", "emulated-mxfp6", "emulated-mxfp4", "emulated-nvfp4")
 """Further ones, which run if they are named."""
 UNIT_SCALED = ("unit-float32", "unit-mixed-none")

@@ -23,22 +23,8 @@ from halfstep.commands import (
     watch,
 )
 
-_COMMANDS = (
-    study,
-    train,
-    watch,
-    report,
-    compare,
-    lint,
-    inspect,
-    explain,
-    cure,
-    observe,
-    replay,
-    tune,
-    doctor,
-    completion,
-)
+_COMMANDS = (train, report, watch, explain, inspect, doctor, lint, completion)
+_EXPERIMENTS = (study, replay, tune, compare, cure, observe)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,6 +36,14 @@ def parser() -> argparse.ArgumentParser:
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in _COMMANDS:
         module.add_parser(commands)
+    lab = commands.add_parser(
+        "lab",
+        help="experiments with precisions and strategies: study, replay, tune, compare, cure, observe",
+        description="Experiments: what another precision, strategy or layer would have done.",
+    )
+    experiments = lab.add_subparsers(dest="command", required=True, metavar="EXPERIMENT")
+    for module in _EXPERIMENTS:
+        module.add_parser(experiments)
     return result
 
 

@@ -183,7 +183,7 @@ def test_the_report_is_made_as_shown(tmp_path, monkeypatch, capsys):
     (command,) = re.findall(r"^```sh\nhalfstep (.*?)\n```", text, flags=re.MULTILINE | re.DOTALL)
     assert cli.main(command.split()) == 0
     assert command in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert cli.main(["compare", "half", "single"]) == 0
+    assert cli.main(["lab", "compare", "half", "single"]) == 0
     assert {path.name for path in tmp_path.glob("*.*g")} == {
         *("exponents.svg", "headroom.png", "histogram.png", "loss.png", "loss_scale.png", "of_arrays.png")
     }

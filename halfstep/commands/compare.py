@@ -1,4 +1,4 @@
-"""`halfstep compare`: two runs, tensor by tensor."""
+"""`halfstep lab compare`: two runs, tensor by tensor."""
 
 from __future__ import annotations
 

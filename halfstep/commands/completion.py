@@ -69,6 +69,9 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """The parser of each command, which argparse keeps as the choices of the first argument."""
-    (action,) = (action for action in parser._actions if action.dest == "command")
-    assert isinstance(action.choices, dict)
-    return action.choices
+    found = {}
+    for action in parser._actions:
+        if action.dest == "command" and isinstance(action.choices, dict):
+            for name, one in action.choices.items():
+                found.update({name: one, **_commands(one)})
+    return found

@@ -1,4 +1,4 @@
-"""`halfstep observe`: whether observing a run changes it."""
+"""`halfstep lab observe`: whether observing a run changes it."""
 
 from __future__ import annotations
 

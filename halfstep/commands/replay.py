@@ -1,4 +1,4 @@
-"""`halfstep replay`: what other strategies would have done on a recorded run."""
+"""`halfstep lab replay`: what other strategies would have done on a recorded run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`halfstep study`: compares set-ups, with a report."""
+"""`halfstep lab study`: compares set-ups, with a report."""
 
 from __future__ import annotations
 

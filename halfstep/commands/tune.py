@@ -1,4 +1,4 @@
-"""`halfstep tune`: a strategy's parameters, searched on recorded runs."""
+"""`halfstep lab tune`: a strategy's parameters, searched on recorded runs."""
 
 from __future__ import annotations
 

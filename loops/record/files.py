@@ -23,7 +23,7 @@ EXPLANATIONS = "explanations.json"
 STEPS_CSV = "steps.csv"
 """The log of a run that does not write `STEPS`."""
 REPLAY = "replay.json"
-"""The output of `halfstep replay --json`, if the user saved it."""
+"""The output of `halfstep lab replay --json`, if the user saved it."""
 
 
 def check_run(run: str | os.PathLike, *, or_file: bool = False, hint: str = "") -> pathlib.Path:

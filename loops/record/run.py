@@ -84,7 +84,7 @@ class Recorded:
         facts: Metadata from the run's `summary.json` or its checkpoints: `task`, `policy`, `strategy` and so on.
         versions: The versions of the libraries it ran with, by name; empty if unknown.
         replayed: What other strategies would have done on its steps: one mapping per strategy, as printed by
-            `halfstep replay --json`.
+            `halfstep lab replay --json`.
         notes: What is missing or damaged: sentences that say how to record it.
         counted: What the run counted itself up to its newest checkpoint, or its end; None if nothing says it.
         traced: Whether steps were read from a trace.

@@ -89,5 +89,5 @@ def replayed_in(folder: pathlib.Path, notes: list[str]) -> tuple[Mapping[str, An
             return tuple(rows)
     except (ValueError, KeyError, TypeError):
         pass
-    notes.append(f"{REPLAY} is not the output of halfstep replay --json, and was ignored.")
+    notes.append(f"{REPLAY} is not the output of halfstep lab replay --json, and was ignored.")
     return ()

@@ -48,7 +48,7 @@ def replay(
         traces: A trace, the folder of a run with a trace, or what `read` returned; or a list of these. Every strategy
             starts from its initial state in each trace. Traces of six and more seeds give intervals.
         strategies: One or several, as text for `halfstep train --strategy`, or as objects.
-        validated: Files of what `halfstep replay --validate --json` printed of this problem, for the intervals.
+        validated: Files of what `halfstep lab replay --validate --json` printed of this problem, for the intervals.
         progress: Called with the number of finished strategies, and their total.
 
     Raises:

@@ -204,14 +204,14 @@ def _range(found: Range | None, form: str) -> str:
 
 PathLike = str | os.PathLike
 DIFFERENCE = "difference"
-"""The key of a strategy's difference in what `halfstep replay --validate --json` prints."""
+"""The key of a strategy's difference in what `halfstep lab replay --validate --json` prints."""
 
 
 def differences_in(paths: PathLike | Sequence[PathLike]) -> list[Tail]:
     """The differences that some files keep.
 
     Args:
-        paths: Files of what `halfstep replay --validate --json` printed.
+        paths: Files of what `halfstep lab replay --validate --json` printed.
 
     Raises:
         LoopError: If one cannot be read, or is something else.
@@ -226,7 +226,7 @@ def _of_file(path: pathlib.Path) -> list[Tail]:
         return [_tail(row[DIFFERENCE]) for row in rows if row[DIFFERENCE] is not None]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise LoopError(
-            f"{path}: cannot read validated runs from it: {error}. Expected what halfstep replay --validate --json "
+            f"{path}: cannot read validated runs from it: {error}. Expected what halfstep lab replay --validate --json "
             "printed."
         ) from None
 

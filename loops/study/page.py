@@ -291,7 +291,7 @@ def command(summary: Mapping) -> str:
     if strategies:  # They come with float32.
         chosen = [f"--strategy {shlex.quote(strategy)}" for strategy in strategies]
     counts = [f"--steps {summary['steps']}", f"--seeds {summary['seeds']}"]
-    return " ".join(["halfstep study", summary["task"], *counts, *chosen])
+    return " ".join(["halfstep lab study", summary["task"], *counts, *chosen])
 
 
 def _accuracy(row: Mapping) -> float:

@@ -79,7 +79,7 @@ def proposals(
             Proposal(
                 Kind.FOLLOWING_IN_FLOAT32,
                 f"{origin or nearest!r} and all after it in float32",
-                f"Give the layer {origin or nearest!r} and those after it dtype='float32'. `halfstep cure` finds the "
+                f"Give the layer {origin or nearest!r} and those after it dtype='float32'. `halfstep lab cure` finds the "
                 "fewest that need it.",
                 lambda: in_policy(following, "float32"),
                 layer=origin or nearest,
@@ -90,7 +90,7 @@ def proposals(
             Proposal(
                 Kind.ALL_IN_FLOAT32,
                 "every layer in float32",
-                "Compute in float32: keras.mixed_precision.set_dtype_policy('float32'). `halfstep cure` finds the "
+                "Compute in float32: keras.mixed_precision.set_dtype_policy('float32'). `halfstep lab cure` finds the "
                 "fewest layers that need it.",
                 lambda: in_policy(narrow, "float32"),
             )

@@ -73,7 +73,19 @@ def test_train_prints_json_that_others_can_read_when_the_loss_is_nan(capsys, tmp
 def test_study_writes_a_report(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     status, printed, _ = run(
-        capsys, "study", "--setup", "float32", "--setup", "mixed-dynamic", "--steps", 2, "--seeds", 1, "--out", tmp_path
+        capsys,
+        "lab",
+        "study",
+        "--setup",
+        "float32",
+        "--setup",
+        "mixed-dynamic",
+        "--steps",
+        2,
+        "--seeds",
+        1,
+        "--out",
+        tmp_path,
     )
     assert status == 0
     summary = strict((tmp_path / "summary.json").read_text())
@@ -90,12 +102,12 @@ def test_study_writes_a_report(capsys, tmp_path, monkeypatch):
 def test_study_compares_strategies(capsys, tmp_path):
     strategies = ["headroom", "static:2**10"]
     arguments = [word for text in strategies for word in ("--strategy", text)]
-    status, printed, _ = run(capsys, "study", *arguments, "--steps", 2, "--seeds", 1, "--out", tmp_path)
+    status, printed, _ = run(capsys, "lab", "study", *arguments, "--steps", 2, "--seeds", 1, "--out", tmp_path)
     assert status == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [row["name"] for row in summary["setups"]] == ["float32", "headroom", "static-2-10"]
     assert [run["strategy"] for run in summary["runs"]] == ["none", *strategies]
-    again = "halfstep study digits --steps 2 --seeds 1 --strategy headroom --strategy &#39;static:2**10&#39;"
+    again = "halfstep lab study digits --steps 2 --seeds 1 --strategy headroom --strategy &#39;static:2**10&#39;"
     assert again in (tmp_path / "report.html").read_text()
     assert "headroom" in printed
 
@@ -103,7 +115,7 @@ def test_study_compares_strategies(capsys, tmp_path):
 def test_study_prints_json_alone_also_with_nan(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("loops.study.compare.run_study", lambda *_, **__: {"setups": [{"final_loss": float("nan")}]})
     monkeypatch.setattr("loops.study.report.report_study", lambda out: [])
-    status, printed, _ = run(capsys, "study", "--out", tmp_path, "--json")
+    status, printed, _ = run(capsys, "lab", "study", "--out", tmp_path, "--json")
     assert status == 0
     assert strict(printed) == {"setups": [{"final_loss": None}]}
 
@@ -218,11 +230,11 @@ def test_the_verdict_follows_the_measurement(float16, said, line):
         (["train", "digits", "--strategy", "dynamic:growth=2"], ["'growth=2'", "growth_interval"]),
         (["train", "digits", "--strategy", "static:2**2000"], ["2**2000"]),
         (["train", "digits", "--strategy", "dynamic:consecutive_hysteresis=7"], ["consecutive_hysteresis"]),
-        (["study", "cifar"], ["'cifar'", "digits, mnist"]),
-        (["study", "--setup", "float8"], ["'float8'", "mixed-dynamic"]),
-        (["study", "--strategy", "none", "--strategy", "headrom"], ["did you mean 'headroom'?"]),
-        (["study", "--strategy", "headroom:memori=3"], ["did you mean 'memory'?", "relax_interval"]),
-        (["study", "--strategy", "headroom:memory=0"], ["memory=0"]),
+        (["lab", "study", "cifar"], ["'cifar'", "digits, mnist"]),
+        (["lab", "study", "--setup", "float8"], ["'float8'", "mixed-dynamic"]),
+        (["lab", "study", "--strategy", "none", "--strategy", "headrom"], ["did you mean 'headroom'?"]),
+        (["lab", "study", "--strategy", "headroom:memori=3"], ["did you mean 'memory'?", "relax_interval"]),
+        (["lab", "study", "--strategy", "headroom:memory=0"], ["memory=0"]),
     ],
 )
 def test_what_makes_no_sense_is_named_in_one_line_with_status_2(capsys, tmp_path, arguments, named):
@@ -242,9 +254,9 @@ def test_what_makes_no_sense_is_named_in_one_line_with_status_2(capsys, tmp_path
         (["train", "digits", "--steps", "many"], "'many': expected an integer of at least 1"),
         (["train", "digits", "--seed", "-1"], "'-1': expected an integer in [0, 2^32)"),
         (["train", "digits", "--seed", str(2**32)], "expected an integer in [0, 2^32)"),
-        (["study", "--setup", "float32", "--strategy", "none"], "not allowed with argument --setup"),
-        (["study", "--seeds", "0"], "'0': expected an integer of at least 1"),
-        (["study", "--steps", "1.5"], "'1.5': expected an integer of at least 1"),
+        (["lab", "study", "--setup", "float32", "--strategy", "none"], "not allowed with argument --setup"),
+        (["lab", "study", "--seeds", "0"], "'0': expected an integer of at least 1"),
+        (["lab", "study", "--steps", "1.5"], "'1.5': expected an integer of at least 1"),
         (["train"], "TASK"),
         (["fly"], "'fly'"),
         ([], "COMMAND"),
@@ -257,11 +269,11 @@ def test_arguments_that_cannot_be_read_have_status_2(capsys, arguments, named):
     assert named in errors.splitlines()[-1]
 
 
-@pytest.mark.parametrize("command", ["train", "study"])
+@pytest.mark.parametrize("command", ["train", "lab study"])
 def test_a_folder_that_cannot_be_written_is_named_in_one_line_with_status_1(capsys, tmp_path, command):
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        status, printed, errors = run(capsys, command, "digits", "--steps", 1, "--out", out)
+        status, printed, errors = run(capsys, *command.split(), "digits", "--steps", 1, "--out", out)
         assert (status, printed) == (1, "")
         assert errors.startswith("halfstep: ")
         assert errors.count("\n") == 1
@@ -280,14 +292,16 @@ def test_a_task_whose_data_cannot_be_had_is_status_1(capsys, tmp_path, monkeypat
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", ["train", "study"])
+@pytest.mark.parametrize("command", ["train", "lab study"])
 def test_an_interrupt_is_one_line_and_status_130(capsys, tmp_path, monkeypatch, command):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    module, function = {"train": ("loops.run.train", "train"), "study": ("loops.study.compare", "run_study")}[command]
+    module, function = {"train": ("loops.run.train", "train"), "lab study": ("loops.study.compare", "run_study")}[
+        command
+    ]
     monkeypatch.setattr(importlib.import_module(module), function, stop)
-    status, printed, errors = run(capsys, command, "digits", "--out", tmp_path)
+    status, printed, errors = run(capsys, *command.split(), "digits", "--out", tmp_path)
     assert (status, printed) == (130, "")
     assert errors == "halfstep: interrupted; what was written so far is kept.\n"
 
@@ -300,5 +314,5 @@ def test_python_m_is_the_same_command(module):
     )
     assert result.returncode == 0
     assert result.stdout.startswith("usage: halfstep")
-    for command in ("study", "train", "doctor"):
+    for command in ("train", "doctor", "lab"):
         assert command in result.stdout

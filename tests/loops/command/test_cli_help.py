@@ -31,13 +31,12 @@ from loops.study.setups import EMULATED, SETUPS, UNIT_SCALED
 from loops.support import signals
 
 HEAVY = ("tensorflow", "keras", "numpy", "scaler", "rich", "jinja2", "matplotlib", "pyarrow")
-COMMANDS = (
-    *("study", "train", "watch", "report", "compare", "lint", "inspect"),
-    *("explain", "cure", "observe", "replay", "tune", "doctor", "completion"),
-)
+COMMANDS = ("train", "report", "watch", "explain", "inspect", "doctor", "lint", "completion", "lab")
+EXPERIMENTS = ("study", "replay", "tune", "compare", "cure", "observe")
 ASKED = [
     ["--help"],
     *([command, "--help"] for command in COMMANDS),
+    *(["lab", command, "--help"] for command in EXPERIMENTS),
     ["--version"],
     ["trian"],
     [],
@@ -88,10 +87,12 @@ def test_nothing_heavy_is_imported_to_answer():
 
 def test_every_command_has_help_and_a_module_that_runs_it():
     answers, _ = answered()
-    for command in COMMANDS:
-        assert re.search(rf"^    {command}\b", answers["--help",][1], re.MULTILINE)
-        assert answers[command, "--help"][1].startswith(f"usage: halfstep {command}")
-        assert callable(importlib.import_module(f"halfstep.commands.{command}").run)
+    for group, commands in (((), COMMANDS), (("lab",), EXPERIMENTS)):
+        for command in commands:
+            assert re.search(rf"^    {command}\b", answers[(*group, "--help")][1], re.MULTILINE)
+            called = " ".join((*group, command))
+            assert answers[(*group, command, "--help")][1].startswith(f"usage: halfstep {called}")
+            assert command == "lab" or callable(importlib.import_module(f"halfstep.commands.{command}").run)
 
 
 def test_help_names_what_there_is():
@@ -112,7 +113,7 @@ def test_defaults_are_those_of_what_runs():
     options = parser().parse_args(["train", "digits"])
     assert options.wait == SECONDS
     RunOptions(options.policy, options.strategy, options.steps, options.seed)
-    assert f"default: {STEPS})" in " ".join(answered()[0]["study", "--help"][1].split())
+    assert f"default: {STEPS})" in " ".join(answered()[0]["lab", "study", "--help"][1].split())
 
 
 def test_versions_are_those_of_what_is_imported(monkeypatch):
@@ -151,13 +152,14 @@ def completed(*words, place="/"):
     ("words", "offered"),
     [
         (["tr"], ["train"]),
-        (["re"], ["report", "replay"]),
+        (["re"], ["report"]),
+        (["lab", "re"], ["replay"]),
         (["--v"], ["--version"]),
         (["train", "d"], ["digits"]),
         (["train", "digits", "--s"], ["--strategy", "--steps", "--seed"]),
         (["train", "digits", "--policy", "mixed"], ["mixed_float16", "mixed_bfloat16"]),
-        (["study", "--strategy", "none", "--strategy", "headr"], ["headroom"]),
-        (["tune", "run", "--strategy", "pytor"], []),
+        (["lab", "study", "--strategy", "none", "--strategy", "headr"], ["headroom"]),
+        (["lab", "tune", "run", "--strategy", "pytor"], []),
         (["train", "digits", "--steps", ""], []),
         (["train", "--out", "study", ""], ["digits", "mnist", "text"]),
         (["train", "digits", "--out", "study", ""], []),
@@ -179,6 +181,7 @@ def test_every_shell_has_the_same_words(shell):
     written = script(parser(), shell)
     for word in (
         *COMMANDS,
+        *EXPERIMENTS,
         *names.POLICIES,
         *names.SETUPS,
         *names.EMULATED,
@@ -193,7 +196,7 @@ def test_every_shell_has_the_same_words(shell):
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
 def test_fish_completes():
-    for typed, offered in (("halfstep tr", ["train"]), ("halfstep tune run --strategy del", ["delayed_amax"])):
+    for typed, offered in (("halfstep tr", ["train"]), ("halfstep lab tune run --strategy del", ["delayed_amax"])):
         command = ["fish", "-c", f"{script(parser(), 'fish')}\ncomplete -C '{typed}'"]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         assert [line.split("\t")[0] for line in result.stdout.splitlines()] == offered
@@ -225,7 +228,7 @@ def test_the_page_of_commands_has_each_in_a_line_that_is_understood():
     assert list(dict.fromkeys(line.split()[0] for line in said)) == [*COMMANDS, "--version"]
     for line in said[:-1]:
         words = line.replace("...", "").replace(" N", " 3").replace("SHELL", "bash").replace("[", "").replace("]", "")
-        assert parser().parse_args(words.split()).command == line.split()[0]
+        assert parser().parse_args(words.split()).command == line.removeprefix("lab ").split()[0]
 
 
 def test_the_page_of_commands_has_every_status():

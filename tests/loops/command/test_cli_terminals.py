@@ -93,24 +93,24 @@ COMMANDS = {
             ("loops.study.compare", "run_study", {"setups": [{"name": NAME, **ROW, **SHARES}], "runs": []}),
             ("loops.study.report", "report_study", []),
         ],
-        ["study"],
+        ["lab", "study"],
         f"{NAME} 98.7% (1 failed) -0.3 1.2e-02 1.5 3.2% 1.2%",
     ),
     "report": ([("loops.views.report", "write_report", 1234)], ["report", "run"], "1,234"),
     "replay": (
         [("loops.replay.sources", "tables_of", [("run", None)]), ("loops.replay.recording", "recording_of", None)]
         + [("loops.replay.replay", "replay_recordings", Replay(4321, (REPLAYED,), None, NONE))],
-        ["replay", "run", "--strategy", "dynamic"],
+        ["lab", "replay", "run", "--strategy", "dynamic"],
         f"4,321 {NAME} 1,234 1.234% 2^14.98 65536 0.123% 25% 987",
     ),
     "replay --live": (
         [("loops.replay.live", "live", Live(40, 60, SIDE, (SIDE,), None))],
-        ["replay", "run", "--strategy", "dynamic", "--live"],
+        ["lab", "replay", "run", "--strategy", "dynamic", "--live"],
         f"{NAME} 1,234 2^14.98 65536 0.54321",
     ),
     "compare": (
         [("loops.views.compare.compare", "compare", COMPARISON)],
-        ["compare", "a", "b"],
+        ["lab", "compare", "a", "b"],
         f"{LONG_ROW.name} float16 float32 17 41 1.75 9.25 2.5",
     ),
     "tune": (
@@ -121,7 +121,7 @@ COMMANDS = {
                 Tuned(NAME, "dynamic", 36, 0.01, 0.02, 0.03, 0.04, 0.02, None, None, (0.05, 0.06), (0.07, 0.08)),
             )
         ],
-        ["tune", "run"],
+        ["lab", "tune", "run"],
         f"{NAME} 1.0000% 2.0000% 3.0000% 4.0000% 5.0000% 6.0000% 7.0000% 8.0000%",
     ),
     "doctor": (
@@ -295,7 +295,7 @@ def test_a_full_disk_in_the_middle_of_the_output_asks_for_no_other_folder(ready,
     assert capsys.readouterr().err == said
 
 
-@pytest.mark.parametrize("asked", [["--help"], ["study", "--help"], ["--version"], ["completion", "bash"]])
+@pytest.mark.parametrize("asked", [["--help"], ["lab", "study", "--help"], ["--version"], ["completion", "bash"]])
 def test_a_process_whose_pipe_is_closed_says_nothing(asked):
     reads, writes = os.pipe()
     os.close(reads)

@@ -1,4 +1,4 @@
-"""Guards `halfstep replay` and `halfstep tune`: what they print and write, and that training does what was replayed."""
+"""Guards `halfstep lab replay` and `halfstep lab tune`: what they print and write, and that training does what was replayed."""
 
 import csv
 import json
@@ -48,8 +48,8 @@ def run(once, small_digits):
 
 
 def called(capsys, *arguments):
-    """The status, standard output and standard error of `halfstep replay`."""
-    return command_cases.run(capsys, "replay", *arguments)
+    """The status, standard output and standard error of `halfstep lab replay`."""
+    return command_cases.run(capsys, "lab", "replay", *arguments)
 
 
 @pytest.mark.exhaustive
@@ -243,8 +243,8 @@ def test_what_cannot_be_tuned(trace, strategy, said):
 
 def test_tune_as_a_command(run, capsys, monkeypatch):
     monkeypatch.setitem(GRIDS, "static", {"": ["2**4", "2**8"]})
-    assert cli.main(["tune", str(run), "--strategy", "static", "--json"]) == 0
+    assert cli.main(["lab", "tune", str(run), "--strategy", "static", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["default"], said["tried"]) == ("static:1024", 3)
-    assert cli.main(["tune", str(run), "--strategy", "apex"]) == 2
+    assert cli.main(["lab", "tune", str(run), "--strategy", "apex"]) == 2
     assert "expected one of static, dynamic" in capsys.readouterr().err

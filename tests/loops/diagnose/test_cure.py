@@ -1,4 +1,4 @@
-"""The fewest layers in float32: delta debugging against brute force, and what `halfstep cure` says about them."""
+"""The fewest layers in float32: delta debugging against brute force, and what `halfstep lab cure` says about them."""
 
 import itertools
 import json
@@ -83,7 +83,7 @@ def test_an_overflow_of_the_scale_does_not_hide_what_float32_cures(tmp_path):
 def test_what_could_not_be_tried_is_not_said_to_fail(tmp_path, capsys):
     """A layer that runs in float16 alone."""
     run = made("stubborn", tmp_path)
-    assert main(["cure", str(run), "--build", "planted:stubborn", "--step", "1", "--json"]) == 1
+    assert main(["lab", "cure", str(run), "--build", "planted:stubborn", "--step", "1", "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert (answer["layers"], answer["cured"], answer["untried"]) == (None, False, ["stubborn"])
     assert answer["why"].startswith("It does not pass with every other layer in float32, and 'stubborn' could not be")

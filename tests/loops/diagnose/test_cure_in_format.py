@@ -110,7 +110,7 @@ def test_the_layer_whose_weights_are_flushed_is_left_out(build, tmp_path):
 @pytest.mark.exhaustive
 def test_the_command_says_it_as_text_and_as_json(tmp_path, capsys):
     of(by_step, tmp_path)
-    command = ["cure", str(tmp_path), "--build", f"{__name__}:by_step", "--step", "4", "--format", FP8]
+    command = ["lab", "cure", str(tmp_path), "--build", f"{__name__}:by_step", "--step", "4", "--format", FP8]
     assert main(command) == 0
     assert capsys.readouterr().out.startswith("Step 4: 2 of 3 layers may be in float8_e4m3fn. Together they move")
     assert main([*command, "--json"]) == 0

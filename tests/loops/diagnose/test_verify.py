@@ -57,7 +57,7 @@ def test_the_command_prints_it_and_says_so_with_its_status(capsys, monkeypatch):
     change = loops.observe.Change("graph", ("square",), 1, {"loss": (1.0, np.inf)})
     found = loops.observe.Verification(2, ("square",), (), {"graph": ("a", "b")}, "an operation", (change,))
     monkeypatch.setattr("loops.diagnose.verify.verify", lambda build, steps: build() and found)
-    arguments = ["observe", "--verify", "--build", "verify_cases:plain"]
+    arguments = ["lab", "observe", "--verify", "--build", "verify_cases:plain"]
     assert main(arguments) == 4
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
@@ -82,7 +82,7 @@ def test_the_command_prints_it_and_says_so_with_its_status(capsys, monkeypatch):
     ],
 )
 def test_a_program_that_is_not_there(text, sentence, capsys):
-    assert main(["observe", "--verify", "--build", text]) == 2
+    assert main(["lab", "observe", "--verify", "--build", text]) == 2
     assert sentence in capsys.readouterr().err
 
 

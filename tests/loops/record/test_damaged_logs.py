@@ -50,7 +50,7 @@ def test_every_reader_passes_a_damaged_line_over(line, tmp_path):
     resumed.load_state({"step": 10, "line": 0})
     assert path.read_bytes() == before
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 0
-    assert main(["compare", str(tmp_path), str(tmp_path)]) == 0
+    assert main(["lab", "compare", str(tmp_path), str(tmp_path)]) == 0
 
 
 @pytest.mark.exhaustive_with("JsonLines-steps.jsonl-0", "Csv-steps.csv-4")
@@ -79,7 +79,7 @@ def test_other_files_of_a_run_may_be_nested_too_deep(tmp_path):
     assert metadata_of(tmp_path) == ({}, {})
     notes = []
     assert replayed_in(tmp_path, notes) == ()
-    assert "not the output of halfstep replay --json" in notes[0]
+    assert "not the output of halfstep lab replay --json" in notes[0]
 
 
 def test_a_number_beyond_64_bits_is_infinite(tmp_path):

@@ -40,7 +40,9 @@ def failing(monkeypatch):
 
 def study(capsys, out, *strategies, json_too=False):
     words = [word for text in strategies for word in ("--strategy", text)]
-    return run(capsys, "study", *words, "--steps", 2, "--seeds", 1, "--out", out, *(["--json"] if json_too else []))
+    return run(
+        capsys, "lab", "study", *words, "--steps", 2, "--seeds", 1, "--out", out, *(["--json"] if json_too else [])
+    )
 
 
 @pytest.mark.exhaustive
@@ -169,7 +171,7 @@ def test_a_run_that_fails_leaves_nothing_of_an_older_one(small, tmp_path, failin
 
 
 def test_the_help_names_each_status_and_the_tasks(capsys):
-    status, printed, _ = run(capsys, "study", "--help")
+    status, printed, _ = run(capsys, "lab", "study", "--help")
     words = " ".join(printed.split())
     assert status == 0
     assert "0 if all runs finished, 3 if some failed, 1 if none of what was compared finished" in words
@@ -178,7 +180,7 @@ def test_the_help_names_each_status_and_the_tasks(capsys):
 
 @pytest.mark.parametrize("name", ["text", "cifar"])
 def test_a_task_that_cannot_be_studied_is_refused_with_those_that_can(capsys, tmp_path, name):
-    status, printed, errors = run(capsys, "study", name, "--out", tmp_path / "out")
+    status, printed, errors = run(capsys, "lab", "study", name, "--out", tmp_path / "out")
     assert (status, printed) == (2, "")
     assert errors.startswith(f"halfstep: study {name!r}: expected one of digits, mnist. ")
     assert errors.count("\n") == 1

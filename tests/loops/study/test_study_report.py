@@ -160,7 +160,7 @@ def test_page_shows_every_setup_with_its_numbers(study):
     assert "small loss: dynamic 90.1% 90.0% to 90.2% not finite 3 8.5% 8.5% −8.5" in page.text
     assert "TensorFlow 2.99.0, Keras 3.99.0" in page.text
     assert "2 within an operation, 3 between operations" in page.text
-    assert f"halfstep study digits --steps {STEPS} --seeds 2 --setup float32 --setup mixed-none" in page.text
+    assert f"halfstep lab study digits --steps {STEPS} --seeds 2 --setup float32 --setup mixed-none" in page.text
 
 
 def test_the_constant_scales_of_a_study_are_said(tmp_path):
@@ -246,7 +246,7 @@ def test_result_sentence_comes_from_the_numbers(tmp_path, setups, sentence):
 
 def test_command_of_a_whole_study_names_no_setup():
     summary = {"task": "mnist", "steps": 5, "seeds": 1, "setups": [{"name": setup.name} for setup in SETUPS]}
-    assert page.command(summary) == "halfstep study mnist --steps 5 --seeds 1"
+    assert page.command(summary) == "halfstep lab study mnist --steps 5 --seeds 1"
 
 
 def figures_of(folder):

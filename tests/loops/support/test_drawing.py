@@ -12,7 +12,7 @@ from loops.support.drawing import save
 MISSING = 'halfstep: the figures need matplotlib: pip install "halfstep[study]"\n'
 
 
-@pytest.mark.parametrize("asked", [["study"], ["doctor", "--model", "x:y", "--out", "a.png"]])
+@pytest.mark.parametrize("asked", [["lab", "study"], ["doctor", "--model", "x:y", "--out", "a.png"]])
 def test_without_matplotlib_a_command_says_so_before_it_runs(capsys, monkeypatch, tmp_path, asked):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.chdir(tmp_path)

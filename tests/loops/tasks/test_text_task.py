@@ -124,5 +124,5 @@ def test_the_command_line_knows_it(monkeypatch, tiny, tmp_path, capsys):
     monkeypatch.setitem(tasks._TASKS, "text", lambda: tiny)
     assert cli.main(["train", "text", "--policy", "float16", "--steps", "3", "--out", str(tmp_path)]) == 0
     assert "perplexity" in capsys.readouterr().out
-    assert cli.main(["study", "text", "--out", str(tmp_path)]) != 0
+    assert cli.main(["lab", "study", "text", "--out", str(tmp_path)]) != 0
     assert "expected one of digits, mnist" in capsys.readouterr().err

@@ -254,7 +254,7 @@ def test_one_step_is_a_step_and_one_octave_an_octave():
 
 
 def command(capsys, *arguments):
-    return command_cases.run(capsys, "compare", *arguments)
+    return command_cases.run(capsys, "lab", "compare", *arguments)
 
 
 def test_the_command_prints_a_table_or_json(three, capsys):

@@ -291,7 +291,7 @@ def test_a_replayed_figure_has_its_interval(tmp_path):
 def test_what_is_no_replay_is_a_note(tmp_path, text):
     run = write_run(tmp_path / "run", steps=5)
     (run / "replay.json").write_text(text)
-    assert "replay.json is not the output of halfstep replay --json" in reported(tmp_path, run)
+    assert "replay.json is not the output of halfstep lab replay --json" in reported(tmp_path, run)
 
 
 def test_a_run_with_trouble_names_the_step_to_explain(tmp_path):
