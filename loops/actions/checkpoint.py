@@ -18,9 +18,17 @@ from loops.backend import checkpoints
 from loops.backend.versions import versions
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.state import folder
-from loops.loop.state.change import Changes, Resumed, is_another_strategy, rates_of, refuse_other_state, set_rates
+from loops.loop.state.change import (
+    Changes,
+    Resumed,
+    is_another_strategy,
+    rates_of,
+    refuse_other_state,
+    set_rates,
+)
 from loops.loop.state.describe import Found, newest_common, place
 from loops.loop.state.identity import check_identity, flat
+from loops.loop.state.regrouped import regroup
 from loops.loop.state.settings import differences, other_rates
 from loops.loop.state.values import NoText, exact
 from loops.loop.workers.workers import Workers
@@ -86,8 +94,9 @@ class Checkpoint:
         background: Whether a thread writes while the next steps are taken.
         changed: The names of settings that are meant to differ from those of the checkpoint, such as
             `["learning_rate", "clip_norm", "loss_scaler"]`: the run goes on with those of this program. Without it such
-            a run is refused. Another strategy of the loss scaler begins at the scale of the old one. Not `replicas`,
-            `workers` and `accumulate`. The change is kept in the checkpoints, and `halfstep inspect` shows it.
+            a run is refused. Another strategy of the loss scaler begins at the scale of the old one. With `["replicas"]`
+            it goes on with another number of them. Not `workers`. The change is kept in the checkpoints, and
+            `halfstep inspect` shows it.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -155,7 +164,7 @@ class Checkpoint:
             # A position that cannot be saved is restored by skipping, in the first iterator: a probe would make it.
             loop.position.problem = facts["data"]["problem"] if facts else None
             self._make_folder(loop)
-        if facts and not self._meant.are("Loop.jit_compile"):
+        if facts and not (self._meant.are("Loop.jit_compile") or "replicas" in changes):
             loop.calls.go_on_as(bool(facts["settings"]["Loop"]["jit_compile"]))
         state = loop.state(identity, folder=self.directory)
         self._meant.check({**flat(facts["identity"] if facts else {}), **flat(identity), **flat(state.settings)})
@@ -270,10 +279,12 @@ class Checkpoint:
         path, number = saved
         # An optimizer is described twice: as a part of the step, and as a setting of any program.
         known = {fact.split(".")[-1] for fact in changes}
+        here_now = {"identity": state.identity, "settings": state.settings}
+        unlike, changes = regroup(path, facts, here_now, changes, done=loop.counters.data)
         different = {
             fact: said
             for fact, said in differences(facts.get("settings", {}), state.settings).items()
-            if fact.split(".")[-1] not in known
+            if fact.split(".")[-1] not in known and not unlike.explains(fact)
         }
         changes = {**changes, **{fact: said for fact, said in different.items() if self._meant.are(fact)}}
         other = [said for fact, said in different.items() if fact not in changes]
@@ -290,14 +301,17 @@ class Checkpoint:
         )
         refuse_other_state(path, changes, saved_facts, here)
         strategies = (one.get("strategy") for one in (saved_facts, here))
-        apart = "loss_scaler" if "strategy" in changes and is_another_strategy(*strategies) else ""
+        anew = "strategy" in changes and is_another_strategy(*strategies)
+        unlike = unlike._replace(apart=unlike.apart | {"loss_scaler"}) if anew else unlike
         another_rate = any("learning_rate" in fact for fact in changes)
         rates = rates_of(loop.train_step) if another_rate else {}
-        state.check(path, facts, apart)
-        state.restore(checkpoint, path, facts, apart)
+        state.check(path, facts, unlike)
+        state.restore(checkpoint, path, facts, unlike)
         set_rates(rates)
-        if apart and "loss_scaler" in facts:
-            getattr(loop.train_step, apart).assign_scale(facts["loss_scaler"]["loss_scale"])
+        if anew and "loss_scaler" in facts:
+            getattr(loop.train_step, "loss_scaler").assign_scale(facts["loss_scaler"]["loss_scale"])
+        for caveat in loop.position.caveats_of_a_new_start if unlike.restart is not None else ():
+            warnings.warn(f"Checkpoint: {caveat}", ResumeWarning, stacklevel=3)
         said = list(changes.values())
         state.changes = [*facts.get("changes", []), *([{"step": number, "changed": said}] if said else [])]
         loop.resumed = Resumed(number, tuple(said))

@@ -37,13 +37,16 @@ class MicroBatches(tf.Module):
         self._overwrites = list(map(scaler.gradients.overwrites, weights))
         with tf.init_scope():
             self._count = local_variable(tf.constant(0, tf.int64), "micro_batches")
-            self._whole = local_variable(True, "whole")
-            self._sums = [local_variable(tf.zeros(weight.shape, _sum_dtype(weight)), "sum") for weight in weights]
+            # Added up where a run goes on with other replicas. The largest of new values is that of the first one then.
+            self._sums = [
+                local_variable(tf.zeros(weight.shape, _sum_dtype(weight)), "sum", _FIRST if overwrites else _SUM)
+                for weight, overwrites in zip(weights, self._overwrites, strict=True)
+            ]
             # The scale of the sums; 0 if they are empty, or from a checkpoint without this variable.
             self._scale = local_variable(0.0, "sum_scale")
-            # For each weight 1 if its sum was infinite, 2 if it was NaN, in the micro-batch that spoiled the window.
-            self._broken = local_variable(tf.zeros([len(weights)], tf.int64), "broken")
-            self._before = [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
+            # For each weight whether its sum was infinite or NaN, see `_kind`, in the micro-batch that spoiled the window.
+            self._broken = local_variable(tf.zeros([len(weights)], tf.int64), "broken", _SUM)
+            self._before = [self._state_before(variable) for variable in state]
 
     @property
     def state(self) -> list:
@@ -70,8 +73,12 @@ class MicroBatches(tf.Module):
     def _keep(self, state: list) -> None:
         """Makes room for the values of more variables, once for all replicas."""
         with scaler.authoring.outside_the_graph():
-            self._before += [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
+            self._before += [self._state_before(variable) for variable in state]
         self._state += state
+
+    @staticmethod
+    def _state_before(variable: Any) -> tf.Variable:
+        return local_variable(tf.convert_to_tensor(variable), "before", tf.VariableAggregation.NONE)
 
     def add(self, grads: list, loss_scale: tf.Tensor, may_branch: bool) -> None:
         """Adds a micro-batch.
@@ -102,7 +109,7 @@ class MicroBatches(tf.Module):
     @property
     def whole(self) -> tf.Tensor:
         """Whether every micro-batch of this window so far was finite, scalar bool."""
-        return tf.identity(self._whole)
+        return tf.reduce_all(tf.equal(self._broken, 0))
 
     @property
     def complete(self) -> tf.Tensor:
@@ -111,11 +118,12 @@ class MicroBatches(tf.Module):
 
     def gradients(self, grads: list) -> list:
         """The sum for every weight with a gradient in `grads`; an infinity or a NaN where one spoiled the window."""
-        seen = tf.gather([0.0, float("inf"), float("nan")], self._broken)
+        broken = tf.identity(self._broken)
+        spoiled = tf.where(broken < _NAN, float("inf"), float("nan"))
 
         def found(position: int) -> tf.Tensor:
-            total, spoiled = tf.identity(self._sums[position]), seen[position]
-            return tf.where(tf.equal(spoiled, 0.0), total, tf.cast(spoiled, total.dtype))
+            total = tf.identity(self._sums[position])
+            return tf.where(tf.equal(broken[position], 0), total, tf.cast(spoiled[position], total.dtype))
 
         return [None if grad is None else found(position) for position, grad in enumerate(grads)]
 
@@ -152,39 +160,39 @@ class MicroBatches(tf.Module):
     def _take(self, sums: list, may_branch: bool) -> None:
         """Assigns new sums if all of them are finite."""
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in sums])
-        whole = tf.logical_or(self._opens, self._whole)
-        spoils = tf.logical_and(whole, tf.logical_not(finite))
         known = tf.where(self._opens, tf.zeros_like(self._broken), self._broken)
+        spoils = tf.logical_and(tf.reduce_all(tf.equal(known, 0)), tf.logical_not(finite))
 
         def broken() -> tf.Tensor:
             return tf.stack(list(map(_kind, sums)))
 
         found = tf.cond(spoils, broken, lambda: known) if may_branch else tf.where(spoils, broken(), known)
         self._broken.assign(found)
-        self._whole.assign(tf.logical_and(whole, finite))
         for total, value in zip(self._sums, sums, strict=True):
             total.assign(tf.where(finite, value, total))
 
 
 _SMALLEST_NORMAL = 2.0**-126
+_INFINITE, _NAN = 1, 2**32
+"""What is wrong with a sum: also with a few of them, added up."""
+_FIRST, _SUM = tf.VariableAggregation.ONLY_FIRST_REPLICA, tf.VariableAggregation.SUM
 
 
-def local_variable(value: Any, name: str) -> tf.Variable:
-    """A variable of which each replica has its own value."""
+def local_variable(value: Any, name: str, aggregation: tf.VariableAggregation = _FIRST) -> tf.Variable:
+    """A variable of which each replica has its own value; `aggregation` is for a run that goes on with other replicas."""
     return tf.Variable(
         value,
         trainable=False,
         name=name,
         synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        aggregation=aggregation,
     )
 
 
 def _kind(value: tf.Tensor) -> tf.Tensor:
-    """0 for finite values, 1 with an infinity among them, 2 with a NaN."""
-    has_nan = tf.reduce_any(tf.math.is_nan(value))
-    kind = tf.cast(tf.reduce_any(tf.math.is_inf(value)), tf.int64)
-    return tf.where(has_nan, 2 * tf.ones_like(kind), kind)
+    """0 for finite values, `_INFINITE` with an infinity among them, `_NAN` with a NaN."""
+    infinite = tf.where(tf.reduce_any(tf.math.is_inf(value)), tf.constant(_INFINITE, tf.int64), 0)
+    return tf.where(tf.reduce_any(tf.math.is_nan(value)), tf.constant(_NAN, tf.int64), infinite)
 
 
 def _plus(total: tf.Tensor, factor: tf.Tensor, grad: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor:

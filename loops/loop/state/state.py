@@ -12,7 +12,9 @@ import tensorflow as tf
 
 from loops.backend.checkpoints import values
 from loops.loop.counters import CounterVariables
+from loops.loop.state import replicas
 from loops.loop.state.actions import ActionStates
+from loops.loop.state.change import Unlike
 from loops.loop.state.facts import FORMAT
 from loops.loop.state.identity import check_layout, warn_of_places
 from loops.loop.state.position import Position
@@ -66,6 +68,8 @@ class RunState:
         self._counters, self._position, self._loss_scaler = counters, position, loss_scaler
         self._actions = actions
         self.changes: list[dict] = []
+        # Batches of the dataset beyond those that the counters know: its batches may once have had another size.
+        self._ahead = 0
         self._facts = _Facts(self._describe)
 
     def trackables(self) -> dict:
@@ -78,33 +82,42 @@ class RunState:
             saved["held"] = self.held.saved
         return saved
 
-    def check(self, path: str, facts: Mapping, apart: str = "") -> None:
+    def check(self, path: str, facts: Mapping, unlike: Unlike = Unlike()) -> None:
         """Makes sure that a checkpoint holds the variables of this run, and warns where it does not seem so.
 
         Args:
             path: Of a checkpoint of this run.
             facts: Those saved in it.
-            apart: The group of variables that is not restored; empty for none.
+            unlike: What is not restored as it was saved.
 
         Raises:
             CheckpointError: If other variables were saved, or other weights were trained.
         """
         saved, here = (
-            {group: entries for group, entries in groups.items() if group != apart}
+            {group: entries for group, entries in groups.items() if group not in unlike.apart}
             for groups in (facts["variables"], layout(self.groups))
         )
+        flags = facts.get("trainable", {}), self._trainable
+        if unlike.replicas:
+            flags = tuple(
+                replicas.first_of_each(groups, {name: of[name] for name in groups if name in of})
+                for groups, of in zip((saved, here), flags, strict=True)
+            )
+            saved, here = (replicas.first_of_each(groups, groups) for groups in (saved, here))
         check_layout(path, saved, here, [*differences(facts.get("settings", {}), self.settings).values()])
-        check_trainable(path, facts.get("trainable", {}), self._trainable, here)
+        check_trainable(path, *flags, here)
         warn_of_places(path, saved, here)
 
-    def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping, apart: str = "") -> None:
+    def restore(
+        self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping, unlike: Unlike = Unlike()
+    ) -> None:
         """Restores everything.
 
         Args:
             checkpoint: Made of `trackables`.
             path: The path of a complete checkpoint that `check` has passed.
             facts: Its JSON.
-            apart: The group of variables that is not restored; empty for none.
+            unlike: What is not restored as it was saved.
 
         Raises:
             CheckpointError: If its parts are not those of this run.
@@ -119,10 +132,12 @@ class RunState:
                 f"{path} was saved with another train step: its tables and iterators were {then} and are "
                 f"{self.held.described}. Build what that run built, or choose another folder."
             )
-        self._position.go_to(path, facts["data"])
+        self._position.go_to(path, facts["data"], unlike.restart)
+        kept = {name: found for name, found in self.groups.items() if name not in unlike.apart}
+        left = {*unlike.apart, *(kept if unlike.replicas else ()), *(() if unlike.restart is None else ("position",))}
         try:
-            if apart:
-                others = {name: one for name, one in self.trackables().items() if name != apart}
+            if left:
+                others = {name: one for name, one in self.trackables().items() if name not in left}
                 tf.train.Checkpoint(**others).restore(path).assert_existing_objects_matched()
             else:
                 checkpoint.restore(path).assert_consumed()
@@ -137,8 +152,14 @@ class RunState:
                 f"{path}: its position in the data does not fit this dataset ({why}). Use the dataset of that run, or "
                 "choose another folder."
             ) from error
+        if unlike.replicas:
+            replicas.restore(path, facts["variables"], kept)
+        for variable in self.groups.get("window", ()) if "window" in unlike.apart else ():
+            variable.assign(tf.zeros_like(variable))  # No window is open.
+        batches = facts["data"]["batches"] if unlike.restart is None else unlike.restart
+        self._ahead = batches - facts["counters"]["data"]
         if self._position.problem:
-            self._position.skip_to(facts["data"]["batches"])
+            self._position.skip_to(batches)
         self._actions.restore(path, facts, facts["counters"]["data"])
         try:
             set_generators(facts["random"])
@@ -162,7 +183,7 @@ class RunState:
                 "skipped": counters.skipped,
             },
             "data": {
-                "batches": counters.data,
+                "batches": counters.data + self._ahead,
                 "problem": self._position.problem,
                 "caveats": self._position.caveats,
                 **self._position.described(),
