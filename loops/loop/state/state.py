@@ -138,7 +138,7 @@ class RunState:
         try:
             if left:
                 others = {name: one for name, one in self.trackables().items() if name not in left}
-                tf.train.Checkpoint(**others).restore(path).assert_existing_objects_matched()
+                tf.train.Checkpoint(**others).restore(path).assert_existing_objects_matched().expect_partial()
             else:
                 checkpoint.restore(path).assert_consumed()
         except tf.errors.NotFoundError as error:
