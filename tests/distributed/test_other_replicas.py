@@ -1,5 +1,6 @@
 """Guards that a run goes on with another number of replicas where that is meant: same batches, scale and weights."""
 
+import functools
 import io
 
 import keras
@@ -19,20 +20,27 @@ from loops.loop.state.describe import describe
 STOP, END = 5, 9
 
 
-def examples(bad=0):
+def examples(bad=None):
     """Sixteen batches of eight, each with its number in the last column of the targets; `bad` overflows."""
     random = np.random.default_rng(5)
     x = random.normal(size=(16, 8, 4)).astype(np.float32)
     numbers = np.broadcast_to(np.arange(16, dtype=np.float32)[:, None, None], (16, 8, 1))
     y = np.concatenate([random.normal(size=(16, 8, 1)).astype(np.float32), numbers], axis=-1)
-    y[bad, -1, 0] = 1e10 if bad else 0.0  # In the last replica's share.
+    if bad is not None:
+        y[bad, -1, 0] = np.inf  # In the last replica's share.
     return x, y
 
 
-def in_batches(size, bad=0, **options):
+def in_batches(size, bad=None):
     """The examples in the order of their batches, which a seed shuffles."""
+    keras.utils.set_random_seed(7)  # As the models do.
     shuffled = tf.data.Dataset.from_tensor_slices(examples(bad)).shuffle(16, seed=3)
-    return shuffled.unbatch().batch(size, **{"drop_remainder": True, **options}).prefetch(2)
+    return shuffled.unbatch().batch(size, drop_remainder=True).prefetch(2)
+
+
+def number_at(step):
+    """The number of the batch that a step takes."""
+    return int(next(y for at, (_, y) in enumerate(in_batches(8).as_numpy_iterator(), 1) if at == step)[0, 1])
 
 
 def loss_fn(y, prediction):
@@ -48,9 +56,7 @@ class Run:
         with strategy.scope() if strategy else tf.init_scope():
             self.model, self.optimizer = model(), keras.optimizers.Adam(1e-2)
             self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=3))
-            self.step = loops.TrainStep(
-                self.model, loss_fn, self.optimizer, loss_scaler=self.loss_scaler, **step
-            )
+            self.step = loops.TrainStep(self.model, loss_fn, self.optimizer, loss_scaler=self.loss_scaler, **step)
         self.outputs = {}
         saves = [loops.Checkpoint(folder, every=100, resume=True, changed=changed)] if folder else []
         self.loop = loops.Loop(
@@ -101,60 +107,44 @@ def test_it_goes_on_with_the_same_batches_and_nearly_the_same_bits(tmp_path, the
     assert again.loop.resumed == (END, ())
 
 
-def half(count, folder=None, **options):
-    model = lambda: models.stateful_model("float16", dropout=0.0)  # noqa: E731
-    return Run(count, folder, model=model, **{"data": in_batches(8, bad=HURTS), **options})
+def half(count, folder, changed=()):
+    """In float16, with BatchNorm and masters; the batch right after the change overflows."""
+    model = functools.partial(models.stateful_model, "float16", dropout=0.0)
+    return Run(count, folder, changed, data=in_batches(8, number_at(STOP + 1)), model=model)
 
 
-HURTS = next(
-    int(y[0, 1]) for number, (_, y) in enumerate(in_batches(8).as_numpy_iterator(), 1) if number == STOP + 1
-)
-"""The batch right after the change."""
+def statistics(run, name="moving"):
+    return cases.components([one for one in run.model.non_trainable_variables if name in one.path])
 
 
 @pytest.mark.parametrize(("then", "now"), [(4, 2), (1, 4)])
 def test_scale_masters_and_statistics_in_float16_with_a_skip_right_after(tmp_path, then, now):
     before = half(then, tmp_path).go(STOP)
-    run = half(now, tmp_path, changed=["replicas"]).go(STOP + 1)
+    run = half(now, tmp_path, ["replicas"]).go(STOP + 1)
     # The skipped step moved nothing: this is what the checkpoint had.
     assert run.said("applied") == [False]
     assert run.said("loss_scale") == [2.0**11]
     assert float(run.loss_scaler.loss_scale) == 2.0**10
     for ours, theirs in zip(run.weights(), before.weights(), strict=True):
         assert {part.tobytes() for part in ours} == {part.tobytes() for part in theirs}
-    moving = [variable for variable in run.model.non_trainable_variables if "moving" in variable.path]
-    for ours, theirs in zip(
-        cases.components(moving),
-        cases.components([one for one in before.model.non_trainable_variables if "moving" in one.path]),
-        strict=True,
-    ):
-        assert then == 1 or len({part.tobytes() for part in theirs}) == then
+    for ours, theirs in zip(statistics(run), statistics(before), strict=True):
+        assert len({part.tobytes() for part in theirs}) == then
         mean = np.mean(theirs, axis=0, dtype=np.float64).astype(np.float16)
         assert [part.tobytes() for part in ours] == [mean.tobytes()] * now
-    # And each replica's go on with its own share.
-    after = half(now, tmp_path).go(STOP + 2)
-    x = next(x for x, y in in_batches(8).as_numpy_iterator() if y[0, 1] == after.said("number")[-1])
+    # Each replica's go on with its own share: by hand, in float32, with the momentum of 0.5.
     kernel = before.model.trainable_variables[0].numpy().astype(np.float32)
-    for replica, part in enumerate(cases.components(moving[:1])[0] and cases.components(after_moving(after))[0]):
-        share = x[replica * 8 // now : (replica + 1) * 8 // now].astype(np.float16).astype(np.float32)
+    (parts,) = statistics(half(now, tmp_path).go(STOP + 2), "moving_mean")
+    shares = np.split(examples()[0][number_at(STOP + 2)], now)
+    for share, before_it, part in zip(shares, statistics(run, "moving_mean")[0], parts, strict=True):
         hidden = np.maximum(share @ kernel, 0).mean(axis=0)
-        np.testing.assert_allclose(part, 0.5 * mean_of(before) + 0.5 * hidden, atol=2e-3)
-
-
-def after_moving(run):
-    return [variable for variable in run.model.non_trainable_variables if "moving_mean" in variable.path]
-
-
-def mean_of(run):
-    return np.mean(cases.components(after_moving(run))[0], axis=0, dtype=np.float64)
+        np.testing.assert_allclose(part, 0.5 * before_it + 0.5 * hidden, atol=2e-3)
 
 
 @pytest.mark.parametrize("hurts", [False, True])
 @pytest.mark.parametrize(("then", "now"), [(4, 2), (4, 1), (1, 4)])
 def test_an_open_window_is_added_up(tmp_path, then, now, hurts):
     """Of two micro-batches, the first of which is on this side of the change. One replica may have spoiled it."""
-    number = next(y for at, (_, y) in enumerate(in_batches(8).as_numpy_iterator(), 1) if at == STOP)[0, 1]
-    data = lambda: in_batches(8, bad=int(number) if hurts else 0)  # noqa: E731
+    data = functools.partial(in_batches, 8, number_at(STOP) if hurts else None)
     whole = Run(then, accumulate=2, data=data()).go(END)
     Run(then, tmp_path, accumulate=2, data=data()).go(STOP)
     run = Run(now, tmp_path, ["replicas"], accumulate=2, data=data()).go(END)
@@ -244,8 +234,11 @@ def test_a_composed_step_keeps_its_windows(tmp_path):
     def loop(accumulate, changed=()):
         keras.utils.clear_session()
         model = models.one_layer()
-        part = loops.Part("a", [model], keras.optimizers.SGD(0.1))
-        forward = lambda batch: {"a": models.squared_error(batch[1][:, :1], model(batch[0], training=True))}  # noqa: E731
+        part = loops.Part("a", model, lambda error: error, keras.optimizers.SGD(0.1))
+
+        def forward(batch):
+            return models.squared_error(batch[1][:, :1], model(batch[0], training=True))
+
         step = loops.ComposedStep([part], forward=forward, accumulate=accumulate)
         saves = loops.Checkpoint(tmp_path, every=4, resume=True, changed=changed)
         return loops.Loop(step, in_batches(8), steps_per_call=1, actions=[saves])

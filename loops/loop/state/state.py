@@ -108,9 +108,7 @@ class RunState:
         check_trainable(path, *flags, here)
         warn_of_places(path, saved, here)
 
-    def restore(
-        self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping, unlike: Unlike = Unlike()
-    ) -> None:
+    def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping, unlike: Unlike = Unlike()) -> None:
         """Restores everything.
 
         Args:
