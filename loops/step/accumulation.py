@@ -37,7 +37,7 @@ class MicroBatches(tf.Module):
         self._overwrites = list(map(scaler.gradients.overwrites, weights))
         with tf.init_scope():
             self._count = local_variable(tf.constant(0, tf.int64), "micro_batches")
-            # Added up where a run goes on with other replicas. The largest of new values is that of the first one then.
+            # Added up where a run goes on with other replicas; of largest values the mean is taken there.
             self._sums = [
                 local_variable(tf.zeros(weight.shape, _sum_dtype(weight)), "sum", _FIRST if overwrites else _SUM)
                 for weight, overwrites in zip(weights, self._overwrites, strict=True)
@@ -46,7 +46,7 @@ class MicroBatches(tf.Module):
             self._scale = local_variable(0.0, "sum_scale")
             # For each weight whether its sum was infinite or NaN, see `_kind`, in the micro-batch that spoiled the window.
             self._broken = local_variable(tf.zeros([len(weights)], tf.int64), "broken", _SUM)
-            self._before = [self._state_before(variable) for variable in state]
+            self._before = [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
 
     @property
     def state(self) -> list:
@@ -73,12 +73,8 @@ class MicroBatches(tf.Module):
     def _keep(self, state: list) -> None:
         """Makes room for the values of more variables, once for all replicas."""
         with scaler.authoring.outside_the_graph():
-            self._before += [self._state_before(variable) for variable in state]
+            self._before += [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
         self._state += state
-
-    @staticmethod
-    def _state_before(variable: Any) -> tf.Variable:
-        return local_variable(tf.convert_to_tensor(variable), "before", tf.VariableAggregation.NONE)
 
     def add(self, grads: list, loss_scale: tf.Tensor, may_branch: bool) -> None:
         """Adds a micro-batch.

@@ -20,21 +20,21 @@ from loops.loop.state.describe import describe
 STOP, END = 5, 9
 
 
-def examples(bad=None):
-    """Sixteen batches of eight, each with its number in the last column of the targets; `bad` overflows."""
+def examples(bad=None, target=np.inf):
+    """Sixteen batches of eight, each with its number in the last column of the targets; `bad` has another target."""
     random = np.random.default_rng(5)
     x = random.normal(size=(16, 8, 4)).astype(np.float32)
     numbers = np.broadcast_to(np.arange(16, dtype=np.float32)[:, None, None], (16, 8, 1))
     y = np.concatenate([random.normal(size=(16, 8, 1)).astype(np.float32), numbers], axis=-1)
     if bad is not None:
-        y[bad, -1, 0] = np.inf  # In the last replica's share.
+        y[bad, -1, 0] = target  # In the last replica's share.
     return x, y
 
 
-def in_batches(size, bad=None):
+def in_batches(size, *bad):
     """The examples in the order of their batches, which a seed shuffles."""
     keras.utils.set_random_seed(7)  # As the models do.
-    shuffled = tf.data.Dataset.from_tensor_slices(examples(bad)).shuffle(16, seed=3)
+    shuffled = tf.data.Dataset.from_tensor_slices(examples(*bad)).shuffle(16, seed=3)
     return shuffled.unbatch().batch(size, drop_remainder=True).prefetch(2)
 
 
@@ -50,12 +50,25 @@ def loss_fn(y, prediction):
 class Run:
     """One run with its outputs by step; `replicas` of 0 means none of a strategy."""
 
-    def __init__(self, count, folder=None, changed=(), size=8, data=None, model=models.plain_model, actions=(), **step):
+    def __init__(
+        self,
+        count,
+        folder=None,
+        changed=(),
+        *,
+        size=8,
+        data=None,
+        model=models.plain_model,
+        guards=False,
+        actions=(),
+        **step,
+    ):
         keras.utils.clear_session()
         strategy = cases.mirrored(count) if count else None
         with strategy.scope() if strategy else tf.init_scope():
             self.model, self.optimizer = model(), keras.optimizers.Adam(1e-2)
-            self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=3))
+            scaling = scaler.Dynamic(2.0**10, growth_interval=3)
+            self.loss_scaler = scaler.LossScaler(scaler.SpikeGuard(scaling, window=3, loss=True) if guards else scaling)
             self.step = loops.TrainStep(self.model, loss_fn, self.optimizer, loss_scaler=self.loss_scaler, **step)
         self.outputs = {}
         saves = [loops.Checkpoint(folder, every=100, resume=True, changed=changed)] if folder else []
@@ -110,7 +123,7 @@ def test_it_goes_on_with_the_same_batches_and_nearly_the_same_bits(tmp_path, the
 def half(count, folder, changed=()):
     """In float16, with BatchNorm and masters; the batch right after the change overflows."""
     model = functools.partial(models.stateful_model, "float16", dropout=0.0)
-    return Run(count, folder, changed, data=in_batches(8, number_at(STOP + 1)), model=model)
+    return Run(count, folder, changed, data=in_batches(8, number_at(STOP + 1), 1e10), model=model)
 
 
 def statistics(run, name="moving"):
@@ -144,13 +157,25 @@ def test_scale_masters_and_statistics_in_float16_with_a_skip_right_after(tmp_pat
 @pytest.mark.parametrize(("then", "now"), [(4, 2), (4, 1), (1, 4)])
 def test_an_open_window_is_added_up(tmp_path, then, now, hurts):
     """Of two micro-batches, the first of which is on this side of the change. One replica may have spoiled it."""
-    data = functools.partial(in_batches, 8, number_at(STOP) if hurts else None)
+    data = functools.partial(in_batches, 8, *([number_at(STOP)] if hurts else []))
     whole = Run(then, accumulate=2, data=data()).go(END)
     Run(then, tmp_path, accumulate=2, data=data()).go(STOP)
     run = Run(now, tmp_path, ["replicas"], accumulate=2, data=data()).go(END)
     assert_like(run, whole)
     assert run.said("applied")[0] == (not hurts)
     assert run.said("variable") == whole.said("variable")
+
+
+@pytest.mark.parametrize(("then", "now"), [(4, 2), (1, 4)])
+def test_a_spike_guard_knows_the_loss_of_an_open_window(tmp_path, then, now):
+    options = {"accumulate": 2, "guards": True}
+    whole = Run(then, **options).go(END)
+    Run(then, tmp_path, **options).go(STOP)
+    run = Run(now, tmp_path, ["replicas"], **options).go(END)
+    assert_like(run, whole)
+    for name in ("loss_limit", "norm_limit"):
+        np.testing.assert_allclose(run.said(name), whole.said(name), rtol=1e-4)
+    assert np.isfinite(run.said("loss_limit")[-1])
 
 
 class Batches:

@@ -1,10 +1,9 @@
-"""Variables of a run that goes on with another number of replicas.
+"""Variables of a run that goes on with another number of replicas. Values
 
-Values that all replicas have alike stay as they are. Of values that differ, the variable's `aggregation` decides:
-
-    SUM, of a variable ON_READ    the first replica gets the sum, the others zeros: the sums of an open window
-    MEAN or NONE, of floats       all get the mean: BatchNorm's statistics
-    anything else                 all get the value of the first replica
+    that all have alike           stay as they are: weights, masters, slots, the loss scale, counters, seeds
+    ON_READ with SUM aggregation  are added up for the first replica, the others get zeros: the sums of an open window
+    other floats that differ      are averaged for all: BatchNorm's statistics
+    other integers that differ    are those of the first replica, for all
 """
 
 from __future__ import annotations
@@ -75,13 +74,11 @@ def key_of(group: str, place: int) -> str:
 def _shared(values: Sequence[np.ndarray], components: Sequence[tf.Variable]) -> Iterable:
     """The value of each component."""
     variable, first = components[0], values[0]
-    aggregation, dtype = variable.aggregation, variable.dtype
-    if aggregation == tf.VariableAggregation.SUM and variable.synchronization == tf.VariableSynchronization.ON_READ:
+    dtype, on_read = variable.dtype, variable.synchronization == tf.VariableSynchronization.ON_READ
+    if on_read and variable.aggregation == tf.VariableAggregation.SUM:
         total = tf.add_n([tf.constant(value, dtype) for value in values])
         return [total, *(tf.zeros_like(total) for _ in components[1:])]
-    alike = all(value.tobytes() == first.tobytes() for value in values)
-    averaged = aggregation in (tf.VariableAggregation.MEAN, tf.VariableAggregation.NONE) and dtype.is_floating
-    if alike or not averaged:
+    if not dtype.is_floating or all(value.tobytes() == first.tobytes() for value in values):
         return [first] * len(components)
     mean = tf.reduce_mean([tf.cast(tf.constant(value, dtype), tf.float64) for value in values], axis=0)
     return [tf.cast(mean, dtype)] * len(components)
