@@ -18,14 +18,7 @@ from loops.backend import checkpoints
 from loops.backend.versions import versions
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.state import folder
-from loops.loop.state.change import (
-    Changes,
-    Resumed,
-    is_another_strategy,
-    rates_of,
-    refuse_other_state,
-    set_rates,
-)
+from loops.loop.state.change import Changes, Resumed, is_another_strategy, rates_of, refuse_other_state, set_rates
 from loops.loop.state.describe import Found, newest_common, place
 from loops.loop.state.identity import check_identity, flat
 from loops.loop.state.regrouped import regroup
@@ -94,8 +87,8 @@ class Checkpoint:
         background: Whether a thread writes while the next steps are taken.
         changed: The names of settings that are meant to differ from those of the checkpoint, such as
             `["learning_rate", "clip_norm", "loss_scaler"]`: the run goes on with those of this program. Without it such
-            a run is refused. Another strategy of the loss scaler begins at the scale of the old one. With `["replicas"]`
-            it goes on with another number of them. Not `workers`. The change is kept in the checkpoints, and
+            a run is refused. Another strategy of the loss scaler begins at the scale of the old one. A run on another
+            number of devices names `replicas`; `workers` cannot change. The change is kept in the checkpoints, and
             `halfstep inspect` shows it.
 
     Raises:
@@ -279,8 +272,8 @@ class Checkpoint:
         path, number = saved
         # An optimizer is described twice: as a part of the step, and as a setting of any program.
         known = {fact.split(".")[-1] for fact in changes}
-        here_now = {"identity": state.identity, "settings": state.settings}
-        unlike, changes = regroup(path, facts, here_now, changes, done=loop.counters.data)
+        own = {"identity": state.identity, "settings": state.settings}
+        unlike, changes = regroup(path, facts, own, changes, loop.counters.data)
         different = {
             fact: said
             for fact, said in differences(facts.get("settings", {}), state.settings).items()
@@ -301,15 +294,15 @@ class Checkpoint:
         )
         refuse_other_state(path, changes, saved_facts, here)
         strategies = (one.get("strategy") for one in (saved_facts, here))
-        anew = "strategy" in changes and is_another_strategy(*strategies)
-        unlike = unlike._replace(apart=unlike.apart | {"loss_scaler"}) if anew else unlike
+        anew = "loss_scaler" if "strategy" in changes and is_another_strategy(*strategies) else ""
+        unlike = unlike._replace(apart=unlike.apart | {anew})
         another_rate = any("learning_rate" in fact for fact in changes)
         rates = rates_of(loop.train_step) if another_rate else {}
         state.check(path, facts, unlike)
         state.restore(checkpoint, path, facts, unlike)
         set_rates(rates)
         if anew and "loss_scaler" in facts:
-            getattr(loop.train_step, "loss_scaler").assign_scale(facts["loss_scaler"]["loss_scale"])
+            getattr(loop.train_step, anew).assign_scale(facts["loss_scaler"]["loss_scale"])
         for caveat in loop.position.caveats_of_a_new_start if unlike.restart is not None else ():
             warnings.warn(f"Checkpoint: {caveat}", ResumeWarning, stacklevel=3)
         said = list(changes.values())

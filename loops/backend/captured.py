@@ -1,8 +1,8 @@
 """The objects behind the handles that a function captured.
 
-    _dataset          what an iterator reads                    absent: it is not saved, and a caveat of the run names it
-    _ordering_token   orders the collective operations of one   absent: it is saved, and no run goes on with another
-                      replica; of CollectiveReplicaLauncher     number of replicas
+    _dataset         what an iterator reads                   absent: it is not saved, and a caveat of the run names it
+    _ordering_token  orders the collective operations of one  absent: it is saved, and a run with another number of
+                     replica, in a CollectiveReplicaLauncher  replicas is refused
 
 A function keeps only handles: their owners are found among all live Python objects. The kind of a resource is in the
 handle's text; if it is not, the handle counts as every kind.
@@ -61,11 +61,10 @@ def without_tokens(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
         return found
     try:
         module = importlib.import_module("tensorflow.python.distribute.cross_device_utils")
-        launcher = module.CollectiveReplicaLauncher
+        launchers = scaler.authoring.alive(module.CollectiveReplicaLauncher)
+        tokens = {id(getattr(one, "_ordering_token", None)) for objects in launchers for one in objects}
     except (ImportError, AttributeError):
         return found
-    alive = (one for objects in scaler.authoring.alive(launcher) for one in objects)
-    tokens = {id(getattr(one, "_ordering_token", None)) for one in alive}
     return [one for one in found if id(one) not in tokens]
 
 

@@ -44,7 +44,7 @@ class MicroBatches(tf.Module):
             ]
             # The scale of the sums; 0 if they are empty, or from a checkpoint without this variable.
             self._scale = local_variable(0.0, "sum_scale")
-            # For each weight whether its sum was infinite or NaN, see `_kind`, in the micro-batch that spoiled the window.
+            # For each weight the `_kind` of its sum in the micro-batch that spoiled the window.
             self._broken = local_variable(tf.zeros([len(weights)], tf.int64), "broken", _SUM)
             self._before = [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
 
@@ -175,7 +175,7 @@ _FIRST, _SUM = tf.VariableAggregation.ONLY_FIRST_REPLICA, tf.VariableAggregation
 
 
 def local_variable(value: Any, name: str, aggregation: tf.VariableAggregation = _FIRST) -> tf.Variable:
-    """A variable of which each replica has its own value; `aggregation` is for a run that goes on with other replicas."""
+    """A variable of which each replica has its own value. `aggregation` says what another number of replicas gets."""
     return tf.Variable(
         value,
         trainable=False,

@@ -107,6 +107,8 @@ def assert_like(run, whole):
             np.testing.assert_allclose(part, theirs[0], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow_with("4-1", "1-4")
+@pytest.mark.exhaustive_with("4-0", "0-2")
 @pytest.mark.parametrize(("then", "now"), [(4, 2), (4, 1), (1, 4), (4, 0), (0, 2)])
 def test_it_goes_on_with_the_same_batches_and_nearly_the_same_bits(tmp_path, then, now):
     whole = Run(then).go(END)
@@ -130,6 +132,7 @@ def statistics(run, name="moving"):
     return cases.components([one for one in run.model.non_trainable_variables if name in one.path])
 
 
+@pytest.mark.slow_with("1-4")
 @pytest.mark.parametrize(("then", "now"), [(4, 2), (1, 4)])
 def test_scale_masters_and_statistics_in_float16_with_a_skip_right_after(tmp_path, then, now):
     before = half(then, tmp_path).go(STOP)
@@ -153,6 +156,8 @@ def test_scale_masters_and_statistics_in_float16_with_a_skip_right_after(tmp_pat
         np.testing.assert_allclose(part, 0.5 * before_it + 0.5 * hidden, atol=2e-3)
 
 
+@pytest.mark.slow_with("4-2-False", "4-2-True", "1-4-False")
+@pytest.mark.exhaustive_with("4-1-False", "4-1-True", "1-4-True")
 @pytest.mark.parametrize("hurts", [False, True])
 @pytest.mark.parametrize(("then", "now"), [(4, 2), (4, 1), (1, 4)])
 def test_an_open_window_is_added_up(tmp_path, then, now, hurts):
@@ -166,6 +171,7 @@ def test_an_open_window_is_added_up(tmp_path, then, now, hurts):
     assert run.said("variable") == whole.said("variable")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("then", "now"), [(4, 2), (1, 4)])
 def test_a_spike_guard_knows_the_loss_of_an_open_window(tmp_path, then, now):
     options = {"accumulate": 2, "guards": True}
@@ -199,6 +205,7 @@ class Batches:
         self.at = at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [in_batches, Batches])
 def test_smaller_batches_with_more_of_them_in_a_step_and_back(tmp_path, source):
     """Four replicas, one with four micro-batches, and two with two."""
@@ -225,7 +232,7 @@ def test_a_window_that_is_open_when_its_size_changes_is_dropped_and_it_says_so(t
     run = Run(2, tmp_path, ["accumulate"], accumulate=3).go(STOP + 3)
     assert run.said("attempted") == [False, False, True]
     (said,) = run.loop.resumed.changes
-    assert said == "accumulate was 2 and is 3, so that the open window is dropped, with 1 micro-batch"
+    assert said == "accumulate was 2 and is 3, so that the window that is open after micro-batch 1 is dropped"
 
 
 @pytest.fixture(scope="module")

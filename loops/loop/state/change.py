@@ -47,9 +47,12 @@ class Unlike(NamedTuple):
 
     def explains(self, setting: str) -> bool:
         """Whether a setting is another one because of that."""
-        return (self.replicas and setting == "Loop.jit_compile") or (
-            self.restart is not None and setting.endswith(".batch_size")
-        )
+        batches = self.restart is not None and setting.endswith(".batch_size")
+        return batches or (self.replicas and setting == "Loop.jit_compile")
+
+
+AS_SAVED = Unlike()
+"""Everything is restored as it was saved."""
 
 
 class Changes:

@@ -11,14 +11,11 @@ from loops.loop.state.change import Unlike
 from loops.loop.state.identity import flat
 from loops.loop.state.replicas import key_of
 from loops.support.errors import CheckpointError
-from loops.support.text import agreeing
 
 _SIZE = re.compile(r"(?:shape=\(|TensorShape\(\[)(\d+)")
 
 
-def regroup(
-    path: str, saved: Mapping, here: Mapping, changes: Mapping[str, str], *, done: int
-) -> tuple[Unlike, dict[str, str]]:
+def regroup(path: str, saved: Mapping, here: Mapping, changes: Mapping, done: int) -> tuple[Unlike, dict[str, str]]:
     """What changed groups of examples mean for what a checkpoint holds.
 
     Args:
@@ -40,19 +37,16 @@ def regroup(
     if "accumulate" in said:
         apart = frozenset(["window"])
         if dropped := _in_open_window(path, saved["variables"]):
-            left = f"{dropped} {agreeing(dropped, 'micro-batch', 'micro-batches')}"
-            said["accumulate"] += f", so that the open window is dropped, with {left}"
+            said["accumulate"] += f", so that the window that is open after micro-batch {dropped} is dropped"
     then, now = _batch_size(saved), _batch_size(here)
     if said.keys() & {"accumulate", "batches"} and then != now:
         restart = _batches_before(path, saved, (then, now), done)
-        said["batches"] = (
-            f"batches had {then} examples and have {now}, so that the data begins again and {restart} are passed over"
-        )
+        said["batches"] = f"batches had {then} examples and have {now}: from the beginning {restart} are passed over"
     return Unlike(apart, "replicas" in said, restart), said
 
 
 def _in_open_window(path: str, layout: Mapping[str, list]) -> int:
-    """How many micro-batches an unfinished window of a checkpoint has."""
+    """How many micro-batches the open window of a checkpoint has."""
     names = [name for name, *_ in layout.get("window", ())]
     return int(tf.train.load_variable(path, key_of("window", names.index("micro_batches")))) if names else 0
 

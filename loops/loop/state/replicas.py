@@ -1,9 +1,10 @@
-"""Variables of a run that goes on with another number of replicas. Values
+"""The variables of a run that goes on with another number of replicas.
 
-    that all have alike           stay as they are: weights, masters, slots, the loss scale, counters, seeds
-    ON_READ with SUM aggregation  are added up for the first replica, the others get zeros: the sums of an open window
-    other floats that differ      are averaged for all: BatchNorm's statistics
-    other integers that differ    are those of the first replica, for all
+    ON_READ with SUM aggregation  added up for the first replica, zeros for the others: the sums of an open window
+    other floats that differ      averaged for all: BatchNorm's statistics
+    other values that differ      the first replica's for all
+
+Others are alike on all replicas, and kept: weights, masters, slots, the loss scale, counters, seeds.
 """
 
 from __future__ import annotations
@@ -40,13 +41,12 @@ def by_variable(entries: Sequence) -> list[list[int]]:
 
 
 def first_of_each(groups: Mapping[str, list], values: Mapping[str, Sequence]) -> dict[str, list]:
-    """For each group the values of first replicas.
-
-    Args:
-        groups: From `variables.layout`.
-        values: One for each of its entries.
-    """
-    return {name: [own[places[0]] for places in by_variable(groups[name])] for name, own in values.items()}
+    """For each group of a layout the values of first replicas; `values` has one for each entry."""
+    return {
+        name: [values[name][places[0]] for places in by_variable(entries)]
+        for name, entries in groups.items()
+        if name in values
+    }
 
 
 def restore(path: str, saved: Mapping[str, list], groups: Groups) -> None:

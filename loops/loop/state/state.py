@@ -14,7 +14,7 @@ from loops.backend.checkpoints import values
 from loops.loop.counters import CounterVariables
 from loops.loop.state import replicas
 from loops.loop.state.actions import ActionStates
-from loops.loop.state.change import Unlike
+from loops.loop.state.change import AS_SAVED, Unlike
 from loops.loop.state.facts import FORMAT
 from loops.loop.state.identity import check_layout, warn_of_places
 from loops.loop.state.position import Position
@@ -82,7 +82,7 @@ class RunState:
             saved["held"] = self.held.saved
         return saved
 
-    def check(self, path: str, facts: Mapping, unlike: Unlike = Unlike()) -> None:
+    def check(self, path: str, facts: Mapping, unlike: Unlike = AS_SAVED) -> None:
         """Makes sure that a checkpoint holds the variables of this run, and warns where it does not seem so.
 
         Args:
@@ -97,18 +97,15 @@ class RunState:
             {group: entries for group, entries in groups.items() if group not in unlike.apart}
             for groups in (facts["variables"], layout(self.groups))
         )
-        flags = facts.get("trainable", {}), self._trainable
+        flags: list[Mapping] = [facts.get("trainable", {}), self._trainable]
         if unlike.replicas:
-            flags = tuple(
-                replicas.first_of_each(groups, {name: of[name] for name in groups if name in of})
-                for groups, of in zip((saved, here), flags, strict=True)
-            )
+            flags = [replicas.first_of_each(groups, of) for groups, of in zip((saved, here), flags, strict=True)]
             saved, here = (replicas.first_of_each(groups, groups) for groups in (saved, here))
         check_layout(path, saved, here, [*differences(facts.get("settings", {}), self.settings).values()])
-        check_trainable(path, *flags, here)
+        check_trainable(path, flags[0], flags[1], here)
         warn_of_places(path, saved, here)
 
-    def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping, unlike: Unlike = Unlike()) -> None:
+    def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping, unlike: Unlike = AS_SAVED) -> None:
         """Restores everything.
 
         Args:
