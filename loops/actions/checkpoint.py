@@ -272,8 +272,7 @@ class Checkpoint:
         path, number = saved
         # An optimizer is described twice: as a part of the step, and as a setting of any program.
         known = {fact.split(".")[-1] for fact in changes}
-        own = {"identity": state.identity, "settings": state.settings}
-        unlike, changes = regroup(path, facts, own, changes, loop.counters.data)
+        unlike, changes = regroup(path, facts, state, changes, loop.counters.data)
         different = {
             fact: said
             for fact, said in differences(facts.get("settings", {}), state.settings).items()

@@ -2,7 +2,8 @@
 
     _dataset         what an iterator reads                   absent: it is not saved, and a caveat of the run names it
     _ordering_token  orders the collective operations of one  absent: it is saved, and a run with another number of
-                     replica, in a CollectiveReplicaLauncher  replicas is refused
+                     replica; of CollectiveReplicaLauncher    replicas is refused
+    cross_device_utils, of tensorflow.python, has that class  absent: the same
 
 A function keeps only handles: their owners are found among all live Python objects. The kind of a resource is in the
 handle's text; if it is not, the handle counts as every kind.

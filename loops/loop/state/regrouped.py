@@ -10,18 +10,19 @@ import tensorflow as tf
 from loops.loop.state.change import Unlike
 from loops.loop.state.identity import flat
 from loops.loop.state.replicas import key_of
+from loops.loop.state.state import RunState
 from loops.support.errors import CheckpointError
 
 _SIZE = re.compile(r"(?:shape=\(|TensorShape\(\[)(\d+)")
 
 
-def regroup(path: str, saved: Mapping, here: Mapping, changes: Mapping, done: int) -> tuple[Unlike, dict[str, str]]:
+def regroup(path: str, saved: Mapping, state: RunState, changes: Mapping, done: int) -> tuple[Unlike, dict[str, str]]:
     """What changed groups of examples mean for what a checkpoint holds.
 
     Args:
         path: Of the checkpoint.
         saved: Its facts.
-        here: The identity and the settings of this run, by these names.
+        state: That of this run.
         changes: What differs and is meant to, as sentences.
         done: The batches that this program has taken already.
 
@@ -38,7 +39,7 @@ def regroup(path: str, saved: Mapping, here: Mapping, changes: Mapping, done: in
         apart = frozenset(["window"])
         if dropped := _in_open_window(path, saved["variables"]):
             said["accumulate"] += f", so that the window that is open after micro-batch {dropped} is dropped"
-    then, now = _batch_size(saved), _batch_size(here)
+    then, now = _batch_size(saved["identity"], saved["settings"]), _batch_size(state.identity, state.settings)
     if said.keys() & {"accumulate", "batches"} and then != now:
         restart = _batches_before(path, saved, (then, now), done)
         said["batches"] = f"batches had {then} examples and have {now}: from the beginning {restart} are passed over"
@@ -51,11 +52,11 @@ def _in_open_window(path: str, layout: Mapping[str, list]) -> int:
     return int(tf.train.load_variable(path, key_of("window", names.index("micro_batches")))) if names else 0
 
 
-def _batch_size(facts: Mapping) -> int | None:
+def _batch_size(identity: Mapping, settings: Mapping) -> int | None:
     """The examples of a batch, as far as the facts of a run tell."""
-    if known := _SIZE.search(facts["identity"]["batches"]):
+    if known := _SIZE.search(identity["batches"]):
         return int(known[1])
-    sizes = [size for name, size in flat(facts["settings"]).items() if name.endswith(".batch_size")]
+    sizes = [size for name, size in flat(settings).items() if name.endswith(".batch_size")]
     return sizes[-1] if sizes else None
 
 
