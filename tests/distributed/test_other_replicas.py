@@ -107,6 +107,7 @@ def assert_like(run, whole):
             np.testing.assert_allclose(part, theirs[0], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.dear("three runs on replicas, each traced")
 @pytest.mark.slow_with("4-1", "1-4")
 @pytest.mark.exhaustive_with("4-0", "0-2")
 @pytest.mark.parametrize(("then", "now"), [(4, 2), (4, 1), (1, 4), (4, 0), (0, 2)])
@@ -132,6 +133,7 @@ def statistics(run, name="moving"):
     return cases.components([one for one in run.model.non_trainable_variables if name in one.path])
 
 
+@pytest.mark.dear("three runs on replicas, each traced")
 @pytest.mark.slow_with("1-4")
 @pytest.mark.parametrize(("then", "now"), [(4, 2), (1, 4)])
 def test_scale_masters_and_statistics_in_float16_with_a_skip_right_after(tmp_path, then, now):
@@ -227,6 +229,7 @@ def test_smaller_batches_with_more_of_them_in_a_step_and_back(tmp_path, source):
         np.testing.assert_allclose(ours[1], theirs[0], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.dear("two runs on replicas, each traced")
 def test_a_window_that_is_open_when_its_size_changes_is_dropped_and_it_says_so(tmp_path):
     Run(2, tmp_path, accumulate=2).go(STOP)
     run = Run(2, tmp_path, ["accumulate"], accumulate=3).go(STOP + 3)
@@ -280,6 +283,7 @@ def test_a_composed_step_keeps_its_windows(tmp_path):
         loop(2, ["accumulate"]).run(4)
 
 
+@pytest.mark.dear("two runs on replicas, each traced")
 def test_progress_and_inspect_say_it(tmp_path):
     console = rich.console.Console(file=io.StringIO(), width=200)
     Run(2, tmp_path).go(STOP)

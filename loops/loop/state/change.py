@@ -166,7 +166,7 @@ def refuse_other_state(path: str, changed: Iterable[str], saved: Mapping, here: 
         here: The facts now.
 
     Raises:
-        CheckpointError: For another class of optimizer, or of any strategy but the step's own; a ComposedStep's windows.
+        CheckpointError: For another class of optimizer, or of a strategy but the step's own; a ComposedStep's windows.
     """
     for fact in changed:
         then, now = saved.get(fact), here.get(fact)

@@ -28,9 +28,6 @@ def regroup(path: str, saved: Mapping, state: RunState, changes: Mapping, done: 
 
     Returns:
         What is not restored as it was saved, and the sentences with what follows from the changes.
-
-    Raises:
-        CheckpointError: If the place in the data cannot be found with batches of another size.
     """
     said, apart, restart = dict(changes), frozenset[str](), None
     if "replicas" in said:

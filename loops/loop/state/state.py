@@ -68,8 +68,7 @@ class RunState:
         self._counters, self._position, self._loss_scaler = counters, position, loss_scaler
         self._actions = actions
         self.changes: list[dict] = []
-        # Batches of the dataset beyond those that the counters know: its batches may once have had another size.
-        self._ahead = 0
+        self._ahead = 0  # Batches of the dataset beyond the counters' own: they may once have had another size.
         self._facts = _Facts(self._describe)
 
     def trackables(self) -> dict:
