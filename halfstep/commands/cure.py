@@ -1,4 +1,4 @@
-"""`halfstep lab cure`: the fewest layers that must compute in float32 for a past step to pass, or stay out of a format."""
+"""`halfstep lab cure`: the fewest layers that must compute in float32, or stay out of a format, for a step to pass."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
         nargs="?",
         const=100,
         metavar="EVERY",
-        help="record DIR/trace.arrow, which halfstep lab replay reads, with the histograms of every EVERY-th step (100)",
+        help="record DIR/trace.arrow for halfstep lab replay, with the histograms of every EVERY-th step (100)",
     )
     parser.add_argument(
         "--workers",

@@ -21,6 +21,7 @@ from loops.loop.state import folder
 from loops.loop.state.change import Changes, Resumed, is_another_strategy, rates_of, refuse_other_state, set_rates
 from loops.loop.state.describe import Found, newest_common, place
 from loops.loop.state.identity import check_identity, flat
+from loops.loop.state.regrouped import regroup
 from loops.loop.state.settings import differences, other_rates
 from loops.loop.state.values import NoText, exact
 from loops.loop.workers.workers import Workers
@@ -86,8 +87,9 @@ class Checkpoint:
         background: Whether a thread writes while the next steps are taken.
         changed: The names of settings that are meant to differ from those of the checkpoint, such as
             `["learning_rate", "clip_norm", "loss_scaler"]`: the run goes on with those of this program. Without it such
-            a run is refused. Another strategy of the loss scaler begins at the scale of the old one. Not `replicas`,
-            `workers` and `accumulate`. The change is kept in the checkpoints, and `halfstep inspect` shows it.
+            a run is refused. Another strategy of the loss scaler begins at the scale of the old one. A run on another
+            number of devices names `replicas`; `workers` cannot change. The change is kept in the checkpoints, and
+            `halfstep inspect` shows it.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -156,7 +158,7 @@ class Checkpoint:
             # A position that cannot be saved is restored by skipping, in the first iterator: a probe would make it.
             loop.position.problem = facts["data"]["problem"] if facts else None
             self._make_folder(loop)
-        if facts and not self._meant.are("Loop.jit_compile"):
+        if facts and not (self._meant.are("Loop.jit_compile") or "replicas" in changes):
             loop.calls.go_on_as(bool(facts["settings"]["Loop"]["jit_compile"]))
         state = loop.state(identity, folder=self.directory)
         self._meant.check({**flat(facts["identity"] if facts else {}), **flat(identity), **flat(state.settings)})
@@ -272,10 +274,11 @@ class Checkpoint:
         path, number = saved
         # An optimizer is described twice: as a part of the step, and as a setting of any program.
         known = {fact.split(".")[-1] for fact in changes}
+        unlike, changes = regroup(path, facts, state, changes, loop.counters.data)
         different = {
             fact: said
             for fact, said in differences(facts.get("settings", {}), state.settings).items()
-            if fact.split(".")[-1] not in known
+            if fact.split(".")[-1] not in known and not unlike.explains(fact)
         }
         changes = {**changes, **{fact: said for fact, said in different.items() if self._meant.are(fact)}}
         other = [said for fact, said in different.items() if fact not in changes]
@@ -292,14 +295,17 @@ class Checkpoint:
         )
         refuse_other_state(path, changes, saved_facts, here)
         strategies = (one.get("strategy") for one in (saved_facts, here))
-        apart = "loss_scaler" if "strategy" in changes and is_another_strategy(*strategies) else ""
+        anew = "loss_scaler" if "strategy" in changes and is_another_strategy(*strategies) else ""
+        unlike = unlike._replace(apart=unlike.apart | {anew})
         another_rate = any("learning_rate" in fact for fact in changes)
         rates = rates_of(loop.train_step) if another_rate else {}
-        state.check(path, facts, apart)
-        state.restore(checkpoint, path, facts, apart)
+        state.check(path, facts, unlike)
+        state.restore(checkpoint, path, facts, unlike)
         set_rates(rates)
-        if apart and "loss_scaler" in facts:
-            getattr(loop.train_step, apart).assign_scale(facts["loss_scaler"]["loss_scale"])
+        if anew and "loss_scaler" in facts:
+            getattr(loop.train_step, anew).assign_scale(facts["loss_scaler"]["loss_scale"])
+        for caveat in loop.position.caveats_of_a_new_start if unlike.restart is not None else ():
+            warnings.warn(f"Checkpoint: {caveat}", ResumeWarning, stacklevel=3)
         said = list(changes.values())
         state.changes = [*facts.get("changes", []), *([{"step": number, "changed": said}] if said else [])]
         loop.resumed = Resumed(number, tuple(said))

@@ -1,6 +1,9 @@
 """The objects behind the handles that a function captured.
 
-    _dataset   what an iterator reads   absent: the iterator is not saved, and a caveat of the run names it
+    _dataset         what an iterator reads                   absent: it is not saved, and a caveat of the run names it
+    _ordering_token  orders the collective operations of one  absent: it is saved, and a run with another number of
+                     replica; of CollectiveReplicaLauncher    replicas is refused
+    cross_device_utils, of tensorflow.python, has that class  absent: the same
 
 A function keeps only handles: their owners are found among all live Python objects. The kind of a resource is in the
 handle's text; if it is not, the handle counts as every kind.
@@ -8,8 +11,9 @@ handle's text; if it is not, the handle counts as every kind.
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -49,6 +53,20 @@ def variables_by_handle(concrete: tf.types.experimental.ConcreteFunction, known:
     """
     handles = [one for one in concrete.captured_inputs if one.dtype == tf.resource and id(one) not in known]
     return [one for one in handles if resource_type(one) == VARIABLE]
+
+
+def without_tokens(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
+    """The variables without those that order TensorFlow's collective operations: one for each replica, always 0."""
+    found = list(variables)
+    if not any(one.shape.rank == 0 and one.dtype == tf.float32 for one in found):
+        return found
+    try:
+        module = importlib.import_module("tensorflow.python.distribute.cross_device_utils")
+        launchers = scaler.authoring.alive(module.CollectiveReplicaLauncher)
+        tokens = {id(getattr(one, "_ordering_token", None)) for objects in launchers for one in objects}
+    except (ImportError, AttributeError):
+        return found
+    return [one for one in found if id(one) not in tokens]
 
 
 def owners(handles: list[tf.Tensor]) -> dict[int, Any]:

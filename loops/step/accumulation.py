@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
-from loops.step.loss_result import share_of_weight
+from loops.step.loss_result import positive, sum_over_replicas
 
 
 class MicroBatches(tf.Module):
@@ -45,16 +45,20 @@ class MicroBatches(tf.Module):
         self._overwrites = list(map(scaler.gradients.overwrites, weights))
         with tf.init_scope():
             self._count = local_variable(tf.constant(0, tf.int64), "micro_batches")
-            self._whole = local_variable(True, "whole")
-            self._sums = [local_variable(tf.zeros(weight.shape, _sum_dtype(weight)), "sum") for weight in weights]
-            # The weight of the micro-batches in the sums: their number, unless their losses have weights.
-            self._weight = local_variable(0.0, "weight")
+            # Added up where a run goes on with other replicas; of largest values the mean is taken there.
+            self._sums = [
+                local_variable(tf.zeros(weight.shape, _sum_dtype(weight)), "sum", _FIRST if overwrites else _SUM)
+                for weight, overwrites in zip(weights, self._overwrites, strict=True)
+            ]
+            self._taken = local_variable(tf.constant(0, tf.int64), "taken")
             self._length = local_variable(tf.constant(0, tf.int64), "length")
             self._ends = local_variable(False, "ends")
+            # The sum of the weights of losses that have them.
+            self._weight = local_variable(0.0, "weight", _SUM)
             # The scale of the sums; 0 if they are empty, or from a checkpoint without this variable.
             self._scale = local_variable(0.0, "sum_scale")
-            # For each weight 1 if its sum was infinite, 2 if it was NaN, in the micro-batch that spoiled the window.
-            self._broken = local_variable(tf.zeros([len(weights)], tf.int64), "broken")
+            # For each weight the `_kind` of its sum in the micro-batch that spoiled the window.
+            self._broken = local_variable(tf.zeros([len(weights)], tf.int64), "broken", _SUM)
             self._before = [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
 
     @property
@@ -134,16 +138,18 @@ class MicroBatches(tf.Module):
             self._largest(total, grad) if overwrites else _plus(total, factor, grad, weight)
             for total, grad, overwrites in zip(self._sums, grads, self._overwrites, strict=True)
         ]
-        counts = 1.0 if weight is None else tf.where(tf.math.is_finite(weight), weight, 0.0)
-        self._weight.assign(tf.where(self._opens, 0.0, self._weight) + counts)
+        if weight is not None:
+            known = tf.where(tf.math.is_finite(weight), weight, 0.0)
+            self._weight.assign(tf.where(self._opens, 0.0, self._weight) + known)
         self._take(sums, may_branch)
         self._scale.assign(loss_scale)
         length = tf.cast(length, tf.int64)
         self._length.assign(length)
-        ends = self._count + 1 >= length
+        self._taken.assign(self._count + 1)
+        ends = self._taken >= length
         if self._may_end_early:
             ends = tf.reduce_any([ends, last, self._ends])
-        self._count.assign(tf.where(ends, tf.zeros_like(self._count), self._count + 1))
+        self._count.assign(tf.where(ends, tf.zeros_like(self._count), self._taken))
 
     @property
     def _opens(self) -> tf.Tensor:
@@ -152,7 +158,7 @@ class MicroBatches(tf.Module):
     @property
     def whole(self) -> tf.Tensor:
         """Whether every micro-batch of this window so far was finite, scalar bool."""
-        return tf.identity(self._whole)
+        return tf.reduce_all(tf.equal(self._broken, 0))
 
     @property
     def complete(self) -> tf.Tensor:
@@ -166,25 +172,24 @@ class MicroBatches(tf.Module):
             grads: Those of the micro-batch that was added last.
             weighted: Whether micro-batches have weights.
         """
-        seen = tf.gather([0.0, float("inf"), float("nan")], self._broken)
+        broken = tf.identity(self._broken)
+        spoiled = tf.where(broken < _NAN, float("inf"), float("nan"))
         factor = self._of_a_full_window(weighted)
 
         def found(position: int) -> tf.Tensor:
-            total, spoiled = tf.identity(self._sums[position]), seen[position]
+            total = tf.identity(self._sums[position])
             if factor is not None and not self._overwrites[position]:
                 total *= tf.cast(factor, total.dtype)
-            return tf.where(tf.equal(spoiled, 0.0), total, tf.cast(spoiled, total.dtype))
+            return tf.where(tf.equal(broken[position], 0), total, tf.cast(spoiled[position], total.dtype))
 
         return [None if grad is None else found(position) for position, grad in enumerate(grads)]
 
     def _of_a_full_window(self, weighted: bool) -> tf.Tensor | None:
         """The factor from the sums to the mean of the window, scalar float32; None where it is always 1."""
-        length, weight = tf.cast(self._length, tf.float32), tf.identity(self._weight)
+        length = tf.cast(self._length, tf.float32)
         if weighted:
-            # Of replicas with different weights each has its part of their sum.
-            share = share_of_weight(weight) if _replicas() > 1 else 1.0
-            return length * share / tf.where(tf.equal(weight, 0.0), 1.0, weight)
-        return length / weight if self._may_end_early else None
+            return length / positive(sum_over_replicas(self._weight))
+        return length / tf.cast(self._taken, tf.float32) if self._may_end_early else None
 
     def _largest(self, known: tf.Variable, grad: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor:
         """The largest new values of a window so far."""
@@ -219,39 +224,39 @@ class MicroBatches(tf.Module):
     def _take(self, sums: list, may_branch: bool) -> None:
         """Assigns new sums if all of them are finite."""
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in sums])
-        whole = tf.logical_or(self._opens, self._whole)
-        spoils = tf.logical_and(whole, tf.logical_not(finite))
         known = tf.where(self._opens, tf.zeros_like(self._broken), self._broken)
+        spoils = tf.logical_and(tf.reduce_all(tf.equal(known, 0)), tf.logical_not(finite))
 
         def broken() -> tf.Tensor:
             return tf.stack(list(map(_kind, sums)))
 
         found = tf.cond(spoils, broken, lambda: known) if may_branch else tf.where(spoils, broken(), known)
         self._broken.assign(found)
-        self._whole.assign(tf.logical_and(whole, finite))
         for total, value in zip(self._sums, sums, strict=True):
             total.assign(tf.where(finite, value, total))
 
 
 _SMALLEST_NORMAL = 2.0**-126
+_INFINITE, _NAN = 1, 2**32
+"""What is wrong with a sum: also with a few of them, added up."""
+_FIRST, _SUM = tf.VariableAggregation.ONLY_FIRST_REPLICA, tf.VariableAggregation.SUM
 
 
-def local_variable(value: Any, name: str) -> tf.Variable:
-    """A variable of which each replica has its own value."""
+def local_variable(value: Any, name: str, aggregation: tf.VariableAggregation = _FIRST) -> tf.Variable:
+    """A variable of which each replica has its own value. `aggregation` says what another number of replicas gets."""
     return tf.Variable(
         value,
         trainable=False,
         name=name,
         synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        aggregation=aggregation,
     )
 
 
 def _kind(value: tf.Tensor) -> tf.Tensor:
-    """0 for finite values, 1 with an infinity among them, 2 with a NaN."""
-    has_nan = tf.reduce_any(tf.math.is_nan(value))
-    kind = tf.cast(tf.reduce_any(tf.math.is_inf(value)), tf.int64)
-    return tf.where(has_nan, 2 * tf.ones_like(kind), kind)
+    """0 for finite values, `_INFINITE` with an infinity among them, `_NAN` with a NaN."""
+    infinite = tf.where(tf.reduce_any(tf.math.is_inf(value)), tf.constant(_INFINITE, tf.int64), 0)
+    return tf.where(tf.reduce_any(tf.math.is_nan(value)), tf.constant(_NAN, tf.int64), infinite)
 
 
 def _plus(
@@ -262,7 +267,8 @@ def _plus(
         return moved
     # Cast first: the conversion to a dense tensor sums slices of equal index.
     dense = tf.convert_to_tensor(tf.cast(grad, total.dtype))
-    return moved + (dense if weight is None else dense * tf.cast(weight, total.dtype))
+    # The gradient is of a replica's share of a mean over them. Sums of weighted ones do not depend on their number.
+    return moved + (dense if weight is None else dense * tf.cast(weight * _replicas(), total.dtype))
 
 
 def _at(sizes: tuple[tuple[int, int], ...], applied: tf.Tensor) -> tf.Tensor:

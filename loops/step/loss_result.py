@@ -101,10 +101,16 @@ def share_of_weight(weight: tf.Tensor) -> tf.Tensor:
     Args:
         weight: This replica's, scalar float32.
     """
+    return tf.distribute.get_strategy().num_replicas_in_sync * weight / positive(sum_over_replicas(weight))
+
+
+def sum_over_replicas(weight: tf.Tensor | tf.Variable) -> tf.Tensor:
+    """The sum of a number that each replica has."""
     context: Any = tf.distribute.get_replica_context()
-    return context.num_replicas_in_sync * weight / _positive(context.all_reduce(tf.distribute.ReduceOp.SUM, weight))
+    weight = tf.identity(weight)
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, weight) if context.num_replicas_in_sync > 1 else weight
 
 
-def _positive(weight: tf.Tensor) -> tf.Tensor:
+def positive(weight: tf.Tensor) -> tf.Tensor:
     """A sum of weights to divide by; 1 in place of 0, where nothing was summed."""
     return tf.where(tf.equal(weight, 0.0), 1.0, weight)

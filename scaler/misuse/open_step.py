@@ -14,6 +14,9 @@ from scaler.backend.variables import mark_private
 class OpenStep:
     """What each replica remembers for itself between `scale` and `apply`, in one variable.
 
+    A run that goes on with another number of replicas begins with the mean of what they had. A loss that was finite on
+    some of them only is then below 1, which is not finite, and the mean of their losses is that of all of them.
+
     Attributes:
         variable: It is assigned where a loss is scaled or retried, and by an `apply` that does not count its step.
         losses: How many whole losses make one: in `fit` the micro-batches of a window. 1 where each gives its share.
@@ -46,7 +49,7 @@ class OpenStep:
     @property
     def loss_finite(self) -> tf.Tensor:
         """Whether all losses since the last decision were finite. One decision may take several `apply`."""
-        return self._kept.read()["finite"] > 0.0
+        return self._kept.read()["finite"] >= 1.0
 
     @property
     def decided(self) -> tf.Tensor:
@@ -56,16 +59,16 @@ class OpenStep:
     @property
     def loss(self) -> tf.Tensor | None:
         """The sum of the losses since the last decision, over `losses`; None unless it is asked for."""
-        return self._kept.read()["loss"] if self._sums else None
+        return self._kept.read()["loss"] / replicas.replica_count() if self._sums else None
 
     def begin(self, loss: tf.Tensor, loss_finite: tf.Tensor, loss_scale: tf.Tensor) -> None:
         """Records that a loss, which is finite or not, was multiplied by the scale."""
         kept, counted = self._kept.read(), self._counted()
         decided = tf.not_equal(kept["opened"], counted)
-        finite = tf.where(tf.logical_and(loss_finite, tf.logical_or(decided, kept["finite"] > 0.0)), 1.0, 0.0)
+        finite = tf.where(tf.logical_and(loss_finite, tf.logical_or(decided, kept["finite"] >= 1.0)), 1.0, 0.0)
         now = {"used": loss_scale, "finite": finite, "opened": counted}
         if self._sums:
-            share = loss if self.losses == 1 else loss / self.losses
+            share = (loss if self.losses == 1 else loss / self.losses) * replicas.replica_count()
             now["loss"] = tf.where(decided, 0.0, kept["loss"]) + share
         self.variable.assign(self._kept.joined(now))
 
@@ -108,14 +111,14 @@ class OpenStep:
             judged: Scalar bool, whether an `apply` has decided about it, which left the count to others.
         """
         apart = not tf.distribute.in_cross_replica_context()
-        finite = self.loss_finite if apart else self._everywhere(lambda kept: kept["finite"] > 0.0)
+        finite = self.loss_finite if apart else self._everywhere(lambda kept: kept["finite"] >= 1.0)
         unknown = tf.logical_and(self.decided, tf.logical_not(judged))
         return tf.logical_not(tf.logical_or(finite, unknown))
 
     def ended_unseen(self) -> tf.Tensor:
         """Whether a decision followed losses of which one was not finite, on any replica: a scalar bool."""
         counted = self._counted()
-        finite = self._everywhere(lambda kept: kept["finite"] > 0.0)
+        finite = self._everywhere(lambda kept: kept["finite"] >= 1.0)
         decided = self._everywhere(lambda kept: tf.not_equal(kept["opened"], counted))
         return tf.logical_and(tf.logical_not(finite), decided)
 

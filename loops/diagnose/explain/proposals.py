@@ -79,8 +79,8 @@ def proposals(
             Proposal(
                 Kind.FOLLOWING_IN_FLOAT32,
                 f"{origin or nearest!r} and all after it in float32",
-                f"Give the layer {origin or nearest!r} and those after it dtype='float32'. `halfstep lab cure` finds the "
-                "fewest that need it.",
+                f"Give the layer {origin or nearest!r} and those after it dtype='float32'. `halfstep lab cure` finds "
+                "the fewest that need it.",
                 lambda: in_policy(following, "float32"),
                 layer=origin or nearest,
             )

@@ -13,9 +13,7 @@ from loops.step.frozen_weights import named_by
 from loops.support.errors import CheckpointError
 
 _FIXED = {
-    "replicas": "the state of each replica is that of its own share of the batches",
     "workers": "each worker has checkpoints of its own",
-    "accumulate": "a checkpoint may hold half a window",
 }
 """What cannot be changed, and why."""
 _CALLED = {"loss_scaler": "strategy"}
@@ -32,6 +30,29 @@ class Resumed(NamedTuple):
 
     step: int
     changes: tuple[str, ...]
+
+
+class Unlike(NamedTuple):
+    """What of a checkpoint is not restored as it was saved.
+
+    Attributes:
+        apart: The groups of variables that begin anew.
+        replicas: Whether the variables have other numbers of components.
+        restart: The batches of the dataset that are passed over from its beginning; None if its position is restored.
+    """
+
+    apart: frozenset[str] = frozenset()
+    replicas: bool = False
+    restart: int | None = None
+
+    def explains(self, setting: str) -> bool:
+        """Whether a setting is another one because of that."""
+        batches = self.restart is not None and setting.endswith(".batch_size")
+        return batches or (self.replicas and setting == "Loop.jit_compile")
+
+
+AS_SAVED = Unlike()
+"""Everything is restored as it was saved."""
 
 
 class Changes:
@@ -145,10 +166,15 @@ def refuse_other_state(path: str, changed: Iterable[str], saved: Mapping, here: 
         here: The facts now.
 
     Raises:
-        CheckpointError: For another class of optimizer, or of a strategy other than that of the step's own scaler.
+        CheckpointError: For another class of optimizer, or of a strategy but the step's own; a ComposedStep's windows.
     """
     for fact in changed:
         then, now = saved.get(fact), here.get(fact)
+        if fact == "accumulate" and any(name.startswith("parts.") for name in here):
+            raise CheckpointError(
+                f"{path} was saved with ComposedStep(accumulate={then}), and this run has accumulate={now}: its parts "
+                "take turns by windows of that size. Use that of the run; only a TrainStep can change it."
+            )
         is_strategy = fact.endswith(".strategy") or fact.startswith("PerLoss")
         if fact.endswith("optimizer.class") or (is_strategy and is_another_strategy(then, now)):
             raise CheckpointError(

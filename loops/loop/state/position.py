@@ -95,21 +95,29 @@ class Position:
         """What the facts of a checkpoint say of it beyond `problem` and `caveats`."""
         return {}
 
-    def go_to(self, path: str, data: Mapping[str, Any]) -> None:
+    def go_to(self, path: str, data: Mapping[str, Any], restart: int | None = None) -> None:
         """Before a checkpoint is restored: makes sure that it is of a dataset.
 
         Args:
             path: Of the checkpoint.
             data: What it says of the data.
+            restart: The batches to pass over from the beginning, if its position is not to be restored.
 
         Raises:
-            CheckpointError: If it is of a source of batches.
+            CheckpointError: If it is of a source of batches, or has fewer batches.
         """
         if "source" in data:
             raise CheckpointError(
                 f"{path} was saved by a run that took its batches from a {data['source']['name']}, and this one takes "
                 "them from a tf.data.Dataset. Use the source of that run, or choose another folder."
             )
+        # One that cannot be saved is skipped in anyway.
+        for done in range(0 if self.problem else restart or 0):
+            if next(self.iterator, None) is None:
+                raise CheckpointError(
+                    f"{path} was saved after {restart} batches of this size, and this dataset has {done}. Use the data "
+                    "of that run, or choose another folder."
+                )
 
     def skip_to(self, batches: int) -> None:
         """Starts the dataset again and skips the batches that were taken."""

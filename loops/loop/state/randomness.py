@@ -85,7 +85,9 @@ def _values(variable: tf.Variable | keras.Variable) -> list:
 
 
 def _assign(variable: tf.Variable | keras.Variable, values: list) -> None:
-    for component, value in zip(components(variable), values, strict=True):
+    parts = components(variable)
+    # Another number of replicas takes what the first one had.
+    for component, value in zip(parts, values if len(values) == len(parts) else values[:1] * len(parts), strict=True):
         component.assign(value)
 
 

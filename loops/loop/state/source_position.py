@@ -100,12 +100,13 @@ class SourcePosition:
         }
         return {"source": source}
 
-    def go_to(self, path: str, data: Mapping[str, Any]) -> None:
+    def go_to(self, path: str, data: Mapping[str, Any], restart: int | None = None) -> None:
         """Goes to the position of a checkpoint.
 
         Args:
             path: Of the checkpoint.
             data: What it says of the data.
+            restart: The batches to pass over from the beginning, if its position is not to be restored.
 
         Raises:
             CheckpointError: If it is the position in something else.
@@ -115,6 +116,9 @@ class SourcePosition:
                 f"{path} was saved by a run over a tf.data.Dataset, and this one takes its batches from a "
                 f"{self._source.name}. Use the dataset of that run, or choose another folder."
             )
+        if restart is not None:
+            self._skip(path, restart)
+            return
         saved = data["source"]
         here = self.described()["source"]
         for what in ("name", "length"):

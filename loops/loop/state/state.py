@@ -12,7 +12,9 @@ import tensorflow as tf
 
 from loops.backend.checkpoints import values
 from loops.loop.counters import CounterVariables
+from loops.loop.state import replicas
 from loops.loop.state.actions import ActionStates
+from loops.loop.state.change import AS_SAVED, Unlike
 from loops.loop.state.facts import FORMAT
 from loops.loop.state.identity import check_layout, warn_of_places
 from loops.loop.state.position import Position
@@ -68,6 +70,7 @@ class RunState:
         self._actions = actions
         self.changes: list[dict] = []
         self.complete = False
+        self._ahead = 0  # Batches of the dataset beyond the counters' own: they may once have had another size.
         self._facts = _Facts(self._describe)
 
     def trackables(self) -> dict:
@@ -80,23 +83,27 @@ class RunState:
             saved["held"] = self.held.saved
         return saved
 
-    def check(self, path: str, facts: Mapping, apart: str = "") -> None:
+    def check(self, path: str, facts: Mapping, unlike: Unlike = AS_SAVED) -> None:
         """Makes sure that a checkpoint holds the variables and tables of this run, and warns where it does not seem so.
 
         Args:
             path: Of a checkpoint of this run.
             facts: Those saved in it.
-            apart: The group of variables that is not restored; empty for none.
+            unlike: What is not restored as it was saved.
 
         Raises:
             CheckpointError: If other variables or tables were saved, or other weights were trained.
         """
         saved, here = (
-            {group: entries for group, entries in groups.items() if group != apart}
+            {group: entries for group, entries in groups.items() if group not in unlike.apart}
             for groups in (facts["variables"], layout(self.groups))
         )
+        flags: list[Mapping] = [facts.get("trainable", {}), self._trainable]
+        if unlike.replicas:
+            flags = [replicas.first_of_each(groups, of) for groups, of in zip((saved, here), flags, strict=True)]
+            saved, here = (replicas.first_of_each(groups, groups) for groups in (saved, here))
         check_layout(path, saved, here, [*differences(facts.get("settings", {}), self.settings).values()])
-        check_trainable(path, facts.get("trainable", {}), self._trainable, here)
+        check_trainable(path, flags[0], flags[1], here)
         warn_of_places(path, saved, here)
         if (then := facts["held"]) != self.held.described:
             raise CheckpointError(
@@ -104,14 +111,14 @@ class RunState:
                 f"{self.held.described}. Build what that run built, or choose another folder."
             )
 
-    def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping, apart: str = "") -> None:
+    def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping, unlike: Unlike = AS_SAVED) -> None:
         """Restores everything.
 
         Args:
             checkpoint: Made of `trackables`.
             path: The path of a complete checkpoint that `check` has passed.
             facts: Its JSON.
-            apart: The group of variables that is not restored; empty for none.
+            unlike: What is not restored as it was saved.
 
         Raises:
             CheckpointError: If its parts are not those of this run.
@@ -121,11 +128,13 @@ class RunState:
                 f"{path} holds a position in the data, and this dataset's cannot be saved: {self._position.problem}. "
                 "Use the dataset of that run, or choose another folder."
             )
-        self._position.go_to(path, facts["data"])
+        self._position.go_to(path, facts["data"], unlike.restart)
+        kept = {name: found for name, found in self.groups.items() if name not in unlike.apart}
+        left = {*unlike.apart, *(kept if unlike.replicas else ()), *(() if unlike.restart is None else ("position",))}
         try:
-            if apart:
-                others = {name: one for name, one in self.trackables().items() if name != apart}
-                tf.train.Checkpoint(**others).restore(path).assert_existing_objects_matched()
+            if left:
+                others = {name: one for name, one in self.trackables().items() if name not in left}
+                tf.train.Checkpoint(**others).restore(path).assert_existing_objects_matched().expect_partial()
             else:
                 checkpoint.restore(path).assert_consumed()
         except tf.errors.NotFoundError as error:
@@ -139,8 +148,14 @@ class RunState:
                 f"{path}: its position in the data does not fit this dataset ({why}). Use the dataset of that run, or "
                 "choose another folder."
             ) from error
+        if unlike.replicas:
+            replicas.restore(path, facts["variables"], kept)
+        for variable in self.groups.get("window", ()) if "window" in unlike.apart else ():
+            variable.assign(tf.zeros_like(variable))  # No window is open.
+        batches = facts["data"]["batches"] if unlike.restart is None else unlike.restart
+        self._ahead = batches - facts["counters"]["data"]
         if self._position.problem:
-            self._position.skip_to(facts["data"]["batches"])
+            self._position.skip_to(batches)
         self._actions.restore(path, facts, facts["counters"]["data"])
         try:
             set_generators(facts["random"])
@@ -164,7 +179,7 @@ class RunState:
                 "skipped": counters.skipped,
             },
             "data": {
-                "batches": counters.data,
+                "batches": counters.data + self._ahead,
                 "problem": self._position.problem,
                 "caveats": self._position.caveats,
                 **self._position.described(),

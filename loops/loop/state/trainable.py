@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from loops.loop.state.variables import Groups, components
 from loops.step.frozen_weights import models_of
@@ -27,7 +27,9 @@ def trainable_flags(train_step: object, groups: Groups) -> dict[str, str]:
     return {group: "".join(flags.get(id(one), _UNKNOWN) for one in found) for group, found in groups.items()}
 
 
-def check_trainable(path: str, saved: Mapping[str, str], here: Mapping[str, str], layout: Mapping[str, list]) -> None:
+def check_trainable(
+    path: str, saved: Mapping[str, Sequence[str]], here: Mapping[str, Sequence[str]], layout: Mapping[str, list]
+) -> None:
     """Compares which weights are trained.
 
     Args:

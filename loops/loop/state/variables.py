@@ -52,7 +52,8 @@ def variable_groups(train_step: object, concrete: tf.types.experimental.Concrete
     # A graph's variables are a set without order; its captures are in the order of the trace.
     by_handle = {id(part.handle): part for variable in concrete.variables for part in components(variable)}
     by_handle |= captured.owners(captured.variables_by_handle(concrete, by_handle))
-    add(_REST, [by_handle[id(handle)] for handle in concrete.captured_inputs if id(handle) in by_handle])
+    rest = (by_handle[id(handle)] for handle in concrete.captured_inputs if id(handle) in by_handle)
+    add(_REST, captured.without_tokens(part for part in rest if id(part) not in seen))
     return {name: found for name, found in groups.items() if found}
 
 

@@ -173,8 +173,7 @@ def test_another_strategy_of_a_scaler_that_the_step_only_uses_is_refused(tmp_pat
     [
         ("learning_rate", "expected a list of names"),
         ([1], "expected a list of names"),
-        (["replicas"], "does not go on with another replicas"),
-        (["accumulate"], "a checkpoint may hold half a window"),
+        (["workers"], "does not go on with another workers, since each worker has checkpoints of its own"),
     ],
 )
 def test_names_that_cannot_work_are_refused(tmp_path, changed, said):

@@ -1,4 +1,4 @@
-"""Guards `halfstep lab replay` and `halfstep lab tune`: what they print and write, and that training does what was replayed."""
+"""Guards `halfstep lab replay` and `halfstep lab tune`: what they print and write, and that training does the same."""
 
 import csv
 import json
