@@ -50,7 +50,7 @@ def identity(
             facts[name] = getattr(train_step, name)
     windows = getattr(train_step, "windows", {})
     if isinstance(windows, dict) and len(windows) > 1:
-        facts["accumulate"] = windows
+        facts["accumulate"] = str(windows)
     if isinstance(train_step, ComposedStep):
         facts["parts"] = {part.name: _of_part(part, train_step) for part in train_step.parts}
     clip = getattr(train_step, "clip", None)

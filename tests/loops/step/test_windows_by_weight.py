@@ -311,3 +311,39 @@ def test_progress_says_once_what_batch_norm_sees(capsys):
 
 def test_the_short_names_are_there():
     assert hs.WeightedLoss is loops.WeightedLoss
+
+
+def resumed(folder, goal, changed=(), **arguments):
+    """The steps at which something was decided, of a run in a folder that goes on where the last one ended."""
+    checkpoint = loops.Checkpoint(folder, every=1, resume=True, changed=list(changed))
+    attempted = []
+    data = tf.data.Dataset.from_tensors(micro_batch(0, 3)).repeat()
+    note = lambda visit: attempted.extend(zip(range(visit.first, 99), visit.outputs["attempted"], strict=False))  # noqa: E731
+    loop = loops.Loop(train_step(**arguments), data, steps_per_call=1, actions=[note, checkpoint])
+    loop.run(goal)
+    return [step for step, one in attempted if one], loop.resumed
+
+
+def test_a_schedule_goes_on_in_its_window_and_changes_by_name(tmp_path):
+    assert resumed(tmp_path, 3, accumulate=SIZES) == ([1, 2], None)
+    assert resumed(tmp_path, 8, accumulate=SIZES)[0] == [4, 6]
+    with pytest.raises(loops.CheckpointError, match="accumulate was"):
+        resumed(tmp_path, 12, accumulate=4)
+    attempted, told = resumed(tmp_path, 12, ["accumulate"], accumulate=4)
+    assert attempted == [12]
+    assert "window that is open after micro-batch 2 is dropped" in told.changes[0]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_an_open_window_of_weights_goes_on_with_other_replicas(tmp_path, before, after):
+    batches = [micro_batch(number, count) for number, count in enumerate([4, 1, 0, 3])]
+    data = tf.data.Dataset.from_tensor_slices(large(batches)).batch(2 * TOKENS)
+    for replicas, goal, changed in ((before, 1, []), (after, 2, ["replicas"])):
+        strategy = mirrored(replicas) if replicas > 1 else None
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            step = train_step(accumulate=2)
+        old = [weight.numpy() for weight in step.model.trainable_variables]
+        expected = gradient_by_hand(step.model, batches)
+        checkpoint = loops.Checkpoint(tmp_path, every=1, resume=True, changed=changed)
+        loops.Loop(step, data, strategy=strategy, actions=[checkpoint]).run(goal)
+    assert_same([one - new.numpy() for one, new in zip(old, step.model.trainable_variables, strict=True)], expected)
