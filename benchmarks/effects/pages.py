@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 import scaler
-from benchmarks.effects.effect import Claim, Effect, from_values
+from benchmarks.effects.effect import PARTS, Claim, Effect, from_values
 from benchmarks.effects.effect import to_values as to_values
 from loops.support.drawing import require_matplotlib
 from loops.support.errors import NotWritable
@@ -100,23 +100,19 @@ def read(path: str | os.PathLike) -> Effect:
 
 def page(effect: Effect) -> str:
     """The page of an effect in Markdown. Each number in it comes from the effect."""
+    run = f"{effect.seeds} seeds, {effect.steps} steps, {effect.seconds:.0f} s on two cores of a CPU"
     parts = [
         f"# {effect.title}",
         effect.question,
-        f"**Published.** {effect.published}",
-        f"**Here.** {effect.design} {effect.seeds} seeds, {effect.steps} steps a run; "
-        f"{effect.seconds:.0f} s on two cores of a CPU. Figures are means over the seeds, in brackets the least and "
-        f"the "
-        "greatest.",
         table(("", "published", "here"), effect.beside),
         table(effect.columns, effect.rows),
         f"![{effect.title}]({effect.name}.svg)",
         "## What agrees, and what does not",
         "\n".join(f"- {_emphasized(claim)}: {claim.text}" for claim in effect.claims),
-        effect.remarks,
-        f"{'' if effect.sizes else 'Only the direction and the order of magnitude are claimed. '}"
-        f"Made by `{command(effect)}`, which also writes [the numbers of each seed]({effect.name}.json).",
     ]
+    for heading, part in PARTS.items():
+        parts += [f"## {heading}", getattr(effect, part)]
+    parts.append(f"`{command(effect)}`: {run}. [All numbers]({effect.name}.json).")
     return "\n\n".join(parts) + "\n"
 
 
@@ -142,12 +138,11 @@ def index(effects: Sequence[Effect]) -> str:
         [
             "# Published effects, measured again",
             "",
-            "Each page compares a published figure with one measured here, with its spread over seeds, and says "
-            "what agrees, what does not, and why. The networks are small enough for two cores of a CPU. So "
-            "direction and order of magnitude are claimed, and no more where a page does not say so. `make "
-            "effects` makes all pages again, from a clone; `python -m benchmarks.effects NAME` makes one. All "
-            "numbers and verdicts on a page are computed by that command. Counted are claims that somebody "
-            "published and about which the numbers can tell; a page also has findings of its own.",
+            "Each page compares a published figure with one measured here. A figure is the mean over the seeds, "
+            "with the least and the greatest in brackets. The networks are small enough for two cores of a CPU, so "
+            "only direction and order of magnitude are claimed unless a page says otherwise. From a clone, `python "
+            "-m benchmarks.effects NAME` measures one page again and `make effects` all. The table counts published "
+            'claims about which the numbers can tell; findings of our own are marked "ours".',
             "",
             "| page | what agrees | time |",
             "| --- | --- | --- |",
