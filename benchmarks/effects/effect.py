@@ -142,7 +142,7 @@ class Experiment:
     seeds: int = 3
 
 
-PARTS = {"Published": "published", "How it was run": "design", "Explanation and caveats": "remarks"}
+PARTS = {"Published": "published", "Method": "design", "Remarks": "remarks"}
 """The headings of an effect's text and page, and what an `Effect` calls them."""
 
 

@@ -100,19 +100,20 @@ def read(path: str | os.PathLike) -> Effect:
 
 def page(effect: Effect) -> str:
     """The page of an effect in Markdown. Each number in it comes from the effect."""
-    run = f"{effect.seeds} seeds, {effect.steps} steps, {effect.seconds:.0f} s on two cores of a CPU"
     parts = [
         f"# {effect.title}",
         effect.question,
         table(("", "published", "here"), effect.beside),
         table(effect.columns, effect.rows),
         f"![{effect.title}]({effect.name}.svg)",
-        "## What agrees, and what does not",
+        "## Findings",
         "\n".join(f"- {_emphasized(claim)}: {claim.text}" for claim in effect.claims),
     ]
     for heading, part in PARTS.items():
         parts += [f"## {heading}", getattr(effect, part)]
-    parts.append(f"`{command(effect)}`: {run}. [All numbers]({effect.name}.json).")
+    parts.append(
+        f"[All numbers]({effect.name}.json), in {effect.seconds:.0f} s on two CPU cores: `{command(effect)}`."
+    )
     return "\n\n".join(parts) + "\n"
 
 
