@@ -60,8 +60,8 @@ def claims_of(token: Seen, away: Seen, deviation: Seen, beyond: Seen, same: Seen
         ),
         *(
             Claim(
-                f"{graph}: in each seed a character that changes is {BITS:.0f} times as far from the first graph in "
-                f"bfloat16 as in float16, to a factor of 2{_few(graph, same)}.",
+                f"{graph}: in each seed a character that changes differs {BITS:.0f} times as much in bfloat16 as in "
+                f"float16, to a factor of 2{_few(graph, same)}.",
                 _near(changed[graph], BITS) if _told(graph, same) else None,
                 published=False,
             )
@@ -75,8 +75,8 @@ def claims_of(token: Seen, away: Seen, deviation: Seen, beyond: Seen, same: Seen
         ),
         *(
             Claim(
-                f"{graph}: in each seed a character that changes is less than a hundredth as far from the first graph "
-                f"in float32 as in float16{_few(graph, same)}.",
+                f"{graph}: in each seed it differs less than a hundredth as much in float32 as in "
+                f"float16{_few(graph, same)}.",
                 bool((exact[graph] < 0.01).all()) if _told(graph, same) else None,
                 published=False,
             )
@@ -84,8 +84,8 @@ def claims_of(token: Seen, away: Seen, deviation: Seen, beyond: Seen, same: Seen
         ),
         _growth(deviation),
         Claim(
-            f"XLA: in float16 no ratio of {CONTEXT} characters leaves 1 ± {CLIP} (some published ones of longer "
-            "answers do).",
+            f"XLA: no float16 ratio of {CONTEXT} characters leaves 1 ± {CLIP} (some published ones, of longer "
+            "answers, do).",
             bool((beyond["XLA", "float16"][:, -1] == 0).all()),
             published=False,
         ),
@@ -102,10 +102,9 @@ def _direction(graph: str, what: str, factors: np.ndarray, same: Seen, away: See
     nearer = {name: away[graph, name] / away[FIRST, name] for name in KL}
     about = _few(graph, same)
     if not about and not _near(nearer["bfloat16"] / nearer["float16"], 1, _ALIKE):
-        about = ", but the graph treats the formats differently"
+        about = "; it treats the formats differently"
     return Claim(
-        f"{graph}: in each seed {what} differs more in bfloat16 than in float16 (in {(factors > 1).sum()} of "
-        f"{len(factors)} seeds){about}.",
+        f"{graph}: {what} differs more in bfloat16, in each seed (in {(factors > 1).sum()} of {len(factors)}){about}.",
         None if about else bool((factors > 1).all()),
     )
 
@@ -116,7 +115,7 @@ def _divergence(deviation: Seen) -> Claim:
     ratio = KL["bfloat16"] / KL["float16"]
     # KL divergence is half of the mean square of log ratios where these are small.
     comparable = _near(last["bfloat16"] ** 2 / 2, KL["bfloat16"], 4)
-    about = "" if comparable else f", but {CONTEXT} given characters differ too little to compare"
+    about = "" if comparable else f"; {CONTEXT} given characters differ too little to compare"
     return Claim(
         f"the KL divergence of whole answers is {ratio:.0f} times as large in bfloat16{about}.",
         _near((last["bfloat16"] / last["float16"]) ** 2, ratio, 4) if comparable else None,
@@ -130,8 +129,8 @@ def _growth(deviation: Seen) -> Claim:
         for name in ("float16", "bfloat16")
     }
     return Claim(
-        "XLA: in each seed the log ratio of a sequence spreads by a power of its length between 0.25 and 0.75, nearer "
-        f"to its root than to the length itself (from {LENGTHS[SETTLED]} to {CONTEXT} characters: "
+        "XLA: in each seed a log ratio spreads by a power of the length between 0.25 and 0.75 (from "
+        f"{LENGTHS[SETTLED]} to {CONTEXT} characters: "
         + ", ".join(f"{name} {spread(each, '.2f')}" for name, each in growth.items())
         + ").",
         all(bool((each > 0.25).all() and (each < 0.75).all()) for each in growth.values()),
@@ -170,4 +169,4 @@ def _told(graph: str, same: Seen) -> bool:
 
 
 def _few(graph: str, same: Seen) -> str:
-    return "" if _told(graph, same) else ", but too few characters change"
+    return "" if _told(graph, same) else "; too few characters change"

@@ -153,16 +153,16 @@ def claims_of(losses: Losses, characters: int) -> tuple[Claim, ...]:
     same = (_AS * loss,) * 2
 
     return (
-        _matches(f"bfloat16 ends at most {_percent(_AS)} above float32", above("bfloat16"), same, published=False),
+        _matches(f"bfloat16 ends at most {100 * _AS:g} % above float32", above("bfloat16"), same, published=False),
         _matches(
             f"FP8 ends at most the published {_percent(FP8_SHARE.value)} above bfloat16",
             above("FP8", "bfloat16"),
             FP8_SHARE.nats(loss),
         ),
         _loses("MXFP8 ends above bfloat16", above("MXFP8", "bfloat16"), published=False),
-        _diverges("MXFP8 diverges, which is published to be possible with scales rounded down", losses[TEXT, "MXFP8"]),
+        _diverges("MXFP8 diverges, as is published that it can", losses[TEXT, "MXFP8"]),
         _matches(
-            f"with 3/4 of the loss MXFP8 ends at most {_percent(_AS)} above bfloat16",
+            f"with 3/4 of the loss MXFP8 ends at most {100 * _AS:g} % above bfloat16",
             above("MXFP8", "bfloat16", SCALED[FITTING]),
             same,
             published=False,
@@ -192,7 +192,7 @@ def claims_of(losses: Losses, characters: int) -> tuple[Claim, ...]:
         ),
         _loses("NVFP4 loses more with gradients rounded to nearest", above("NVFP4", RANDOM)),
         _diverges(
-            "NVFP4 to nearest in all linear layers diverges, as is published; smaller models need not",
+            "NVFP4 to nearest in all layers diverges, as is published of a large model",
             losses[TEXT, "NVFP4"],
         ),
         _loses(
@@ -208,30 +208,30 @@ def claims_of(losses: Losses, characters: int) -> tuple[Claim, ...]:
             )
             for what, network in (("3/4", SCALED[FITTING]), ("2/3", SCALED[HIGH]))
         ),
-        _loses("E4M3 without a scale, also for gradients, loses against FP8", above(UNSCALED, "FP8"), published=False),
+        _loses("E4M3 without a scale loses against FP8", above(UNSCALED, "FP8"), published=False),
         *(
             _loses(
-                f"{name} loses more with the whole loss than with 3/4, where a block multiplies the right character's "
-                f"first gradient by {times(name, 1)} and {times(name, FITTING)}",
+                f"{name} loses more with the whole loss, where a block multiplies the right character's first gradient "
+                f"by {times(name, 1)}, than with 3/4, by {times(name, FITTING)}",
                 by_factor(name, TEXT, SCALED[FITTING]),
                 published=False,
             )
             for name in ("MXFP8", "MXFP6")
         ),
         _loses(
-            f"MXFP4 loses more with 3/4 of the loss than with the whole, at {times('MXFP4', FITTING)} and "
+            f"MXFP4 loses more with 3/4 of the loss, by {times('MXFP4', FITTING)}, than with the whole, by "
             f"{times('MXFP4', 1)}",
             by_factor("MXFP4", SCALED[FITTING], TEXT),
             published=False,
         ),
         _loses(
-            f"MXFP4 loses more with 2/3 of the loss, at {times('MXFP4', HIGH)}, than with 3/4",
+            f"MXFP4 loses more with 2/3 of the loss, by {times('MXFP4', HIGH)}, than with 3/4",
             by_factor("MXFP4", SCALED[HIGH], SCALED[FITTING]),
             published=False,
         ),
         *(
             _matches(
-                f"NVFP4 ends at most {_percent(_AS)} higher {how}", by_factor("NVFP4", *pair), same, published=False
+                f"NVFP4 ends at most {100 * _AS:g} % higher {how}", by_factor("NVFP4", *pair), same, published=False
             )
             for how, pair in (
                 ("with the whole loss than with 3/4", (TEXT, SCALED[FITTING])),
@@ -276,7 +276,7 @@ def _diverges(what: str, losses: np.ndarray) -> Claim:
     start = math.log(len(ALPHABET))
     above = losses > start
     return Claim(
-        f"{what} (above the {start:.2f} nats of guessing, our bound, in {above.sum()} of {len(losses)} seeds).",
+        f"{what} (above the {start:.2f} of guessing, our bound, in {above.sum()} of {len(losses)} seeds).",
         True if above.all() else None,
     )
 

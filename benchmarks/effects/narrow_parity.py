@@ -159,10 +159,15 @@ def effect_of(losses: Losses, seeds: int, steps: int) -> Effect:
             "held-out loss",
             "above float32, nats",
             "relatively",
-            "least that could have been shown, nats",
+            "least to be shown, nats",
         ),
         rows=tuple(
-            (*key, spread(losses[key], ".3f"), *(_differences(losses, key) if key[1] != "float32" else ("", "", "")))
+            (
+                key[0].removeprefix(f"{TEXT}, "),
+                key[1],
+                spread(losses[key], ".3f"),
+                *(_differences(losses, key) if key[1] != "float32" else ("", "", "")),
+            )
             for key in keys
         ),
         claims=claims_of(losses, _BATCH * small_transformer.CONTEXT),

@@ -104,17 +104,27 @@ def page(effect: Effect) -> str:
         f"# {effect.title}",
         effect.question,
         table(("", "published", "here"), effect.beside),
-        table(effect.columns, effect.rows),
+        table(*_percent_above(effect.columns, effect.rows)),
         f"![{effect.title}]({effect.name}.svg)",
         "## Findings",
         "\n".join(f"- {_emphasized(claim)}: {claim.text}" for claim in effect.claims),
     ]
     for heading, part in PARTS.items():
         parts += [f"## {heading}", getattr(effect, part)]
-    parts.append(
-        f"[All numbers]({effect.name}.json), in {effect.seconds:.0f} s on two CPU cores: `{command(effect)}`."
-    )
+    parts.append(f"[All numbers]({effect.name}.json), in {effect.seconds:.0f} s on two CPU cores: `{command(effect)}`.")
     return "\n\n".join(parts) + "\n"
+
+
+def _percent_above(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """A table with the sign of percent in the heading of each column where all numbers have it."""
+    heads, cells = list(columns), [list(row) for row in rows]
+    for at in range(len(heads)):
+        numbers = [row[at] for row in rows if any(map(str.isdigit, row[at]))]
+        if numbers and all(" %" in cell for cell in numbers):
+            heads[at] += ", %"
+            for row in cells:
+                row[at] = row[at].replace(" %", "")
+    return heads, cells
 
 
 def _emphasized(claim: Claim) -> str:
@@ -123,8 +133,8 @@ def _emphasized(claim: Claim) -> str:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Text in rows and columns as a Markdown table."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head, *body = (f"| {' | '.join(line)} |" for line in [columns, *rows])
+    return "\n".join([head, "|---" * len(columns) + "|", *body])
 
 
 def command(effect: Effect) -> str:
@@ -146,7 +156,7 @@ def index(effects: Sequence[Effect]) -> str:
             'claims about which the numbers can tell; findings of our own are marked "ours".',
             "",
             "| page | what agrees | time |",
-            "| --- | --- | --- |",
+            "|---|---|---|",
             *rows,
             "",
         ]

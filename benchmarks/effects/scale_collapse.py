@@ -137,8 +137,7 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
                 bool((ends[NONE] == -126).all() and not any(np.isfinite(each.loss[-1]) for each in plain)),
             ),
             Claim(
-                f"under OPT's own rule it crashes to 0 (here to {power(ends[METASEQ])}, the floor of metaseq's code "
-                "and of our preset).",
+                f"under OPT's own rule it crashes to 0 (here to metaseq's floor, {power(ends[METASEQ])}).",
                 None if (ends[METASEQ] == np.log2(OPTS_FLOOR)).all() else False,
             ),
             Claim(
@@ -159,17 +158,17 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
                 published=False,
             ),
             Claim(
-                "a lower rate lets the run go on from before the fall of the scale: it ends within "
-                f"{100 * _ENOUGH:.0f} points (our bound) of one whose rate never rose, on average.",
+                "a lower rate lets the run go on from before the fall: on average it ends within "
+                f"{100 * _ENOUGH:.0f} points (our bound) of a calm one.",
                 bool(back.mean() >= best.mean() - _ENOUGH),
             ),
             Claim(
-                f"from OPT's limit, too, it ends within {100 * _ENOUGH:.0f} points, on average.",
+                "so it does from OPT's limit.",
                 True if opts.mean() >= best.mean() - _ENOUGH else None,
             ),
             Claim(
-                "the lower rate alone does not: from the crash the run ends more than "
-                f"{100 * _ENOUGH:.0f} points below, in each seed.",
+                "the lower rate alone does not: from the crash each run ends more than "
+                f"{100 * _ENOUGH:.0f} points below.",
                 bool((crash < best - _ENOUGH).all()),
                 published=False,
             ),
@@ -179,25 +178,23 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
                 published=False,
             ),
             Claim(
-                f"a floor of 1 does not keep the run: it ends more than {100 * _ENOUGH:.0f} points below the calm one, "
-                "in each seed.",
+                f"a floor of 1 does not keep the run: each ends more than {100 * _ENOUGH:.0f} points below.",
                 bool((accuracy[FLOOR] < best - _ENOUGH).all()),
                 published=False,
             ),
             Claim(
-                "hysteresis does not: the last applied step lies within 20 steps (our bound) of that without, in each "
-                "seed.",
+                "hysteresis does not: in each run the last applied step lies within 20 steps (our bound).",
                 bool((np.abs(lasts[HYSTERESIS] - lasts[NONE]) <= 20).all()),
                 published=False,
             ),
             Claim(
-                f"with a `SpikeGuard` `check` reports the stuck run {spread(sooner, '.0f')} steps sooner, with a "
-                "finite forward pass, in each seed.",
+                f"with a `SpikeGuard` `check` reports each run {spread(sooner, '.0f')} steps sooner, while its forward "
+                "pass is finite.",
                 bool((sooner > 0).all() and all(np.isfinite(each.loss).all() for each in ramped[GUARD])),
                 published=False,
             ),
             Claim(
-                f"a `SpikeGuard` alone keeps the run within {100 * _ENOUGH:.0f} points of the calm one, on average.",
+                f"a `SpikeGuard` alone keeps the run within {100 * _ENOUGH:.0f} points, on average.",
                 bool(accuracy[GUARD].mean() >= best.mean() - _ENOUGH),
                 published=False,
             ),

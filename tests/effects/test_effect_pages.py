@@ -102,6 +102,12 @@ def test_every_part_of_an_effect_is_on_its_page():
     assert "`python -m benchmarks.effects small --seeds 3 --steps 10`" in page
 
 
+def test_percent_is_in_the_heading_where_a_whole_column_has_it():
+    rows = (("1 % (0–2)", "1 %", "1"), ("none", "2", ""))
+    page = pages.page(dataclasses.replace(SMALL, columns=("a", "b", "c"), rows=rows))
+    assert "| a, % | b | c |\n|---|---|---|\n| 1 (0–2) | 1 % | 1 |\n| none | 2 |  |" in page
+
+
 def test_what_nobody_published_agrees_with_nothing_and_what_cannot_be_told_is_not_counted():
     claims = [Claim("one", True), Claim("two", None), Claim("three", False, published=False), Claim("four", False)]
     effect = dataclasses.replace(SMALL, claims=(*claims, Claim("five", True, published=False)))
