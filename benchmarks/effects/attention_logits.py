@@ -85,7 +85,6 @@ def effect_of(
     high, rates = RATES.index(_HIGH), large.any(axis=1)
     deteriorates = bool(large.any() and not large.all() and near.max() < far.min())
     first = RATES.index(1e-2)
-    slopes = np.diff(np.log(plain[first:]).mean(axis=1)) / np.diff(np.log(RATES[first:]))
     # Neither where the loss begins to deteriorate nor that it is the logits' fault follows from such runs.
     not_apart = deteriorates and bool((ends[_NORMALIZED][rates].mean(axis=1) > near.max()).all())
     return Effect(
@@ -109,7 +108,6 @@ def effect_of(
             runs=sum(values.size for values in lost.values()),
             best=min(values.mean(axis=1).min() for values in ends.values()),
             bigram=bigram,
-            slopes=", ".join(f"{slope:.1f}" for slope in slopes),
             infinite=f"{(plain > _LARGEST_HALF).sum()} of {plain.size}",
             infinite_normal=f"{(normal > _LARGEST_HALF).sum()} of {normal.size}",
         ),

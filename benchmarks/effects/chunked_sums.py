@@ -170,7 +170,7 @@ def _claims(
     largest = max(values.max() for way in (ordered, chunked, drawn) for values in way.values())
     return (
         Claim(
-            "products of one sign are swamped: in each seed the error of a plain sum exceeds a tenth (our bound) at "
+            "products of one sign are swamped: in each seed the error of a plain sum exceeds a tenth at "
             "the greatest length, and is less at the least.",
             all(
                 bool((same[name, "in order"][:, -1] > np.maximum(0.1, same[name, "in order"][:, 0])).all())
@@ -189,8 +189,7 @@ def _claims(
             all(bool((chunked[name] < ordered[name]).all()) for name in _FORMATS),
         ),
         Claim(
-            f"in each seed the gradient with chunks is within {100 * _CLOSE:.0f} % (our bound) of the exact one, in "
-            "both formats.",
+            f"in each seed the gradient with chunks is within {100 * _CLOSE:.0f} % of the exact one, in both formats.",
             all(bool((chunked[name] <= _CLOSE).all()) for name in _FORMATS),
             published=False,
         ),
@@ -205,7 +204,7 @@ def _claims(
 def _cured(said: str, part: np.ndarray, published: bool) -> Claim:
     """That little is left of an error: these parts of it, [seeds]."""
     return Claim(
-        f"{said} less than {_LESS:g} (our bound) of that error in each seed ({spread(part, '.3f')}).",
+        f"{said} less than {_LESS:g} of that error in each seed ({spread(part, '.3f')}).",
         bool((part < _LESS).all()),
         published,
     )

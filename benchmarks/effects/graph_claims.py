@@ -75,7 +75,7 @@ def claims_of(token: Seen, away: Seen, deviation: Seen, beyond: Seen, same: Seen
         ),
         *(
             Claim(
-                f"{graph}: in each seed it differs less than a hundredth as much in float32 as in "
+                f"{graph}: in each seed such a character differs less than a hundredth as much in float32 as in "
                 f"float16{_few(graph, same)}.",
                 bool((exact[graph] < 0.01).all()) if _told(graph, same) else None,
                 published=False,
@@ -100,11 +100,11 @@ def claims_of(token: Seen, away: Seen, deviation: Seen, beyond: Seen, same: Seen
 def _direction(graph: str, what: str, factors: np.ndarray, same: Seen, away: Seen) -> Claim:
     """That a graph differs more in bfloat16. One that is nearly the first, or treats formats differently, is silent."""
     nearer = {name: away[graph, name] / away[FIRST, name] for name in KL}
-    about = _few(graph, same)
+    about = "" if _told(graph, same) else "; too few characters change"
     if not about and not _near(nearer["bfloat16"] / nearer["float16"], 1, _ALIKE):
         about = "; it treats the formats differently"
     return Claim(
-        f"{graph}: {what} differs more in bfloat16, in each seed (in {(factors > 1).sum()} of {len(factors)}){about}.",
+        f"{graph}: {what} differs more in bfloat16, in each seed (in {(factors > 1).sum()} of {len(factors)}{about}).",
         None if about else bool((factors > 1).all()),
     )
 
@@ -115,7 +115,7 @@ def _divergence(deviation: Seen) -> Claim:
     ratio = KL["bfloat16"] / KL["float16"]
     # KL divergence is half of the mean square of log ratios where these are small.
     comparable = _near(last["bfloat16"] ** 2 / 2, KL["bfloat16"], 4)
-    about = "" if comparable else f"; {CONTEXT} given characters differ too little to compare"
+    about = "" if comparable else f" ({CONTEXT} given characters differ too little to compare)"
     return Claim(
         f"the KL divergence of whole answers is {ratio:.0f} times as large in bfloat16{about}.",
         _near((last["bfloat16"] / last["float16"]) ** 2, ratio, 4) if comparable else None,
@@ -169,4 +169,4 @@ def _told(graph: str, same: Seen) -> bool:
 
 
 def _few(graph: str, same: Seen) -> str:
-    return "" if _told(graph, same) else "; too few characters change"
+    return "" if _told(graph, same) else " (too few characters change)"

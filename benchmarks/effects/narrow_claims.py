@@ -160,7 +160,7 @@ def claims_of(losses: Losses, characters: int) -> tuple[Claim, ...]:
             FP8_SHARE.nats(loss),
         ),
         _loses("MXFP8 ends above bfloat16", above("MXFP8", "bfloat16"), published=False),
-        _diverges("MXFP8 diverges, as is published that it can", losses[TEXT, "MXFP8"]),
+        _diverges("MXFP8 diverges, as is published of large models", losses[TEXT, "MXFP8"]),
         _matches(
             f"with 3/4 of the loss MXFP8 ends at most {100 * _AS:g} % above bfloat16",
             above("MXFP8", "bfloat16", SCALED[FITTING]),
@@ -192,7 +192,7 @@ def claims_of(losses: Losses, characters: int) -> tuple[Claim, ...]:
         ),
         _loses("NVFP4 loses more with gradients rounded to nearest", above("NVFP4", RANDOM)),
         _diverges(
-            "NVFP4 to nearest in all layers diverges, as is published of a large model",
+            "NVFP4 to nearest in all layers diverges, as is published of large models",
             losses[TEXT, "NVFP4"],
         ),
         _loses(

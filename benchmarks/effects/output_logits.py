@@ -56,12 +56,6 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
     at_rate = {way: runs.log_z[:, part][:, at] for way, part in own.items()}
     decayed = (np.abs(log_z[_DECAY]) < np.abs(plain)).sum(axis=1)
     nearer = ", ".join(f"in {decayed[row]} of {seeds} seeds at {RATES[row]:g}" for row in range(at, len(RATES)))
-    course = runs.log_z[:, own[_Z_LOSS]][:, -1].mean(axis=1)
-    overlap = [
-        f"{rate:g}"
-        for rate, one, other in zip(RATES, plain, held, strict=True)
-        if max(one.min(), other.min()) <= min(one.max(), other.max())
-    ]
     parted, half = _apart(at_rate[_NONE], at_rate[_Z_LOSS], steps)
     return Effect(
         **described(
@@ -80,10 +74,6 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
             held=held[at].mean(),
             bottom=RATES[0],
             top=RATES[-1],
-            lowest=(int(course.argmin()) + 1) * steps / len(course),
-            lowest_log_z=course.min(),
-            end=course[-1],
-            overlap=" and ".join(overlap) or "no rate",
             rise=ends[_NONE][-1].mean() - ends[_NONE][0].mean(),
             rise_z=ends[_Z_LOSS][-1].mean() - ends[_Z_LOSS][0].mean(),
             cost=max(values.mean(axis=1).max() for values in cost.values()),

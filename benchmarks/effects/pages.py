@@ -111,7 +111,7 @@ def page(effect: Effect) -> str:
     ]
     for heading, part in PARTS.items():
         parts += [f"## {heading}", getattr(effect, part)]
-    parts.append(f"[All numbers]({effect.name}.json), in {effect.seconds:.0f} s on two CPU cores: `{command(effect)}`.")
+    parts.append(f"`{command(effect)}` takes {effect.seconds:.0f} s and writes [all numbers]({effect.name}.json).")
     return "\n\n".join(parts) + "\n"
 
 
@@ -144,7 +144,7 @@ def command(effect: Effect) -> str:
 
 def index(effects: Sequence[Effect]) -> str:
     """The page that links to the pages of the effects."""
-    rows = [f"| [{effect.title}]({effect.name}.md) | {_agree(effect)} | {effect.seconds:.0f} s |" for effect in effects]
+    rows = [f"| [{effect.title}]({effect.name}.md) | {_agree(effect)} |" for effect in effects]
     return "\n".join(
         [
             "# Published effects, measured again",
@@ -155,8 +155,8 @@ def index(effects: Sequence[Effect]) -> str:
             "-m benchmarks.effects NAME` measures one page again and `make effects` all. The table counts published "
             'claims about which the numbers can tell; findings of our own are marked "ours".',
             "",
-            "| page | what agrees | time |",
-            "|---|---|---|",
+            "| page | what agrees |",
+            "|---|---|",
             *rows,
             "",
         ]

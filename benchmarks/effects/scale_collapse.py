@@ -183,7 +183,7 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
                 published=False,
             ),
             Claim(
-                "hysteresis does not: in each run the last applied step lies within 20 steps (our bound).",
+                "hysteresis does not: in each seed the last applied step is within 20 (our bound) of that without.",
                 bool((np.abs(lasts[HYSTERESIS] - lasts[NONE]) <= 20).all()),
                 published=False,
             ),

@@ -64,7 +64,7 @@ def claims_of(spikes: Mapping[tuple[float, str], Spike], shares: np.ndarray, set
             bool((stable.times < SPIKE).all()),
         ),
         Claim(
-            f"so it does in the next {AFTER - SOON} steps (above in {risen(stable.later)} of {seeds}; AdamW in "
+            f"so it does in the next {AFTER - SOON} steps, too (above in {risen(stable.later)} of {seeds}; AdamW in "
             f"{risen(plain[worst].later)}, clipped to {NEAR:g} in {risen(narrow.later)}).",
             bool((stable.later < SPIKE).all()),
             published=False,

@@ -164,7 +164,7 @@ def test_the_verdicts_about_spikes_are_of_the_numbers():
     late.loss[90, 3 :: len(spikes.WAYS)] = 1.5
     effect = spikes.effect_of(late, level, 40, 2, 100)
     assert [number for number, claim in enumerate(effect.claims) if not claim.holds] == [4, 6, 8, 9]
-    assert "(above in 0 of 2)" in effect.claims[5].text
+    assert "(above 1.5 times in 0 of 2)" in effect.claims[5].text
     assert "(above in 2 of 2; AdamW in 0, clipped to 0.01 in 0)" in effect.claims[6].text
     early = spikes.effect_of(changed(1.0, (0, 1, 3)), level, 40, 2, 100)
     assert [claim.holds for claim in early.claims[5:7]] == [False, True]
