@@ -35,7 +35,7 @@ class Claim:
             return "Cannot tell"
         if self.published:
             return "Agrees" if self.holds else "Disagrees"
-        return "Ours, confirmed" if self.holds else "Ours, refuted"
+        return "Ours" if self.holds else "Ours, refuted"
 
 
 @dataclasses.dataclass(frozen=True)

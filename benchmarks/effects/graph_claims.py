@@ -26,9 +26,9 @@ _CHANGED = 0.25
 _ALIKE = 1.1
 """A graph treats two formats alike where its distances from float32, over those of the first graph, are as near."""
 RULE = (
-    f"A graph cannot tell where it changes fewer than {100 * _CHANGED:.0f} % of the characters in one of the 16-bit "
-    "formats; nor which format differs more, where its distance from float32, over the first graph's, differs "
-    f"between the formats by more than {100 * (_ALIKE - 1):.0f} % (our bounds)."
+    f"A graph cannot tell where it changes under {100 * _CHANGED:.0f} % of the characters in a 16-bit format, nor "
+    "which format differs more where its distance from float32, against the first graph's, differs between the formats "
+    f"by over {100 * (_ALIKE - 1):.0f} % (our bounds)."
 )
 """What is said of both."""
 
@@ -60,8 +60,8 @@ def claims_of(token: Seen, away: Seen, deviation: Seen, beyond: Seen, same: Seen
         ),
         *(
             Claim(
-                f"{graph}: in each seed a character that changes differs {BITS:.0f} times as much in bfloat16 as in "
-                f"float16, to a factor of 2{_few(graph, same)}.",
+                f"{graph}: in each seed characters that change differ {BITS:.0f} times as much in bfloat16, to a "
+                f"factor of 2{_few(graph, same)}.",
                 _near(changed[graph], BITS) if _told(graph, same) else None,
                 published=False,
             )
@@ -75,7 +75,7 @@ def claims_of(token: Seen, away: Seen, deviation: Seen, beyond: Seen, same: Seen
         ),
         *(
             Claim(
-                f"{graph}: in each seed such a character differs less than a hundredth as much in float32 as in "
+                f"{graph}: in each seed they differ less than a hundredth as much in float32 as in "
                 f"float16{_few(graph, same)}.",
                 bool((exact[graph] < 0.01).all()) if _told(graph, same) else None,
                 published=False,
@@ -104,7 +104,7 @@ def _direction(graph: str, what: str, factors: np.ndarray, same: Seen, away: See
     if not about and not _near(nearer["bfloat16"] / nearer["float16"], 1, _ALIKE):
         about = "; it treats the formats differently"
     return Claim(
-        f"{graph}: {what} differs more in bfloat16, in each seed (in {(factors > 1).sum()} of {len(factors)}{about}).",
+        f"{graph}: {what} differs more in bfloat16 in each seed ({(factors > 1).sum()} of {len(factors)}{about}).",
         None if about else bool((factors > 1).all()),
     )
 

@@ -177,7 +177,7 @@ def _claims(said: str, distance: np.ndarray, nearest: np.ndarray, error: np.ndar
             bool(distance[:, 0].mean() <= _NEAR),
         ),
         Claim(
-            f"{said}: the log-normal law is the nearest of the three, on average and for most tensors.",
+            f"{said}: the log-normal law is the nearest, on average and for most tensors.",
             bool((distance[:, 0] < distance[:, 1:].min(axis=1)).all() and (nearest > 0.5).all()),
         ),
         Claim(

@@ -181,7 +181,7 @@ def claims_of(losses: Losses, characters: int) -> tuple[Claim, ...]:
             WEIGHTS_SHARE.nats(loss),
         ),
         _loses(
-            f"weights in MXFP4 lose more than MXFP6 alone; published is {_percent(WEIGHTS_MORE.value)} of the loss",
+            f"weights in MXFP4 lose more, published {_percent(WEIGHTS_MORE.value)}, than MXFP6",
             above(WEIGHTS, "MXFP6"),
             WEIGHTS_MORE.nats(loss),
         ),
@@ -196,13 +196,13 @@ def claims_of(losses: Losses, characters: int) -> tuple[Claim, ...]:
             losses[TEXT, "NVFP4"],
         ),
         _loses(
-            f"MXFP4 loses more than NVFP4, both to nearest; published is {_percent(MXFP4_MORE.value)} of the loss",
+            f"MXFP4 loses more, published {_percent(MXFP4_MORE.value)}, than NVFP4, both to nearest",
             gap_of(losses[TEXT, "MXFP4"] - losses[TEXT, "NVFP4"]),
             MXFP4_MORE.nats(loss),
         ),
         *(
             _loses(
-                f"with {what} of the loss MXFP4 loses more than NVFP4, both to nearest",
+                f"with {what} of the loss MXFP4 loses more than NVFP4",
                 gap_of(losses[network, "MXFP4"] - losses[network, "NVFP4"]),
                 published=False,
             )
@@ -211,7 +211,7 @@ def claims_of(losses: Losses, characters: int) -> tuple[Claim, ...]:
         _loses("E4M3 without a scale loses against FP8", above(UNSCALED, "FP8"), published=False),
         *(
             _loses(
-                f"{name} loses more with the whole loss, where a block multiplies the right character's first gradient "
+                f"{name} loses more with the whole loss, where the right character's first gradient is multiplied "
                 f"by {times(name, 1)}, than with 3/4, by {times(name, FITTING)}",
                 by_factor(name, TEXT, SCALED[FITTING]),
                 published=False,

@@ -77,7 +77,6 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
             rise=ends[_NONE][-1].mean() - ends[_NONE][0].mean(),
             rise_z=ends[_Z_LOSS][-1].mean() - ends[_Z_LOSS][0].mean(),
             cost=max(values.mean(axis=1).max() for values in cost.values()),
-            steps=steps / min(_POINTS, records),
         ),
         seeds=seeds,
         steps=steps,

@@ -105,13 +105,12 @@ def page(effect: Effect) -> str:
         effect.question,
         table(("", "published", "here"), effect.beside),
         table(*_percent_above(effect.columns, effect.rows)),
-        f"![{effect.title}]({effect.name}.svg)",
+        f"![Figure]({effect.name}.svg)",
         "## Findings",
         "\n".join(f"- {_emphasized(claim)}: {claim.text}" for claim in effect.claims),
     ]
-    for heading, part in PARTS.items():
-        parts += [f"## {heading}", getattr(effect, part)]
-    parts.append(f"`{command(effect)}` takes {effect.seconds:.0f} s and writes [all numbers]({effect.name}.json).")
+    parts += [f"**{heading}.** {getattr(effect, part)}" for heading, part in PARTS.items()]
+    parts.append(f"`{command(effect)}` takes {effect.seconds:.0f} s: [all numbers]({effect.name}.json).")
     return "\n\n".join(parts) + "\n"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.effects import networks
 from benchmarks.effects.collapse_runs import (
     BACK,
     FALLEN,
@@ -12,7 +11,6 @@ from benchmarks.effects.collapse_runs import (
     GUARD,
     GUESS,
     HYSTERESIS,
-    INTERVAL,
     METASEQ,
     NONE,
     OPTS_FLOOR,
@@ -92,19 +90,16 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
     return Effect(
         **described(
             NAME,
-            batch=networks.BATCH,
             rate=RATE,
             calm=runs.calm,
             growth_percent=100 * (runs.growth - 1),
             every=EVERY,
-            interval=INTERVAL,
             fallen=FALLEN,
             overflow=power(overflow),
             silence=spread(silence, ".0f") if silence else "no",
             means=", ".join(f"{100 * mean:.0f} %" for mean in restarts.mean(axis=1)),
             back=", ".join(map(str, BACK)),
             first=power(np.log2([each.scale[0] for each in ramped[METASEQ]])),
-            usual=power(np.array([usual_of(each, runs.calm) for each in ramped[METASEQ]])),
             late=signed(np.array(late), "before", "after"),
         ),
         seeds=seeds,

@@ -106,8 +106,7 @@ def run(seeds: int = 3, steps: int = 600) -> Effect:
             ),
             Claim("masters come within one point of float32 in both formats.", _within(lost, "masters")),
             Claim(
-                "to nearest most bfloat16 weights stay in a step, and fewer of float16, with neighbours eight times as "
-                "close.",
+                "to nearest most bfloat16 weights stay in a step, and fewer of float16.",
                 all(
                     bool(
                         found[name, "bfloat16", "nearest"].stayed.min() > 0.5

@@ -35,7 +35,7 @@ def run(seeds: int = 3, steps: int = 2000) -> Effect:
     ]
     ratios = live.mean(axis=1) / expected
     return Effect(
-        **described(NAME, walk=_WALK, synthetic=_SYNTHETIC, low=ratios.min(), high=ratios.max()),
+        **described(NAME, walk=_WALK, low=ratios.min(), high=ratios.max()),
         seeds=seeds,
         steps=steps,
         beside=tuple(

@@ -38,8 +38,8 @@ def claims_of(spikes: Mapping[tuple[float, str], Spike], shares: np.ndarray, set
     lower = stable.end < wide.end
     return (
         Claim(
-            f"AdamW's mean RMS is at most {SETTLED} (our bound) in the {settled} steps before the change, and its "
-            f"largest at least {JUMP:.0f} after it, for each beta2 and seed.",
+            f"for each beta2 and seed AdamW's mean RMS is at most {SETTLED} (our bound) over {settled} steps before "
+            f"the change, and its largest at least {JUMP:.0f} after.",
             all(((seen.before <= SETTLED) & (seen.jump >= JUMP)).all() for seen in plain.values()),
             published=False,
         ),

@@ -74,7 +74,6 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
             near_of_quiet=NEAR / quiet,
             soon=SOON,
             spike=SPIKE,
-            after=AFTER - SOON,
             jump=JUMP,
             all_steps=AFTER,
             plain=spikes[worst, PLAIN].times.mean(),
@@ -90,21 +89,20 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
                 f"{PUBLISHED[0]} to {PUBLISHED[1]}",
                 lag_of(spikes[worst, PLAIN].lag),
             ),
-            *(
-                (
-                    f"largest loss in {many} steps, times that before, with beta2 {worst}",
-                    published,
-                    ", ".join(f"{way} {spread(getattr(spikes[worst, way], what), '.2f')}" for way in WAYS),
-                )
-                for many, what, published in (
-                    (SOON, "times", "no number; StableAdamW avoids a spike"),
-                    (AFTER, "whole", "no number"),
-                )
+            (
+                f"largest loss in {SOON} steps, times that before, with beta2 {worst}",
+                "no number; StableAdamW avoids a spike",
+                ", ".join(f"{way} {spread(spikes[worst, way].times, '.2f')}" for way in (PLAIN, STABLE)),
             ),
             (
-                f"held-out loss in the end, with beta2 {worst}",
+                f"the same in {AFTER} steps",
+                "no number",
+                ", ".join(f"{way} {spread(spikes[worst, way].whole, '.2f')}" for way in WAYS),
+            ),
+            (
+                "held-out loss in the end",
                 "no number; StableAdamW outperforms clipping",
-                ", ".join(f"{way} {spread(spikes[worst, way].end, '.3f')}" for way in WAYS),
+                ", ".join(f"{way} {spread(spikes[worst, way].end, '.3f')}" for way in (WIDE, STABLE)),
             ),
             (
                 "update where epsilon is the gradient's root mean square or more, over that with epsilon 1e-8",

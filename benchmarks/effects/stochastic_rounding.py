@@ -67,7 +67,6 @@ def run(seeds: int = 5, steps: int = 600) -> Effect:
     nearest, random = ({form: found[form, way] for form in (*_WORDS, *_FLOATS)} for way in _WAYS)
     left = {case: seen.accuracy / exact.accuracy for case, seen in found.items()}
     here = [left[_PUBLISHED_WORD, way] for way in _WAYS]
-    digits = int(networks.digits().test_labels.shape[0])
     many, few = (
         fewest_bits({form: float((exact.accuracy - seen.accuracy).mean()) for form, seen in way.items()})
         for way in (nearest, random)
@@ -78,10 +77,7 @@ def run(seeds: int = 5, steps: int = 600) -> Effect:
             NAME,
             rate=_RATE,
             integer=_INTEGER,
-            digits=digits,
-            share_of_a_digit=100 / digits,
             furthest=furthest,
-            largest=2 ** (_INTEGER - 1),
             few=_said(few),
             many=_said(many),
             stayed=percent(exact.stayed, ".0f"),
@@ -164,8 +160,8 @@ def _claims(exact: Trained, nearest: dict[int | str, Trained], random: dict[int 
             lost[0][word] > _NEAR,
         ),
         Claim(
-            "in some setting rounding to nearest leaves less than half of the accuracy in each seed, and rounding at "
-            "random trains within one point of float32 "
+            "somewhere rounding to nearest leaves less than half of the accuracy in each seed, and rounding at random "
+            "is within one point "
             f"({', '.join(f'{each} bits' for each in failing) or 'none here'}).",
             bool(failing),
         ),

@@ -113,7 +113,7 @@ def test_what_nobody_published_agrees_with_nothing_and_what_cannot_be_told_is_no
     effect = dataclasses.replace(SMALL, claims=(*claims, Claim("five", True, published=False)))
     page = pages.page(effect)
     assert "- Agrees: one\n- Cannot tell: two\n- **Ours, refuted**: three\n" in page
-    assert "- **Disagrees**: four\n- Ours, confirmed: five\n" in page
+    assert "- **Disagrees**: four\n- Ours: five\n" in page
     assert "| 1 of 2, 1 cannot be told |" in pages.index([effect])
     assert "| 1 cannot be told |" in pages.index([dataclasses.replace(SMALL, claims=claims[1:3])])
     assert pages.from_values(json.loads(pages.as_json(effect))).claims == effect.claims

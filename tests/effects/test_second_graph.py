@@ -85,7 +85,7 @@ def test_one_graph_can_fail_alone():
     away = {case: np.ones(2) for case in itertools.product(("whole", *graph_claims.GRAPHS), graph_claims.FORMATS)}
     claims = graph_claims.claims_of(token, away, deviation, deviation, same)
     assert [claim.holds for claim in claims[4:6]] == [True, False]
-    assert "in 1 of 2" in claims[5].text
+    assert "(1 of 2)" in claims[5].text
     # A graph that changes few characters is nearly the first one. In one of the formats that is enough.
     same["one at a time", "float16"] = np.full(2, 0.8)
     claims = graph_claims.claims_of(token, away, deviation, deviation, same)
