@@ -216,7 +216,7 @@ def course_of(label: str, by_step: np.ndarray, points: int = 120) -> Line:
 def spread(values: Any, form: str = ".3g", unit: str = "") -> str:
     """A mean with the least and the greatest of the seeds, and the unit once: "52 % (50–55)"."""
     values = np.asarray(values, np.float64).ravel()
-    return with_range(*(f"{value:{form}}" for value in (values.mean(), values.min(), values.max())), unit)
+    return with_range(*(f"{value:{form}}" for value in (values.mean(), values.min(), values.max())), unit=unit)
 
 
 def with_range(mean: str, low: str, high: str, unit: str = "") -> str:
