@@ -84,6 +84,7 @@ def effect_of(
     below = f"{worse[_PLAIN][~beyond].sum()} of {(~beyond).sum()}"
     high, rates = RATES.index(_HIGH), large.any(axis=1)
     deteriorates = bool(large.any() and not large.all() and near.max() < far.min())
+    first = RATES.index(1e-2)
     # Neither where the loss begins to deteriorate nor that it is the logits' fault follows from such runs.
     not_apart = deteriorates and bool((ends[_NORMALIZED][rates].mean(axis=1) > near.max()).all())
     return Effect(
@@ -100,6 +101,15 @@ def effect_of(
             epochs=_LONGER * CHARACTERS / (BATCH * CONTEXT),
             alone=spread(alone, ".3f"),
             guess=guess,
+            top=RATES[-1],
+            plain=plain[-1].mean(),
+            normal=normal[-1].mean(),
+            diverged=sum(values.sum() for values in lost.values()),
+            runs=sum(values.size for values in lost.values()),
+            best=min(values.mean(axis=1).min() for values in ends.values()),
+            bigram=bigram,
+            infinite=f"{(plain > _LARGEST_HALF).sum()} of {plain.size}",
+            infinite_normal=f"{(normal > _LARGEST_HALF).sum()} of {normal.size}",
         ),
         seeds=seeds,
         steps=steps,
@@ -139,31 +149,26 @@ def effect_of(
         ),
         claims=(
             Claim(
-                "without qk-layernorm the largest logit grows with the learning rate, at least tenfold in each seed "
-                f"(from {spread(plain[0])} at {RATES[0]:g} to {spread(plain[-1])} at {RATES[-1]:g}).",
+                "without qk-layernorm the largest logit grows with the learning rate, at least tenfold in each seed.",
                 bool((plain[-1] >= 10 * plain[0]).all()),
             ),
             Claim(
-                f"each run with a logit above 10^4 ends worse than a zero-layer bigram model ({above}; of the runs "
-                f"without so large a logit {below}).",
+                f"each run with a logit above 10^4 ends worse than a bigram model ({above}; of the others {below}).",
                 _where(worse[_PLAIN][beyond], worse[_PLAIN][~beyond]),
             ),
             Claim(
                 "the loss deteriorates around 10^3: without qk-layernorm each run with a larger logit ends worse than "
-                f"each without ({_range(far)} against {_range(near)} nats). But their largest logits are "
-                f"{_range(plain[large], '.3g')} against {_range(plain[~large], '.3g')}, with nothing between; and at "
-                f"the rates of the former runs with qk-layernorm end at {_range(ends[_NORMALIZED][rates])} nats, with "
-                f"logits of {_range(normal[rates], '.3g')}.",
+                f"each without (logits of {_range(plain[large], '.3g')} against {_range(plain[~large], '.3g')}; with "
+                f"qk-layernorm the former's rates end at {_range(ends[_NORMALIZED][rates])} nats).",
                 None if not_apart else deteriorates,
             ),
             Claim(
-                f"the loss diverges without qk-layernorm at {RATES[-1]:g}: by our harder yardstick, it is that of "
-                f"frequencies, or worse, in each seed ({lost[_PLAIN][-1].sum()} of {seeds}).",
+                f"the loss diverges without qk-layernorm at {RATES[-1]:g}: it is that of frequencies or worse, in each "
+                "seed.",
                 bool(lost[_PLAIN][-1].all()),
             ),
             Claim(
-                f"with it the largest logit at {RATES[-1]:g} is less than a tenth, in each seed "
-                f"({spread(normal[-1])}).",
+                f"with it the largest logit at {RATES[-1]:g} is less than a tenth, in each seed.",
                 bool((normal[-1] < plain[-1] / 10).all()),
             ),
             Claim(
@@ -176,17 +181,14 @@ def effect_of(
             ),
             Claim(
                 f"without it attention collapses: at {RATES[-1]:g} its entropy is less than half (our bound) of that "
-                f"at {RATES[0]:g}, in each seed ({spread(entropy[_PLAIN][-1], '.2f')} and "
-                f"{spread(entropy[_PLAIN][0], '.2f')} nats).",
+                f"at {RATES[0]:g}, in each seed.",
                 bool((entropy[_PLAIN][-1] < entropy[_PLAIN][0] / 2).all()),
             ),
             Claim(
-                "block 0 has the largest logits: without qk-layernorm, on average over the seeds, at each rate from "
-                "0.01 on.",
-                bool((by_block[_PLAIN].mean(axis=1)[RATES.index(1e-2) :].argmax(axis=1) == 0).all()),
+                "without it block 0 has the largest logits, on average over the seeds, at each rate from 0.01 on.",
+                bool((by_block[_PLAIN].mean(axis=1)[first:].argmax(axis=1) == 0).all()),
             ),
         ),
-        remarks=_remarks(plain, normal, ends, bigram, lost, worse),
         panels=(
             Panel(
                 "held-out loss in the end",
@@ -221,50 +223,6 @@ def effect_of(
         }
         | {f"sensitivity {way}": values.tolist() for way, values in sensitive.items()}
         | {"loss zero-layer bigram model": alone.tolist()},
-    )
-
-
-def _remarks(
-    plain: np.ndarray,
-    normal: np.ndarray,
-    ends: dict[str, np.ndarray],
-    bigram: float,
-    lost: dict[str, np.ndarray],
-    worse: dict[str, np.ndarray],
-) -> str:
-    """What is said beside the claims.
-
-    Args:
-        plain: The largest logits without qk-layernorm, [rates, seeds].
-        normal: The same with it.
-        ends: The held-out losses of each way, likewise.
-        bigram: That of a model without blocks.
-        lost: Whether one who knows frequencies is as good, likewise.
-        worse: Whether the model without blocks is better, likewise.
-    """
-    first = RATES.index(1e-2)
-    slopes = np.diff(np.log(plain[first:]).mean(axis=1)) / np.diff(np.log(RATES[first:]))
-    beyond = [int((values > _LARGEST_HALF).sum()) for values in (plain, normal)]
-    best = min(values.mean(axis=1).min() for values in ends.values())
-    return (
-        f"By the harder yardstick {sum(values.sum() for values in lost.values())} of "
-        f"{sum(values.size for values in lost.values())} runs diverge here. "
-        f"The rate grows with the logits, and a rate of {RATES[-1]:g} costs with qk-layernorm, too "
-        f"({spread(ends[_NORMALIZED][-1], '.2f')} nats). So not all that is lost at a logit above 10^4 is lost to the "
-        "logits, and from which logit on anything is lost to them cannot be told.\n\n"
-        "The runs are short: at the best rate the loss ends at "
-        f"{best:.2f} nats on average, and a model without attention has {bigram:.2f}. Attention hardly pays "
-        "by then, and the model without it has seen more text. So the paper's yardstick tells little here: at the "
-        f"lowest rate {worse[_PLAIN][0].sum()} of {plain.shape[1]} runs, which have learned too little, are worse "
-        "than that, too.\n\n"
-        f"From {RATES[first]:g} on the largest logit grows as no one power of the learning rate: the exponents from "
-        f"each rate to the next are {', '.join(f'{slope:.1f}' for slope in slopes)}. The paper gives no power. It "
-        "hypothesizes that the instability could result from the quadratic dependence of logits on parameter norms."
-        f"\n\nIn float16 a logit beyond {_LARGEST_HALF:.0f} is infinite: {beyond[0]} of {plain.size} runs without "
-        f"qk-layernorm have one, and {beyond[1]} of {normal.size} with it. Where logits are kept in float16, one of "
-        "+infinity makes the softmax NaN, and the step is skipped at any loss scale; one of -infinity is an attention "
-        "of 0. The probe gives magnitudes and does not say which. "
-        "`scaler.observe.watch(kinds=['attention'])` shows the growth before."
     )
 
 

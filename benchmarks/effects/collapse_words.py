@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.effects.collapse_runs import Restart
-from benchmarks.effects.effect import percent, spread
+from benchmarks.effects.effect import percent, spread, with_range
 from benchmarks.effects.saved_run import EVERY, Course
 
 
@@ -41,8 +41,7 @@ def rest_of(restarted: Sequence[Restart]) -> tuple[str, str, str]:
 
 def power(exponents: np.ndarray) -> str:
     """A mean power of two with the least and the greatest."""
-    mean, low, high = (f"2^{round(value)}" for value in (exponents.mean(), exponents.min(), exponents.max()))
-    return mean if low == high else f"{mean} ({low} to {high})"
+    return with_range(*(f"2^{round(value)}" for value in (exponents.mean(), exponents.min(), exponents.max())))
 
 
 def signed(steps: np.ndarray, before: str, after: str) -> str:

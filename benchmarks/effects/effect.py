@@ -34,8 +34,8 @@ class Claim:
         if self.holds is None:
             return "Cannot tell"
         if self.published:
-            return "Agrees" if self.holds else "Does not agree"
-        return "Ours, it holds" if self.holds else "Ours, it does not hold"
+            return "Agrees" if self.holds else "Disagrees"
+        return "Ours" if self.holds else "Ours, refuted"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Effect:
     Attributes:
         name: The name on the command line.
         title: The title of its page.
-        question: The question, in one or two sentences.
+        question: The question, and the answer, in two sentences.
         published: The paper's result, with its figure and address, or a note that there is no paper.
         design: How it was measured, with the sizes.
         seeds: The number of seeds.
@@ -100,11 +100,10 @@ class Effect:
         columns: The headings of the table.
         rows: The cells of the table, as text.
         claims: Whether direction and order of magnitude agree with the published ones, claim by claim.
-        remarks: Explanations of the differences.
+        remarks: Explanations, and caveats last.
         panels: The panels of the figure.
         measured: The numbers behind the table: a list over the seeds for each.
         seconds: How long the measurement took; `measure` sets it.
-        sizes: Whether its verdicts are about published sizes, not only about direction and order of magnitude.
     """
 
     name: str
@@ -122,7 +121,6 @@ class Effect:
     panels: tuple[Panel, ...]
     measured: Mapping[str, Sequence[float]]
     seconds: float = 0.0
-    sizes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +142,8 @@ class Experiment:
     seeds: int = 3
 
 
-_PARTS = {"Published": "published", "Here": "design", "Remarks": "remarks"}
-"""The headings of an effect's text, and what an `Effect` calls them."""
+PARTS = {"Published": "published", "Method": "design", "Remarks": "remarks"}
+"""The headings of an effect's text and page, and what an `Effect` calls them."""
 
 
 def described(name: str, **words: object) -> dict[str, str]:
@@ -159,7 +157,7 @@ def described(name: str, **words: object) -> dict[str, str]:
     start, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
     title, _, question = start.partition("\n")
     headed = (part.partition("\n") for part in parts)
-    found = {"title": title, "question": question, **{_PARTS[heading]: body for heading, _, body in headed}}
+    found = {"title": title, "question": question, **{PARTS[heading]: body for heading, _, body in headed}}
     return {"name": name, **{part: _flowing(body).format(**words) for part, body in found.items()}}
 
 
@@ -216,10 +214,18 @@ def course_of(label: str, by_step: np.ndarray, points: int = 120) -> Line:
 
 
 def spread(values: Any, form: str = ".3g", unit: str = "") -> str:
-    """A mean with the least and the greatest of the seeds: "0.52 (0.50 to 0.55)"."""
+    """A mean with the least and the greatest of the seeds, and the unit once: "52 % (50–55)"."""
     values = np.asarray(values, np.float64).ravel()
-    mean, low, high = (f"{value:{form}}{unit}" for value in (values.mean(), values.min(), values.max()))
-    return mean if low == high else f"{mean} ({low} to {high})"
+    return with_range(*(f"{value:{form}}" for value in (values.mean(), values.min(), values.max())), unit=unit)
+
+
+def with_range(mean: str, low: str, high: str, unit: str = "") -> str:
+    """A mean with its unit, and the least and the greatest in brackets if they differ."""
+    if low == high:
+        return mean + unit
+    # A dash beside a sign would read as another sign.
+    between = " to " if set("+-") & set(low + high) else "–"
+    return f"{mean}{unit} ({low}{between}{high})"
 
 
 def percent(values: Any, form: str = ".1f") -> str:

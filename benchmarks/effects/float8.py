@@ -47,7 +47,7 @@ def run(seeds: int = 3, steps: int = 900) -> Effect:
     usual = saturated[up // 2 : up].mean(axis=0)
     e4m3, e5m2 = (flushed[:up, [at for at in delayed if cases[at][0] == name]].mean() for name in _FORMATS)
     return Effect(
-        **described(NAME, jump=_JUMP, accuracy=percent(exact.accuracy)),
+        **described(NAME, jump=_JUMP, accuracy=percent(exact.accuracy), jumped=100 * jumped[delayed].mean()),
         seeds=seeds,
         steps=steps,
         beside=(
@@ -85,20 +85,19 @@ def run(seeds: int = 3, steps: int = 900) -> Effect:
                 bool(e5m2 < e4m3),
             ),
             Claim(
-                f"a jump up costs one step, as long as the scales lag: {percent(jumped[delayed], '.1f')} of the values "
-                f"saturate at it, and {percent(next_steps[delayed], '.1f')} in the {_LAYERS - 1} steps after it.",
+                f"a jump up costs one step ({percent(jumped[delayed], '.1f')} of the values saturate in it, and "
+                f"{percent(next_steps[delayed], '.1f')} in the {_LAYERS - 1} after it).",
                 bool(next_steps[delayed].mean() < jumped[delayed].mean() / 10),
                 published=False,
             ),
             Claim(
-                f"it costs one step for each layer: from {_LAYERS} steps after it on less than a tenth saturates "
-                f"({percent(later[delayed], '.2f')} in the next 16).",
+                f"it costs one step for each layer: from {_LAYERS} steps after it on less than a tenth saturates.",
                 bool((later[delayed].mean(axis=1) < jumped[delayed].mean(axis=1) / 10).all()),
                 published=False,
             ),
             Claim(
-                "a jump down costs as many steps as the history is long: in the 16 steps after it a history of 16 "
-                "flushes more than one of 1, and from then on less than one of 1024.",
+                "a jump down costs as many steps as the history is long: in the first 16 a history of 16 flushes more "
+                "than one of 1, and later less than one of 1024.",
                 all(
                     bool(after[a].mean() < after[b].mean()) and bool(rest[b].mean() < rest[c].mean())
                     for a, b, c in zip(newest, middle, long, strict=True)
@@ -116,13 +115,12 @@ def run(seeds: int = 3, steps: int = 900) -> Effect:
                 published=False,
             ),
             Claim(
-                "and that shows in the accuracy: without a scale it is at least one point lower than float32's.",
+                "without a scale the accuracy is at least one point lower than float32's.",
                 bool((seen.accuracy[bare].mean(axis=1) < exact.accuracy.mean() - 0.01).all()),
                 published=False,
             ),
             Claim(
-                "with delayed scaling accuracy stays within one point of float32, in both formats and through both "
-                "jumps.",
+                "with delayed scaling the accuracy stays within one point of float32's, in both formats.",
                 bool(np.abs(seen.accuracy[delayed].mean(axis=1) - exact.accuracy.mean()).max() <= 0.01),
             ),
         ),

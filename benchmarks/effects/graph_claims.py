@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.effects.effect import Claim, percent, spread
+from benchmarks.effects.effect import Claim, spread, with_range
 
 FORMATS = ("float32", "float16", "bfloat16")
 FIRST = "whole"
@@ -26,9 +26,9 @@ _CHANGED = 0.25
 _ALIKE = 1.1
 """A graph treats two formats alike where its distances from float32, over those of the first graph, are as near."""
 RULE = (
-    f"Differences from the first graph cannot tell where fewer than {100 * _CHANGED:.0f} % of the characters change in "
-    "one of the 16-bit formats; nor which format differs more where a graph's distance from float32, over that of the "
-    f"first graph, is not the same in both, to {100 * (_ALIKE - 1):.0f} % (our bounds)."
+    f"A graph cannot tell where it changes under {100 * _CHANGED:.0f} % of the characters in a 16-bit format, nor "
+    "which format differs more where its distance from float32, against the first graph's, differs between the formats "
+    f"by over {100 * (_ALIKE - 1):.0f} % (our bounds)."
 )
 """What is said of both."""
 
@@ -54,16 +54,14 @@ def claims_of(token: Seen, away: Seen, deviation: Seen, beyond: Seen, same: Seen
     return (
         Claim(
             f"in each seed each graph is {BITS:.0f} times as far from float32 in bfloat16 as in float16, to a factor "
-            f"of 2 ({each_of(bits)}).",
+            "of 2.",
             all(_near(each, BITS) for each in bits.values()),
             published=False,
         ),
         *(
             Claim(
-                f"{graph}: in each seed a character that changes is {BITS:.0f} times as far from the first graph in "
-                f"bfloat16 as in float16, to a factor of 2 ({times(changed[graph])}; of all characters "
-                f"{times(factor[graph])}, as bfloat16 changes {_changed(same[graph, 'bfloat16'])} of them and float16 "
-                f"{_changed(same[graph, 'float16'])}{_few(graph, same)}).",
+                f"{graph}: in each seed characters that change differ {BITS:.0f} times as much in bfloat16, to a "
+                f"factor of 2{_few(graph, same)}.",
                 _near(changed[graph], BITS) if _told(graph, same) else None,
                 published=False,
             )
@@ -77,8 +75,8 @@ def claims_of(token: Seen, away: Seen, deviation: Seen, beyond: Seen, same: Seen
         ),
         *(
             Claim(
-                f"{graph}: in each seed a character that changes is less than a hundredth as far from the first graph "
-                f"in float32 as in float16 ({times(exact[graph], '.4f')} of it{_few(graph, same)}).",
+                f"{graph}: in each seed they differ less than a hundredth as much in float32 as in "
+                f"float16{_few(graph, same)}.",
                 bool((exact[graph] < 0.01).all()) if _told(graph, same) else None,
                 published=False,
             )
@@ -86,13 +84,13 @@ def claims_of(token: Seen, away: Seen, deviation: Seen, beyond: Seen, same: Seen
         ),
         _growth(deviation),
         Claim(
-            f"XLA: in float16 no ratio of {CONTEXT} characters leaves 1 ± {CLIP} (some published ones do, of longer "
-            "answers).",
+            f"XLA: no float16 ratio of {CONTEXT} characters leaves 1 ± {CLIP} (some published ones, of longer "
+            "answers, do).",
             bool((beyond["XLA", "float16"][:, -1] == 0).all()),
             published=False,
         ),
         Claim(
-            f"XLA: in each seed some do in bfloat16 ({percent(beyond['XLA', 'bfloat16'][:, -1], '.1f')}).",
+            "XLA: in each seed some do in bfloat16.",
             bool((beyond["XLA", "bfloat16"][:, -1] > 0).all()),
             published=False,
         ),
@@ -101,43 +99,26 @@ def claims_of(token: Seen, away: Seen, deviation: Seen, beyond: Seen, same: Seen
 
 def _direction(graph: str, what: str, factors: np.ndarray, same: Seen, away: Seen) -> Claim:
     """That a graph differs more in bfloat16. One that is nearly the first, or treats formats differently, is silent."""
-    changed = {name: _changed(same[graph, name]) for name in KL}
     nearer = {name: away[graph, name] / away[FIRST, name] for name in KL}
-    told = False
-    if not _told(graph, same):
-        about = f"only {changed['bfloat16']} of the characters change in bfloat16 and {changed['float16']} in float16"
-    elif not _near(nearer["bfloat16"] / nearer["float16"], 1, _ALIKE):
-        about = (
-            f"from float32 this graph is {spread(nearer['bfloat16'], '.2f')} times as far as the first one in bfloat16 "
-            f"and {spread(nearer['float16'], '.2f')} times in float16, so it treats the formats differently"
-        )
-    else:
-        told, about = True, "two real engines are not tested"
+    about = "" if _told(graph, same) else "; too few characters change"
+    if not about and not _near(nearer["bfloat16"] / nearer["float16"], 1, _ALIKE):
+        about = "; it treats the formats differently"
     return Claim(
-        f"{graph}: in each seed {what} differs more in bfloat16 than in float16 (by a factor of {times(factors)}, more "
-        f"in {(factors > 1).sum()} of {len(factors)} seeds; {about}).",
-        bool((factors > 1).all()) if told else None,
+        f"{graph}: {what} differs more in bfloat16 in each seed ({(factors > 1).sum()} of {len(factors)}{about}).",
+        None if about else bool((factors > 1).all()),
     )
 
 
 def _divergence(deviation: Seen) -> Claim:
     """The published divergence, with which only differences of such a size can be compared."""
-    last = {name: {graph: deviation[graph, name][:, -1] for graph in GRAPHS} for name in KL}
+    last = {name: np.array([deviation[graph, name][:, -1] for graph in GRAPHS]) for name in KL}
     ratio = KL["bfloat16"] / KL["float16"]
     # KL divergence is half of the mean square of log ratios where these are small.
-    comparable = all(_near(each**2 / 2, KL["bfloat16"], 4) for each in last["bfloat16"].values())
-    ratios = [last["bfloat16"][graph] / last["float16"][graph] for graph in GRAPHS]
-    squares = [each**2 for each in ratios]
+    comparable = _near(last["bfloat16"] ** 2 / 2, KL["bfloat16"], 4)
+    about = "" if comparable else f" ({CONTEXT} given characters differ too little to compare)"
     return Claim(
-        f"the KL divergence of whole answers is {ratio:.0f} times as large in bfloat16; published are {KL['bfloat16']} "
-        f"and {KL['float16']}, of long answers that were sampled, and here log ratios of {CONTEXT} given characters "
-        + ", ".join(
-            f"{said} {' and '.join(f'{each.mean():.2g}' for each in last[name].values())} nats in {name}"
-            for said, name in zip(("deviate by", "by"), KL, strict=True)
-        )
-        + f" (what compares with {ratio:.0f} are their squares, {' and '.join(times(each, '.0f') for each in squares)} "
-        f"times, not these themselves, {' and '.join(times(each) for each in ratios)} times).",
-        all(_near(each, ratio, 4) for each in squares) if comparable else None,
+        f"the KL divergence of whole answers is {ratio:.0f} times as large in bfloat16{about}.",
+        _near((last["bfloat16"] / last["float16"]) ** 2, ratio, 4) if comparable else None,
     )
 
 
@@ -148,11 +129,10 @@ def _growth(deviation: Seen) -> Claim:
         for name in ("float16", "bfloat16")
     }
     return Claim(
-        "XLA: in each seed the log ratio of a sequence spreads by a power of its length between 0.25 and 0.75, "
-        "nearer to its root than to the length itself (by its two end points, "
-        f"{LENGTHS[SETTLED]} and {CONTEXT} characters: "
-        + ", ".join(f"{name} by a power of {spread(each, '.2f')}" for name, each in growth.items())
-        + "; one at a time too few characters differ for that).",
+        "XLA: in each seed a log ratio spreads by a power of the length between 0.25 and 0.75 (from "
+        f"{LENGTHS[SETTLED]} to {CONTEXT} characters: "
+        + ", ".join(f"{name} {spread(each, '.2f')}" for name, each in growth.items())
+        + ").",
         all(bool((each > 0.25).all() and (each < 0.75).all()) for each in growth.values()),
         published=False,
     )
@@ -164,8 +144,7 @@ def _near(factors: np.ndarray, to: float, room: float = 2) -> bool:
 
 def times(factors: np.ndarray, form: str = ".1f") -> str:
     """The geometric mean of factors, with the least and the greatest."""
-    mean, low, high = (f"{each:{form}}" for each in (np.exp(np.log(factors).mean()), factors.min(), factors.max()))
-    return mean if low == high else f"{mean} ({low} to {high})"
+    return with_range(*(f"{each:{form}}" for each in (np.exp(np.log(factors).mean()), factors.min(), factors.max())))
 
 
 def each_of(factors: dict[str, np.ndarray], form: str = ".1f") -> str:
@@ -190,8 +169,4 @@ def _told(graph: str, same: Seen) -> bool:
 
 
 def _few(graph: str, same: Seen) -> str:
-    return "" if _told(graph, same) else "; too few characters change"
-
-
-def _changed(same: np.ndarray) -> str:
-    return f"{100 * (1 - same.mean()):.0f} %"
+    return "" if _told(graph, same) else " (too few characters change)"

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from benchmarks.effects.effect import Claim, percent, spread
+from benchmarks.effects.effect import Claim
 from loops.tasks.text import ALPHABET
 
 TEXT, CNN = "transformer", "CNN"
@@ -148,104 +148,90 @@ def claims_of(losses: Losses, characters: int) -> tuple[Claim, ...]:
         return gap_of(losses[one, name] - losses[other, name])
 
     def times(name: str, factor: float) -> str:
-        return f"{kept(name, factor, characters):.2f} times"
+        return f"{kept(name, factor, characters):.2f}"
 
     same = (_AS * loss,) * 2
 
     return (
+        _matches(f"bfloat16 ends at most {100 * _AS:g} % above float32", above("bfloat16"), same, published=False),
         _matches(
-            f"bfloat16 ends at most {percent(_AS, '.0f')} above float32", above("bfloat16"), same, published=False
-        ),
-        _matches(
-            f"FP8 ends at most the published {FP8_SHARE} above bfloat16",
+            f"FP8 ends at most the published {_percent(FP8_SHARE.value)} above bfloat16",
             above("FP8", "bfloat16"),
             FP8_SHARE.nats(loss),
         ),
-        _loses("MXFP8 ends above bfloat16 with scales rounded down", above("MXFP8", "bfloat16"), published=False),
-        _diverges("with scales rounded down MXFP8 diverges; published is that it can", losses[TEXT, "MXFP8"]),
+        _loses("MXFP8 ends above bfloat16", above("MXFP8", "bfloat16"), published=False),
+        _diverges("MXFP8 diverges, as is published of large models", losses[TEXT, "MXFP8"]),
         _matches(
-            f"with 3/4 of the loss MXFP8 ends at most {percent(_AS, '.0f')} above bfloat16; published is a match "
-            "with scales rounded up, which is not tried here",
+            f"with 3/4 of the loss MXFP8 ends at most {100 * _AS:g} % above bfloat16",
             above("MXFP8", "bfloat16", SCALED[FITTING]),
             same,
             published=False,
         ),
         *(
             _matches(
-                f"{where}MXFP6 ends at most the published {MXFP6_SHARE} above float32",
+                f"{where}MXFP6 ends at most the published {_percent(MXFP6_SHARE.value)} above float32",
                 above("MXFP6", network=network),
                 MXFP6_SHARE.nats(loss),
             )
             for network, where in ((TEXT, ""), (SCALED[FITTING], "with 3/4 of the loss "))
         ),
         _matches(
-            "with weights in MXFP4, activations and gradients in MXFP6 the loss ends at most the published "
-            f"{WEIGHTS_SHARE} above float32",
+            f"with weights in MXFP4 MXFP6 ends at most the published {_percent(WEIGHTS_SHARE.value)} above float32",
             above(WEIGHTS),
             WEIGHTS_SHARE.nats(loss),
         ),
         _loses(
-            f"weights in MXFP4 lose more than MXFP6 does by itself; published are {WEIGHTS_MORE} of the loss in "
-            "float32",
+            f"weights in MXFP4 lose more, published {_percent(WEIGHTS_MORE.value)}, than MXFP6",
             above(WEIGHTS, "MXFP6"),
             WEIGHTS_MORE.nats(loss),
         ),
         _matches(
-            f"NVFP4 with gradients rounded at random ends at most the published {NVFP4_SHARE} above FP8",
+            f"NVFP4 with random gradients ends at most the published {_percent(NVFP4_SHARE.value)} above FP8",
             above(RANDOM, "FP8"),
             NVFP4_SHARE.nats(loss),
         ),
         _loses("NVFP4 loses more with gradients rounded to nearest", above("NVFP4", RANDOM)),
         _diverges(
-            "with all linear layers in NVFP4 to nearest training diverges; published is that it does early, and that "
-            "smaller models may not need all that prevents it",
+            "NVFP4 to nearest in all layers diverges, as is published of large models",
             losses[TEXT, "NVFP4"],
         ),
         _loses(
-            "with the whole loss MXFP4 loses more than NVFP4, both to nearest; published is "
-            f"{MXFP4_MORE} of the loss, as NVIDIA trains",
+            f"MXFP4 loses more, published {_percent(MXFP4_MORE.value)}, than NVFP4, both to nearest",
             gap_of(losses[TEXT, "MXFP4"] - losses[TEXT, "NVFP4"]),
             MXFP4_MORE.nats(loss),
         ),
         *(
             _loses(
-                f"with {what} of the loss MXFP4 loses more than NVFP4, both to nearest",
+                f"with {what} of the loss MXFP4 loses more than NVFP4",
                 gap_of(losses[network, "MXFP4"] - losses[network, "NVFP4"]),
                 published=False,
             )
             for what, network in (("3/4", SCALED[FITTING]), ("2/3", SCALED[HIGH]))
         ),
-        _loses(
-            "without a scale E4M3, for gradients as well, loses against FP8 with scales and E5M2",
-            above(UNSCALED, "FP8"),
-            published=False,
-        ),
+        _loses("E4M3 without a scale loses against FP8", above(UNSCALED, "FP8"), published=False),
         *(
             _loses(
-                f"{name} loses more with the whole loss, where a block makes the right character's first gradient "
-                f"{times(name, 1)} as large, than with 3/4, where it makes it {times(name, FITTING)} as large",
+                f"{name} loses more with the whole loss, where the right character's first gradient is multiplied "
+                f"by {times(name, 1)}, than with 3/4, by {times(name, FITTING)}",
                 by_factor(name, TEXT, SCALED[FITTING]),
                 published=False,
             )
             for name in ("MXFP8", "MXFP6")
         ),
         _loses(
-            f"MXFP4, which flushes what stands against that gradient, loses more with 3/4 of the loss, "
-            f"{times('MXFP4', FITTING)}, than with the whole, {times('MXFP4', 1)}",
+            f"MXFP4 loses more with 3/4 of the loss, by {times('MXFP4', FITTING)}, than with the whole, by "
+            f"{times('MXFP4', 1)}",
             by_factor("MXFP4", SCALED[FITTING], TEXT),
             published=False,
         ),
         _loses(
-            f"MXFP4 loses more with 2/3 of the loss, {times('MXFP4', HIGH)}, than with 3/4",
+            f"MXFP4 loses more with 2/3 of the loss, by {times('MXFP4', HIGH)}, than with 3/4",
             by_factor("MXFP4", SCALED[HIGH], SCALED[FITTING]),
             published=False,
         ),
         *(
             _matches(
-                f"NVFP4, whose blocks fit their largest value, ends at most {percent(_AS, '.0f')} higher {how}",
-                by_factor("NVFP4", *pair),
-                same,
-                published=False,
+                f"NVFP4 ends at most {100 * _AS:g} % higher {how}", by_factor("NVFP4", *pair), same, published=False
             )
             for how, pair in (
                 ("with the whole loss than with 3/4", (TEXT, SCALED[FITTING])),
@@ -255,9 +241,13 @@ def claims_of(losses: Losses, characters: int) -> tuple[Claim, ...]:
     )
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 def _said(gap: Gap) -> str:
     """A difference and the interval of its mean."""
-    return f"{spread(gap.values, '+.3f')} nats, interval {gap.low:+.3f} to {gap.high:+.3f}"
+    return f"{gap.mean:+.3f}, {gap.low:+.3f} to {gap.high:+.3f}"
 
 
 def _matches(what: str, gap: Gap, room: tuple[float, float], published: bool = True) -> Claim:
@@ -286,8 +276,7 @@ def _diverges(what: str, losses: np.ndarray) -> Claim:
     start = math.log(len(ALPHABET))
     above = losses > start
     return Claim(
-        f"{what} (here the loss ends at {spread(losses, '.3f')}, above the {start:.2f} of guessing, which is our "
-        f"bound, in {above.sum()} of {len(losses)} seeds).",
+        f"{what} (above the {start:.2f} of guessing, our bound, in {above.sum()} of {len(losses)} seeds).",
         True if above.all() else None,
     )
 
@@ -304,5 +293,5 @@ def _loses(what: str, gap: Gap, size: tuple[float, float] | None = None, publish
     """
     missed = size is not None and gap.least <= size[0] and gap.high < size[0]
     holds = True if gap.low > 0 else False if gap.high < 0 or missed else None
-    needed = "" if size is None else f"; published as nats here {_between(size)}"
+    needed = "" if size is None else f"; published {_between(size)}"
     return Claim(f"{what} ({_said(gap)}{needed}).", holds, published)

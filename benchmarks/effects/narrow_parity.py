@@ -48,11 +48,8 @@ _PUBLISHED = {
 """What a published loss is measured from, and how far above it is, relatively."""
 _OTHERWISE = {
     "FP8": ", above 16 bits",
-    "MXFP4": ", scales rounded up, weights scaled in two dimensions, gradients at random, Hadamard transforms, some "
-    "layers in bfloat16; too unlike ours for a verdict",
-    RANDOM: ", weights scaled in two dimensions, Hadamard transforms, some layers in bfloat16; their FP8 is E4M3, in "
-    "all linear layers but those of the first block and the last two, with scales of blocks of 128 x 128 weights and "
-    "of 1 x 128 other values",
+    "MXFP4": ", trained otherwise: no verdict",
+    RANDOM: ", trained otherwise",
 }
 """What else is published with a number."""
 _ABOVE = {
@@ -127,6 +124,8 @@ def effect_of(losses: Losses, seeds: int, steps: int) -> Effect:
     networks = (TEXT, *SCALED.values(), CNN)
     keys = sorted(losses, key=lambda key: networks.index(key[0]))
     cnn = _OF_CNN[1:]
+    exact = losses[CNN, "float32"]
+    shown = [gap_of(losses[CNN, name] - exact).least / exact.mean() for name in cnn]
     by_size = {HIGH: SCALED[HIGH], FITTING: SCALED[FITTING], 1.0: TEXT}
     return Effect(
         **described(
@@ -137,6 +136,12 @@ def effect_of(losses: Losses, seeds: int, steps: int) -> Effect:
             context=small_transformer.CONTEXT,
             images=_IMAGES,
             rate=_RATE,
+            **{
+                name.lower(): f"{100 * (losses[TEXT, name] / losses[TEXT, 'float32'] - 1).mean():.1f} %"
+                for name in _BY_FACTOR
+            },
+            least=100 * min(shown),
+            most=100 * max(shown),
         ),
         seeds=seeds,
         steps=steps,
@@ -154,14 +159,18 @@ def effect_of(losses: Losses, seeds: int, steps: int) -> Effect:
             "held-out loss",
             "above float32, nats",
             "relatively",
-            "least that could have been shown, nats",
+            "least to be shown, nats",
         ),
         rows=tuple(
-            (*key, spread(losses[key], ".3f"), *(_differences(losses, key) if key[1] != "float32" else ("", "", "")))
+            (
+                key[0].removeprefix(f"{TEXT}, "),
+                key[1],
+                spread(losses[key], ".3f"),
+                *(_differences(losses, key) if key[1] != "float32" else ("", "", "")),
+            )
             for key in keys
         ),
         claims=claims_of(losses, _BATCH * small_transformer.CONTEXT),
-        remarks=_remarks(losses),
         panels=(
             _beside_published(losses, seeds),
             Panel(
@@ -195,7 +204,6 @@ def effect_of(losses: Losses, seeds: int, steps: int) -> Effect:
             ),
         ),
         measured={f"loss {network}, {name}": losses[network, name].tolist() for network, name in keys},
-        sizes=True,
     )
 
 
@@ -240,38 +248,5 @@ def _differences(losses: Losses, key: tuple[str, str]) -> tuple[str, str, str]:
     gap = gap_of(losses[key] - base)
     return spread(gap.values, "+.3f"), percent(gap.values / base, "+.1f"), f"{gap.least:.3f}"
 
-
-def _remarks(losses: Losses) -> str:
-    exact = losses[CNN, "float32"]
-    least = [gap_of(losses[CNN, name] - exact).least / exact.mean() for name in _OF_CNN[1:]]
-    return (
-        "Where the seeds cannot tell, a mean difference as small as the published one would have looked like chance, "
-        "or the interval reaches beyond it. Of the CNN nothing is claimed: what could have been shown is "
-        f"{100 * min(least):.0f} to {100 * max(least):.0f} % of its loss in float32.\n\n{_REMARKS}"
-    )
-
-
-_REMARKS = (
-    "A mean over 512 characters divides by 2^9. Where the network does not expect the right character, the gradient "
-    "of its logit is nearly that share, by far the largest of its block, and each of them lies at the same place of "
-    "an octave: at its upper end. The scale of an MX block is a power of two, rounded down, so all these gradients "
-    "are changed by the same factor: the upper end saturates, from 7/8 of it on in MXFP8 and MXFP6 and from 3/4 on "
-    "in MXFP4. That is no noise, which would average out: the gradients of the logits no longer sum to zero. A "
-    "factor of the loss that is no power of two moves that place. Mishra et al. find the same rule at fault in large "
-    "models and round scales up, and so does NVIDIA for MXFP4. In NVFP4 the largest value of a block becomes about the "
-    "largest of the format.\n\n"
-    "MXFP4 to nearest has a second fault: it flushes what is less than 1/32 to 1/16 of a block's largest value, as "
-    "most gradients of the other characters' logits are. Nothing then stands against the right character's, and its "
-    "logit is pushed up too far; where the first fault cuts it, the second does less harm.\n\n"
-    "The least value of E4M3 is 2^-9. Without a scale most gradients lie below half of it and are flushed. Those of "
-    "the right characters' logits are 2^-9 times 1 minus the expected share: above half of it, as long as less than "
-    "1/2 is expected, so they round up to 2^-9. These logits grow, and nothing holds them back. With gradients in "
-    "E5M2 and no scale such a network trains ([unit-scaling](unit-scaling.md)). So few steps at one high learning rate "
-    "need not cost what long training does; published losses are of large models, after long runs with falling rates. "
-    "NVIDIA's figures of MXFP4 and NVFP4 are with gradients rounded at random, Hadamard transforms and weights scaled "
-    "in two dimensions, those of MXFP4 with scales typically rounded up, and embeddings, parts of attention, the "
-    "output projection and some linear layers are not in the format there; our MXFP4 rounds to nearest and its scales "
-    "down, there are no transforms, weights are scaled in one dimension, and all products are in the format."
-)
 
 EXPERIMENT = Experiment(NAME, "FP8, MXFP8, MXFP6, MXFP4 and NVFP4 against float32", 100, run, seeds=5)

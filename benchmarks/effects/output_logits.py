@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from benchmarks.effects.adam_copies import CLIPPED, Setup
@@ -58,7 +56,6 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
     at_rate = {way: runs.log_z[:, part][:, at] for way, part in own.items()}
     decayed = (np.abs(log_z[_DECAY]) < np.abs(plain)).sum(axis=1)
     nearer = ", ".join(f"in {decayed[row]} of {seeds} seeds at {RATES[row]:g}" for row in range(at, len(RATES)))
-    course = runs.log_z[:, own[_Z_LOSS]][:, -1].mean(axis=1)
     parted, half = _apart(at_rate[_NONE], at_rate[_Z_LOSS], steps)
     return Effect(
         **described(
@@ -72,7 +69,14 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
             least_probability=probability.min(),
             most_probability=probability.max(),
             near=_NEAR,
-            steps=steps / min(_POINTS, records),
+            published_rate=_PUBLISHED_RATE,
+            plain=plain[at].mean(),
+            held=held[at].mean(),
+            bottom=RATES[0],
+            top=RATES[-1],
+            rise=ends[_NONE][-1].mean() - ends[_NONE][0].mean(),
+            rise_z=ends[_Z_LOSS][-1].mean() - ends[_Z_LOSS][0].mean(),
+            cost=max(values.mean(axis=1).max() for values in cost.values()),
         ),
         seeds=seeds,
         steps=steps,
@@ -116,30 +120,24 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
                 "at each rate than at the one before, on average.",
                 bool((np.diff(plain.mean(axis=1)) < 0).all()),
             ),
+            Claim(f"at {_PUBLISHED_RATE} log Z ends below 0, in each seed.", bool((plain[at] < 0).all())),
             Claim(
-                f"at {_PUBLISHED_RATE} they become negative together: log Z is below 0 in the end, in each seed.",
-                bool((plain[at] < 0).all()),
-            ),
-            Claim(
-                f"they do so towards the end of training: at {_PUBLISHED_RATE} log Z without z-loss has parted from "
-                "that with it, and has come to half of its distance, in the second half of the run (our bound), in "
-                f"each seed ({_steps(parted)} and {_steps(half)}).",
+                f"that comes towards the end: at {_PUBLISHED_RATE} log Z has parted from that with z-loss, and come to "
+                "half of its distance, in the second half of the run (our bound), in each seed.",
                 _late(parted, half, steps) if (plain[at] < 0).all() else None,
             ),
             Claim(
-                f"the paper's aim, log Z close to 0, is reached with z-loss: within {_NEAR:.0f} (our bound) at "
-                f"{_PUBLISHED_RATE}, in each seed.",
+                f"z-loss reaches its aim: at {_PUBLISHED_RATE} log Z is within {_NEAR:.0f} (our bound) of 0, in each "
+                "seed.",
                 bool((np.abs(held[at]) <= _NEAR).all()),
                 published=False,
             ),
             Claim(
-                f"from {_PUBLISHED_RATE} on log Z is nearer to 0 with z-loss than without either, in each seed.",
+                f"from {_PUBLISHED_RATE} on log Z is nearer to 0 with z-loss than with neither, in each seed.",
                 bool((np.abs(held[at:]) < np.abs(plain[at:])).all()),
             ),
             Claim(
-                "weight decay mitigates it in this small network, too (published of larger ones): from "
-                f"{_PUBLISHED_RATE} on log Z is nearer "
-                f"to 0 with it than without either, on average ({nearer}).",
+                f"so it is with weight decay, on average, in this small network, too ({nearer}).",
                 bool((np.abs(log_z[_DECAY][at:]).mean(axis=1) < np.abs(plain[at:]).mean(axis=1)).all()),
                 published=False,
             ),
@@ -148,7 +146,6 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
                 bool((sensitive[_Z_LOSS] < sensitive[_NONE]).all()),
             ),
         ),
-        remarks=_remarks(plain, held, ends, cost, course, (parted, half), float(runs.log_z[0].mean()), steps),
         panels=(
             Panel(
                 "log Z in the end",
@@ -218,57 +215,6 @@ def _late(parted: np.ndarray, half: np.ndarray, steps: int) -> bool | None:
 def _steps(known: np.ndarray) -> str:
     known = known[np.isfinite(known)]
     return f"step {spread(known, '.0f')}" if len(known) else "in none"
-
-
-def _remarks(
-    plain: np.ndarray,
-    held: np.ndarray,
-    ends: Mapping[str, np.ndarray],
-    cost: Mapping[str, np.ndarray],
-    course: np.ndarray,
-    apart: tuple[np.ndarray, np.ndarray],
-    start: float,
-    steps: int,
-) -> str:
-    """What is said beside the claims.
-
-    Args:
-        plain: log Z in the end without z-loss and weight decay, [rates, seeds].
-        held: The same with z-loss.
-        ends: The held-out losses of each way, likewise.
-        cost: What rounding to bfloat16 adds to them, likewise.
-        course: log Z of each record at the highest rate with z-loss, a mean over the seeds.
-        apart: What `_apart` returns.
-        start: log Z of the first record.
-        steps: The steps of each run.
-    """
-    parted, half = apart
-    overlap = [
-        f"{rate:g}"
-        for rate, one, other in zip(RATES, plain, held, strict=True)
-        if max(one.min(), other.min()) <= min(one.max(), other.max())
-    ]
-    rises = [ends[way][-1].mean() - ends[way][0].mean() for way in (_NONE, _Z_LOSS)]
-    lowest = (int(course.argmin()) + 1) * steps / len(course)
-    return (
-        "Nothing in a cross-entropy holds the mean of the logits, since the same number may be added to all. Adam's "
-        "steps are as long for a character that hardly ever follows as for others, and nearly always downwards, which "
-        "may be what drives the mean; that was not taken apart here. The drift takes thousands of steps. The "
-        "transformer of [attention-logits](attention-logits.md), with its few hundred, does not come so far, which is "
-        f"why this page has one without layers. log Z falls from {start:.1f} with z-loss as well as without, and "
-        f"nearly alike for thousands of steps at {_PUBLISHED_RATE}: that fall is not the instability. What z-loss "
-        f"takes away comes later: it is more than {_NEAR:.0f} at {_steps(parted)}, and half of what it is in the end "
-        f"at {_steps(half)}. The paper's divergence comes towards the end.\n\n"
-        "z-loss pulls back by 2e-4 log Z, which is nothing at 0, and log Z stops some way off. What stops it there was "
-        "not tested: Adam divides the pull, too, by the root of past squared gradients. With z-loss "
-        f"at {RATES[-1]:g} log Z is lowest at about step {lowest:.0f} ({course.min():.1f}), and {course[-1]:.1f} in "
-        "the end. "
-        + (f"At {' and '.join(overlap)} the ranges with z-loss and without overlap. " if overlap else "")
-        + f"From {RATES[0]:g} to {RATES[-1]:g} the loss rises by {rises[0]:.3f} nats without z-loss and by "
-        f"{rises[1]:.3f} with it, so the drift is not what costs. Logits of bfloat16 have 8 significant bits, so that "
-        "the larger they all are, the coarser are their differences. The last column of the table has what that "
-        f"costs: {max(values.mean(axis=1).max() for values in cost.values()):.1g} nats at most, on average."
-    )
 
 
 def _smoothed(by_record: np.ndarray) -> np.ndarray:

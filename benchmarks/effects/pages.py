@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 import scaler
-from benchmarks.effects.effect import Claim, Effect, from_values
+from benchmarks.effects.effect import PARTS, Claim, Effect, from_values
 from benchmarks.effects.effect import to_values as to_values
 from loops.support.drawing import require_matplotlib
 from loops.support.errors import NotWritable
@@ -103,21 +103,27 @@ def page(effect: Effect) -> str:
     parts = [
         f"# {effect.title}",
         effect.question,
-        f"**Published.** {effect.published}",
-        f"**Here.** {effect.design} {effect.seeds} seeds, {effect.steps} steps a run; "
-        f"{effect.seconds:.0f} s on two cores of a CPU. Figures are means over the seeds, in brackets the least and "
-        f"the "
-        "greatest.",
         table(("", "published", "here"), effect.beside),
-        table(effect.columns, effect.rows),
-        f"![{effect.title}]({effect.name}.svg)",
-        "## What agrees, and what does not",
+        table(*_percent_above(effect.columns, effect.rows)),
+        f"![Figure]({effect.name}.svg)",
+        "## Findings",
         "\n".join(f"- {_emphasized(claim)}: {claim.text}" for claim in effect.claims),
-        effect.remarks,
-        f"{'' if effect.sizes else 'Only the direction and the order of magnitude are claimed. '}"
-        f"Made by `{command(effect)}`, which also writes [the numbers of each seed]({effect.name}.json).",
     ]
+    parts += [f"**{heading}.** {getattr(effect, part)}" for heading, part in PARTS.items()]
+    parts.append(f"`{command(effect)}` takes {effect.seconds:.0f} s: [all numbers]({effect.name}.json).")
     return "\n\n".join(parts) + "\n"
+
+
+def _percent_above(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """A table with the sign of percent in the heading of each column where all numbers have it."""
+    heads, cells = list(columns), [list(row) for row in rows]
+    for at in range(len(heads)):
+        numbers = [row[at] for row in rows if any(map(str.isdigit, row[at]))]
+        if numbers and all(" %" in cell for cell in numbers):
+            heads[at] += ", %"
+            for row in cells:
+                row[at] = row[at].replace(" %", "")
+    return heads, cells
 
 
 def _emphasized(claim: Claim) -> str:
@@ -126,8 +132,8 @@ def _emphasized(claim: Claim) -> str:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Text in rows and columns as a Markdown table."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head, *body = (f"| {' | '.join(line)} |" for line in [columns, *rows])
+    return "\n".join([head, "|---" * len(columns) + "|", *body])
 
 
 def command(effect: Effect) -> str:
@@ -137,20 +143,19 @@ def command(effect: Effect) -> str:
 
 def index(effects: Sequence[Effect]) -> str:
     """The page that links to the pages of the effects."""
-    rows = [f"| [{effect.title}]({effect.name}.md) | {_agree(effect)} | {effect.seconds:.0f} s |" for effect in effects]
+    rows = [f"| [{effect.title}]({effect.name}.md) | {_agree(effect)} |" for effect in effects]
     return "\n".join(
         [
             "# Published effects, measured again",
             "",
-            "Each page compares a published figure with one measured here, with its spread over seeds, and says "
-            "what agrees, what does not, and why. The networks are small enough for two cores of a CPU. So "
-            "direction and order of magnitude are claimed, and no more where a page does not say so. `make "
-            "effects` makes all pages again, from a clone; `python -m benchmarks.effects NAME` makes one. All "
-            "numbers and verdicts on a page are computed by that command. Counted are claims that somebody "
-            "published and about which the numbers can tell; a page also has findings of its own.",
+            "Each page compares a published figure with one measured here. A figure is the mean over the seeds, "
+            "with the least and the greatest in brackets. The networks are small enough for two cores of a CPU, so "
+            "only direction and order of magnitude are claimed unless a page says otherwise. From a clone, `python "
+            "-m benchmarks.effects NAME` measures one page again and `make effects` all. The table counts published "
+            'claims about which the numbers can tell; findings of our own are marked "ours".',
             "",
-            "| page | what agrees | time |",
-            "| --- | --- | --- |",
+            "| page | what agrees |",
+            "|---|---|",
             *rows,
             "",
         ]

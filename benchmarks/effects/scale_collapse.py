@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from benchmarks.effects import networks
 from benchmarks.effects.collapse_runs import (
     BACK,
     FALLEN,
@@ -14,7 +11,6 @@ from benchmarks.effects.collapse_runs import (
     GUARD,
     GUESS,
     HYSTERESIS,
-    INTERVAL,
     METASEQ,
     NONE,
     OPTS_FLOOR,
@@ -29,7 +25,7 @@ from benchmarks.effects.collapse_runs import (
 )
 from benchmarks.effects.collapse_words import accuracy_of, courses_of, joined, power, rest_of, signed, when
 from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, course_of, curve, described, percent, spread
-from benchmarks.effects.saved_run import EVERY, Course
+from benchmarks.effects.saved_run import EVERY
 
 NAME = "scale-collapse"
 _ENOUGH = 0.05
@@ -94,13 +90,17 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
     return Effect(
         **described(
             NAME,
-            batch=networks.BATCH,
             rate=RATE,
             calm=runs.calm,
             growth_percent=100 * (runs.growth - 1),
             every=EVERY,
-            interval=INTERVAL,
             fallen=FALLEN,
+            overflow=power(overflow),
+            silence=spread(silence, ".0f") if silence else "no",
+            means=", ".join(f"{100 * mean:.0f} %" for mean in restarts.mean(axis=1)),
+            back=", ".join(map(str, BACK)),
+            first=power(np.log2([each.scale[0] for each in ramped[METASEQ]])),
+            late=signed(np.array(late), "before", "after"),
         ),
         seeds=seeds,
         steps=steps,
@@ -128,13 +128,11 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
         rows=tuple(table),
         claims=(
             Claim(
-                "as the run diverges its loss scale crashes to 0: that of `scaler.Dynamic` to the floor of these runs, "
-                "2^-126, in each seed.",
+                "as the run diverges `scaler.Dynamic`'s scale crashes, to the floor of these runs, in each seed.",
                 bool((ends[NONE] == -126).all() and not any(np.isfinite(each.loss[-1]) for each in plain)),
             ),
             Claim(
-                f"under OPT's own rule, too, it crashes to 0: here it ends at {power(ends[METASEQ])}, which is "
-                "the floor of metaseq's code and of our preset, so that nothing can fall to 0.",
+                f"under OPT's own rule it crashes to 0 (here to metaseq's floor, {power(ends[METASEQ])}).",
                 None if (ends[METASEQ] == np.log2(OPTS_FLOOR)).all() else False,
             ),
             Claim(
@@ -143,8 +141,8 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
                 published=False,
             ),
             Claim(
-                f"the scale falls before the loss has risen, in each seed ({signed(rise, 'sooner', 'later')}; risen "
-                f"is a mean over {EVERY} steps of {RISEN} times the least before, both ours).",
+                f"the scale falls before the loss, a mean over {EVERY} steps, has risen to {RISEN} times its least "
+                f"(our bounds), in each seed ({signed(rise, 'sooner', 'later')}).",
                 bool((rise > 0).all()),
                 published=False,
             ),
@@ -155,55 +153,47 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
                 published=False,
             ),
             Claim(
-                "a lower rate from an earlier checkpoint lets the run go on: from before the fall of the scale it ends "
-                f"within {100 * _ENOUGH:.0f} points (our bound) of one whose rate never rose, on average.",
+                "a lower rate lets the run go on from before the fall: on average it ends within "
+                f"{100 * _ENOUGH:.0f} points (our bound) of a calm one.",
                 bool(back.mean() >= best.mean() - _ENOUGH),
             ),
             Claim(
-                "OPT's limit finds such a checkpoint: under OPT's rule, from the newest save with a scale of 1 or "
-                f"more, it ends within {100 * _ENOUGH:.0f} points, on average ({percent(opts)}). That is one of their "
-                "two conditions: that activation norms go down from there was not looked at.",
+                "so it does from OPT's limit.",
                 True if opts.mean() >= best.mean() - _ENOUGH else None,
             ),
             Claim(
-                "the lower rate alone does not let the run go on: from the crash it ends more than "
-                f"{100 * _ENOUGH:.0f} points below, in "
-                "each seed.",
+                "the lower rate alone does not: from the crash each run ends more than "
+                f"{100 * _ENOUGH:.0f} points below.",
                 bool((crash < best - _ENOUGH).all()),
                 published=False,
             ),
             Claim(
-                "going back alone does not let it go on: at the same rates the run diverges again in each seed, "
-                "though its batches are others.",
+                "going back alone does not: at the same rates and with other batches each run diverges again.",
                 bool(all(not np.isfinite(each.loss[-1]) for each in courses_of(runs.other))),
                 published=False,
             ),
             Claim(
-                f"a floor of 1 does not keep the run: it ends more than {100 * _ENOUGH:.0f} points below the calm one, "
-                "in each seed.",
+                f"a floor of 1 does not keep the run: each ends more than {100 * _ENOUGH:.0f} points below.",
                 bool((accuracy[FLOOR] < best - _ENOUGH).all()),
                 published=False,
             ),
             Claim(
-                "hysteresis does not keep the run: the last applied step lies within 20 steps (our bound) of that "
-                "without, in each seed.",
+                "hysteresis does not: in each seed the last applied step is within 20 (our bound) of that without.",
                 bool((np.abs(lasts[HYSTERESIS] - lasts[NONE]) <= 20).all()),
                 published=False,
             ),
             Claim(
-                f"a `SpikeGuard` tells earlier: `check` says that the run is stuck {spread(sooner, '.0f')} steps "
-                "sooner than without, with a forward pass that is still finite, in each seed.",
+                f"with a `SpikeGuard` `check` reports each run {spread(sooner, '.0f')} steps sooner, while its forward "
+                "pass is finite.",
                 bool((sooner > 0).all() and all(np.isfinite(each.loss).all() for each in ramped[GUARD])),
                 published=False,
             ),
             Claim(
-                f"a `SpikeGuard` alone keeps the run: it ends within {100 * _ENOUGH:.0f} points of the calm one, on "
-                "average.",
+                f"a `SpikeGuard` alone keeps the run within {100 * _ENOUGH:.0f} points, on average.",
                 bool(accuracy[GUARD].mean() >= best.mean() - _ENOUGH),
                 published=False,
             ),
         ),
-        remarks=_remarks(overflow, silence, restarts, (ramped[METASEQ], runs.calm), np.array(late)),
         panels=(
             Panel(
                 "loss scale",
@@ -248,49 +238,6 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
         }
         | {f"accuracy from {at} steps before the crash": restarts[row].tolist() for row, at in enumerate(BACK)}
         | {f"last applied step {name}": values.tolist() for name, values in lasts.items()},
-    )
-
-
-def _remarks(
-    overflow: np.ndarray,
-    silence: Sequence[int],
-    restarts: np.ndarray,
-    opts: tuple[Sequence[Course], int],
-    late: np.ndarray,
-) -> str:
-    """What is said beside the claims.
-
-    Args:
-        overflow: Log2 of the scale at the first loss that is not finite, [seeds].
-        silence: The skipped steps until `check` said that the run is stuck, of the seeds in which it did.
-        restarts: The accuracies from each of `BACK`, [saves, seeds].
-        opts: The runs under OPT's rule, and the steps of their calm phase.
-        late: The steps from a scale below 1 to the last applied step under OPT's rule, [seeds].
-    """
-    first = np.log2([each.scale[0] for each in opts[0]])
-    usual = np.array([usual_of(each, opts[1]) for each in opts[0]])
-    steady = int((np.diff(restarts, axis=0) < 0).all(axis=0).sum())
-    means = [f"{100 * mean:.0f} %" for mean in restarts.mean(axis=1)]
-    return (
-        "A loss scale says how large gradients are. As long as the forward pass is finite, here until the "
-        f"scale is {power(overflow)}, one that falls octave by octave says that gradients grow. Once the forward pass "
-        "overflows, no scale is small enough: nearly all steps are skipped, the weights stay as they are, and the "
-        "scale falls by an octave a step whatever gradients are. None of the rules that were tried here keeps a run "
-        "that its learning rate destroys; to reset the scale, as OPT's authors did, was not tried. The loss tells "
-        "earlier here. Without somebody who looks, the rest of the run "
-        "is silence; `LossScaler.check`, which a `Loop` calls, ends it after "
-        f"{spread(silence, '.0f') if silence else 'no'} skipped steps. (Here the runs go on, to show where the scale "
-        "ends.) A floor hides how far it went.\n\n"
-        "The save to go back to is one from before the fall. On average later ones are worse, as the right panel "
-        f"shows: {', '.join(means)} correct from {', '.join(map(str, BACK))} steps before the crash, though all of "
-        f"these saves are finite; in {steady} of {restarts.shape[1]} seeds each ten steps cost accuracy. To read from "
-        "the scale which save is good is OPT's idea, and it matters how low the limit is. Under their own rule the "
-        f"scale begins at {power(first)} here, has climbed to {power(usual)} in the second half of the calm phase, "
-        "and goes below their limit sooner or later than the last applied step "
-        f"({signed(late, 'before', 'after')}). "
-        "`SpikeGuard` holds the weights and says early that something is wrong, and cannot repair it: the rate has to "
-        "come down. `loops.Rewind` leaves batches out, which is right where batches are to blame, and ends with an "
-        "error after it went back `most` times where they are not."
     )
 
 

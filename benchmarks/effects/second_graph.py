@@ -27,7 +27,6 @@ from benchmarks.effects.graph_claims import (
     changed_factor,
     claims_of,
     each_of,
-    times,
 )
 from loops import tasks
 from loops.loop.loop import Loop
@@ -75,15 +74,9 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
             context=CONTEXT,
             rate=_RATE,
             sequences=_SEQUENCES,
-            spacing=np.spacing(np.float32(2)),
             rule=RULE,
-            away=times(away[FIRST, "bfloat16"] / away[FIRST, "float16"]),
             nearer_bfloat16=spread(nearer["bfloat16"], ".2f"),
             nearer_float16=spread(nearer["float16"], ".2f"),
-            same_float32=percent(same["one at a time", "float32"]),
-            same_float16=percent(same["one at a time", "float16"]),
-            same_bfloat16=percent(same["one at a time", "bfloat16"]),
-            bits_squared=BITS**2,
             bits=BITS,
         ),
         seeds=seeds,

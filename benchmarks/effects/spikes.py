@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from benchmarks.effects import networks
 from benchmarks.effects.adam_copies import CLIP_NORM, CLIPPED, DECAY, PLAIN, STABLE, Curves, Setup, train
 from benchmarks.effects.effect import Effect, Experiment, Line, Panel, curve, described, spread
 from benchmarks.effects.loss_spike import AFTER, JUMP, SOON, SPIKE, Spike, last_of, spike_of
-from benchmarks.effects.spike_claims import BETAS, EPSILONS, NARROW, NEAR, PUBLISHED, WIDE, claims_of, lag_of, risen
+from benchmarks.effects.spike_claims import BETAS, EPSILONS, NARROW, NEAR, PUBLISHED, WIDE, claims_of, lag_of
 
 NAME = "spikes"
 _SETTINGS = {PLAIN: (PLAIN, CLIP_NORM), WIDE: (CLIPPED, CLIP_NORM), NARROW: (CLIPPED, NEAR), STABLE: (STABLE, 1.0)}
@@ -58,8 +56,8 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
     worst = BETAS[-1]
     norm = np.asarray(changed.norm[:, cases.index((worst, PLAIN))], np.float64)
     quiet = norm[last_of(change)].mean()
-    kept = worst * (1 - worst**change) / (1 - worst ** (change + 1))
-    single = max(changed.rms[last_of(change), cases.index((beta, PLAIN))].max() for beta in BETAS)
+    soon = norm[change : change + SOON]
+    higher = spikes[worst, NARROW].end > spikes[worst, STABLE].end
     above = [number for number, epsilon in enumerate(EPSILONS) if epsilon >= grad[number].max()]
     return Effect(
         **described(
@@ -71,15 +69,17 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
             quiet=_QUIET,
             change=change,
             worst=worst,
-            kept=kept,
             clip_norm=CLIP_NORM,
             near=NEAR,
             near_of_quiet=NEAR / quiet,
-            lasts=change - last_of(change).start,
             soon=SOON,
             spike=SPIKE,
-            after=AFTER - SOON,
             jump=JUMP,
+            all_steps=AFTER,
+            plain=spikes[worst, PLAIN].times.mean(),
+            first_norm=spread(soon[0], ".2f"),
+            largest_norm=spread(soon.max(axis=0), ".1f"),
+            higher=f"{higher.sum()} of {seeds}",
         ),
         seeds=seeds,
         steps=steps,
@@ -89,21 +89,20 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
                 f"{PUBLISHED[0]} to {PUBLISHED[1]}",
                 lag_of(spikes[worst, PLAIN].lag),
             ),
-            *(
-                (
-                    f"largest loss in {many} steps, times that before, with beta2 {worst}",
-                    published,
-                    ", ".join(f"{way} {spread(getattr(spikes[worst, way], what), '.2f')}" for way in WAYS),
-                )
-                for many, what, published in (
-                    (SOON, "times", "no number; StableAdamW avoids a spike"),
-                    (AFTER, "whole", "no number"),
-                )
+            (
+                f"largest loss in {SOON} steps, times that before, with beta2 {worst}",
+                "no number; StableAdamW avoids a spike",
+                ", ".join(f"{way} {spread(spikes[worst, way].times, '.2f')}" for way in (PLAIN, STABLE)),
             ),
             (
-                f"held-out loss in the end, with beta2 {worst}",
+                f"the same in {AFTER} steps",
+                "no number",
+                ", ".join(f"{way} {spread(spikes[worst, way].whole, '.2f')}" for way in WAYS),
+            ),
+            (
+                "held-out loss in the end",
                 "no number; StableAdamW outperforms clipping",
-                ", ".join(f"{way} {spread(spikes[worst, way].end, '.3f')}" for way in WAYS),
+                ", ".join(f"{way} {spread(spikes[worst, way].end, '.3f')}" for way in (WIDE, STABLE)),
             ),
             (
                 "update where epsilon is the gradient's root mean square or more, over that with epsilon 1e-8",
@@ -135,7 +134,6 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
             for (beta, way), seen in spikes.items()
         ),
         claims=claims_of(spikes, share[above], change - last_of(change).start),
-        remarks=_remarks(norm[change : change + SOON], spikes, worst, float(single)),
         panels=(
             *(
                 Panel(
@@ -176,42 +174,6 @@ def effect_of(changed: Curves, level: Curves, change: int, seeds: int, steps: in
         }
         | {f"update epsilon {epsilon:.0e}": update[number].tolist() for number, epsilon in enumerate(EPSILONS)}
         | {f"gradient epsilon {epsilon:.0e}": grad[number].tolist() for number, epsilon in enumerate(EPSILONS)},
-    )
-
-
-def _remarks(norm: np.ndarray, spikes: Mapping[tuple[float, str], Spike], worst: float, single: float) -> str:
-    """What is said beside the claims.
-
-    Args:
-        norm: AdamW's gradient norms soon after the change, [steps, seeds].
-        spikes: What the change did, by beta2 and way.
-        worst: The largest beta2.
-        single: AdamW's largest RMS of one step before the change.
-    """
-    near, stable = (spikes[worst, way] for way in (NARROW, STABLE))
-    before = ", ".join(f"{spikes[beta, PLAIN].before.mean():.2f} with {beta}" for beta in BETAS)
-    return (
-        "The change is made on purpose and is as sudden as can be, so that what is seen is the second moment's delay "
-        "beyond the first's: the gradient is a hundred times larger, and its mean square remembers. A large beta2 "
-        "forgets slowly, takes too long steps for as long as that lasts, and the loss spikes. The RMS rises with the "
-        "change, by construction, so that it predicts nothing here. In a real run layers begin to learn, and data "
-        "changes. What comes close to the change in practice is a loss scale that changes and is not divided "
-        "out, or a loss of which a part is switched on late.\n\n"
-        "A limit on gradients asks how large they are, and the one on updates how large they are for their moment. A "
-        f"limit of {CLIP_NORM:g} comes late: the first of AdamW's gradients after the change has a norm of "
-        f"{spread(norm[0], '.2f')} with beta2 {worst} and no limit, and the largest "
-        f"{spread(norm.max(axis=0), '.1f')}, once the loss has risen. A limit of {NEAR:g} holds the loss at "
-        f"{spread(near.whole, '.2f')} times over the {AFTER} steps, {SPIKE} or more in {risen(near.whole)} of "
-        f"{len(near.whole)} seeds, where StableAdamW comes to "
-        f"{spread(stable.whole, '.2f')}. The change multiplies all gradients by one factor, which a global limit near "
-        f"the old norm undoes, and somebody has to know that limit. In the end its loss is {spread(near.end, '.3f')}, "
-        f"that of StableAdamW {spread(stable.end, '.3f')}; higher in {(near.end > stable.end).sum()} of "
-        f"{len(near.end)} seeds. What rises later under StableAdamW is not explained here. The RMS is known at "
-        "each step. `scaler.observe.watch(kinds=['update_rms'])` measures the updates themselves, and "
-        "`scaler.SpikeGuard` skips or clips gradients by their own last norms.\n\n"
-        f"Before the change AdamW's mean RMS is {before}, by beta2; in one step it is up to {single:.1f}. The last "
-        "panel has no transition at one epsilon. A single gradient g is shortened to 1 / (1 + epsilon / g), which "
-        "falls from 0.9 to 0.1 over two decades, and a tensor's gradients differ by orders of magnitude."
     )
 
 

@@ -64,25 +64,19 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
         columns=("scale", *(f"accuracy, loss times 2^{factor}" for factor in _FACTORS)),
         rows=tuple(rows),
         claims=(
+            Claim("a smallest scale matches, as for SSD and bigLSTM.", None not in least),
             Claim(
-                f"there is a smallest scale, a power of two in each case: SSD 8, bigLSTM 128, here {found}.",
-                None not in least,
-            ),
-            Claim(
-                "where the loss is small nothing is learned at a scale of 1, as SSD diverges there: the loss times "
-                "2^-24 ends "
-                f"at {percent(accuracy[0, 0])}.",
+                "where the loss is small, times 2^-24, a scale of 1 learns nothing, as SSD diverges there.",
                 bool(accuracy[0, 0].max() < exact.accuracy.min() - 0.1),
             ),
             Claim(
-                "the smallest scale rises by as many octaves as the loss falls, to within the two octaves between "
-                "scales.",
+                "the smallest scale rises by as many octaves as the loss falls, to within the two between scales.",
                 bool((np.abs(moves + 4) <= 2).all()),
                 published=False,
             ),
             Claim(
-                f"at that scale float16 makes few gradients zero: it is {100 * at_least.min():.0f} to "
-                f"{100 * at_least.max():.0f} % of those of activations for the small losses.",
+                "at that scale float16 flushes less than a tenth of the gradients of activations "
+                f"({100 * at_least.min():.0f} to {100 * at_least.max():.0f} % on small losses).",
                 bool(at_least.max() < 0.1),
                 published=False,
             ),

@@ -67,18 +67,19 @@ def run(seeds: int = 5, steps: int = 600) -> Effect:
     nearest, random = ({form: found[form, way] for form in (*_WORDS, *_FLOATS)} for way in _WAYS)
     left = {case: seen.accuracy / exact.accuracy for case, seen in found.items()}
     here = [left[_PUBLISHED_WORD, way] for way in _WAYS]
-    digits = int(networks.digits().test_labels.shape[0])
+    many, few = (
+        fewest_bits({form: float((exact.accuracy - seen.accuracy).mean()) for form, seen in way.items()})
+        for way in (nearest, random)
+    )
     furthest = max(nearest[word].loss.max() for word in _WORDS)
     return Effect(
         **described(
             NAME,
             rate=_RATE,
             integer=_INTEGER,
-            digits=digits,
-            share_of_a_digit=100 / digits,
             furthest=furthest,
-            largest=2 ** (_INTEGER - 1),
-            largest_loss=2**_INTEGER + np.log(networks.SIZES[-1]),
+            few=_said(few),
+            many=_said(many),
             stayed=percent(exact.stayed, ".0f"),
         ),
         seeds=seeds,
@@ -146,50 +147,32 @@ def _claims(exact: Trained, nearest: dict[int | str, Trained], random: dict[int 
     base = exact.accuracy.mean()
     lost = [{form: float(base - seen.accuracy.mean()) for form, seen in way.items()} for way in (nearest, random)]
     word = _PUBLISHED_WORD
-    fewest = [fewest_bits(way) for way in lost]
+    fewest = [fewest_bits(way) or np.inf for way in lost]
     short = {form: lost[0][form] - lost[1][form] for form in _FLOATS}
     tiny = {form: (lost[0][form], lost[1][form]) for form in _FLOATS if form.startswith("float8")}
     failing = [
         each for each in _WORDS if (nearest[each].accuracy < exact.accuracy / 2).all() and lost[1][each] <= _NEAR
     ]
     return (
+        Claim(f"{word}-bit fixed point at random trains within one point of float32.", lost[1][word] <= _NEAR),
         Claim(
-            f"{word}-bit fixed point rounded at random trains within one point of float32 (published: little to no "
-            f"loss; here {100 * lost[1][word]:.1f} points).",
-            lost[1][word] <= _NEAR,
-        ),
-        Claim(
-            f"at the same {word} bits rounding to nearest loses more than one point (published: the rounding is "
-            f"crucial; here {100 * lost[0][word]:.1f} points, with {percent(nearest[word].accuracy)} left).",
+            f"at {word} bits rounding to nearest loses more than one point (here {100 * lost[0][word]:.1f}).",
             lost[0][word] > _NEAR,
         ),
         Claim(
-            "there is a setting in which rounding to nearest fails, so that in each seed less than half of the "
-            "accuracy is left, and rounding at random trains within one point of float32 ("
-            + (
-                ", ".join(f"{each} bits: {percent(nearest[each].accuracy)} left to nearest" for each in failing)
-                or "none here"
-            )
-            + ").",
+            "somewhere rounding to nearest leaves less than half of the accuracy in each seed, and rounding at random "
+            "is within one point "
+            f"({', '.join(f'{each} bits' for each in failing) or 'none here'}).",
             bool(failing),
         ),
+        Claim("at random fewer bits come within one point of float32 than to nearest.", fewest[1] < fewest[0]),
         Claim(
-            "rounding at random needs fewer bits than rounding to nearest to come within one point of float32 "
-            f"({_said(fewest[1])} against {_said(fewest[0])}).",
-            (fewest[1] or np.inf) < (fewest[0] or np.inf),
-        ),
-        Claim(
-            "it is not worse than rounding to nearest in any short float either (the gain is "
-            f"{', '.join(f'{_name(form)} {100 * gain:.1f}' for form, gain in short.items())} points).",
+            "in no short float is rounding at random worse by more than a point.",
             all(gain >= -_NEAR for gain in short.values()),
             published=False,
         ),
         Claim(
-            f"rounded at random an 8-bit float loses less than {_FEW:g} of what it loses to nearest ("
-            + ", ".join(
-                f"{_name(form)} {100 * random:.1f} of {100 * near:.1f}" for form, (near, random) in tiny.items()
-            )
-            + " points; no figure is published, and the yardstick is ours).",
+            f"at random an 8-bit float loses less than {_FEW:g} (our bound) of what it loses to nearest.",
             all(random < _FEW * near for near, random in tiny.values()),
             published=False,
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import scaler
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent, spread
+from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent, spread, with_range
 from benchmarks.effects.unit_runs import BATCH, BLOCKS, CONTEXT, WIDTH, Course, UnitRuns, Way
 
 NAME = "unit-scaling"
@@ -70,6 +70,8 @@ def effect_of(seen: dict[_Key, list[Course]], seeds: int, steps: int) -> Effect:
             rate=_RATES[False],
             unit_rate=_RATES[True],
             near=_NEAR,
+            flushed_unit=100 * _flushed(whole[_UNIT], "float8_e5m2").mean(),
+            flushed_plain=100 * _flushed(whole[_PLAIN], "float8_e5m2").mean(),
         ),
         seeds=seeds,
         steps=steps,
@@ -106,7 +108,6 @@ def effect_of(seen: dict[_Key, list[Course]], seeds: int, steps: int) -> Effect:
             for key, runs in seen.items()
         ),
         claims=_claims(losses, first, whole, last),
-        remarks=_REMARKS,
         panels=(
             Panel(
                 "gradients of activations, first step",
@@ -174,14 +175,13 @@ def _claims(
     begins, ends = (_flushed(each[_UNIT], "float16") for each in (first, last))
     return (
         Claim(
-            "in each seed unit-scaled gradients begin near one: their median is within two octaves of that of a normal "
-            f"law of variance 1 (2^{_NORMAL:.1f}; here {_power(medians)}; the yardstick is ours).",
+            "unit-scaled gradients begin near one: their median is within two octaves (our bound) of that of a normal "
+            "law of variance 1, in each seed.",
             bool((np.abs(medians - _NORMAL) <= 2).all()),
         ),
         *(
             Claim(
-                f"in each seed {when} {label} flushes less than a tenth of what it flushes of the ordinary network "
-                f"({percent(_flushed(each[_UNIT], to), '.3f')} and {percent(_flushed(each[_PLAIN], to), '.3f')}).",
+                f"{when} {label} flushes less than a tenth as much as in the ordinary network, in each seed.",
                 bool((_flushed(each[_UNIT], to) < _flushed(each[_PLAIN], to) / 10).all()),
                 published=False,
             )
@@ -189,20 +189,17 @@ def _claims(
             for when, each in (("at the first step", first), ("over the run", whole))
         ),
         Claim(
-            "the constants, which are those of the first step, hold on: in each seed float16 flushes at most "
-            f"twice as much of the unit-scaled network at the last look ({percent(ends, '.3f')}, "
-            f"against {percent(begins, '.3f')} at the first step).",
+            "the constants hold on: float16 flushes at most twice as much at the last look as at the first step, in "
+            f"each seed ({percent(ends, '.3f')} and {percent(begins, '.3f')}).",
             bool((ends <= 2 * np.maximum(begins, 1e-5)).all()),
             published=False,
         ),
-        _no_worse("in float16 without a loss scale unit scaling", losses, (_UNIT, "float16"), (_UNIT, "float32")),
-        _no_worse("in float16 without a loss scale unit scaling", losses, (_UNIT, "float16"), (_PLAIN, _DYNAMIC)),
-        _no_worse("in float32 unit scaling", losses, (_UNIT, "float32"), (_PLAIN, "float32")),
-        _no_worse("in float8 without any scale unit scaling", losses, (_UNIT, "float8"), (_UNIT, "float32")),
+        _no_worse(losses, (_UNIT, "float16"), (_UNIT, "float32")),
+        _no_worse(losses, (_UNIT, "float16"), (_PLAIN, _DYNAMIC)),
+        _no_worse(losses, (_UNIT, "float32"), (_PLAIN, "float32")),
+        _no_worse(losses, (_UNIT, "float8"), (_UNIT, "float32")),
         Claim(
-            "in each seed the ordinary network in float8 without any scale loses more against its float32 "
-            f"({_difference(losses, (_PLAIN, 'float8'), (_PLAIN, 'float32'))}) than the unit-scaled one "
-            f"({_difference(losses, (_UNIT, 'float8'), (_UNIT, 'float32'))}).",
+            "float8 costs the ordinary network more than the unit-scaled one, in each seed.",
             bool(
                 (
                     losses[_PLAIN, "float8"] - losses[_PLAIN, "float32"]
@@ -211,26 +208,19 @@ def _claims(
             ),
             published=False,
         ),
-        _no_worse(
-            "the ordinary network in float16 without a loss scale",
-            losses,
-            (_PLAIN, "float16"),
-            (_PLAIN, _DYNAMIC),
-            published=False,
-        ),
+        _no_worse(losses, (_PLAIN, "float16"), (_PLAIN, _DYNAMIC), published=False),
         Claim(
-            "by the same yardstick the ordinary network in float8 without any scale ends worse than in float32 (seed "
-            f"by seed {_difference(losses, (_PLAIN, 'float8'), (_PLAIN, 'float32'))}).",
+            "ordinary float8 ends worse than ordinary float32 "
+            f"({_difference(losses, (_PLAIN, 'float8'), (_PLAIN, 'float32'))}).",
             bool((losses[_PLAIN, "float8"] - losses[_PLAIN, "float32"]).mean() > _NEAR),
             published=False,
         ),
     )
 
 
-def _no_worse(what: str, losses: dict[_Key, np.ndarray], one: _Key, other: _Key, published: bool = True) -> Claim:
+def _no_worse(losses: dict[_Key, np.ndarray], one: _Key, other: _Key, published: bool = True) -> Claim:
     return Claim(
-        f"{what} ends no worse than the {other[0]} network in {other[1]} (seed by seed "
-        f"{_difference(losses, one, other)}).",
+        f"{' '.join(one)} ends no worse than {' '.join(other)} ({_difference(losses, one, other)}).",
         bool((losses[one] - losses[other]).mean() <= _NEAR),
         published,
     )
@@ -274,24 +264,11 @@ def _medians(counts: np.ndarray) -> np.ndarray:
 
 
 def _power(exponents: np.ndarray) -> str:
-    mean, low, high = (f"2^{value:.1f}" for value in (exponents.mean(), exponents.min(), exponents.max()))
-    return mean if low == high else f"{mean} ({low} to {high})"
+    return with_range(*(f"2^{value:.1f}" for value in (exponents.mean(), exponents.min(), exponents.max())))
 
 
 def _difference(losses: dict[_Key, np.ndarray], one: _Key, other: _Key) -> str:
     return spread(losses[one] - losses[other], "+.3f") + " nats"
 
-
-_REMARKS = (
-    "A loss scale moves all gradients by one factor; these constants move each layer's by its own. They are fixed "
-    "before the first step, and ask for no search, no skipped step and no state. Training moves gradients away "
-    "from them again: those of characters that are learned shrink in any network.\n\n"
-    "In float16 this small network trains as well without either, since its ordinary gradients lose little that "
-    "matters ([flushed-part](flushed-part.md)). Casts to float8 without a scale lose far more of them, and even "
-    "that costs little in so few steps: by the spread over the seeds, five of them hardly tell that cost from "
-    "none. The two networks begin from other weights, and each has a rate of its "
-    "own, so that their losses in float32 need not be equal. Unit scaling has to be built into a model, layer by "
-    "layer; a loss scale works on any. The published results are of far larger models."
-)
 
 EXPERIMENT = Experiment(NAME, "unit scaling against a loss scale, in float16 and float8", 100, run, seeds=5)

@@ -38,7 +38,7 @@ def run(seeds: int = 3, steps: int = 1500) -> Effect:
         steps=steps,
         beside=tuple(
             (f"mean step at N = {n}", f"{e:.4f} (derived)", spread(w, ".4f"))
-            for n, e, w in zip(_INTERVALS, expected, wrong, strict=True)
+            for n, e, w in list(zip(_INTERVALS, expected, wrong, strict=True))[:: len(_INTERVALS) - 1]
         ),
         columns=(
             "N",
@@ -54,18 +54,18 @@ def run(seeds: int = 3, steps: int = 1500) -> Effect:
         claims=(
             Claim(f"the mean step is 1 - 1 / (2N) to within {100 * away:.1f} %.", bool(away <= 0.05), published=False),
             Claim(
-                "it is exactly that at N = 1, and never less.",
+                "at N = 1 it is exactly that, and it is never less.",
                 bool((wrong[0] == 0.5).all() and (expected - 1e-6 <= wrong.T).all()),
                 published=False,
             ),
             Claim("with the step's own scale the step is exactly 1.", bool((right == 1).all()), published=False),
             Claim(
-                f"at N = 1 the loss falls more slowly: its mean over the run is {slower[0].mean():.2f} times as high.",
+                "at N = 1 the loss falls more slowly.",
                 bool((slower[0] > 1).all()),
                 published=False,
             ),
             Claim(
-                f"at N = 100 nothing of it shows in the loss (its mean is {slower[-1].mean():.3f} times as high).",
+                "at N = 100 nothing of it shows in the loss.",
                 bool(np.abs(slower[-1] - 1).max() < 0.02),
                 published=False,
             ),

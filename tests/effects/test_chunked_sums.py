@@ -127,11 +127,3 @@ def made_up(**changes):
 )
 def test_a_verdict_follows_from_the_numbers(changes, failing):
     assert [number for number, holds in enumerate(made_up(**changes)) if not holds] == failing
-
-
-def test_how_often_an_error_grows_is_said():
-    same = {(name, "in order"): np.array([[0.2, 0.1, 0.3]]) for name in chunked_sums._FORMATS}
-    assert chunked_sums._growth(same) == (
-        "float16 30 % against 20.00 %, larger after 1 of 2 doublings; "
-        "bfloat16 30 % against 20.00 %, larger after 1 of 2 doublings"
-    )

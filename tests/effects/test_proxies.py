@@ -164,8 +164,8 @@ def test_the_verdicts_about_spikes_are_of_the_numbers():
     late.loss[90, 3 :: len(spikes.WAYS)] = 1.5
     effect = spikes.effect_of(late, level, 40, 2, 100)
     assert [number for number, claim in enumerate(effect.claims) if not claim.holds] == [4, 6, 8, 9]
-    assert "1.5 or more in 0 of 2 seeds, with AdamW in 2)" in effect.claims[5].text
-    assert "(3.00 times, 1.5 or more in 2 of 2 seeds; with AdamW in 0, clipped to 0.01 in 0, " in effect.claims[6].text
+    assert "(above 1.5 times in 0 of 2)" in effect.claims[5].text
+    assert "(above in 2 of 2; AdamW in 0, clipped to 0.01 in 0)" in effect.claims[6].text
     early = spikes.effect_of(changed(1.0, (0, 1, 3)), level, 40, 2, 100)
     assert [claim.holds for claim in early.claims[5:7]] == [False, True]
     # At beta2 0.9 the first moment is as slow, so that no update is too long: that arm decides nothing.
@@ -181,7 +181,7 @@ def test_the_verdicts_about_spikes_are_of_the_numbers():
     ]:
         smaller.loss[43:46, count] = of_one, of_other
         assert spikes.effect_of(smaller, level, 40, 2, 100).claims[4].holds is expected
-    assert "smaller than with 0.999 in 0 of 2 seeds" in spikes.effect_of(smaller, level, 40, 2, 100).claims[4].text
+    assert "smaller in 0 of 2 seeds" in spikes.effect_of(smaller, level, 40, 2, 100).claims[4].text
     flat = level._replace(update=np.ones_like(falling))
     effect = spikes.effect_of(changed(1.0, (3,)), flat, 40, 2, 100)
     assert [number for number, claim in enumerate(effect.claims) if claim.holds] == [0, 6, 10]
@@ -198,13 +198,13 @@ def test_each_beta2_has_a_verdict_on_its_lags_and_an_end_needs_all_seeds():
     curves.loss[-1, 2 * count + 3, 0] = 0.4
     claims = spikes.effect_of(curves, level, 40, 2, 100).claims
     assert [claim.holds for claim in claims[2:4]] == [True, False]
-    assert "9 (1 of 2 seeds); in 0 of 1" in claims[3].text
+    assert "in 0 of 1 seeds" in claims[3].text
     assert claims[9].holds is None
     curves.loss[43:46, count, 1] = 1.0
     curves.loss[-1, 2 * count + 3] = 0.4
     claims = spikes.effect_of(curves, level, 40, 2, 100).claims
     assert (claims[3].holds, claims[9].holds) == (None, True)
-    assert "in 1 of 2 seeds with a spike" in claims[3].text
+    assert "in 1 of 2 seeds" in claims[3].text
 
 
 def test_a_spike_is_found_where_it_is():

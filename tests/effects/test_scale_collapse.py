@@ -110,8 +110,8 @@ def test_a_loss_that_falls_again_has_not_risen():
 
 def test_steps_before_or_after_are_put_into_words():
     for steps, said in (
-        ([4, 8], "6 (4 to 8) steps sooner"),
-        ([-8, -4], "6 (4 to 8) steps later"),
+        ([4, 8], "6 (4–8) steps sooner"),
+        ([-8, -4], "6 (4–8) steps later"),
         ([-2, 8], "from 8 steps sooner to 2 later, 3 sooner on average"),
     ):
         assert collapse_words.signed(np.array(steps), "sooner", "later") == said

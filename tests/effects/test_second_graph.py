@@ -85,12 +85,12 @@ def test_one_graph_can_fail_alone():
     away = {case: np.ones(2) for case in itertools.product(("whole", *graph_claims.GRAPHS), graph_claims.FORMATS)}
     claims = graph_claims.claims_of(token, away, deviation, deviation, same)
     assert [claim.holds for claim in claims[4:6]] == [True, False]
-    assert "more in 1 of 2 seeds" in claims[5].text
+    assert "(1 of 2)" in claims[5].text
     # A graph that changes few characters is nearly the first one. In one of the formats that is enough.
     same["one at a time", "float16"] = np.full(2, 0.8)
     claims = graph_claims.claims_of(token, away, deviation, deviation, same)
     assert [claim.holds for claim in claims[4:8]] == [True, None, False, None]
-    assert "only 50 % of the characters change in bfloat16 and 20 % in float16" in claims[5].text
+    assert "too few characters change" in claims[5].text
     # Nor can it tell of those that do.
     assert [claims[number].holds for number in (1, 2, 8, 9)] == [False, None, False, None]
     assert ["too few" in claims[number].text for number in (1, 2, 8, 9)] == [False, True, False, True]
@@ -108,7 +108,7 @@ def test_a_graph_that_treats_the_formats_differently_cannot_tell_which_differs_m
     away["XLA", "bfloat16"] = np.array([1.0, nearer])
     claims = graph_claims.claims_of(token, away, deviation, deviation, same)
     assert [claim.holds for claim in claims[4:8]] == [True if told else None, True] * 2
-    assert ("so it treats the formats differently" in claims[4].text) is not told
+    assert ("treats the formats differently" in claims[4].text) is not told
     assert claims[1].holds is True
 
 
@@ -124,9 +124,6 @@ def test_a_size_is_that_of_characters_that_change():
     away = {case: np.ones(2) for case in itertools.product(("whole", *graph_claims.GRAPHS), graph_claims.FORMATS)}
     claims = graph_claims.claims_of(token, away, deviation, deviation, same)
     assert [claims[number].holds for number in (1, 2, 8, 9)] == [None] * 4
-    assert "a factor of 2 (8.0; of all characters 0.8, as bfloat16 changes 1 % of them and float16 10 %" in (
-        claims[1].text
-    )
 
 
 def test_only_a_direction_and_a_divergence_are_published():
@@ -134,5 +131,5 @@ def test_only_a_direction_and_a_divergence_are_published():
 
 
 def test_factors_have_a_geometric_mean():
-    assert graph_claims.times(np.array([0.25, 4.0, 1.0])) == "1.0 (0.2 to 4.0)"
+    assert graph_claims.times(np.array([0.25, 4.0, 1.0])) == "1.0 (0.2–4.0)"
     assert graph_claims.times(np.array([2.0, 2.0])) == "2.0"
