@@ -26,7 +26,6 @@ IMPORTING = {
 STARTING = {
     "halfstep/launch.py": "workers",
     "loops/diagnose/doctor/layer_times.py": "itself, with oneDNN and without",
-    "loops/study/energy.py": "nvidia-smi",
 }
 """The files that start a process."""
 

@@ -81,7 +81,8 @@ def run_study(
     probes = {scaled: GradientProbe(task, unit_scaled=scaled) for scaled in {setup.unit_scaled for setup in setups}}
     known = dict[tuple, dict | None]()
     runs, estimate = [], Estimate(setups, seeds)
-    with RunLocks([("study", Place(out, "folder"))]), EnergyMeter() as meter:
+    meter = EnergyMeter()
+    with RunLocks([("study", Place(out, "folder"))]):
         (out / SUMMARY).unlink(missing_ok=True)
         for place, setup in enumerate(setups):
             trace = SharedTrace()

@@ -1,27 +1,20 @@
 """A meter of the energy that this machine reports.
 
-RAPL counts that of processors, in Linux. That of NVIDIA's GPUs is counted by NVML, or summed from the power that
-`nvidia-smi` prints.
+RAPL counts that of processors, in Linux, and NVML that of NVIDIA's GPUs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import pathlib
-import shutil
-import subprocess
-import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 _POWERCAP = pathlib.Path("/sys/class/powercap")
-_EVERY = 0.2
-"""Seconds between two readings of `nvidia-smi`."""
 
 
 class EnergyMeter:
-    """Sums joules since its creation: of processors by RAPL, and of NVIDIA's GPUs by NVML or `nvidia-smi`.
+    """Sums joules since its creation: of processors by RAPL, and of NVIDIA's GPUs by NVML.
 
     The counters cover the whole machine, including other programs. RAPL's wrap around every few minutes to hours, so
     read the meter more often than that.
@@ -32,15 +25,7 @@ class EnergyMeter:
     """
 
     def __init__(self, powercap: pathlib.Path = _POWERCAP):
-        self._gpus = _gpus()
-        self._sources: Sequence[Any] = [*_processors(powercap), *self._gpus]
-
-    def __enter__(self) -> EnergyMeter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for gpu in self._gpus:
-            gpu.close()
+        self._sources: Sequence[Any] = [*_processors(powercap), *_gpus()]
 
     @property
     def sources(self) -> list[str]:
@@ -89,11 +74,6 @@ class _Rapl:
         return int(self._counter.read_text(encoding="ascii"))
 
 
-def _gpus() -> Sequence[_Nvml | _Smi]:
-    """The readable energy sources of this machine's GPUs; empty without one."""
-    return _by_nvml() or _by_smi()
-
-
 class _Nvml:
     """NVML's counter of millijoules since the driver was loaded."""
 
@@ -110,60 +90,9 @@ class _Nvml:
         except self._failed as error:
             raise ValueError(f"{self.name} no longer answers") from error
 
-    def close(self) -> None:
-        """Does nothing: nothing is open."""
 
-
-class _Smi:
-    """The power of all GPUs, which an `nvidia-smi` process prints periodically, summed over time."""
-
-    def __init__(self, program: str):
-        self.name = "nvidia-smi"
-        query = ["--query-gpu=power.draw", "--format=csv,noheader,nounits", f"--loop-ms={round(1000 * _EVERY)}"]
-        self._process = subprocess.Popen(
-            [program, *query], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self._sum, self._known = 0.0, threading.Event()
-        self.close = weakref.finalize(self, _end, self._process)
-        self._thread = threading.Thread(target=_add_up, args=(weakref.ref(self), self._process.stdout), daemon=True)
-        self._thread.start()
-
-    def add(self, watts: float) -> None:
-        """Adds one reading of one GPU."""
-        self._sum += watts * _EVERY
-        self._known.set()
-
-    def says(self, seconds: float) -> bool:
-        """Whether it prints a reading within `seconds`."""
-        for _ in range(50):
-            if self._known.wait(seconds / 50) or self._process.poll() is not None:
-                break
-        return self._known.is_set()
-
-    def joules(self) -> float:
-        """Joules since the object was created."""
-        if self._process.poll() is not None:
-            raise ValueError("nvidia-smi has ended")
-        return self._sum
-
-
-def _add_up(meter: Any, lines: Any) -> None:
-    with contextlib.suppress(ValueError):  # A closed pipe, or "[N/A]".
-        for line in lines:
-            owner = meter()
-            if owner is None:
-                return
-            owner.add(float(line))
-
-
-def _end(process: subprocess.Popen) -> None:
-    process.terminate()
-    process.wait()
-    if process.stdout:
-        process.stdout.close()
-
-
-def _by_nvml() -> list[_Nvml]:
+def _gpus() -> list[_Nvml]:
+    """The counters of this machine's GPUs; empty without a GPU, a driver or the extra `study`."""
     try:
         import pynvml
     except ImportError:
@@ -174,17 +103,3 @@ def _by_nvml() -> list[_Nvml]:
         for number in range(pynvml.nvmlDeviceGetCount()):
             found.append(_Nvml(pynvml, pynvml.nvmlDeviceGetHandleByIndex(number), number))
     return found
-
-
-def _by_smi(patience: float = 5.0) -> list[_Smi]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    try:
-        found = _Smi(program)
-    except OSError:
-        return []
-    if found.says(patience):
-        return [found]
-    found.close()
-    return []

@@ -40,7 +40,7 @@ _COSTS = Markup("""Time is the median over the calls of a run but the first, in 
 from the lower to the upper quartile. The set-ups ran one after the other, so differences smaller than these lines mean
 nothing. Operations were deterministic, which costs time. Memory is counted: weights, masters, slots of the
 optimizer, gradients, and what the forward pass keeps for the backward pass. Energy is what the
-machine's processors (RAPL) and GPUs (NVML, nvidia-smi) report for the same time, for everything that ran on it; a dash
+machine's processors (RAPL) and GPUs (NVML) report for the same time, for everything that ran on it; a dash
 means unknown.""")
 _LOSS = Markup("""A panel is one set-up, with the range of float32 in grey where float32 was run: a set-up that trains
 as float32 does keeps to the grey. The curves are moving means over a few steps, on a logarithmic axis.""")

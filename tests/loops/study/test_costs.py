@@ -1,9 +1,7 @@
 """Guards what a study says of time, memory and energy: measured between calls, counted once, a dash where unknown."""
 
 import json
-import os
 import sys
-import time
 import types
 
 import numpy as np
@@ -34,7 +32,6 @@ def processor(powercap, name, energy, largest=10**9):
 @pytest.fixture
 def no_gpus(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr("shutil.which", lambda name: None)
 
 
 @pytest.mark.usefixtures("no_gpus")
@@ -96,37 +93,6 @@ def test_gpus_are_read_by_nvml(tmp_path, monkeypatch):
     nvml.nvmlDeviceGetTotalEnergyConsumption = fails
     assert meter.joules() is None
     assert EnergyMeter(tmp_path).sources == []
-
-
-def smi(folder, monkeypatch, script):
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-
-def test_without_nvml_power_is_summed_over_time(tmp_path, monkeypatch):
-    smi(tmp_path, monkeypatch, 'echo "$@" > asked; echo 100.0; echo 50.5; exec sleep 60')
-    monkeypatch.chdir(tmp_path)
-    with EnergyMeter(tmp_path) as meter:
-        assert meter.sources == ["nvidia-smi"]
-        for _ in range(100):
-            if meter.joules() == pytest.approx(0.2 * 150.5):
-                break
-            time.sleep(0.02)
-        else:
-            raise AssertionError(meter.joules())
-        assert "--query-gpu=power.draw" in (tmp_path / "asked").read_text()
-    # Its process has ended.
-    assert meter.joules() is None
-
-
-@pytest.mark.parametrize("script", ["exit 9", "echo '[N/A]'"])
-def test_power_that_is_not_told_is_no_error(tmp_path, monkeypatch, script):
-    smi(tmp_path, monkeypatch, script)
-    with EnergyMeter(tmp_path) as meter:
-        assert (meter.sources, meter.joules()) == ([], None)
 
 
 def test_times_are_those_between_the_actions_without_the_first_call(monkeypatch):
