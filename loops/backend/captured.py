@@ -11,7 +11,6 @@ handle's text; if it is not, the handle counts as every kind.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Container, Iterable
 from typing import Any
@@ -61,8 +60,9 @@ def without_tokens(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
     if not any(one.shape.rank == 0 and one.dtype == tf.float32 for one in found):
         return found
     try:
-        module = importlib.import_module("tensorflow.python.distribute.cross_device_utils")
-        launchers = scaler.authoring.alive(module.CollectiveReplicaLauncher)
+        from tensorflow.python.distribute.cross_device_utils import CollectiveReplicaLauncher
+
+        launchers = scaler.authoring.alive(CollectiveReplicaLauncher)
         tokens = {id(getattr(one, "_ordering_token", None)) for objects in launchers for one in objects}
     except (ImportError, AttributeError):
         return found
