@@ -149,7 +149,7 @@ class TrainStep(tf.Module):
         check_retry(retry, layerwise, jit_compile, probes)
         self.retry = retry
         self._counts_clipped = getattr(self.loss_scaler.strategy, "by_tensor", None) == "clip"
-        self._limits = (*self.loss_scaler.spike_limits, *(("clipped_tensors",) if self._counts_clipped else ()))
+        self._limits = (*scaler.authoring.spike_limits(self.loss_scaler), *(("clipped_tensors",) if self._counts_clipped else ()))
         self._jit_compile = jit_compile
         self._compiled = self._make_compiled()
         check_probes(probes, model, layerwise)
@@ -279,7 +279,7 @@ class TrainStep(tf.Module):
         self._probing.build(self.windows)
         due = self._probing.due(self.loss_scaler)
         weights = self._probing.before(self.model.trainable_variables, self.masters, due)
-        loss_scale, limits = self.loss_scaler.loss_scale, self.loss_scaler.spike_limits
+        loss_scale, limits = self.loss_scaler.loss_scale, scaler.authoring.spike_limits(self.loss_scaler)
         with self._state.watched() as moved:
             if self._compiled:
                 (loss, weight, extra, grads, seen), again = self._compiled(due, x, y, sample_weight), None

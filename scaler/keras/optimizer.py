@@ -242,7 +242,7 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         complete: bool | tf.Tensor = True
         loss_scale = None
         if self._window:
-            loss_scale = self.loss_scaler.carried(
+            loss_scale = self.loss_scaler._carried(
                 "apply", grads, variables, may_be_unscaled=unscaled is not False
             ).loss_scale
             grads = self.loss_scaler._calls.undivided(grads, self._order.variables, unscaled)
