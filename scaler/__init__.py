@@ -44,6 +44,7 @@ from scaler.keras import protect as protect
 from scaler.outcome.outcome import Cause as Cause
 from scaler.outcome.outcome import Outcome as Outcome
 from scaler.outcome.stuck import StuckPolicy as StuckPolicy
+from scaler.spelling import suggest_arguments
 from scaler.strategies import DelayedAmax as DelayedAmax
 from scaler.strategies import Dynamic as Dynamic
 from scaler.strategies import Event as Event
@@ -106,6 +107,9 @@ __all__ = [
     "weights",
 ]
 
+suggest_arguments(globals())
+del suggest_arguments
+
 if typing.TYPE_CHECKING:
     from scaler import formats as formats
     from scaler import layerwise as layerwise
@@ -124,4 +128,4 @@ else:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "testing"])

@@ -30,6 +30,9 @@ from scaler.gradients.lists import Gradient
 from scaler.misuse.losses import divided_sum, float16_loss, float16_probabilities
 from scaler.misuse.moving_statistics import no_forward_pass as no_forward_pass
 from scaler.misuse.verdicts import without_gradient
+from scaler.spelling import did_you_mean as did_you_mean
+from scaler.spelling import from_keras as from_keras
+from scaler.spelling import suggest_arguments as suggest_arguments
 
 if TYPE_CHECKING:
     from scaler.gate.loss_scaler import LossScaler
@@ -42,6 +45,8 @@ __all__ = [
     "check_arguments",
     "check_connected",
     "check_precision",
+    "did_you_mean",
+    "from_keras",
     "may_diagnose",
     "nested",
     "no_autograph",
@@ -52,6 +57,7 @@ __all__ = [
     "repeat_checks",
     "selects",
     "spike_limits",
+    "suggest_arguments",
     "warn_of_no_decision",
     "warn_of_unseen_loss",
     "watch_from_here",

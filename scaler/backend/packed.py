@@ -99,7 +99,7 @@ class ByName(tf.Module):
     """
 
     _ENTRIES: tuple[str, ...] = ()
-    _VARIABLES = ""
+    _VARIABLES: str = ""
 
     def __getstate__(self) -> dict:
         # A copy makes its own entries, and `__setstate__` has TensorFlow track them.

@@ -7,5 +7,8 @@ from scaler.layerwise.cut_points import insert_rescales as insert_rescales
 from scaler.layerwise.groups import Layerwise as Layerwise
 from scaler.layerwise.per_loss import PerLoss as PerLoss
 from scaler.layerwise.rescaling import rescale as rescale
+from scaler.spelling import suggest_arguments
 
 __all__ = ["AdaptiveScale", "AdaptiveScaleState", "LayerEvent", "Layerwise", "PerLoss", "insert_rescales", "rescale"]
+
+suggest_arguments(globals())
