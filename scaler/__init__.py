@@ -22,6 +22,7 @@ from scaler import weights as weights
 from scaler.backend.formats import FloatFormat as FloatFormat
 from scaler.backend.formats import float_format as float_format
 from scaler.backend.layers import state_of as state_of
+from scaler.backend.spelling import suggest_arguments
 from scaler.errors import InvalidArgument as InvalidArgument
 from scaler.errors import ScalerError as ScalerError
 from scaler.errors import ScaleWarning as ScaleWarning
@@ -44,7 +45,6 @@ from scaler.keras import protect as protect
 from scaler.outcome.outcome import Cause as Cause
 from scaler.outcome.outcome import Outcome as Outcome
 from scaler.outcome.stuck import StuckPolicy as StuckPolicy
-from scaler.spelling import suggest_arguments
 from scaler.strategies import DelayedAmax as DelayedAmax
 from scaler.strategies import Dynamic as Dynamic
 from scaler.strategies import Event as Event

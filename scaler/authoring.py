@@ -21,6 +21,9 @@ from scaler.backend.graphs import at_each_call as at_each_call
 from scaler.backend.graphs import in_xla
 from scaler.backend.graphs import repeat_checks as repeat_checks
 from scaler.backend.layers import alive as alive
+from scaler.backend.spelling import did_you_mean as did_you_mean
+from scaler.backend.spelling import from_keras as from_keras
+from scaler.backend.spelling import suggest_arguments as suggest_arguments
 from scaler.backend.variables import outside_the_graph as outside_the_graph
 from scaler.backend.variables import owner_of as owner_of
 from scaler.gate.arguments import check_arguments as check_arguments
@@ -30,9 +33,6 @@ from scaler.gradients.lists import Gradient
 from scaler.misuse.losses import divided_sum, float16_loss, float16_probabilities
 from scaler.misuse.moving_statistics import no_forward_pass as no_forward_pass
 from scaler.misuse.verdicts import without_gradient
-from scaler.spelling import did_you_mean as did_you_mean
-from scaler.spelling import from_keras as from_keras
-from scaler.spelling import suggest_arguments as suggest_arguments
 
 if TYPE_CHECKING:
     from scaler.gate.loss_scaler import LossScaler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,8 +55,8 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
     2 passes the gradients of `get_scaled_loss` through `get_unscaled_gradients` to `apply_gradients`.
 
     Args:
-        inner: A Keras optimizer that does not scale losses itself. Its `loss_scale_factor` is set to None: for a
-            constant scale pass `Static(factor)`.
+        inner: A Keras optimizer that does not scale losses itself, or its name as for Keras's `compile`. Its
+            `loss_scale_factor` is set to None: for a constant scale pass `Static(factor)`.
         strategy: How the scale moves. Default: `Dynamic()`.
         initial_scale: The first loss scale of the default `Dynamic`, as in Keras's class. Default: 2^15.
         dynamic_growth_steps: The growth interval of the default `Dynamic`. Default: 2000.
@@ -79,7 +80,7 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
 
     def __init__(
         self,
-        inner: keras.optimizers.Optimizer | None = None,
+        inner: keras.optimizers.Optimizer | str | None = None,
         strategy: Strategy | None = None,
         *,
         initial_scale: float | None = None,
@@ -94,7 +95,7 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         arguments.check_strategy()
         arguments.check_dynamic(keras_arguments.pop("dynamic", True))
         arguments.check_name(name)
-        arguments.check_keras_arguments(keras_arguments)
+        arguments.check_keras_arguments(keras_arguments, inspect.signature(LossScaleOptimizer).parameters)
         given = strategy
         strategy = arguments.chosen_strategy(strategy, initial_scale, dynamic_growth_steps)
         with tf.init_scope():

@@ -1,5 +1,6 @@
 """More than one loss scale: for each group of a model's layers, or for each of several losses."""
 
+from scaler.backend.spelling import suggest_arguments
 from scaler.layerwise.adaptive import AdaptiveScale as AdaptiveScale
 from scaler.layerwise.adaptive import AdaptiveScaleState as AdaptiveScaleState
 from scaler.layerwise.adaptive import LayerEvent as LayerEvent
@@ -7,7 +8,6 @@ from scaler.layerwise.cut_points import insert_rescales as insert_rescales
 from scaler.layerwise.groups import Layerwise as Layerwise
 from scaler.layerwise.per_loss import PerLoss as PerLoss
 from scaler.layerwise.rescaling import rescale as rescale
-from scaler.spelling import suggest_arguments
 
 __all__ = ["AdaptiveScale", "AdaptiveScaleState", "LayerEvent", "Layerwise", "PerLoss", "insert_rescales", "rescale"]
 
