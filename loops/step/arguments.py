@@ -123,7 +123,7 @@ def as_optimizer(who: str, optimizer: Any) -> Any:
     raise scaler.InvalidArgument(
         f"{who}: optimizer={optimizer!r:.100}: expected a Keras optimizer such as keras.optimizers.Adam(1e-3), the "
         "name of one such as 'adam', or a function of (grads, variables)."
-        + scaler.authoring.did_you_mean(optimizer, dir(keras.optimizers))
+        + scaler.authoring.did_you_mean(optimizer, map(str.lower, dir(keras.optimizers)))
     )
 
 

@@ -16,7 +16,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """The end of a sentence about a wrong name, such as " Did you mean 'adam'?"; empty if no known one is near."""
     names = {one.lower(): one for one in known}
     found = difflib.get_close_matches(name.lower(), names, n=1) if isinstance(name, str) else []
-    return f" Did you mean {names[found[0]]!r}?" if found else ""
+    return f" Did you mean {names[found[0]]!r}?" if found and names[found[0]] != name else ""
 
 
 def from_keras(module: Any, given: Any) -> Any:

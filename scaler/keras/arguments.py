@@ -50,7 +50,7 @@ def check_inner(inner: object) -> None:
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise InvalidArgument(
             f"LossScaleOptimizer({inner!r}): expected a Keras optimizer such as keras.optimizers.Adam(1e-3), or the "
-            f"name of one such as 'adam'.{did_you_mean(inner, dir(keras.optimizers))}"
+            f"name of one such as 'adam'.{did_you_mean(inner, map(str.lower, dir(keras.optimizers)))}"
         )
 
 
