@@ -8,8 +8,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-_DONE: set[type] = set()
-"""A class may be public in two modules."""
+_DONE: set[Callable] = set()
+"""A class may be public in two modules, or have the constructor of another public class."""
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
@@ -39,14 +39,12 @@ def suggest_arguments(namespace: Mapping[str, Any]) -> None:
         namespace: The module's `globals()`, with `__all__`.
     """
     for cls in (namespace.get(name) for name in namespace["__all__"]):
-        if not isinstance(cls, type) or cls in _DONE:
-            continue
-        _DONE.add(cls)
-        method = "__new__" if issubclass(cls, tuple) else "__init__"
-        make = getattr(cls, method)
-        # A class of the typing module, such as a Protocol, replaces its own function when it is first called.
-        if method in vars(cls) and inspect.isfunction(make) and make.__module__ != "typing":
+        method = "__new__" if isinstance(cls, type) and issubclass(cls, tuple) else "__init__"
+        make = getattr(cls, method, None)
+        # The function of a Protocol replaces itself when it is first called.
+        if isinstance(cls, type) and inspect.isfunction(make) and make.__module__ != "typing" and make not in _DONE:
             suggesting = _suggesting(cls, make)
+            _DONE.add(suggesting)
             setattr(cls, method, staticmethod(suggesting) if method == "__new__" else suggesting)
 
 
