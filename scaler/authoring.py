@@ -144,14 +144,15 @@ def apply_replaced(loss_scaler: LossScaler, apply: Callable) -> Iterator[None]:
         apply: It gets the function that it replaces, a list of `scaler.Share`, and the other arguments by name. It
             returns what the former returns: the outcome of the step, and one for each share.
     """
-    before = vars(loss_scaler).get("_apply_shares")
+    before = vars(loss_scaler).get("_apply_shares")  # Of a context around this one.
     # TensorFlow's modules track what is assigned to them in the ordinary way.
     object.__setattr__(loss_scaler, "_apply_shares", functools.partial(apply, loss_scaler._apply_shares))
     try:
         yield
     finally:
         object.__delattr__(loss_scaler, "_apply_shares")
-        vars(loss_scaler).update({} if before is None else {"_apply_shares": before})
+        if before is not None:
+            object.__setattr__(loss_scaler, "_apply_shares", before)
 
 
 def watch_from_here(loss_scaler: LossScaler) -> None:

@@ -58,15 +58,15 @@ class Evaluate:
         name: str = "validation",
     ):
         several = isinstance(metrics, Iterable) and not isinstance(metrics, str)
-        metrics = [_from_name(one) for one in (metrics if several else [metrics])]
-        _check(model, dataset, metrics)
+        found = [_from_name(one) for one in (metrics if several else [metrics])]
+        _check(model, dataset, found)
         self._cadence = Cadence("Evaluate", every)
-        self._model, self._dataset, self._metrics = model, dataset, metrics
+        self._model, self._dataset, self._metrics = model, dataset, found
         self.name = name
         self.step = 0
         self.results: dict[str, float] = {}
         self._update = tf.function(self._update_metrics)
-        self._read = tf.function(lambda: tf.stack([tf.cast(one.result(), tf.float32) for one in metrics]))
+        self._read = tf.function(lambda: tf.stack([tf.cast(one.result(), tf.float32) for one in found]))
 
     @property
     def metric_names(self) -> list[str]:

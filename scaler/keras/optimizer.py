@@ -90,8 +90,8 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         name: str | None = None,
         **keras_arguments: Any,
     ):
-        inner = arguments.only_inner(inner, keras_arguments.pop("inner_optimizer", None))
-        arguments.check_inner(inner)
+        optimizer = arguments.only_inner(inner, keras_arguments.pop("inner_optimizer", None))
+        arguments.check_inner(optimizer)
         arguments.check_strategy()
         arguments.check_dynamic(keras_arguments.pop("dynamic", True))
         arguments.check_name(name)
@@ -100,8 +100,8 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         strategy = arguments.chosen_strategy(strategy, initial_scale, dynamic_growth_steps)
         with tf.init_scope():
             first = float(strategy.init().loss_scale)
-        super().__init__(inner, first, None, name=name)
-        inner.loss_scale_factor = None  # Keras's class does not reset it before 3.10.
+        super().__init__(optimizer, first, None, name=name)
+        optimizer.loss_scale_factor = None  # Keras's class does not reset it before 3.10.
         self._strategy_given = given is not None
         self.dynamic_growth_steps = getattr(strategy, "growth_interval", None)
         self.loss_scaler = LossScaler(strategy, sum_duplicates=sum_duplicates, select=select)
@@ -109,7 +109,7 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         use = self.loss_scaler._calls.use
         use.statistics_are_kept = use.unconnected_are_named = True
         # The gradients of a window are the mean over its micro-batches, and so is the loss that a SpikeGuard judges.
-        self.loss_scaler._calls.step.losses = int(getattr(inner, "gradient_accumulation_steps", None) or 1)
+        self.loss_scaler._calls.step.losses = int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
         self.masters = None
         self._window: accumulation.Window | None = None
         self._unscaled = replicas.local_variable(False, "unscaled")
