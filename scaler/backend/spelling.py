@@ -28,7 +28,7 @@ def from_keras(module: Any, given: Any) -> Any:
     """
     try:
         return module.get(given) if isinstance(given, str) else given
-    except (ValueError, KeyError, TypeError):  # The latter two for what is made around another one.
+    except (ValueError, KeyError, TypeError):  # The latter two where its class needs arguments.
         return given
 
 
