@@ -37,5 +37,4 @@ else:  # A type checker would believe any name.
 
 
 def __dir__() -> list[str]:
-    names = importlib.import_module("halfstep.front_door").owners()
-    return sorted({*globals(), *names, "main"})
+    return sorted([*importlib.import_module("halfstep.front_door").owners(), "main"])

@@ -14,6 +14,7 @@ import typing
 from loops.support import hiding as _hiding  # noqa: F401 -- before all that need scaler: it checks that it is ours
 
 # isort: split
+import scaler
 from loops import observe as observe
 from loops.actions import Best as Best
 from loops.actions import Call as Call
@@ -96,6 +97,8 @@ __all__ = [
     "observe",
 ]
 
+scaler.authoring.suggest_arguments(globals())
+
 if not typing.TYPE_CHECKING:  # A type checker would believe any name.
 
     def __getattr__(name: str) -> types.ModuleType:
@@ -103,3 +106,7 @@ if not typing.TYPE_CHECKING:  # A type checker would believe any name.
         if name.isidentifier() and name[0] != "_" and importlib.util.find_spec(f"loops.{name}"):
             return importlib.import_module(f"loops.{name}")
         raise AttributeError(f"module 'loops' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "tasks", "views"])

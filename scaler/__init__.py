@@ -22,6 +22,7 @@ from scaler import weights as weights
 from scaler.backend.formats import FloatFormat as FloatFormat
 from scaler.backend.formats import float_format as float_format
 from scaler.backend.layers import state_of as state_of
+from scaler.backend.spelling import suggest_arguments
 from scaler.errors import InvalidArgument as InvalidArgument
 from scaler.errors import ScalerError as ScalerError
 from scaler.errors import ScaleWarning as ScaleWarning
@@ -106,6 +107,9 @@ __all__ = [
     "weights",
 ]
 
+suggest_arguments(globals())
+del suggest_arguments
+
 if typing.TYPE_CHECKING:
     from scaler import formats as formats
     from scaler import layerwise as layerwise
@@ -124,4 +128,4 @@ else:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "testing"])

@@ -7,7 +7,9 @@ A step of your own needs none of it. It is for those who write a step that other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -19,7 +21,11 @@ from scaler.backend.graphs import at_each_call as at_each_call
 from scaler.backend.graphs import in_xla
 from scaler.backend.graphs import repeat_checks as repeat_checks
 from scaler.backend.layers import alive as alive
+from scaler.backend.spelling import did_you_mean as did_you_mean
+from scaler.backend.spelling import from_keras as from_keras
+from scaler.backend.spelling import suggest_arguments as suggest_arguments
 from scaler.backend.variables import outside_the_graph as outside_the_graph
+from scaler.backend.variables import owner_of as owner_of
 from scaler.gate.arguments import check_arguments as check_arguments
 from scaler.gate.choose import selects_here
 from scaler.gate.layer_state import LayerState as LayerState
@@ -34,17 +40,24 @@ if TYPE_CHECKING:
 __all__ = [
     "LayerState",
     "alive",
+    "apply_replaced",
     "at_each_call",
     "check_arguments",
     "check_connected",
     "check_precision",
+    "did_you_mean",
+    "from_keras",
     "may_diagnose",
     "nested",
     "no_autograph",
     "no_forward_pass",
     "outside_the_graph",
+    "owner_of",
+    "reading",
     "repeat_checks",
     "selects",
+    "spike_limits",
+    "suggest_arguments",
     "warn_of_no_decision",
     "warn_of_unseen_loss",
     "watch_from_here",
@@ -110,6 +123,36 @@ def warn_of_no_decision(loss_scaler: LossScaler, steps: int) -> None:
     """
     attempted = loss_scaler.counters.attempted
     loss_scaler._calls.use.check_decided(loss_scaler._called, steps, int(attempted), loss_scaler._calls.step)
+
+
+def reading(loss_scaler: LossScaler) -> tf.Tensor:
+    """What `check` looks at, as one tensor, float64 [7], for a `tf.function` to return with other results."""
+    return loss_scaler._reading()
+
+
+def spike_limits(loss_scaler: LossScaler) -> dict[str, tf.Tensor]:
+    """What a `SpikeGuard` allows the next step, scalar float32, as "norm_limit" and "loss_limit"."""
+    return loss_scaler._spikes.limits()
+
+
+@contextlib.contextmanager
+def apply_replaced(loss_scaler: LossScaler, apply: Callable) -> Iterator[None]:
+    """Within this context `apply` and `apply_together` leave the step to a function, once they have checked it.
+
+    Args:
+        loss_scaler: The one that is asked to apply.
+        apply: It gets the function that it replaces, a list of `scaler.Share`, and the other arguments by name. It
+            returns what the former returns: the outcome of the step, and one for each share.
+    """
+    before = vars(loss_scaler).get("_apply_shares")  # Of a context around this one.
+    # TensorFlow's modules track what is assigned to them in the ordinary way.
+    object.__setattr__(loss_scaler, "_apply_shares", functools.partial(apply, loss_scaler._apply_shares))
+    try:
+        yield
+    finally:
+        object.__delattr__(loss_scaler, "_apply_shares")
+        if before is not None:
+            object.__setattr__(loss_scaler, "_apply_shares", before)
 
 
 def watch_from_here(loss_scaler: LossScaler) -> None:

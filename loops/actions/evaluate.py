@@ -35,7 +35,8 @@ class Evaluate:
     Args:
         model: A Keras model, or any function `(x, training=False) -> prediction`.
         dataset: A finite `tf.data.Dataset` of `(x, y)` or `(x, y, sample_weight)`. Each pass reads it from the start.
-        metrics: `keras.metrics.Metric` objects with different names, made outside of a `tf.distribute` scope.
+        metrics: `keras.metrics.Metric` objects with different names, made outside of a `tf.distribute` scope; or their
+            names as for Keras's `compile`, such as "accuracy", which depends on the shapes of y and the prediction.
         every: Steps or `Seconds` between passes. With seconds, a resumed run evaluates at other steps.
         name: A prefix of the metrics' names where they are shown.
 
@@ -51,20 +52,21 @@ class Evaluate:
         self,
         model: Any,
         dataset: tf.data.Dataset,
-        metrics: Iterable[keras.metrics.Metric],
+        metrics: Iterable[keras.metrics.Metric | str],
         *,
         every: int | Seconds,
         name: str = "validation",
     ):
-        metrics = list(metrics) if isinstance(metrics, Iterable) else [metrics]
-        _check(model, dataset, metrics)
+        several = isinstance(metrics, Iterable) and not isinstance(metrics, str)
+        found = [_from_name(one) for one in (metrics if several else [metrics])]
+        _check(model, dataset, found)
         self._cadence = Cadence("Evaluate", every)
-        self._model, self._dataset, self._metrics = model, dataset, metrics
+        self._model, self._dataset, self._metrics = model, dataset, found
         self.name = name
         self.step = 0
         self.results: dict[str, float] = {}
         self._update = tf.function(self._update_metrics)
-        self._read = tf.function(lambda: tf.stack([tf.cast(one.result(), tf.float32) for one in metrics]))
+        self._read = tf.function(lambda: tf.stack([tf.cast(one.result(), tf.float32) for one in found]))
 
     @property
     def metric_names(self) -> list[str]:
@@ -162,6 +164,25 @@ class Evaluate:
             ) from error
 
 
+def _from_name(metric: Any) -> Any:
+    """Keras's metric of a name, under this name."""
+    if isinstance(metric, str) and metric.lower() in ("accuracy", "acc"):
+        return keras.metrics.MeanMetricWrapper(_accuracy, name=metric)
+    found = scaler.authoring.from_keras(keras.metrics, metric)
+    if isinstance(metric, str) and isinstance(found, keras.metrics.Metric):
+        return type(found).from_config({**found.get_config(), "name": metric})
+    return found
+
+
+def _accuracy(y: Any, prediction: Any) -> Any:
+    """The accuracy that `compile` chooses for these shapes."""
+    if prediction.shape[-1] == 1:
+        return keras.metrics.binary_accuracy(y, prediction)
+    if len(y.shape) < len(prediction.shape) or y.shape[-1] == 1:
+        return keras.metrics.sparse_categorical_accuracy(y, prediction)
+    return keras.metrics.categorical_accuracy(y, prediction)
+
+
 def _check(model: object, dataset: object, metrics: list) -> None:
     if not callable(model):
         raise scaler.InvalidArgument(f"Evaluate(model={model!r}): expected a keras.Model.")
@@ -171,7 +192,9 @@ def _check(model: object, dataset: object, metrics: list) -> None:
         raise scaler.InvalidArgument("Evaluate(dataset=...): it never ends. Leave out .repeat(), or .take(n) of it.")
     if not metrics or not all(isinstance(one, keras.metrics.Metric) for one in metrics):
         raise scaler.InvalidArgument(
-            f"Evaluate(metrics={metrics!r}): expected a list of keras.metrics.Metric objects, at least one."
+            f"Evaluate(metrics={metrics!r}): expected a list of keras.metrics.Metric objects or their names such as "
+            "'accuracy', at least one."
+            + "".join(scaler.authoring.did_you_mean(one, [*dir(keras.metrics), "accuracy"]) for one in metrics)
         )
     names, counts = np.unique([one.name for one in metrics], return_counts=True)
     if counts.max() > 1:

@@ -38,7 +38,7 @@ class CallResult(NamedTuple):
 def status(steps: tf.Tensor | int, counters: CounterVariables, scalers: Iterable[scaler.LossScaler]) -> tf.Tensor:
     """Everything but the outputs, computed in the graph of the call: float64 [1 + 5 + 7 for each scaler]."""
     counts = tf.cast(counters.numbers(), tf.float64)
-    return tf.concat([[tf.cast(steps, tf.float64)], counts, *(one.reading() for one in scalers)], axis=0)
+    return tf.concat([[tf.cast(steps, tf.float64)], counts, *map(scaler.authoring.reading, scalers)], axis=0)
 
 
 def status_size(scalers: Sequence[scaler.LossScaler]) -> int:

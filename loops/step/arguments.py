@@ -9,6 +9,7 @@ import keras
 
 import scaler
 from loops.backend.steps import schedule
+from loops.step.named_losses import LOSSES
 from loops.step.schedule import ByAttempts
 from loops.support.checks import check_count, is_count
 
@@ -115,17 +116,34 @@ def as_optimizer(who: str, optimizer: Any) -> Any:
     Raises:
         scaler.InvalidArgument: For a name that Keras does not know, and for what cannot move variables.
     """
-    if isinstance(optimizer, str):
-        try:
-            return keras.optimizers.get(optimizer)
-        except (ValueError, KeyError):  # The second for one around another one.
-            pass
+    optimizer = scaler.authoring.from_keras(keras.optimizers, optimizer)
     moves = callable(optimizer) or hasattr(optimizer, "apply") or hasattr(optimizer, "apply_gradients")
     if moves and not isinstance(optimizer, type):
         return optimizer
     raise scaler.InvalidArgument(
         f"{who}: optimizer={optimizer!r:.100}: expected a Keras optimizer such as keras.optimizers.Adam(1e-3), the "
         "name of one such as 'adam', or a function of (grads, variables)."
+        + scaler.authoring.did_you_mean(optimizer, map(str.lower, dir(keras.optimizers)))
+    )
+
+
+def as_loss_scaler(who: str, loss_scaler: Any, name: str = "loss_scaler") -> scaler.LossScaler | None:
+    """The scaler of an argument: a strategy stands for a scaler that uses it.
+
+    Args:
+        who: The start of the sentence.
+        loss_scaler: A scaler, a strategy or None.
+        name: Of a scaler that is made.
+
+    Raises:
+        scaler.InvalidArgument: For anything else.
+    """
+    if loss_scaler is None or isinstance(loss_scaler, scaler.LossScaler):
+        return loss_scaler
+    if isinstance(loss_scaler, scaler.Strategy) and not isinstance(loss_scaler, type):
+        return scaler.LossScaler(loss_scaler, name=name)
+    raise scaler.InvalidArgument(
+        f"{who}: loss_scaler={loss_scaler!r}: expected a scaler.LossScaler, or a strategy such as scaler.Dynamic()."
     )
 
 
@@ -171,7 +189,7 @@ def check_accumulate(accumulate: object, last_window: object) -> None:
         )
 
 
-def check_parts(model: object, loss_fn: object, loss_scaler: object) -> None:
+def check_parts(model: object, loss_fn: object) -> None:
     """Refuses arguments of the wrong kind."""
     if not isinstance(model, keras.Model):
         raise scaler.InvalidArgument(
@@ -179,11 +197,9 @@ def check_parts(model: object, loss_fn: object, loss_scaler: object) -> None:
             "callable from a batch to a dict of scalar tensors is a train step."
         )
     if not callable(loss_fn):
-        raise scaler.InvalidArgument(f"TrainStep(loss_fn={loss_fn!r}): expected a function of (y, prediction).")
-    if loss_scaler is not None and not isinstance(loss_scaler, scaler.LossScaler):
         raise scaler.InvalidArgument(
-            f"TrainStep(loss_scaler={loss_scaler!r}): expected a scaler.LossScaler, such as "
-            "scaler.LossScaler(scaler.Dynamic())."
+            f"TrainStep(loss_fn={loss_fn!r}): expected a function of (y, prediction), or the name of a Keras loss such "
+            f"as 'mse'.{scaler.authoring.did_you_mean(loss_fn, LOSSES)}"
         )
 
 

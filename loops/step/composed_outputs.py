@@ -22,7 +22,8 @@ Scales = Mapping[str, Mapping[str, tf.Tensor]]
 def scales_of(scalers: Mapping[str, scaler.LossScaler], retry: bool) -> Scales:
     """What the outputs tell of each scaler as it is before a decision, and before a retry."""
     retries = {"retries": tf.constant(0, tf.int64)} if retry else {}
-    return {name: {"loss_scale": one.loss_scale, **one.spike_limits, **retries} for name, one in scalers.items()}
+    limits = scaler.authoring.spike_limits
+    return {name: {"loss_scale": one.loss_scale, **limits(one), **retries} for name, one in scalers.items()}
 
 
 def outputs_of(

@@ -12,7 +12,7 @@ import tensorflow as tf
 import scaler
 from loops.backend.replica_losses import means
 from loops.step.again import Differentiate
-from loops.step.arguments import computes_in_float16
+from loops.step.arguments import as_loss_scaler, computes_in_float16
 from loops.step.composed_outputs import outputs_of, scales_of, summed_up
 from loops.step.fixed import ComposedFixed
 from loops.step.frozen_weights import models_of
@@ -50,7 +50,7 @@ class ComposedStep(tf.Module):
     Args:
         parts: At least one `Part`.
         forward: A function of the batch whose result the loss functions share, or None.
-        loss_scaler: One scaler for all parts; it needs `forward`. Default: each has its own.
+        loss_scaler: One scaler, or a strategy for one, for all parts; it needs `forward`. Default: each has its own.
         accumulate: Micro-batches per step, as for a `TrainStep`; more than one need `forward`. `every` counts steps.
         retry: Whether scaled backward passes that overflow are repeated in the same step, as in a `TrainStep`: those of
             the part that overflowed, or with one scaler those of all. Random numbers, BatchNorm, metrics and the
@@ -76,12 +76,13 @@ class ComposedStep(tf.Module):
         parts: Sequence[Part],
         forward: Callable[[Any], Any] | None = None,
         *,
-        loss_scaler: scaler.LossScaler | None = None,
+        loss_scaler: scaler.LossScaler | scaler.Strategy | None = None,
         accumulate: int = 1,
         retry: bool = False,
         probes: Mapping[str, scaler.observe.Watch] | None = None,
     ):
         super().__init__(name="composed_step")
+        loss_scaler = as_loss_scaler("ComposedStep", loss_scaler)
         check_composed(parts, forward, loss_scaler, accumulate, retry)
         check_part_probes(probes, parts, retry)
         self._probes = PartProbes(probes or {}, int(accumulate))

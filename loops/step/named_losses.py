@@ -13,26 +13,30 @@ from loops.backend.replica_losses import as_loss
 from loops.step.loss_result import WeightedLoss
 from loops.support.errors import BadOutputs
 
+LOSSES = (*dir(keras.losses), "mse", "mae", "mape", "msle")
+"""Names that Keras has for losses, the short ones included."""
+
 
 def as_loss_function(model: keras.Model, loss_fn: Any, loss_weights: Any) -> Callable[..., Any]:
     """The loss function itself, or one that adds up those of a dict or list.
 
     Args:
         model: The model; a dict of losses has the names of its outputs, a list their order.
-        loss_fn: The argument of `TrainStep`: a function, or a dict or list of functions.
+        loss_fn: The argument of `TrainStep`: a function or a name, or a dict or list of these.
         loss_weights: Numbers in the same structure, or None for 1 each.
 
     Raises:
         scaler.InvalidArgument: If the weights do not match the losses, or a loss is not a function.
     """
     if not isinstance(loss_fn, (dict, list, tuple)):
+        loss_fn = _from_name(loss_fn)
         if loss_weights is not None:
             raise scaler.InvalidArgument(
                 f"TrainStep(loss_weights={loss_weights!r}): expected loss_fn to be a dict or list of losses, with a "
                 "weight for each."
             )
         return loss_fn
-    losses = _by_key(loss_fn)
+    losses = {key: _from_name(loss) for key, loss in _by_key(loss_fn).items()}
     if not losses:
         raise scaler.InvalidArgument(f"TrainStep(loss_fn={loss_fn!r}): expected at least one loss.")
     weights = {key: 1.0 for key in losses} if loss_weights is None else _by_key(loss_weights)
@@ -45,9 +49,18 @@ def as_loss_function(model: keras.Model, loss_fn: Any, loss_weights: Any) -> Cal
         if not callable(loss):
             raise scaler.InvalidArgument(
                 f"TrainStep(loss_fn=...): the loss of {key!r} is {loss!r}: expected a function of (y, prediction), "
-                "such as keras.losses.MeanSquaredError(). Leave out an output without a loss."
+                "such as keras.losses.MeanSquaredError(), or the name of one. Leave out an output without a loss."
+                + scaler.authoring.did_you_mean(loss, LOSSES)
             )
     return _Sum(model, losses, weights)
+
+
+def _from_name(loss_fn: Any) -> Any:
+    """Keras's loss of a name, which is a mean; the function that Keras finds gives a number for each example."""
+    found = scaler.authoring.from_keras(keras.losses, loss_fn)
+    classes = {name.lower(): name for name in dir(keras.losses) if name[0].isupper()}
+    name = classes.get(getattr(found, "__name__", "").replace("_", ""))
+    return getattr(keras.losses, name)() if name and found is not loss_fn else found
 
 
 class _Sum:

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.step.arguments import as_optimizer, check_optimizer
+from loops.step.arguments import as_loss_scaler, as_optimizer, check_optimizer
 from loops.step.teachers import check_teacher
 from loops.support.checks import check_count
 
@@ -27,8 +27,8 @@ class Part:
             scalar, the mean over the examples it is given, or a scalar and a dict of further scalars, which the step
             returns, too. The own losses of `model`, such as weight regularisation, are added.
         optimizer: A Keras optimizer, its name as for Keras's `compile`, or a function `(grads, variables) -> None`.
-        loss_scaler: Scales the loss and decides about this part. Default: one of its own, which scales by
-            `scaler.Dynamic()` if any model of the step computes in float16, and else not at all.
+        loss_scaler: Scales the loss and decides about this part; or a strategy, for a scaler of its own. Default: one
+            that scales by `scaler.Dynamic()` if any model of the step computes in float16, and else not at all.
         every: The part takes its turn at each call whose number, from 1, is a multiple of `every`.
         clip_norm: Largest global norm of the part's unscaled gradients, or None.
         clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` instead of `clip_norm`, or None.
@@ -74,8 +74,7 @@ class Part:
             raise scaler.InvalidArgument(f"{who}: its model has no trainable variables.")
         if not callable(self.loss_fn):
             raise scaler.InvalidArgument(f"{who}: loss_fn={self.loss_fn!r}: expected a function.")
-        if self.loss_scaler is not None and not isinstance(self.loss_scaler, scaler.LossScaler):
-            raise scaler.InvalidArgument(f"{who}: loss_scaler={self.loss_scaler!r}: expected a scaler.LossScaler.")
+        object.__setattr__(self, "loss_scaler", as_loss_scaler(who, self.loss_scaler, self.name))
         check_count(f"{who}: every={self.every!r}", self.every)
         check_teacher(who, self.teacher, self.model, self.momentum)
         object.__setattr__(self, "optimizer", as_optimizer(who, self.optimizer))
@@ -136,8 +135,6 @@ def check_composed(parts: Any, forward: Any, loss_scaler: Any, accumulate: Any, 
 
 def _check_one_scaler(parts: Sequence[Part], forward: Any, loss_scaler: Any) -> None:
     """Refuses one scaler for all parts where they cannot be decided about together."""
-    if not isinstance(loss_scaler, scaler.LossScaler):
-        raise scaler.InvalidArgument(f"ComposedStep(loss_scaler={loss_scaler!r}): expected a scaler.LossScaler.")
     own = [part.name for part in parts if part.loss_scaler is not None]
     turns = [part.name for part in parts if part.every > 1]
     if forward is None:

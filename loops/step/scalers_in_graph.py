@@ -72,7 +72,7 @@ def find(concrete: tf.types.experimental.ConcreteFunction) -> Found:
     others = trains = False
     keras: dict[tuple[str, str], tf.Variable] = {}
     for variable, assigned in captured(concrete):
-        owner = scaler.LossScaler.owner_of(variable)
+        owner = scaler.authoring.owner_of(variable)
         trains = trains or (assigned and variable.trainable)
         place, _, name = variable.name.partition(":")[0].rpartition("/")
         if owner is not None:

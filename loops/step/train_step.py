@@ -15,6 +15,7 @@ from loops.step.accumulation import MicroBatches
 from loops.step.again import taken_again
 from loops.step.arguments import (
     NO_RETRY,
+    as_loss_scaler,
     as_optimizer,
     check_accumulate,
     check_gives_gradients,
@@ -69,15 +70,17 @@ class TrainStep(tf.Module):
         model: A Keras model.
         loss_fn: `(y, prediction) -> scalar`, or `(y, prediction, sample_weight) -> scalar` for batches with weights:
             the mean over the examples it is given, which on several replicas are one replica's. A `keras.losses.Loss`
-            is such a function, and may be called inside of one. In place of the mean it may return a `WeightedLoss`.
+            is such a function, and may be called inside of one; its name stands for it, as for Keras's `compile`, such
+            as "mse". In place of the mean it may return a `WeightedLoss`.
             In a graph it is traced a second time, to find the cause of skipped steps: to read other values, return them
             with the loss, in a dict, and do not keep tensors in an object.
             For a model with several outputs, a dict of such functions by the outputs' names, or a list in their order:
             they are added up, and the step also returns each, as "name_loss" or "loss_0".
         optimizer: A Keras optimizer, its name as for Keras's `compile`, or a function `(grads, variables) -> None`.
         loss_weights: A factor for each loss of a dict or list, in the same structure. Default: 1.
-        loss_scaler: Scales the loss. Without one it is `scaler.LossScaler(scaler.Dynamic())` for a model with a layer
-            that computes in float16, and `scaler.LossScaler(scaler.NoScaling())` for any other, and with `layerwise`.
+        loss_scaler: Scales the loss; or a strategy, for a scaler of its own. Without one it is
+            `scaler.LossScaler(scaler.Dynamic())` for a model with a layer that computes in float16, and
+            `scaler.LossScaler(scaler.NoScaling())` for any other, and with `layerwise`.
         accumulate: Micro-batches per step; or a dict from a number of applied steps to the micro-batches per step from
             there on, such as `{0: 1, 1000: 4}`. With more than one the cause of a skip is never BACKWARD, see
             `jit_compile`.
@@ -116,7 +119,7 @@ class TrainStep(tf.Module):
         optimizer: Any,
         *,
         loss_weights: Any = None,
-        loss_scaler: scaler.LossScaler | None = None,
+        loss_scaler: scaler.LossScaler | scaler.Strategy | None = None,
         accumulate: int | Mapping[int, int] = 1,
         last_window: str = "keep",
         clip_norm: float | None = None,
@@ -130,7 +133,8 @@ class TrainStep(tf.Module):
     ):
         super().__init__(name="train_step")
         loss_fn = as_loss_function(model, loss_fn, loss_weights)
-        check_parts(model, loss_fn, loss_scaler)
+        check_parts(model, loss_fn)
+        loss_scaler = as_loss_scaler("TrainStep", loss_scaler)
         check_accumulate(accumulate, last_window)
         self.model = model
         self.loss_fn = loss_fn
@@ -149,7 +153,8 @@ class TrainStep(tf.Module):
         check_retry(retry, layerwise, jit_compile, probes)
         self.retry = retry
         self._counts_clipped = getattr(self.loss_scaler.strategy, "by_tensor", None) == "clip"
-        self._limits = (*self.loss_scaler.spike_limits, *(("clipped_tensors",) if self._counts_clipped else ()))
+        clipped = ("clipped_tensors",) if self._counts_clipped else ()
+        self._limits = (*scaler.authoring.spike_limits(self.loss_scaler), *clipped)
         self._jit_compile = jit_compile
         self._compiled = self._make_compiled()
         check_probes(probes, model, layerwise)
@@ -279,7 +284,7 @@ class TrainStep(tf.Module):
         self._probing.build(self.windows)
         due = self._probing.due(self.loss_scaler)
         weights = self._probing.before(self.model.trainable_variables, self.masters, due)
-        loss_scale, limits = self.loss_scaler.loss_scale, self.loss_scaler.spike_limits
+        loss_scale, limits = self.loss_scaler.loss_scale, scaler.authoring.spike_limits(self.loss_scaler)
         with self._state.watched() as moved:
             if self._compiled:
                 (loss, weight, extra, grads, seen), again = self._compiled(due, x, y, sample_weight), None

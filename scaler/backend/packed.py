@@ -98,12 +98,12 @@ class ByName(tf.Module):
     A subclass names its attributes that hold either.
     """
 
-    ENTRIES: tuple[str, ...] = ()
-    VARIABLES = ""
+    _ENTRIES: tuple[str, ...] = ()
+    _VARIABLES: str = ""
 
     def __getstate__(self) -> dict:
         # A copy makes its own entries, and `__setstate__` has TensorFlow track them.
-        left_out = (*self.ENTRIES, self.VARIABLES)
+        left_out = (*self._ENTRIES, self._VARIABLES)
         own = {name: value for name, value in vars(self).items() if name not in left_out}
         return {name: value for name, value in own.items() if not name.startswith("_self_")}
 
@@ -112,7 +112,7 @@ class ByName(tf.Module):
             setattr(self, name, value)
 
     def _trackable_children(self, save_type: str = "checkpoint", **named: Any) -> dict:
-        left_out = (self.VARIABLES,) if save_type == "checkpoint" and _reads_entries() else self.ENTRIES
+        left_out = (self._VARIABLES,) if save_type == "checkpoint" and _reads_entries() else self._ENTRIES
         children = super()._trackable_children(save_type, **named)
         return {name: child for name, child in children.items() if name not in left_out}
 

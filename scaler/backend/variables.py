@@ -151,7 +151,14 @@ def mark_owner(variable: tf.Variable, owner: object) -> None:
 
 
 def owner_of(variable: object) -> Any:
-    """The owner that `mark_owner` recorded. None for any other variable, and if the owner no longer exists."""
+    """Returns the loss scaler whose state or counters a variable holds, or None for any other variable.
+
+    A graph that assigns such a variable makes the scaler's decisions. A graph that only reads it does not. It is what
+    `mark_owner` recorded, and None if the scaler no longer exists.
+
+    Args:
+        variable: For example one of `tf.function(step).get_concrete_function(batch).variables`.
+    """
     reference = getattr(variable, _OWNER, None)
     return None if reference is None else reference()
 

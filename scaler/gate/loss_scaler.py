@@ -12,7 +12,6 @@ from scaler.backend import replicas
 from scaler.backend.autograph import no_autograph
 from scaler.backend.graphs import tape_records
 from scaler.backend.packed import ByName
-from scaler.backend.variables import owner_of
 from scaler.checks import as_flag, as_loss, as_scale, as_variables, check_flag
 from scaler.errors import InvalidArgument
 from scaler.gate import choose, optimizers
@@ -76,8 +75,8 @@ class LossScaler(ByName):
             `select=True` does not fit the optimizer.
     """
 
-    ENTRIES = ("_state", "_counts", "_before_retries", "_open_step", "_last_skip")
-    VARIABLES = "_all_variables"
+    _ENTRIES = ("_state", "_counts", "_before_retries", "_open_step", "_last_skip")
+    _VARIABLES = "_all_variables"
 
     def __init__(
         self,
@@ -169,17 +168,6 @@ class LossScaler(ByName):
             loss_scale: It is kept within the strategy's bounds as a step uses it.
         """
         self._state["loss_scale"].assign(loss_scale)
-
-    @staticmethod
-    def owner_of(variable: object) -> LossScaler | None:
-        """Returns the loss scaler whose state or counters a variable holds, or None for any other variable.
-
-        A graph that assigns such a variable makes the scaler's decisions. A graph that only reads it does not.
-
-        Args:
-            variable: For example one of `tf.function(step).get_concrete_function(batch).variables`.
-        """
-        return owner_of(variable)
 
     @property
     def counters(self) -> Counters:
@@ -342,7 +330,7 @@ class LossScaler(ByName):
         given = variables if isinstance(variables, MasterWeights) else as_variables("apply", variables)
         share = Share(optimizer, grads, given, clip_norm, clip)
         check_pairs(grads, share.weights, allow_16bit_updates)
-        outcome, _ = self.apply_shares(
+        outcome, _ = self._apply_shares(
             [share],
             rollback=rollback,
             diagnose=diagnose,
@@ -355,7 +343,7 @@ class LossScaler(ByName):
         )
         return outcome
 
-    def apply_shares(
+    def _apply_shares(
         self,
         shares: Sequence[Share],
         *,
@@ -479,7 +467,7 @@ class LossScaler(ByName):
         differentiate through it: compute no gradient penalty from what it returns.
         """
         when = as_flag("retry: when", when)
-        before = self.carried("retry", grads) if loss_scale is None else self._calls.named(loss_scale)
+        before = self._carried("retry", grads) if loss_scale is None else self._calls.named(loss_scale)
         with not_judged():
             found, carried, retries = self._retry(grads, before, again, when)
         found, loss_scale = self._calls.retries(grads, before, carried.loss_scale, found)
@@ -521,11 +509,6 @@ class LossScaler(ByName):
         """
         return self._spikes.told(self._kept.outcome(self._names.lists))
 
-    @property
-    def spike_limits(self) -> dict[str, tf.Tensor]:
-        """What a `SpikeGuard` allows the next step, scalar float32, as "norm_limit" and "loss_limit"."""
-        return self._spikes.limits()
-
     def explain(self, outcome: Outcome | Run | None = None) -> str:
         """Says in a sentence what a step did, with the name of the variable. It reads numbers: call it on the host.
 
@@ -557,7 +540,7 @@ class LossScaler(ByName):
         then: it reads seven numbers. A `loops.Loop` calls it at each visit.
 
         Args:
-            reading: What `reading` returned. Default: it is read now.
+            reading: What `scaler.authoring.reading` returned. Default: it is read now.
 
         Raises:
             StuckError: If the policy raises. The error names the reason for the last skip.
@@ -565,7 +548,7 @@ class LossScaler(ByName):
         """
         if not tf.executing_eagerly():
             raise InvalidArgument("check() reads numbers on the host: expected a call outside of the tf.function.")
-        *numbers, unseen = map(float, self.reading() if reading is None else reading)
+        *numbers, unseen = map(float, self._reading() if reading is None else reading)
         now = self._stored.reading(*numbers)
         self._calls.use.check_ended(now.attempted)
         if unseen and not now.consecutive_skips:
@@ -573,7 +556,7 @@ class LossScaler(ByName):
         bounds, spikes = host_bounds_of(self.strategy), self._spikes.too_many(now.consecutive_skips)
         self._watch.look(self._who, now, *bounds, lambda: self.explain() if now.skipped else "", spikes)
 
-    def reading(self) -> tf.Tensor:
+    def _reading(self) -> tf.Tensor:
         """What `check` looks at, as one tensor, float64 [7], for a `tf.function` to return with other results."""
         unseen = tf.cast(self._calls.step.ended_unseen(), tf.float64)
         return tf.concat([self._stored.looked_at(), [unseen]], 0)
@@ -581,7 +564,7 @@ class LossScaler(ByName):
     def _who(self) -> str:
         return f"{self._called} with {described(self.strategy)}"
 
-    def remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
+    def _remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
         """Stores the outcome for `last_skip` and `explain` where `skipped` is True. `apply` calls it itself."""
         self._kept.keep_where(skipped, outcome)
 
@@ -594,7 +577,7 @@ class LossScaler(ByName):
         return self._calls.asks()
 
     @no_autograph
-    def carried(
+    def _carried(
         self,
         method: str,
         grads: Sequence[gradients.Gradient],

@@ -44,6 +44,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
         raise InvalidArgument(
             f"apply: optimizer={_in_short(optimizer)}: expected a Keras optimizer such as keras.optimizers.Adam(), or "
             "a function of (grads, variables)."
+            + (" Create it before the first step: it keeps its moments." if isinstance(optimizer, str) else "")
             + (
                 " Of tf-keras it takes those with `build`, such as tf_keras.optimizers.Adam(), and no legacy ones."
                 if hasattr(optimizer, "apply_gradients")

@@ -58,7 +58,7 @@ def apply_together(
     _check_owned_once(variable for one in shares for variable in _moved_by(one))
     when = as_flag("apply_together: when", when)
     check_apply([], [], rollback, {"diagnose": diagnose, "again": None}, False, True)
-    return loss_scaler.apply_shares(shares, rollback=rollback, when=when, loss_scale=loss_scale, diagnose=diagnose)
+    return loss_scaler._apply_shares(shares, rollback=rollback, when=when, loss_scale=loss_scale, diagnose=diagnose)
 
 
 def _checked(loss_scaler: LossScaler, shares: Iterable) -> list[Share]:

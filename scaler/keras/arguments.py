@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaler.backend.keras_two import is_of_keras_two
+from scaler.backend.spelling import did_you_mean, from_keras
 from scaler.errors import InvalidArgument
 from scaler.strategies import Dynamic, Strategy
 from scaler.strategies.base import require_strategy
@@ -47,8 +49,8 @@ def check_inner(inner: object) -> None:
         )
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise InvalidArgument(
-            f"LossScaleOptimizer({inner!r}): expected a Keras optimizer, such as keras.optimizers.Adam(1e-3)"
-            + (f"; keras.optimizers.get({inner!r}) creates one by name." if isinstance(inner, str) else ".")
+            f"LossScaleOptimizer({inner!r}): expected a Keras optimizer such as keras.optimizers.Adam(1e-3), or the "
+            f"name of one such as 'adam'.{did_you_mean(inner, map(str.lower, dir(keras.optimizers)))}"
         )
 
 
@@ -68,7 +70,7 @@ def check_strategy() -> None:
         )
 
 
-def check_keras_arguments(given: dict) -> None:
+def check_keras_arguments(given: dict, known: Iterable[str]) -> None:
     """Refuses arguments that would have no effect. Those of old configurations pass with the values that they hold.
 
     Raises:
@@ -77,7 +79,8 @@ def check_keras_arguments(given: dict) -> None:
     unknown = {name: value for name, value in given.items() if name not in _IN_OLD_CONFIGS}
     if unknown:
         names, values = ", ".join(f"`{name}`" for name in unknown), ", ".join(map(repr, unknown.values()))
-        raise InvalidArgument(f"LossScaleOptimizer does not have the arguments: {names}; {values} was passed.")
+        end = did_you_mean(next(iter(unknown)), known)
+        raise InvalidArgument(f"LossScaleOptimizer does not have the arguments: {names}; {values} was passed.{end}")
     for name, value in given.items():
         if name == "loss_scale_factor" and value is not None:
             raise InvalidArgument(
@@ -112,7 +115,7 @@ def check_attribute(optimizer: Any, name: str, value: Any) -> None:
 
 
 def only_inner(inner: object, by_keras_name: object) -> Any:
-    """Returns the optimizer to wrap, which Keras calls `inner_optimizer`.
+    """Returns the optimizer to wrap, which Keras calls `inner_optimizer`; a name stands for Keras's with its defaults.
 
     Raises:
         InvalidArgument: If two were passed.
@@ -122,7 +125,7 @@ def only_inner(inner: object, by_keras_name: object) -> Any:
             f"LossScaleOptimizer({inner!r}, inner_optimizer={by_keras_name!r}): expected one optimizer; the first "
             "argument is the inner one."
         )
-    return by_keras_name if inner is None else inner
+    return from_keras(keras.optimizers, by_keras_name if inner is None else inner)
 
 
 def check_dynamic(dynamic: object) -> None:

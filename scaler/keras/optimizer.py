@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,8 +55,8 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
     2 passes the gradients of `get_scaled_loss` through `get_unscaled_gradients` to `apply_gradients`.
 
     Args:
-        inner: A Keras optimizer that does not scale losses itself. Its `loss_scale_factor` is set to None: for a
-            constant scale pass `Static(factor)`.
+        inner: A Keras optimizer that does not scale losses itself, or its name as for Keras's `compile`. Its
+            `loss_scale_factor` is set to None: for a constant scale pass `Static(factor)`.
         strategy: How the scale moves. Default: `Dynamic()`.
         initial_scale: The first loss scale of the default `Dynamic`, as in Keras's class. Default: 2^15.
         dynamic_growth_steps: The growth interval of the default `Dynamic`. Default: 2000.
@@ -79,7 +80,7 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
 
     def __init__(
         self,
-        inner: keras.optimizers.Optimizer | None = None,
+        inner: keras.optimizers.Optimizer | str | None = None,
         strategy: Strategy | None = None,
         *,
         initial_scale: float | None = None,
@@ -89,18 +90,18 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         name: str | None = None,
         **keras_arguments: Any,
     ):
-        inner = arguments.only_inner(inner, keras_arguments.pop("inner_optimizer", None))
-        arguments.check_inner(inner)
+        optimizer = arguments.only_inner(inner, keras_arguments.pop("inner_optimizer", None))
+        arguments.check_inner(optimizer)
         arguments.check_strategy()
         arguments.check_dynamic(keras_arguments.pop("dynamic", True))
         arguments.check_name(name)
-        arguments.check_keras_arguments(keras_arguments)
+        arguments.check_keras_arguments(keras_arguments, inspect.signature(LossScaleOptimizer).parameters)
         given = strategy
         strategy = arguments.chosen_strategy(strategy, initial_scale, dynamic_growth_steps)
         with tf.init_scope():
             first = float(strategy.init().loss_scale)
-        super().__init__(inner, first, None, name=name)
-        inner.loss_scale_factor = None  # Keras's class does not reset it before 3.10.
+        super().__init__(optimizer, first, None, name=name)
+        optimizer.loss_scale_factor = None  # Keras's class does not reset it before 3.10.
         self._strategy_given = given is not None
         self.dynamic_growth_steps = getattr(strategy, "growth_interval", None)
         self.loss_scaler = LossScaler(strategy, sum_duplicates=sum_duplicates, select=select)
@@ -108,7 +109,7 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         use = self.loss_scaler._calls.use
         use.statistics_are_kept = use.unconnected_are_named = True
         # The gradients of a window are the mean over its micro-batches, and so is the loss that a SpikeGuard judges.
-        self.loss_scaler._calls.step.losses = int(getattr(inner, "gradient_accumulation_steps", None) or 1)
+        self.loss_scaler._calls.step.losses = int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
         self.masters = None
         self._window: accumulation.Window | None = None
         self._unscaled = replicas.local_variable(False, "unscaled")
@@ -242,7 +243,7 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         complete: bool | tf.Tensor = True
         loss_scale = None
         if self._window:
-            loss_scale = self.loss_scaler.carried(
+            loss_scale = self.loss_scaler._carried(
                 "apply", grads, variables, may_be_unscaled=unscaled is not False
             ).loss_scale
             grads = self.loss_scaler._calls.undivided(grads, self._order.variables, unscaled)

@@ -1,5 +1,6 @@
 """More than one loss scale: for each group of a model's layers, or for each of several losses."""
 
+from scaler.backend.spelling import suggest_arguments
 from scaler.layerwise.adaptive import AdaptiveScale as AdaptiveScale
 from scaler.layerwise.adaptive import AdaptiveScaleState as AdaptiveScaleState
 from scaler.layerwise.adaptive import LayerEvent as LayerEvent
@@ -9,3 +10,5 @@ from scaler.layerwise.per_loss import PerLoss as PerLoss
 from scaler.layerwise.rescaling import rescale as rescale
 
 __all__ = ["AdaptiveScale", "AdaptiveScaleState", "LayerEvent", "Layerwise", "PerLoss", "insert_rescales", "rescale"]
+
+suggest_arguments(globals())

@@ -1,5 +1,6 @@
 """Loss-scaling strategies, one file each: pure state machines, nothing stateful."""
 
+from scaler.backend.spelling import suggest_arguments
 from scaler.strategies.base import Event as Event
 from scaler.strategies.base import Needs as Needs
 from scaler.strategies.base import Strategy as Strategy
@@ -63,3 +64,5 @@ __all__ = [
     "require_strategy",
     "usable_state",
 ]
+
+suggest_arguments(globals())

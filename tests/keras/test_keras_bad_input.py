@@ -27,7 +27,7 @@ def trained():
 @pytest.mark.parametrize(
     "wrong",
     [
-        "scaler.LossScaleOptimizer('adam')",
+        "scaler.LossScaleOptimizer('adamm')",
         "scaler.LossScaleOptimizer(None)",
         "scaler.LossScaleOptimizer(tf.Variable)",
         "scaler.LossScaleOptimizer(ours())",

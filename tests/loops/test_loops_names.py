@@ -44,6 +44,10 @@ def test_every_namespace_is_an_attribute_without_an_import_of_its_own(package, m
         assert not hasattr(package, name)
 
 
+def test_dir_shows_what_is_public():
+    assert dir(loops) == sorted([*loops.__all__, "tasks", "views"])
+
+
 def test_every_public_class_says_what_it_is():
     for name in loops.__all__:
         assert getattr(loops, name).__doc__, name

@@ -131,7 +131,7 @@ class Rig:
 
     def everything(self):
         values = [tf.identity(variable) for variable in self.variables]
-        return values, self.scaler.loss_scale, list(self.scaler.counters), self.scaler.reading()
+        return values, self.scaler.loss_scale, list(self.scaler.counters), scaler.authoring.reading(self.scaler)
 
     def read(self):
         """Everything there is, read at once."""

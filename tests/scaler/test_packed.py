@@ -13,7 +13,7 @@ from scaler.errors import InvalidArgument
 
 
 class Holder(ByName):
-    ENTRIES, VARIABLES = ("entries",), "variables_of_it"
+    _ENTRIES, _VARIABLES = ("entries",), "variables_of_it"
 
     def __init__(self, make=shared_variable, **values):
         super().__init__()

@@ -8,6 +8,7 @@ import sys
 import types
 
 import pytest
+import tensorflow as tf
 
 import scaler
 
@@ -83,3 +84,16 @@ def test_importing_it_needs_no_extra_and_no_loops():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_dir_shows_what_is_public():
+    assert dir(scaler) == sorted([*scaler.__all__, "testing"])
+
+
+def test_a_loss_scaler_shows_what_a_user_calls():
+    own = {name for name in dir(scaler.LossScaler()) if name[0] != "_"} - set(dir(tf.Module))
+    assert own == {
+        *("apply", "retry", "scale", "unscale", "update", "check", "explain"),
+        *("counters", "last_skip", "loss_scale", "scale_of_gradients", "state", "assign_scale"),
+        *("stuck", "strategy", "select", "sum_duplicates"),
+    }

@@ -310,4 +310,4 @@ def test_without_a_guard_no_variable_is_added_and_the_outcome_has_no_numbers():
     assert not [name for name in names if "spike" in name or name == "loss:0"]
     outcome = line.step(SPIKE)
     assert (bool(outcome.finite), float(outcome.limit)) == (True, 0.0)
-    assert line.loss_scaler.spike_limits == {}
+    assert scaler.authoring.spike_limits(line.loss_scaler) == {}

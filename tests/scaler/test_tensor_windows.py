@@ -94,12 +94,12 @@ def test_a_copy_has_windows_of_its_own(copied):
     assert raw(own.state) == raw(lines.loss_scaler.state)
     lines.step((0.6, 90.0))
     assert raw(own.state) != raw(lines.loss_scaler.state)
-    assert all(scaler.LossScaler.owner_of(one) is own for one in own.variables if "tensor" in one.name)
+    assert all(scaler.authoring.owner_of(one) is own for one in own.variables if "tensor" in one.name)
     again = copied(scaler.LossScaler(guarded("skip")))
     again.apply(keras.optimizers.SGD(), [tf.constant([1.0])], [tf.Variable([1.0])], unscaled=True)
     assert again.state.tensor_norms.shape == (5, 1)
     assert (
-        len([one for one in again.variables if scaler.LossScaler.owner_of(one) is again and "tensor" in one.name]) == 3
+        len([one for one in again.variables if scaler.authoring.owner_of(one) is again and "tensor" in one.name]) == 3
     )
 
 

@@ -115,7 +115,7 @@ class Attempts:
         self.own_variables = [
             one
             for one in variable_groups(moment.train_step, concrete).get("step", [])
-            if one.dtype.is_floating and id(one) not in owned and scaler.LossScaler.owner_of(one) is None
+            if one.dtype.is_floating and id(one) not in owned and scaler.authoring.owner_of(one) is None
         ]
         self._inlines, counts = self._first_look()
         # Created here, since variables cannot be created while a graph is traced.

@@ -80,7 +80,7 @@ def recording_scaler_calls(
     with contextlib.ExitStack() as stack:
         for one in scalers:
             stack.enter_context(patched(one, "scale", _scale(one.scale, calls, factor)))
-            stack.enter_context(patched(one, "apply_shares", _apply_shares(one, calls, moves)))
+            stack.enter_context(scaler.authoring.apply_replaced(one, _apply_shares(one, calls, moves)))
             stack.enter_context(patched(one, "unscale", _unscale(one.unscale, calls)))
         yield calls
 
@@ -96,9 +96,9 @@ def _scale(original: Callable, calls: ScalerCalls, factor: tf.Variable | tf.Tens
 
 
 def _apply_shares(one: scaler.LossScaler, calls: ScalerCalls, moves: bool) -> Callable:
-    original = one.apply_shares
-
-    def apply_shares(shares: Sequence[scaler.Share], **options: Any) -> tuple[scaler.Outcome, list[scaler.Outcome]]:
+    def apply_shares(
+        original: Callable, shares: Sequence[scaler.Share], **options: Any
+    ) -> tuple[scaler.Outcome, list[scaler.Outcome]]:
         # Of a step that would take its gradients again the first ones are explained.
         options.pop("again", None)
         grads = [grad for share in shares for grad in share.grads]

@@ -258,7 +258,7 @@ GOOD = dict(model=lambda x, training: x, dataset=held_out(), metrics=[keras.metr
         ({"dataset": [1]}, "tf.data.Dataset"),
         ({"dataset": held_out().repeat()}, "never ends"),
         ({"metrics": []}, "at least one"),
-        ({"metrics": ["accuracy"]}, "keras.metrics.Metric"),
+        ({"metrics": ["loss of mine"]}, "keras.metrics.Metric"),
         ({"metrics": [keras.metrics.Mean(), keras.metrics.Mean()]}, "two are named 'mean'"),
         ({"every": 0}, r"every=0.*Seconds"),
         ({"every": 1.5}, "every=1.5"),
@@ -292,3 +292,22 @@ def test_bad_followers_are_refused(tmp_path):
         loop = loops.Loop(lambda x: {"loss": x}, tf.data.Dataset.range(9), actions=[action])
         with pytest.raises(loops.LoopError, match="not among the loop's actions"):
             loop.run(1)
+
+
+@pytest.mark.parametrize("kind", ["binary", "sparse", "sparse column", "one-hot"])
+def test_accuracy_by_name_is_that_of_compile(kind):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1 if kind == "binary" else 3, activation="sigmoid")])
+    x, y = np.random.default_rng(0).normal(size=(16, 4)).astype("float32"), np.arange(16) % 3
+    y = {"binary": y > 0, "sparse": y, "sparse column": y[:, None], "one-hot": np.eye(3)[y]}[kind]
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
+    model.compile(loss=lambda y, p: p, metrics=["accuracy"])
+    expected = model.evaluate(data, verbose=0, return_dict=True)["accuracy"]
+    assert loops.Evaluate(model, data, "accuracy", every=1).measure() == {"accuracy": pytest.approx(expected)}
+
+
+def test_names_of_metrics():
+    evaluate = loops.Evaluate(lambda x, training: x + 1.0, held_out(), ["mse", "mae"], every=1)
+    assert evaluate.measure() == {"mse": 10.0, "mae": 3.0}
+    with pytest.raises(scaler.InvalidArgument, match=r"Did you mean 'accuracy'\?"):
+        loops.Evaluate(lambda x, training: x, held_out(), ["acuracy"], every=1)

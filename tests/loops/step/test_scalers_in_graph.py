@@ -327,9 +327,9 @@ def test_batches_of_another_size_find_the_same_scalers():
 
 def test_the_owner_of_a_variable_is_found():
     loss_scaler = scaler.LossScaler()
-    owned = [scaler.LossScaler.owner_of(variable) for variable in loss_scaler.variables]
+    owned = [scaler.authoring.owner_of(variable) for variable in loss_scaler.variables]
     assert owned.count(loss_scaler) == 2
-    assert scaler.LossScaler.owner_of(tf.Variable(0.0)) is None
+    assert scaler.authoring.owner_of(tf.Variable(0.0)) is None
 
 
 @pytest.mark.slow_with("deep")
@@ -340,7 +340,7 @@ def test_a_copy_of_a_scaler_owns_its_variables(copied):
     original = scaler.LossScaler()
     made = copied(original)
     for owner in (original, made):
-        owned = [scaler.LossScaler.owner_of(variable) for variable in owner.variables]
+        owned = [scaler.authoring.owner_of(variable) for variable in owner.variables]
         assert owned.count(owner) == len([each for each in owned if each is not None]) == 2
     counters = loops.Loop(with_scaler(made), data(bad=range(12)), steps_per_call=1).run(12)
     assert counters == loops.Counters(data=12, attempted=12, applied=0)
@@ -350,7 +350,7 @@ def test_a_copy_of_a_scaler_owns_its_variables(copied):
 def test_a_shallow_copy_leaves_the_variables_to_their_owner():
     original = scaler.LossScaler()
     made = copy.copy(original)
-    assert scaler.LossScaler.owner_of(made._stored.counts.variable) is original
+    assert scaler.authoring.owner_of(made._stored.counts.variable) is original
 
 
 @pytest.mark.parametrize("kind", ["module", "optimizer", "replicas"])
@@ -368,7 +368,7 @@ def test_a_copy_of_what_holds_a_scaler_owns_its_variables(kind):
     assert made is not holder.loss_scaler
     attempted = made._stored.counts.variable
     parts = [attempted, *getattr(attempted, "values", ())]
-    assert [scaler.LossScaler.owner_of(part) for part in parts] == [made] * len(parts)
+    assert [scaler.authoring.owner_of(part) for part in parts] == [made] * len(parts)
 
 
 def test_a_copy_notices_that_an_earlier_step_was_restored(tmp_path):
