@@ -414,7 +414,8 @@ class TrainStep(tf.Module):
 
     def _share(self, loss: tf.Tensor) -> tf.Tensor:
         """Of the mean over micro-batches and replicas, whose gradients are summed."""
-        return loss / tf.cast(self._length * _replicas(), loss.dtype)
+        count = self._length * _replicas()
+        return loss / (count if isinstance(count, int) else tf.cast(count, loss.dtype))
 
     @property
     def _length(self) -> int | tf.Tensor:

@@ -188,7 +188,7 @@ def test_a_gradient_that_is_not_there_leaves_its_window_alone():
         ({"by_tensor": True}, "by_tensor=True"),
         ({"by_tensor": 4}, "by_tensor=4"),
         ({"by_tensor": tf.constant("skip")}, "not tensors"),
-        ({"norm": False, "loss": False}, "or by_tensor"),
+        ({"norm": False, "loss": False}, "by_tensor or largest_norm"),
     ],
 )
 def test_what_cannot_work_is_named(arguments, named):
