@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dataclasses
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import scaler
 from loops.loop.state import folder as checkpoints
 from loops.record.files import CHECKPOINTS, REPLAY, read_summary
+from loops.record.summary import number as scale_text
 from loops.record.thinned import Counted, lacks_steps
 from loops.support.json_values import read_object
 
@@ -44,7 +49,38 @@ def metadata_of(folder: pathlib.Path) -> RunMetadata:
         settings = {name: identity[name] for name in _SETTINGS if name in identity and its_own}
         return RunMetadata({**settings, **summary}, versions)
     of_loop = {name: identity[name] for name in ("replicas", "workers", *_SETTINGS) if name in identity}
-    return RunMetadata({**run, **of_loop, **summary}, dict(saved["versions"]))
+    strategy = {"strategy": text} if (text := _strategy_of(saved)) else {}
+    return RunMetadata({**strategy, **run, **of_loop, **summary}, dict(saved["versions"]))
+
+
+def _strategy_of(saved: Mapping[str, Any]) -> str:
+    """The strategy of a checkpoint's loss scaler; those of parts or losses that differ, by name; "" for none."""
+    identity, settings = saved["identity"], saved["settings"]
+    own = {name: one for name, one in settings.items() if isinstance(one, dict)}
+    parts = identity["parts"] if isinstance(identity.get("parts"), dict) else {}
+    of_parts, of_scalers = (
+        {name: one.get("strategy") for name, one in some.items() if isinstance(one, dict)} for some in (parts, own)
+    )
+    for found in ({"": identity.get("strategy")}, of_parts, own.get("PerLoss", {}), of_scalers):
+        texts = {name: _short(text) for name, text in found.items() if isinstance(text, str)}
+        if texts:
+            each = [f"{name}: {text}" for name, text in texts.items()]
+            return next(iter(texts.values())) if len(set(texts.values())) == 1 else "; ".join(each)
+    return ""
+
+
+def _short(text: str) -> str:
+    """A strategy's `repr` without the values that are defaults, and with scales as powers of two."""
+    try:
+        tree = ast.parse(text, mode="eval")
+        for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
+            made = getattr(scaler.strategies, ast.unparse(call.func), None)
+            fields = dataclasses.fields(made) if dataclasses.is_dataclass(made) else ()
+            defaults = {field.name: repr(field.default) for field in fields}
+            call.keywords = [one for one in call.keywords if ast.unparse(one.value) != defaults.get(one.arg or "")]
+        return re.sub(r"(scale=)(\d[\d.e+-]*)", lambda at: at[1] + scale_text(float(at[2])), ast.unparse(tree))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # A strategy's own text, or a damaged file.
+        return text
 
 
 def counted_in(folder: pathlib.Path, steps: Sequence[int]) -> Counted | None:
