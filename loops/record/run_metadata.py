@@ -109,6 +109,14 @@ def checkpoints_of(folder: pathlib.Path) -> pathlib.Path:
     return folder if checkpoints.numbers(folder) else folder / CHECKPOINTS
 
 
+def is_complete(where: pathlib.Path) -> bool:
+    """Whether the newest checkpoint is the last one of a run, and no process holds the run's lock to go on.
+
+    Between two calls of `Loop.run` a program seems complete for a moment: look twice.
+    """
+    return not (where / ".lock").exists() and checkpoints.newest_facts(where)[1].get("complete", False)
+
+
 _SETTINGS = ("optimizer", "batches", "accumulate")
 """What a checkpoint's identity adds to the options of its run."""
 

@@ -168,7 +168,7 @@ def test_a_scale_that_stays_is_said_and_not_drawn(tmp_path):
     page = tmp_path / "report.html"
     write_report([tmp_path / "still"], page)
     text = page.read_text(encoding="utf-8").partition("Loss scale and skips")[2].partition("</figure>")[0]
-    assert "64 at each step" in text
+    assert "2^6 at each step" in text
     assert "<svg" not in text
     assert "<details" not in text
 
