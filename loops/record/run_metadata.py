@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import scaler
 from loops.loop.state import folder as checkpoints
+from loops.loop.state.identity import flat
 from loops.record.files import CHECKPOINTS, REPLAY, read_summary
 from loops.record.summary import number as scale_text
 from loops.record.thinned import Counted, lacks_steps
@@ -54,19 +55,10 @@ def metadata_of(folder: pathlib.Path) -> RunMetadata:
 
 
 def _strategy_of(saved: Mapping[str, Any]) -> str:
-    """The strategy of a checkpoint's loss scaler; those of parts or losses that differ, by name; "" for none."""
-    identity, settings = saved["identity"], saved["settings"]
-    own = {name: one for name, one in settings.items() if isinstance(one, dict)}
-    parts = identity["parts"] if isinstance(identity.get("parts"), dict) else {}
-    of_parts, of_scalers = (
-        {name: one.get("strategy") for name, one in some.items() if isinstance(one, dict)} for some in (parts, own)
-    )
-    for found in ({"": identity.get("strategy")}, of_parts, own.get("PerLoss", {}), of_scalers):
-        texts = {name: _short(text) for name, text in found.items() if isinstance(text, str)}
-        if texts:
-            each = [f"{name}: {text}" for name, text in texts.items()]
-            return next(iter(texts.values())) if len(set(texts.values())) == 1 else "; ".join(each)
-    return ""
+    """The strategies of a checkpoint's loss scalers, each once; "" for none."""
+    found = flat({**saved.get("settings", {}), **saved["identity"], "run": {}})
+    texts = {name: text for name, text in found.items() if isinstance(text, str)}
+    return "; ".join({_short(text): None for name, text in texts.items() if re.search("strategy$|^PerLoss", name)})
 
 
 def _short(text: str) -> str:
