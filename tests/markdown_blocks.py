@@ -9,8 +9,8 @@ def python_blocks(text):
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def run_blocks(text, folder):
+def run_blocks(text, folder, run_name=None):
     """Runs them, in order, as one program in `folder`, and returns its names."""
     program = folder / "blocks.py"
     program.write_text("\n".join(python_blocks(text)), encoding="utf-8")
-    return runpy.run_path(str(program))
+    return runpy.run_path(str(program), run_name=run_name)

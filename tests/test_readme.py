@@ -1,7 +1,10 @@
 """The README's step is that of `docs/getting_started.md`: float32 and five lines."""
 
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
@@ -48,11 +51,11 @@ def test_the_readme_shows_that_step_and_the_lines_for_keras():
 @pytest.mark.slow
 def test_the_readme_trains_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = run_blocks(README, tmp_path)
+    names = run_blocks(README, tmp_path, "__main__")
     counters = names["loss_scaler"].counters
     assert (counters.attempted, counters.attempted - counters.applied < 5) == (300, True)
     # The run is over: the same program takes no further step.
-    again = run_blocks(README, tmp_path)
+    again = run_blocks(README, tmp_path, "__main__")
     assert [one["loss_scaler"].counters for one in (names, again)] == [counters, counters]
     assert all(tf.reduce_all(a == b) for a, b in zip(names["masters"].weights, again["masters"].weights, strict=True))
     x, y = tf.random.stateless_normal((8, 64), (1, 2)), tf.range(8)
@@ -60,6 +63,30 @@ def test_the_readme_trains_as_it_stands(tmp_path, monkeypatch):
     assert names["loss_scaler"].counters.applied == counters.applied + 1
     names["model"].fit(x, y, verbose=0)
     assert names["model"].optimizer.loss_scaler.counters.applied == 1
+
+
+@pytest.mark.slow
+def test_the_commands_below_the_program_work_beside_it(tmp_path):
+    """In an empty folder and in processes of their own, as for a reader who saved both blocks."""
+    (tmp_path / "my_run.py").write_text("\n".join(python_blocks(README)[:2]), encoding="utf-8")
+    report, explain = re.findall(r"`halfstep ((?:report|explain) run[^`]*)`", README)
+
+    def run(*arguments):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("my_run.py")
+    run("-m", "halfstep", *report.split())
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "300 steps" in page
+    assert "strategy</th><td>Dynamic()</td>" in page
+    assert run("-m", "halfstep", *explain.split()).startswith("Nothing is wrong: none of the 300 steps")
+    # A step before the first checkpoint needs the seeds.
+    assert run("-m", "halfstep", *explain.split(), "--step", "50").startswith("Step 50 was applied")
 
 
 def test_the_start_page_shows_the_lines_of_that_step():

@@ -13,8 +13,8 @@ def add_parser(commands: Any) -> None:
         "watch",
         help="follow a running run in the terminal",
         description="Shows step, loss, loss scale, headroom and skips of a run that another process trains, from the "
-        "files that it appends to. It ends when a run of halfstep train has ended, and with Ctrl-C. In a pipe it "
-        "prints a line every ten seconds.",
+        "files that it appends to. It ends when the run has ended, and with Ctrl-C. In a pipe it prints a line every "
+        "ten seconds.",
     )
     parser.add_argument("folder", metavar="RUN", help="the --out of halfstep train, or a program's folder")
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dataclasses
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import scaler
 from loops.loop.state import folder as checkpoints
+from loops.loop.state.identity import flat
 from loops.record.files import CHECKPOINTS, REPLAY, read_summary
+from loops.record.summary import number as scale_text
 from loops.record.thinned import Counted, lacks_steps
 from loops.support.json_values import read_object
 
@@ -44,7 +50,29 @@ def metadata_of(folder: pathlib.Path) -> RunMetadata:
         settings = {name: identity[name] for name in _SETTINGS if name in identity and its_own}
         return RunMetadata({**settings, **summary}, versions)
     of_loop = {name: identity[name] for name in ("replicas", "workers", *_SETTINGS) if name in identity}
-    return RunMetadata({**run, **of_loop, **summary}, dict(saved["versions"]))
+    strategy = {"strategy": text} if (text := _strategy_of(saved)) else {}
+    return RunMetadata({**strategy, **run, **of_loop, **summary}, dict(saved["versions"]))
+
+
+def _strategy_of(saved: Mapping[str, Any]) -> str:
+    """The strategies of a checkpoint's loss scalers, each once; "" for none."""
+    found = flat({**saved.get("settings", {}), **saved["identity"], "run": {}})
+    texts = {name: text for name, text in found.items() if isinstance(text, str)}
+    return "; ".join({_short(text): None for name, text in texts.items() if re.search("strategy$|^PerLoss", name)})
+
+
+def _short(text: str) -> str:
+    """A strategy's `repr` without the values that are defaults, and with scales as powers of two."""
+    try:
+        tree = ast.parse(text, mode="eval")
+        for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
+            made = getattr(scaler.strategies, ast.unparse(call.func), None)
+            fields = dataclasses.fields(made) if dataclasses.is_dataclass(made) else ()
+            defaults = {field.name: repr(field.default) for field in fields}
+            call.keywords = [one for one in call.keywords if ast.unparse(one.value) != defaults.get(one.arg or "")]
+        return re.sub(r"(scale=)(\d[\d.e+-]*)", lambda at: at[1] + scale_text(float(at[2])), ast.unparse(tree))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # A strategy's own text, or a damaged file.
+        return text
 
 
 def counted_in(folder: pathlib.Path, steps: Sequence[int]) -> Counted | None:
@@ -71,6 +99,14 @@ def counted_in(folder: pathlib.Path, steps: Sequence[int]) -> Counted | None:
 def checkpoints_of(folder: pathlib.Path) -> pathlib.Path:
     """The folder of a run's checkpoints: the run's folder itself, or the usual one in it."""
     return folder if checkpoints.numbers(folder) else folder / CHECKPOINTS
+
+
+def is_complete(where: pathlib.Path) -> bool:
+    """Whether the newest checkpoint is the last one of a run, and no process holds the run's lock to go on.
+
+    Between two calls of `Loop.run` a program seems complete for a moment: look twice.
+    """
+    return not (where / ".lock").exists() and checkpoints.newest_facts(where)[1].get("complete", False)
 
 
 _SETTINGS = ("optimizer", "batches", "accumulate")

@@ -14,7 +14,6 @@ from loops.record.skips import Health, health, not_logged
 from loops.support.part_names import columns_of
 from loops.support.text import amount, share
 
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _OF_SCALE = {"OVERFLOW", "unknown"}
 """Causes of the skips while a scale finds its level."""
 _LAST = 10
@@ -145,15 +144,28 @@ def sentence(run: Recorded, found: Digest) -> str:
     for name, form in (("accuracy", "{:.1%} accuracy"), ("perplexity", "a perplexity of {:.4g}")):
         if isinstance(run.facts.get(name), (int, float)):
             parts.append(form.format(run.facts[name]))
-    return " ".join(part for part in ("; ".join(parts) + ".", not_logged(found.health)) if part)
+    return " ".join(part for part in ("; ".join(parts) + ".", _of_data(run), not_logged(found.health)) if part)
 
 
 def number(value: float) -> str:
-    """A scale as text; powers of two below 1 and from 2^10 on are written as such."""
+    """A scale as text: a power of two other than 1 as such, as in 2^12."""
     mantissa, exponent = math.frexp(value)
-    if mantissa == 0.5 and not 0 <= exponent - 1 < 10:
-        return "2" + str(exponent - 1).translate(_RAISED)
-    return f"{value:g}"
+    return f"2^{exponent - 1}" if mantissa == 0.5 and exponent != 1 else f"{value:g}"
+
+
+def _of_data(run: Recorded) -> str:
+    """How many skips no loss scale causes, because the loss itself was not finite, as a sentence; empty for none."""
+    unknown = (run.cause == "") & ~np.isfinite(run.column("loss")) & ("loss" in run.columns)
+    steps = run.step[run.skipped & ((run.cause == "LOSS") | unknown)].tolist()
+    if not steps:
+        return ""
+    skips = int(run.skipped.sum())
+    some = f"{len(steps):,} of the {skips:,} skips" if len(steps) < skips else f"all {skips:,} skips"
+    first = f"at step {steps[0]:,}" if len(steps) == 1 else f"first at step {steps[0]:,} and last at {steps[-1]:,}"
+    return (
+        f"The data or the forward pass caused {some if skips > 1 else 'the only skip'}, not the loss scale: the loss "
+        f"itself was not finite, {first}."
+    )
 
 
 def _what(run: Recorded) -> str:

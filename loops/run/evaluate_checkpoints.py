@@ -25,7 +25,7 @@ from loops.loop.state.variables import components, layout
 from loops.record.evaluations import MARK, STEP, metrics_of
 from loops.record.files import CHECKPOINTS, EVALUATIONS, check_run
 from loops.record.log import read_log
-from loops.record.run_metadata import checkpoints_of
+from loops.record.run_metadata import checkpoints_of, is_complete
 from loops.support.errors import CheckpointError
 from loops.support.json_values import without_nan
 from loops.support.written.append_file import AppendFile
@@ -119,7 +119,7 @@ def _restored(
                     yield number, mark
         if not follow:
             return
-        quiet = quiet + 1 if not new and _is_complete(where) else 0
+        quiet = quiet + 1 if not new and is_complete(where) else 0
         if not new and quiet < 2:
             time.sleep(1.0)
 
@@ -130,11 +130,6 @@ def _hash_of(path: str) -> str | None:
         return hashlib.sha256(pathlib.Path(f"{path}.index").read_bytes()).hexdigest()[:16]
     except FileNotFoundError:
         return None
-
-
-def _is_complete(where: pathlib.Path) -> bool:
-    """Whether the newest checkpoint is the last one of a run, and no process holds the run's lock to go on."""
-    return checkpoints.newest_facts(where)[1].get("complete", False) and not (where / ".lock").exists()
 
 
 def _assigning(evaluate: object, restore: object) -> Callable[[str], None]:

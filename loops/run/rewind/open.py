@@ -71,8 +71,13 @@ def _of_train(run: pathlib.Path) -> Loop:
             "module:function. It must return the loop on as many devices of one process, with a "
             "tf.distribute.MirroredStrategy; run a program of several workers again in this way."
         )
+    if "task" not in metadata:
+        raise LoopError(
+            f"{run}: a program made this run, not halfstep train. Name the function of the program that returns its "
+            "hs.Loop, as in --build my_run:build."
+        )
     fields = {field.name for field in dataclasses.fields(RunOptions)} - {"steps"}
-    missing = sorted(({"task"} | fields) - set(metadata))
+    missing = sorted(fields - set(metadata))
     if missing:
         raise LoopError(
             f"{run}: its files lack its {', '.join(missing)}, which those of halfstep train have. Name the program "

@@ -35,7 +35,7 @@ from loops.views.charts.scales import (
     skipped_by,
     step_word,
 )
-from loops.views.report.tables import cell, of_skips, of_steps
+from loops.views.report.tables import cell, of_skips, of_steps, scale_cell
 
 _SAID = {
     "OVERFLOW": "the scaled gradients overflowed",
@@ -130,7 +130,7 @@ def scale_figure(run: Recorded, columns: int) -> Figure | None:
         said += " Grey is the largest power of two at which the step would have been finite."
     if known.any() and not known.all():
         said += f" Where it is missing it is not known, or beyond 2^{math.log2(NEAR):.0f} times the largest loss scale."
-    numbers = [("", table) for table in (of_steps(run, [("loss scale", scale)]), *of_skips(run))]
+    numbers = [("", table) for table in (of_steps(run, [("loss scale", scale)], scale_cell), *of_skips(run))]
     return Figure(heading, _drawn(scale_chart(run), columns), said, numbers)
 
 
@@ -151,7 +151,7 @@ def _part_figure(run: Recorded, part: str, name: str, columns: int) -> Figure:
         return Figure(heading, None, said, [])
     said = f"The loss scale of {part}, as a power of two."
     said += " Below it a mark for each step that it skipped." if skips else ""
-    numbers = [("", of_steps(run, [("loss scale", scale)]))]
+    numbers = [("", of_steps(run, [("loss scale", scale)], scale_cell))]
     return Figure(heading, _drawn(part_chart(run, part, name), columns), said, numbers)
 
 
@@ -184,7 +184,9 @@ def side_by_side(runs: Sequence[Recorded], columns: int) -> list[Figure]:
     if shown:
         chart = scales_chart(shown)
         said = f"Where scales are equal, dashes lie on a line.{left_out}"
-        numbers = [(label, of_steps(run, [("loss scale", run.column(name))])) for label, run, _, name in shown]
+        numbers = [
+            (label, of_steps(run, [("loss scale", run.column(name))], scale_cell)) for label, run, _, name in shown
+        ]
         found.append(Figure("Loss scale, side by side", _drawn(chart, columns), said, numbers))
     return found
 

@@ -14,9 +14,7 @@ const drawn = (name, parent, attributes) => {
   parent.append(one);
   return one;
 };
-const RAISED = { "-": "\u207b", 0: "\u2070", 1: "\u00b9", 2: "\u00b2", 3: "\u00b3", 4: "\u2074", 5: "\u2075", 6: "\u2076",
-  7: "\u2077", 8: "\u2078", 9: "\u2079" };
-const power = value => "2" + [...String(value)].map(letter => RAISED[letter]).join("");
+const power = value => "2^" + value;
 const percent = level => level === 0 ? "none" : (share => share >= 0.0995 ? (100 * share).toFixed(0) : share >= 0.001 ?
   (100 * share).toPrecision(2) : "under 0.1")(2 ** ((level - 255) / 254 * 16)) + (level === 0 ? "" : "%");
 const words = kind => kind.replaceAll("_", " ");

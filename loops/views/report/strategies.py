@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loops.record.run import Recorded
-from loops.record.summary import Digest, number
+from loops.record.summary import Digest
 from loops.support.json_values import as_float
 from loops.support.pages import Table
 from loops.support.text import share
-from loops.views.report.tables import NONE, cell
+from loops.views.report.tables import NONE, cell, scale_cell
 
 _HEADS = (
     "run",
@@ -31,11 +31,13 @@ _AS_COLUMNS = 4
 
 
 def strategies_table(runs: Sequence[Recorded], digests: Sequence[Digest]) -> Table:
-    """A row for each run, or a column if there are few."""
+    """A row for each run, or a column if there are few, with the figures that any of them has."""
     rows = [_row(run, found) for run, found in zip(runs, digests, strict=True)]
+    shown = [place for place in range(len(_HEADS)) if any(row[place] != NONE for row in rows)]
+    heads, *rows = [[row[place] for place in shown] for row in (_HEADS, *rows)]
     # A few columns fit a phone, too.
     turned = len(rows) <= _AS_COLUMNS
-    lines = [list(line) for line in zip(_HEADS, *rows, strict=True)] if turned else [list(_HEADS), *rows]
+    lines = [list(line) for line in zip(heads, *rows, strict=True)] if turned else [heads, *rows]
     return Table(lines[0], lines[1:])
 
 
@@ -49,7 +51,7 @@ def replayed_table(run: Recorded) -> Table | None:
             _with_interval(row, "skips", lambda value: cell(value, ",.0f")),
             _with_interval(row, "skip_rate", _share),
             _with_interval(row, "mean_log2_scale", lambda value: cell(value, ".1f")),
-            _with_interval(row, "final_scale", lambda value: cell(value, "g")),
+            _with_interval(row, "final_scale", scale_cell),
             _with_interval(row, "flushed", _share),
             cell(as_float(row.get("may_differ_at")), ",.0f"),
         ]
@@ -94,7 +96,7 @@ def _row(run: Recorded, found: Digest) -> list[str]:
         cell(skips if known else None),
         share(rate) if known else NONE,
         _each(found, "mean_log2_scale", lambda value: cell(value, ".1f")),
-        _each(found, "final_scale", lambda value: NONE if math.isnan(value) else number(value)),
+        _each(found, "final_scale", scale_cell),
         cell(found.margin, ".1f"),
         _each(found, "final_loss", cell),
         score,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from loops.record.run import Recorded
+from loops.record.summary import number
 from loops.record.thinned import sampled
 from loops.support.pages import Table
 
@@ -30,10 +31,15 @@ def cell(value: float | int | str | None, form: str = ".4g") -> str:
     return (f"{value:,}" if isinstance(value, int) else f"{value:{form}}").replace("-", "\u2212")
 
 
-def of_steps(run: Recorded, columns: Sequence[tuple[str, np.ndarray]]) -> Table:
+def scale_cell(value: float) -> str:
+    """A loss scale as the text of a cell."""
+    return number(value) if math.isfinite(value) else cell(value)
+
+
+def of_steps(run: Recorded, columns: Sequence[tuple[str, np.ndarray]], show: Callable[[float], str] = cell) -> Table:
     """Some columns at evenly spaced steps."""
     places = sampled(len(run), _ROWS).tolist()
-    rows = [[cell(int(run.step[at])), *(cell(float(values[at])) for _, values in columns)] for at in places]
+    rows = [[cell(int(run.step[at])), *(show(float(values[at])) for _, values in columns)] for at in places]
     said = "" if len(places) == len(run) else f"{len(places)} of {len(run):,} steps"
     return Table(["step", *(name for name, _ in columns)], rows, said)
 
@@ -45,7 +51,9 @@ def of_skips(run: Recorded) -> list[Table]:
         return []
     shown = places if len(places) <= _SKIPS else [*places[: _SKIPS // 2], *places[-_SKIPS // 2 :]]
     scale = run.column("loss_scale")
-    rows = [[cell(int(run.step[at])), cell(str(run.cause[at]) or "unknown"), cell(float(scale[at]))] for at in shown]
+    rows = [
+        [cell(int(run.step[at])), cell(str(run.cause[at]) or "unknown"), scale_cell(float(scale[at]))] for at in shown
+    ]
     said = "Skipped steps"
     if len(shown) < len(places):
         said = f"Skipped steps: the first {_SKIPS // 2} and the last {_SKIPS // 2} of {len(places):,}"

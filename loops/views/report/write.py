@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import platform
 import shlex
@@ -36,7 +37,7 @@ from loops.views.report.figures import (
 )
 from loops.views.report.heat import heat_map
 from loops.views.report.strategies import replayed_table, strategies_table
-from loops.views.report.tables import cell
+from loops.views.report.tables import cell, scale_cell
 
 MOST = 1_000_000
 """The most bytes of a report."""
@@ -148,6 +149,7 @@ def _page(
         title=f"Halfstep report: {runs[0].name}" if len(runs) == 1 else f"Halfstep report: {len(runs)} runs",
         sentences=[sentence(*pair) for pair in zip(runs, digests, strict=True)],
         strategies=strategies_table(runs, digests),
+        has_headroom=not all(math.isnan(found.margin) for found in digests),
         side_by_side=side_by_side(runs, columns) if len(runs) > 1 else [],
         runs=[
             {
@@ -284,5 +286,5 @@ def _did(remedy: Remedy) -> str:
         return "could not be tried"
     if not remedy.finite:
         return "fails"
-    said = "passes" if remedy.at_scale is None else f"passes at a loss scale of {remedy.at_scale:g}"
+    said = "passes" if remedy.at_scale is None else f"passes at a loss scale of {scale_cell(remedy.at_scale)}"
     return said if remedy.helps else f"{said}, no help"

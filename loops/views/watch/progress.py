@@ -12,10 +12,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from loops.record.files import read_summary
+from loops.loop.state import folder as checkpoints
+from loops.record.files import EVALUATIONS, read_summary
 from loops.record.log import Log, columns_in
 from loops.record.reading import files_of, joined, parts_at
 from loops.record.run import Recorded
+from loops.record.run_metadata import checkpoints_of, is_complete
 from loops.record.trace.file import contents
 from loops.record.trace.messages import arrow, whole_messages
 from loops.record.trace.stream import STEP, read_tensors
@@ -25,6 +27,11 @@ from loops.support.part_names import in_turn
 HISTORY = 2000
 """Steps kept for the small curves."""
 
+_COMPLETE, _UNLOCKED = 20, 60
+"""Looks without a new step after which a run has ended: with a complete checkpoint, or without checkpoints and locks.
+
+`halfstep train` evaluates the model between its last checkpoint and its summary.
+"""
 _LOOKS = 20
 """Reads that the rate is measured over."""
 
@@ -47,7 +54,8 @@ class LiveRun:
         margin: The octaves up to the critical scale of the last steps; empty without a trace of tensors.
         rate: Steps per second over the last reads with new steps; NaN before there were two.
         quiet: Seconds since the last new step.
-        summary: The summary that the run writes at its end; None before.
+        summary: The summary that `halfstep train` writes at its end; None before, and for a program.
+        ended: Whether the run has ended.
         other_trace: Whether the folder's trace is of another run than its log. It is then left out.
     """
 
@@ -59,6 +67,7 @@ class LiveRun:
         self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=_LOOKS)
         self.rate, self.quiet = math.nan, 0.0
         self.summary: dict | None = None
+        self.ended, self._idle = False, 0
         self.other_trace = False
         self._start()
 
@@ -90,7 +99,17 @@ class LiveRun:
         self.quiet = now - self._moved
         # `halfstep train` writes it when a run ends, and removes it when one begins.
         self.summary = read_summary(self._place)
+        self._idle = self._idle + 1 if self.step == before else 0
+        self.ended = self.summary is not None or self._program_ended()
         return self.step != before
+
+    def _program_ended(self) -> bool:
+        """Whether a program has ended the run: one that was stopped or killed may go on from its checkpoint."""
+        where = checkpoints_of(self._place)
+        if checkpoints.numbers(where):
+            return self._idle >= _COMPLETE and is_complete(where)
+        locks = {one.name for one in self._place.glob(".*.lock")} - {f".{EVALUATIONS}.lock"}
+        return self.step > 0 and self._idle >= _UNLOCKED and not locks
 
     def _open(self) -> None:
         trace, log = files_of(self._place)

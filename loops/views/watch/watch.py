@@ -30,7 +30,12 @@ _OTHER_TRACE = "its trace is of another run, and left out"
 def watch(
     run: str | os.PathLike, console: rich.console.Console | None = None, sleep: Callable[[float], object] = time.sleep
 ) -> None:
-    """Shows a run that another process trains, until its summary says that it has ended, or for ever.
+    """Shows a run that another process trains, until it has ended.
+
+    It has ended once `halfstep train` has written its summary, or ten seconds after the last step if the newest
+    checkpoint is complete and no process holds the run's lock. A run with checkpoints that was stopped or killed may be
+    resumed, and is waited for. A run without checkpoints has ended if no action holds a lock in the folder, and there
+    was no new step for half a minute.
 
     It reads the log and the trace that the run appends to, and writes nothing. On a terminal it redraws a few lines;
     elsewhere it prints a line every ten seconds, and one at the end.
@@ -59,7 +64,7 @@ def _redraw(course: LiveRun, name: str, console: rich.console.Console, sleep: Ca
         while True:
             course.look()
             live.update(panel(course, name, console.width, blocks=blocks), refresh=True)
-            if course.summary is not None:
+            if course.ended:
                 return
             sleep(_POLL)
 
@@ -69,11 +74,10 @@ def _print(course: LiveRun, console: rich.console.Console, sleep: Callable[[floa
     while True:
         course.look()
         text = line(course)
-        over = course.summary is not None
-        if over or (waited >= _LINE and text != said):
+        if course.ended or (waited >= _LINE and text != said):
             console.print(text, markup=False, highlight=False, soft_wrap=True)
             said, waited = text, 0.0
-        if over:
+        if course.ended:
             return
         sleep(_POLL)
         waited += _POLL
@@ -90,8 +94,8 @@ def line(course: LiveRun) -> str:
         parts.append(f"headroom {_octaves(course)}")
     if not math.isnan(course.rate):
         parts.append(f"{course.rate:.3g} steps/s")
-    if course.summary is not None:
-        parts.append(_ended(course.summary))
+    if course.ended:
+        parts.append(_ended(course.summary or {}))
     if course.other_trace:
         parts.append(_OTHER_TRACE)
     return "  ".join(parts)
@@ -156,8 +160,8 @@ def _ended(summary: dict) -> str:
 
 
 def _state(course: LiveRun) -> str:
-    if course.summary is not None:
-        return _ended(course.summary)
+    if course.ended:
+        return _ended(course.summary or {})
     if not course.step:
         return "waiting for the first step"
     if course.quiet > _SLOW:

@@ -59,3 +59,33 @@ def test_what_a_summary_leaves_open_is_of_the_checkpoint(run):
 def test_a_summary_that_cannot_be_read_says_nothing(run):
     (run() / "summary.json").write_text('{"task": ')
     assert metadata_of(run(_2=SAVED)).facts["task"] == "digits"
+
+
+SHORT, LONG = "Dynamic(initial_scale=2^16)", "Dynamic(initial_scale=65536.0, growth_factor=2.0, growth_interval=2000)"
+
+
+@pytest.mark.parametrize(
+    ("identity", "settings", "strategy"),
+    [
+        ({"strategy": LONG}, {}, SHORT),
+        (
+            {},
+            {"LossScaler": {"strategy": f"SpikeGuard(strategy={LONG}, factor=20.0)"}},
+            f"SpikeGuard(strategy={SHORT})",
+        ),
+        ({}, {"LossScaler": {"strategy": LONG}, "SGD": {"class": "SGD"}, "Layerwise": {"strategy": LONG}}, SHORT),
+        ({}, {"PerLoss": {"a": LONG, "b": "NoScaling()"}}, f"{SHORT}; NoScaling()"),
+        ({"parts": {"critic": {"strategy": LONG}, "actor": {"strategy": LONG}}}, {}, SHORT),
+        ({"strategy": "<my strategy>"}, {}, "<my strategy>"),
+        ({"strategy": "(" * 5000}, {}, "(" * 5000),
+        ({"strategy": 7, "parts": [1]}, {"LossScaler": 3, "PerLoss": {"a": 1}}, None),
+    ],
+)
+def test_the_strategy_is_as_one_would_write_it(run, identity, settings, strategy):
+    saved = {**SAVED, "identity": {**SAVED["identity"], **identity}, "settings": settings}
+    assert metadata_of(run(_3=saved)).facts.get("strategy") == strategy
+
+
+def test_a_run_of_the_command_has_the_strategy_that_was_asked_for(run):
+    identity = {"run": {**RUN, "strategy": "dynamic"}, "strategy": LONG}
+    assert metadata_of(run(_3={**SAVED, "identity": identity})).facts["strategy"] == "dynamic"

@@ -83,7 +83,7 @@ def test_readers_name_the_skips_that_are_not_logged(run):
     )
     table = {row[0]: row[1] for row in strategies_table([recorded], [found]).rows}
     assert (table["steps"], table["skips"], table["skip rate"]) == ("60", "3", "5%")
-    assert "The loss scale was 8 at each logged step. No logged step was skipped." in str(scale_figure(recorded, 600))
+    assert "The loss scale was 2^3 at each logged step. No logged step was skipped." in str(scale_figure(recorded, 600))
     course = LiveRun(run)
     course.look()
     assert "skipped 0 of 6 logged steps" in line(course)
@@ -98,7 +98,7 @@ def test_without_a_checkpoint_nothing_is_said_of_the_other_steps(run, tmp_path):
         "nothing in the folder counts all skips: to know of all steps, log each of them."
     )
     table = {row[0]: row[1] for row in strategies_table([recorded], [found]).rows}
-    assert table["skips"] == table["skip rate"] == "–"
+    assert {"skips", "skip rate"}.isdisjoint(table)
 
 
 @pytest.mark.exhaustive

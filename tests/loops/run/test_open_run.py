@@ -69,7 +69,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 def test_checkpoints_of_another_program_are_told_apart(tmp_path):
     counting(tmp_path, every=2).run(2)
     (tmp_path / "ckpt").rename(tmp_path / "checkpoints")
-    with pytest.raises(loops.LoopError, match=r"its files lack its .*--build module:function"):
+    with pytest.raises(loops.LoopError, match=r"a program made this run, not halfstep train.*--build my_run:build"):
         open_run(tmp_path)
 
 

@@ -131,7 +131,7 @@ def test_the_table_of_runs_tells_the_parts(tmp_path):
     table = strategies_table(runs, [digest(run) for run in runs])
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["final loss"] == ["critic 1, actor 2", "critic 1, actor 2"]
-    assert cells["final scale"] == ["critic 64, actor 32", "64"]
+    assert cells["final scale"] == ["critic 2^6, actor 2^5", "2^6"]
     assert cells["mean log2 scale"] == ["critic 6.0, actor 5.3", "6.0"]
 
 
@@ -152,23 +152,23 @@ def test_a_loss_that_is_not_finite_is_counted_at_the_turns_of_its_part(tmp_path)
 def test_the_scale_of_each_part_is_drawn_with_its_skips(tmp_path):
     critic, actor = part_scale_figures(read_run(log(tmp_path / "p", scale=32.0, applied=False)), 100)
     assert critic.drawn is None
-    assert critic.said == "The loss scale of critic was 64 at each step. No step was skipped."
-    assert actor.drawn.alt == "Loss scale of actor over 30 steps, from 64 to 32; skipped at 7 steps."
+    assert critic.said == "The loss scale of critic was 2^6 at each step. No step was skipped."
+    assert actor.drawn.alt == "Loss scale of actor over 30 steps, from 2^6 to 2^5; skipped at 7 steps."
     write_report([tmp_path / "p"], tmp_path / "report.html")
     assert "Loss scale of actor" in (tmp_path / "report.html").read_text()
 
 
 def test_a_scale_that_stays_is_said_and_not_drawn(tmp_path):
     still = scale_figure(read_run(plain(tmp_path / "still", [64.0] * 6)), 100)
-    assert (still.drawn, still.said) == (None, "The loss scale was 64 at each step. No step was skipped.")
+    assert (still.drawn, still.said) == (None, "The loss scale was 2^6 at each step. No step was skipped.")
     moved = scale_figure(read_run(plain(tmp_path / "moved", [64.0] * 5 + [32.0])), 100)
-    assert moved.drawn.alt == "Loss scale over 6 steps, from 64 to 32; no step was skipped."
+    assert moved.drawn.alt == "Loss scale over 6 steps, from 2^6 to 2^5; no step was skipped."
     skipped = scale_figure(read_run(plain(tmp_path / "skipped", [64.0] * 6, applied=False)), 100)
     assert skipped.drawn.alt.endswith("; 6 steps were skipped: 6 by unknown.")
     page = tmp_path / "report.html"
     write_report([tmp_path / "still"], page)
     text = page.read_text(encoding="utf-8").partition("Loss scale and skips")[2].partition("</figure>")[0]
-    assert "64 at each step" in text
+    assert "2^6 at each step" in text
     assert "<svg" not in text
     assert "<details" not in text
 

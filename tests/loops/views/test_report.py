@@ -6,8 +6,10 @@ import json
 import re
 
 import command_cases
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from recorded_cases import NAMES, write_run
 
 import loops
@@ -273,7 +275,7 @@ def test_strategies_that_were_replayed_are_a_table(tmp_path):
     (run / "replay.json").write_text(json.dumps({"steps": 5, "strategies": [{**row, "flushed": None}]}))
     text = reported(tmp_path, run)
     assert "Other strategies, replayed" in text
-    assert "dynamic:&lt;b&gt;</th><td>12</td><td>25%</td><td>14.5</td><td>512</td><td>–</td>" in text
+    assert "dynamic:&lt;b&gt;</th><td>12</td><td>25%</td><td>14.5</td><td>2^9</td><td>–</td>" in text
 
 
 def test_a_replayed_figure_has_its_interval(tmp_path):
@@ -292,6 +294,67 @@ def test_what_is_no_replay_is_a_note(tmp_path, text):
     run = write_run(tmp_path / "run", steps=5)
     (run / "replay.json").write_text(text)
     assert "replay.json is not the output of halfstep lab replay --json" in reported(tmp_path, run)
+
+
+def test_figures_that_no_run_has_are_no_rows(tmp_path):
+    """The headroom of one run keeps the row; nothing has a score or a strategy."""
+    runs = [write_run(tmp_path / name, trace=name == "traced") for name in ("traced", "plain")]
+    (table,) = re.findall(r"<table>.*?</table>", reported(tmp_path, *runs), re.DOTALL)[:1]
+    heads = re.findall(r'<th scope="row">(.*?)</th>', table)
+    assert {"strategy", "score"}.isdisjoint(heads)
+    assert heads[-2:] == ["headroom", "final loss"]
+    text = reported(tmp_path, runs[1])
+    assert "headroom</th>" not in text
+    assert "Headroom: octaves" not in text
+
+
+def test_scales_are_powers_of_two_everywhere(tmp_path):
+    """In sentences, tables and what a map says; the labels of an axis raise the exponent."""
+    run = write_run(tmp_path / "run", scale=lambda step: 2.0 ** (12 + step // 30), skips=(3, 40))
+    text = reported(tmp_path, run)
+    assert "the loss scale ended at 2^14" in text
+    assert "from 2^12 to 2^14" in text
+    assert "<td>unknown</td><td>2^12</td>" in text.replace("</th>", "</td>")
+    assert "final scale</th><td>2^14</td>" in text
+    assert not re.search("2[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]|4096|4,096|1.638e", text)
+    assert '"2^" + value' in Page(text).all("script")[-1]["text"]
+
+
+def test_the_strategy_of_a_program_is_that_of_its_checkpoint(tmp_path):
+    x = tf.random.stateless_normal([64, 2], (0, 1))
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8)
+    loss = keras.losses.MeanSquaredError()
+    strategies = {"guarded": scaler.SpikeGuard(scaler.Dynamic(2.0**12, growth_interval=64)), "plain": scaler.Dynamic()}
+    for name, strategy in strategies.items():
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        step = loops.TrainStep(model, loss, keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler(strategy))
+        folder = tmp_path / name
+        saves = loops.Checkpoint(folder / "checkpoints", every=8)
+        loops.Loop(step, data, actions=[loops.JsonLines(folder / "steps.jsonl"), saves]).run(8)
+    text = reported(tmp_path, *(tmp_path / name for name in strategies))
+    guarded = "SpikeGuard(strategy=Dynamic(initial_scale=2^12, growth_interval=64))"
+    assert f"strategy</th><td>{guarded}</td><td>Dynamic()</td>" in text
+
+
+@pytest.mark.parametrize(
+    ("skips", "lost", "cause", "said"),
+    [
+        ((3, 7, 9), (7, 9), "LOSS", "caused 2 of the 3 skips, not the loss scale: the loss itself was not finite"),
+        ((7, 9), (7, 9), None, "caused all 2 skips, not the loss scale: the loss itself was not finite, first at"),
+        ((7,), (7,), "LOSS", "caused the only skip, not the loss scale: the loss itself was not finite, at step 7."),
+        ((3, 7), (), "OVERFLOW", ""),
+    ],
+)
+def test_bad_data_is_told_from_overflows(tmp_path, skips, lost, cause, said):
+    rows = [
+        {"step": step, "loss": None if step in lost else 1.0, "loss_scale": 8.0, "applied": step not in skips}
+        | ({"cause": cause if step in lost else "OVERFLOW"} if step in skips and cause else {})
+        for step in range(1, 11)
+    ]
+    (tmp_path / "steps.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (sentence,) = re.findall(r'<p class="result">(.*?)</p>', reported(tmp_path, tmp_path))
+    assert said in sentence
+    assert sentence.count("The data or the forward pass") == bool(said)
 
 
 def test_a_run_with_trouble_names_the_step_to_explain(tmp_path):

@@ -9,9 +9,11 @@ import sys
 
 import pytest
 import rich.console
+import tensorflow as tf
 from recorded_cases import write_run
 
 import halfstep as cli
+import loops
 from loops.views.watch import watch
 from loops.views.watch.progress import LiveRun
 from loops.views.watch.watch import line, panel, spark
@@ -34,6 +36,23 @@ def watched(folder, events, *, terminal=False):
     with contextlib.suppress(Leave):
         watch(folder, console, sleep)
     return output.getvalue()
+
+
+def counting(folder, *actions):
+    """The loop of a step that trains nothing, with a log in a folder."""
+    data = tf.data.Dataset.range(100)
+    log = loops.JsonLines(folder / "steps.jsonl")
+    return loops.Loop(
+        lambda number: {"loss": tf.cast(number, tf.float32)}, data, steps_per_call=5, actions=[log, *actions]
+    )
+
+
+def ended(printed):
+    return "ended" in printed
+
+
+def rests(looks):
+    return [lambda: None] * looks
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +192,48 @@ def test_in_a_pipe_there_are_lines_and_one_at_the_end(tmp_path, whole):
     assert printed[2].startswith("step 60  ")
     assert printed[2].endswith("ended, accuracy 50.0%")
     assert len(printed) == 3
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_it_ends_with_a_program_that_reached_its_goal(tmp_path, terminal):
+    """Not while a process holds the lock. That of an evaluator beside the run does not matter."""
+    loop = counting(tmp_path, loops.Checkpoint(tmp_path / "checkpoints", every=10))
+    loop.run(10)
+    (tmp_path / ".evaluations.jsonl.lock").touch()
+    lock = tmp_path / "checkpoints" / ".lock"
+    lock.touch()
+    assert not ended(watched(tmp_path, rests(100), terminal=terminal))
+    printed = watched(tmp_path, [*rests(30), lock.unlink, *rests(2)], terminal=terminal)
+    assert ended(printed)
+    assert "step 10" in " ".join(printed.split())
+
+
+def test_a_program_that_was_stopped_may_go_on(tmp_path):
+    def interrupt(visit):
+        if visit.counters.data == 10:
+            raise KeyboardInterrupt
+
+    interrupted = [interrupt, loops.Checkpoint(tmp_path / "checkpoints", every=5, resume=True)]
+    with pytest.raises(KeyboardInterrupt):
+        counting(tmp_path, *interrupted).run(20)
+    assert list((tmp_path / "checkpoints").glob("ckpt-*.index"))
+    assert not ended(watched(tmp_path, rests(100)))
+    counting(tmp_path, *interrupted[1:]).run(20)
+    assert ended(watched(tmp_path, rests(100)))
+
+
+def test_without_checkpoints_it_ends_when_nothing_holds_a_lock_and_no_step_comes(tmp_path):
+    lock = tmp_path / ".steps.jsonl.lock"
+    assert not ended(watched(tmp_path, rests(200)))  # Before the first step.
+    seen = []
+    counting(tmp_path, lambda visit: seen.append(lock.exists())).run(10)
+    assert seen
+    assert all(seen)
+    assert not lock.exists()
+    assert ended(watched(tmp_path, rests(60)))
+    assert not ended(watched(tmp_path, rests(50)))
+    lock.touch()
+    assert not ended(watched(tmp_path, rests(200)))
 
 
 def test_on_a_terminal_it_is_redrawn(tmp_path, whole):
