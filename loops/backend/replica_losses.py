@@ -107,7 +107,10 @@ def _reduced(reduce: Callable, values: tf.Tensor, sample_weight: Any, reduction:
     if not _within.get() or reduction != "sum":
         return loss
     if not isinstance(_loss_around(inspect.currentframe()), keras.losses.Loss):
-        instead = "pass this Keras loss itself as the loss, or write reduction='sum_over_batch_size'."
+        instead = (
+            "pass this Keras loss itself as the loss, or write reduction='sum_over_batch_size'. For a WeightedLoss "
+            "write reduction=None, and tf.reduce_sum around it."
+        )
         raise _divided("calls a Keras loss with reduction='sum'", instead)
     return loss * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
 

@@ -41,6 +41,8 @@ from loops.loop.unseen import UnseenLosses
 from loops.loop.visit import Action, Visit
 from loops.loop.workers.workers import Workers, meet
 from loops.loop.zero_gradients import ZeroGradients
+from loops.step.frozen_weights import named_by
+from loops.step.train_step import TrainStep
 from loops.support.batches import bad_batch
 from loops.support.checks import check_count
 from loops.support.errors import OutOfData
@@ -134,6 +136,7 @@ class Loop:
         self._looked_at: tuple[tf.types.experimental.ConcreteFunction, StepResources] | None = None
         loss_scaler = getattr(train_step, "loss_scaler", None)
         self.train_step = train_step
+        self._windows = [one for one in named_by(train_step, TrainStep) if one.last_window == "apply"]
         train_step = taking_batches(train_step, position.element_spec)
         if strategy is not None:
             check_strategy(strategy, jit_compile is True)
@@ -322,8 +325,9 @@ class Loop:
                     whole = False
                     with self.workers.lost_is_an_error():
                         limit = self._limit(done, steps)
-                        with self._ends_window(done + limit == steps):
-                            call = self._take(limit)
+                        self.end_windows(done + limit == self._last_step(steps))
+                        call = self._take(limit)
+                        self.end_windows(False)
                     scalars, vectors = scalars_and_vectors(call.outputs)
                     visit = Visit(call.counters, scalars, time.perf_counter() - start, steps, vectors)
                     error = self._act(visit, held) if call.steps else None
@@ -345,6 +349,7 @@ class Loop:
                     failed_step.tell_unseen(error, done, int(self._counters.data))
                 raise
             finally:
+                self.end_windows(False)
                 if whole:
                     self._end(failed)
             signals.act()
@@ -364,22 +369,27 @@ class Loop:
     def _limit(self, done: int, goal: int) -> int:
         """Steps of the next call, the same on all workers."""
         limit = self._pace.limit(done, goal, self.actions)
-        if self._applies_last_window:  # The last micro-batch ends its window: it has a call of its own.
-            limit = min(limit, max(1, goal - 1 - done))
+        if self._windows:  # The last micro-batch ends its window: it has a call of its own.
+            limit = min(limit, max(1, self._last_step(goal) - 1 - done))
         return min(row[0] for row in self.workers.gather([limit])) if self._pace.chooses else limit
 
-    @property
-    def _applies_last_window(self) -> bool:
-        return getattr(self.train_step, "last_window", "keep") == "apply"
+    def _last_step(self, goal: int) -> int:
+        """The step that ends the run: its goal, or the end of a dataset that knows it."""
+        known = -1 if self.position.dataset is None else int(self.position.dataset.cardinality())
+        return goal if known < 0 else min(goal, known)
 
-    def _ends_window(self, last: bool) -> contextlib.AbstractContextManager:
-        """Has the next call end the window of micro-batches, if it is the last one."""
-        if not (last and self._applies_last_window):
-            return contextlib.nullcontext()
-        step: Any = self.train_step
-        if step.window is None:
-            self._call.trace()  # Which makes the window.
-        return step.window.ending()
+    @property
+    def applies_last_windows(self) -> bool:
+        """Whether a step ends a window that is not full where it is told to."""
+        return bool(self._windows)
+
+    def end_windows(self, ends: bool) -> None:
+        """Says whether each micro-batch of the next calls ends its window, where the step applies short windows."""
+        for step in self._windows:
+            if step.window is None and ends:
+                self._call.trace()  # Which makes the window.
+            if step.window is not None:
+                step.window.ends.assign(ends)
 
     def take(self, limit: int) -> tuple[int, Outputs]:
         """Takes steps without a visit: they are counted, but no action is called.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -31,7 +30,10 @@ class MicroBatches(tf.Module):
         sizes: Micro-batches per window, by the number of applied steps from which they hold, from 0 on.
         weights: The variables that the gradients belong to.
         state: Of layers, known beforehand: restored at the end of a skipped window.
-        may_end_early: Whether `ending` and `add(last=...)` may end a window that is not full.
+        may_end_early: Whether `ends` and `add(last=...)` may end a window that is not full.
+
+    Attributes:
+        ends: A variable, whether each micro-batch ends its window, where they may: assigned by the host between calls.
     """
 
     def __init__(self, sizes: Mapping[int, int], weights: list, state: list, may_end_early: bool = False):
@@ -52,9 +54,10 @@ class MicroBatches(tf.Module):
             ]
             self._taken = local_variable(tf.constant(0, tf.int64), "taken")
             self._length = local_variable(tf.constant(0, tf.int64), "length")
-            self._ends = local_variable(False, "ends")
-            # The sum of the weights of losses that have them.
+            self.ends = local_variable(False, "ends")
+            # The sum of the weights of losses that have them, and of the losses, each times its weight.
             self._weight = local_variable(0.0, "weight", _SUM)
+            self._loss = local_variable(0.0, "loss", _SUM)
             # The scale of the sums; 0 if they are empty, or from a checkpoint without this variable.
             self._scale = local_variable(0.0, "sum_scale")
             # For each weight the `_kind` of its sum in the micro-batch that spoiled the window.
@@ -89,15 +92,6 @@ class MicroBatches(tf.Module):
             self._before += [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
         self._state += state
 
-    @contextlib.contextmanager
-    def ending(self) -> Iterator[None]:
-        """Within it, which is outside of graphs, each micro-batch ends its window."""
-        self._ends.assign(True)
-        try:
-            yield
-        finally:
-            self._ends.assign(False)
-
     def length(self, applied: tf.Tensor) -> int | tf.Tensor:
         """Micro-batches of the window that is open, or of the next one if none is.
 
@@ -115,6 +109,7 @@ class MicroBatches(tf.Module):
         may_branch: bool,
         *,
         length: int | tf.Tensor,
+        loss: tf.Tensor | None = None,
         weight: tf.Tensor | None = None,
         last: tf.Tensor | bool = False,
     ) -> None:
@@ -125,6 +120,7 @@ class MicroBatches(tf.Module):
             loss_scale: Scalar float32, the factor of their loss.
             may_branch: Whether non-finite gradients may be examined in a branch of the graph.
             length: Of this window, from `length`.
+            loss: Its loss, scalar float32, for `loss`.
             weight: What the micro-batch counts for, scalar float32; None if all count alike.
             last: Whether it ends the window, full or not.
 
@@ -141,6 +137,10 @@ class MicroBatches(tf.Module):
         if weight is not None:
             known = tf.where(tf.math.is_finite(weight), weight, 0.0)
             self._weight.assign(tf.where(self._opens, 0.0, self._weight) + known)
+        if loss is not None and (self._may_end_early or weight is not None):
+            weighted = loss / _replicas() if weight is None else loss * weight
+            total = tf.where(self._opens, 0.0, self._loss) + weighted
+            self._loss.assign(tf.where(tf.math.is_finite(total), total, self._loss))
         self._take(sums, may_branch)
         self._scale.assign(loss_scale)
         length = tf.cast(length, tf.int64)
@@ -148,7 +148,7 @@ class MicroBatches(tf.Module):
         self._taken.assign(self._count + 1)
         ends = self._taken >= length
         if self._may_end_early:
-            ends = tf.reduce_any([ends, last, self._ends])
+            ends = tf.reduce_any([ends, last, self.ends])
         self._count.assign(tf.where(ends, tf.zeros_like(self._count), self._taken))
 
     @property
@@ -183,6 +183,16 @@ class MicroBatches(tf.Module):
             return tf.where(tf.equal(broken[position], 0), total, tf.cast(spoiled[position], total.dtype))
 
         return [None if grad is None else found(position) for position, grad in enumerate(grads)]
+
+    def loss(self, weighted: bool) -> tf.Tensor | None:
+        """This replica's share of the mean loss of the window, scalar float32; None where `scale` has seen its shares.
+
+        Args:
+            weighted: Whether micro-batches have weights.
+        """
+        if weighted:
+            return self._loss / positive(sum_over_replicas(self._weight))
+        return self._loss / tf.cast(self._taken, tf.float32) if self._may_end_early else None
 
     def _of_a_full_window(self, weighted: bool) -> tf.Tensor | None:
         """The factor from the sums to the mean of the window, scalar float32; None where it is always 1."""

@@ -88,8 +88,9 @@ def _of_weighted(loss: WeightedLoss, extra: dict[str, tf.Tensor]) -> Loss:
                 "batch. Use tf.reduce_sum."
             )
     weight = tf.cast(loss.weight, tf.float32)
-    # Nothing to divide by: then the total is 0, too. A weight below 0 or NaN makes the loss NaN, and the step a skip.
-    divisor = tf.where(weight > 0.0, weight, tf.where(tf.equal(weight, 0.0), 1.0, float("nan")))
+    # A weight below 0, infinite or NaN makes the loss NaN, and the step a skip.
+    sound = tf.logical_and(tf.math.is_finite(weight), weight >= 0.0)
+    divisor = tf.where(sound, positive(weight), float("nan"))
     mean = tf.cast(loss.total, tf.float32) / divisor
     total = tf.convert_to_tensor(loss.total)
     return Loss(mean, total if total.dtype in (tf.float16, tf.bfloat16) else mean, weight, extra)

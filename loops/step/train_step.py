@@ -19,6 +19,7 @@ from loops.step.arguments import (
     as_optimizer,
     check_accumulate,
     check_gives_gradients,
+    check_last,
     check_late_layers,
     check_made_masters,
     check_masters,
@@ -81,11 +82,12 @@ class TrainStep(tf.Module):
         loss_scaler: Scales the loss; or a strategy, for a scaler of its own. Without one it is
             `scaler.LossScaler(scaler.Dynamic())` for a model with a layer that computes in float16, and
             `scaler.LossScaler(scaler.NoScaling())` for any other, and with `layerwise`.
-        accumulate: Micro-batches per step; or a dict from a number of applied steps to the micro-batches per step from
-            there on, such as `{0: 1, 1000: 4}`. With more than one the cause of a skip is never BACKWARD, see
-            `jit_compile`.
-        last_window: What becomes of a window that is not full when `Loop.run` reaches its goal: "keep" leaves it open
-            for the next run, "apply" applies the mean of its micro-batches.
+        accumulate: Micro-batches per step; or a dict from a number of steps that the scaler has applied to the
+            micro-batches per step from there on, such as `{0: 1, 1000: 4}`. With more than one the cause of a skip is
+            never BACKWARD, see `jit_compile`.
+        last_window: What becomes of a window that is not full when `Loop.run` reaches its goal, or the end of a dataset
+            that knows its number of batches: "keep" leaves it open for the next run, "apply" applies the mean of its
+            micro-batches. A run that an action stops, or whose data ends unforeseen, leaves it open.
         clip_norm: Largest global norm of the unscaled gradients, or None.
         clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` instead of `clip_norm`, or None.
         jit_compile: Whether XLA compiles the forward and backward pass, and nothing else, so that it also works on
@@ -211,11 +213,7 @@ class TrainStep(tf.Module):
             BadOutputs: If the loss function did not return a scalar, or a scalar and a dict.
         """
         x, y, sample_weight = parts(batch)
-        if last is not False and self.last_window != "apply":
-            raise scaler.InvalidArgument(
-                f"TrainStep(...)(batch, last={last!r}): this step keeps windows that are not full. Make it with "
-                'accumulate= and last_window="apply".'
-            )
+        last = check_last(last, self.last_window)
         with explaining("TrainStep", self.model, x, y), means():
             return self._take(x, y, sample_weight, last)
 
@@ -302,8 +300,8 @@ class TrainStep(tf.Module):
             self.layerwise.update(groups)
         # The mean of the replicas' losses is to be the loss of the whole batch.
         share = None if weight is None or _replicas() == 1 else share_of_weight(weight)
+        attempted, outcome, retried = self._decide(loss, grads, before, again, weight, share, last)
         loss = loss if share is None else loss * share
-        attempted, outcome, retried = self._decide(grads, before, again, weight, share, last)
         self._state.check(outcome.finite)
         swallowed = getattr(self.masters, "swallowed", None)
 
@@ -373,7 +371,7 @@ class TrainStep(tf.Module):
             prediction, found = self._forward(x, y, sample_weight)
             scaler.authoring.check_precision(self.loss_scaler, prediction, found.shown)
             weight, extra = found.weight, found.extra
-            loss = self._whole(found.mean)
+            loss = self._whole(found)
             scaled = self.loss_scaler.scale(self._share(loss))
         if self.layerwise:
             by_group = self.layerwise.gradient(tape, scaled, weights)
@@ -405,12 +403,12 @@ class TrainStep(tf.Module):
         taken = (*OUTPUTS, *(PROBED if self.probes else ()), *self._limits)
         return prediction, read_loss(as_loss(self.loss_fn)(*arguments), taken)
 
-    def _whole(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss in float32, plus the model's own losses."""
-        loss = tf.cast(loss, tf.float32)
+    def _whole(self, found: Loss) -> tf.Tensor:
+        """The loss in float32, plus the model's own losses; 0 for a batch with a weight of 0."""
+        loss = tf.cast(found.mean, tf.float32)
         for penalty in self.model.losses:
             loss += tf.cast(penalty, tf.float32)
-        return loss
+        return loss if found.weight is None else loss * tf.cast(tf.not_equal(found.weight, 0.0), tf.float32)
 
     def _share(self, loss: tf.Tensor) -> tf.Tensor:
         """Of the mean over micro-batches and replicas, whose gradients are summed."""
@@ -427,11 +425,12 @@ class TrainStep(tf.Module):
         """Gradients from a new forward pass, with `small` as the gradient of the scaled loss."""
         with tf.GradientTape() as tape:
             _, found = self._forward(x, y, sample_weight)
-            scaled = self._share(self._whole(found.mean)) * loss_scale
+            scaled = self._share(self._whole(found)) * loss_scale
         return tape.gradient(scaled, self.model.trainable_variables, output_gradients=small)
 
     def _decide(
         self,
+        loss: tf.Tensor,
         grads: list,
         before: scaler.Snapshot,
         again: Callable | None,
@@ -441,7 +440,7 @@ class TrainStep(tf.Module):
     ) -> tuple[tf.Tensor, scaler.Outcome, dict[str, tf.Tensor]]:
         """Whether a step was attempted, its outcome, and what a retry returns."""
         complete: bool | tf.Tensor = True
-        loss_scale, retried, in_window = None, {}, self.window is not None
+        loss_scale, retried, in_window, judged = None, {}, self.window is not None, None
         if self.window:
             loss_scale = self.loss_scaler.scale_of_gradients
         if self.retry and again:
@@ -449,10 +448,12 @@ class TrainStep(tf.Module):
             retried = {"loss_scale": loss_scale, "retries": retries}
         if self.window:
             may_branch = not scaler.authoring.selects(self.loss_scaler)
-            self.window.add(grads, loss_scale, may_branch, length=self._length, weight=weight, last=last)
+            self.window.add(grads, loss_scale, may_branch, length=self._length, loss=loss, weight=weight, last=last)
             before.restore_unless(self.window.whole)
             grads, complete = self.window.gradients(grads, weight is not None), self.window.complete
+            judged = self.window.loss(weight is not None)
         elif share is not None:
+            judged = loss * share / _replicas()
             grads = [_times(grad, share, of) for grad, of in zip(grads, self.model.trainable_variables, strict=True)]
         outcome = self.loss_scaler.apply(
             self.optimizer,
@@ -466,6 +467,7 @@ class TrainStep(tf.Module):
             diagnose=again if scaler.authoring.may_diagnose(self.loss_scaler) and not in_window else None,
             when=complete,
             loss_scale=loss_scale,
+            loss=judged,
         )
         return tf.convert_to_tensor(complete), outcome, retried
 

@@ -257,6 +257,7 @@ class LossScaler(ByName):
         when: bool | tf.Tensor = True,
         unscaled: bool | tf.Tensor = False,
         loss_scale: tf.Tensor | None = None,
+        loss: tf.Tensor | None = None,
     ) -> Outcome:
         """Applies the step if all unscaled gradients and their squared global norm are finite, else skips it.
 
@@ -311,6 +312,8 @@ class LossScaler(ByName):
                 found by what they are computed from. Eager mode finds it by the losses that a tape passed before they
                 were made, and that are not applied yet. Gradients that come as arguments, or from a variable that
                 another function fills, carry the scale of the last loss.
+            loss: What a `SpikeGuard`, or another strategy, judges as the loss of the step, scalar float32; on several
+                replicas the share of this one, which are summed. Default: what `scale` was given since the last step.
 
         Returns:
             What happened, as tensors.
@@ -339,6 +342,7 @@ class LossScaler(ByName):
             when=when,
             unscaled=unscaled,
             loss_scale=loss_scale,
+            loss=loss,
             reaches_all=reaches_all,
         )
         return outcome
@@ -354,6 +358,7 @@ class LossScaler(ByName):
         again: Again | None = None,
         update: bool = True,
         unscaled: bool | tf.Tensor = False,
+        loss: tf.Tensor | None = None,
         reaches_all: bool = False,
     ) -> tuple[Outcome, list[Outcome]]:
         """What `apply` and `apply_together` do with arguments that they have checked: one decision for all shares.
@@ -390,7 +395,7 @@ class LossScaler(ByName):
                 grads = undivided
             if moved:
                 rollback = Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
-            outcome, norms = self._decide(shares, grads, carried, rollback, when, unscaled, update, diagnose)
+            outcome, norms = self._decide(shares, grads, carried, rollback, when, unscaled, update, diagnose, loss)
         outcome = outcome._replace(retries=retries)
         return outcome, [outcome._replace(grad_norm=norm, clipped_norm=clipped) for norm, clipped in norms]
 
@@ -404,6 +409,7 @@ class LossScaler(ByName):
         unscaled: bool | tf.Tensor,
         update: bool,
         diagnose: Again | None,
+        loss: tf.Tensor | None,
     ) -> tuple[Outcome, list[tuple[tf.Tensor, tf.Tensor]]]:
         """The outcome of a step, and the norms of each share's gradients before and after clipping."""
         loss_scale = carried.loss_scale
@@ -422,7 +428,8 @@ class LossScaler(ByName):
             named = [part.named() for part in target.parts]
             return self._names.begin(named, list(map(replicas.native, model)), seen=not selects)
 
-        loss = self._calls.step.loss
+        seen = self._calls.step.loss
+        loss = seen if loss is None or seen is None else tf.cast(loss, tf.float32)
         decision = gate.decide(
             gradients.matching([grad for grad in grads if grad is not None], target.updated),
             carried.divisor(unscaled),

@@ -386,23 +386,25 @@ def _by_pattern(strategy: Any, names: Sequence[str]) -> dict[str, tuple[Any, lis
     """Each strategy, with the positions of its groups, by its pattern."""
     if not isinstance(strategy, Mapping):
         return {"*": (strategy, list(range(len(names))))}
+    keys = "{" + ", ".join(f"{key!r}: ..." for key in strategy) + "}"
     if not strategy or not all(isinstance(pattern, str) for pattern in strategy):
         raise InvalidArgument(
-            f"Layerwise(strategy={_shown(strategy)}): expected a strategy, or a dict of strategies by the names of "
-            'groups or patterns of them, such as {"outputs": scaler.Static(1.0), "*": scaler.Dynamic()}.'
+            f"Layerwise(strategy={keys}): expected a strategy, or a dict of strategies by the names of groups or "
+            'patterns of them, such as {"outputs": scaler.Static(1.0), "*": scaler.Dynamic()}.'
         )
-    first = {name: next((one for one in strategy if fnmatch.fnmatchcase(name, one)), None) for name in names}
-    left = [name for name in names if first[name] is None]
+    first = {name: next((one for one in strategy if fnmatch.fnmatchcase(name, one)), "") for name in names}
+    left = [name for name in names if first[name] not in strategy]
     unused = [pattern for pattern in strategy if pattern not in first.values()]
     if left or unused:
         what = f"group {left[0]!r} fits none of its keys" if left else f"{unused[0]!r} is the first key of no group"
         raise InvalidArgument(
-            f"Layerwise(strategy={_shown(strategy)}): {what}. Expected a strategy for each of the groups "
-            f"{', '.join(names)}: add '*' as the last key for all others, or leave out what fits none."
+            f"Layerwise(strategy={keys}): {what}. Expected a strategy for each of the groups {', '.join(names)}: add "
+            "'*' as the last key for all others, or leave out what fits none."
         )
+    # In the order of the groups: a checkpoint of the same strategies fits whatever order the dict has.
     return {
-        pattern: (own, [place for place, name in enumerate(names) if first[name] == pattern])
-        for pattern, own in strategy.items()
+        pattern: (strategy[pattern], [place for place, name in enumerate(names) if first[name] == pattern])
+        for pattern in dict.fromkeys(first.values())
     }
 
 

@@ -280,3 +280,11 @@ def test_strategies_that_fit_no_group_are_refused(strategy, words):
     groups = {"head": [tf.Variable([1.0], name="head")], "body": [tf.Variable([1.0], name="body")]}
     with pytest.raises(scaler.InvalidArgument, match=words):
         Layerwise(groups, strategy=strategy)
+
+
+def test_the_order_of_the_strategies_moves_no_scale(tmp_path):
+    own = {"steep_0": scaler.Dynamic(2.0**6), "steep_1": scaler.Dynamic(2.0**10), "*": scaler.Static(2.0)}
+    turned = {key: own[key] for key in ("steep_1", "steep_0", "*")}
+    run, other = (cases.Run(cases.chain(GAINS), cases.cuts(GAINS), strategy) for strategy in (own, turned))
+    other.checkpoint.restore(run.checkpoint.save(str(tmp_path / "ckpt"))).assert_consumed()
+    assert cases.log2_scales(run.layerwise) == cases.log2_scales(other.layerwise)

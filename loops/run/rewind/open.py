@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -105,6 +105,7 @@ def run_to_step(
     loop: Loop,
     batches: Batches,
     until: int,
+    rows: Sequence[Mapping],
     signals: Deferred,
     progress: Callable[[int], object] | None = None,
 ) -> Replayed:
@@ -114,6 +115,7 @@ def run_to_step(
         loop: The loop, at an earlier step.
         batches: The loop's batches.
         until: The step to stop after.
+        rows: Of the run's log: where a window ended early it ends so again, also that of the step after `until`.
         signals: The signals received, which are acted on after each call.
         progress: Called with the number of the last step, after each call.
 
@@ -121,8 +123,15 @@ def run_to_step(
         OutOfData: If the dataset ends before.
     """
     replayed: Replayed = {}
+    ends = sorted(row["step"] for row in rows if row.get("attempted"))
     while (done := loop.counters.data) < until:
-        taken, outputs = _call(loop, batches, until - done)
+        if loop.applies_last_windows:
+            following = next((step for step in ends if step > done), until + 1)
+            loop.end_windows(following == done + 1)
+            limit = max(1, min(following - 1, until) - done)
+        else:
+            limit = until - done
+        taken, outputs = _call(loop, batches, limit)
         for place in range(taken):
             replayed[done + 1 + place] = {name: values[place] for name, values in outputs.items()}
         if not taken:
@@ -131,6 +140,7 @@ def run_to_step(
         signals.act()
         if progress:
             progress(done + taken)
+    loop.end_windows(until + 1 in ends)
     return replayed
 
 

@@ -174,7 +174,7 @@ class ReplayPoint:
             stack.callback(self.reset)
             self._batches.go_back(START)
             self._start.restore()
-            run_to_step(self.loop, self._batches, self.step - 1 - back, signals)
+            run_to_step(self.loop, self._batches, self.step - 1 - back, self.rows, signals)
             undo = change(self.loop)
             if undo is not None:
                 stack.callback(undo)
@@ -213,7 +213,7 @@ class ReplayPoint:
         with deferred_signals() as signals:
             self._batches.go_back(START)
             self._start.restore()
-            replayed = run_to_step(self.loop, self._batches, step - 1, signals)
+            replayed = run_to_step(self.loop, self._batches, step - 1, self.rows, signals)
             point = ReplayPoint(
                 self.loop,
                 self._snapshot,

@@ -94,10 +94,10 @@ def rewind(
                 progress(done - began_at, step - 1 - began_at)
 
         middle = max(began_at, step - 1 - batches_before(loop))
-        replayed = run_to_step(loop, batches, middle, signals, report)
+        replayed = run_to_step(loop, batches, middle, rows, signals, report)
         if middle > began_at:
             batches.mark(_MIDDLE)
-        replayed |= run_to_step(loop, batches, step - 1, signals, report)
+        replayed |= run_to_step(loop, batches, step - 1, rows, signals, report)
         before = []
         if middle < step - 1 and not batches.lost:
             batches.go_back(_MIDDLE if middle > began_at else START)

@@ -18,6 +18,7 @@ from models import squared_error
 import halfstep as hs
 import loops
 import scaler
+from loops.run.rewind.rewind import rewind
 
 TOKENS, SIZES = 4, {0: 1, 2: 2, 4: 3}
 
@@ -347,3 +348,103 @@ def test_an_open_window_of_weights_goes_on_with_other_replicas(tmp_path, before,
         checkpoint = loops.Checkpoint(tmp_path, every=1, resume=True, changed=changed)
         loops.Loop(step, data, strategy=strategy, actions=[checkpoint]).run(goal)
     assert_same([one - new.numpy() for one, new in zip(old, step.model.trainable_variables, strict=True)], expected)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_dataset_that_ends_before_the_goal_ends_the_window_if_it_knows(known):
+    batches = [micro_batch(number, TOKENS) for number in range(6)]
+    data = tf.data.Dataset.from_tensor_slices(large(batches)).batch(TOKENS)
+    data = data if known else data.filter(lambda x, y: True)
+    loop = loops.Loop(train_step(accumulate=4, last_window="apply"), data)
+    with pytest.raises(loops.OutOfData):
+        loop.run(100)
+    assert loop.counters.attempted == (2 if known else 1)
+
+
+def test_a_step_that_calls_a_train_step_ends_its_window():
+    inner = train_step(accumulate=4, last_window="apply")
+
+    def step(batch):
+        return inner(batch)
+
+    assert runs(step, [micro_batch(0, 3)], [6]) == [4, 6]
+
+
+def test_a_guard_judges_the_loss_of_the_whole_window():
+    """A light micro-batch with a large loss is no spike, and a heavy one is."""
+
+    def scaled(y, prediction):
+        return loops.WeightedLoss(y[0, 0] * y[0, 1] + 0.0 * tf.reduce_sum(prediction), y[0, 1])
+
+    def batch_of(loss, weight):
+        return np.ones((1, 3), np.float32), np.array([[loss, weight]], np.float32)
+
+    guard = scaler.SpikeGuard(scaler.Static(1.0), window=5, norm=False)
+    step = loops.TrainStep(
+        model(), scaled, keras.optimizers.SGD(0.0), loss_scaler=guard, accumulate=2, last_window="apply"
+    )
+    call = tf.function(step)
+
+    def applied(*pairs):
+        return [
+            bool(call(batch_of(*pair), last=tf.constant(place == len(pairs) - 1))["applied"])
+            for place, pair in enumerate(pairs)
+        ][-1]
+
+    for _ in range(5):
+        assert applied((1.0, 1000.0), (1.0, 1.0))
+    assert float(step.loss_scaler.state.loss_usual) == 1.0
+    assert applied((1.0, 1000.0), (8.0, 1.0))
+    assert not applied((8.0, 1000.0), (1.0, 1.0))
+    assert applied((1.0, 1.0))  # A short window has its own mean, and not a half of it.
+    assert float(step.loss_scaler.state.losses[-1]) == 1.0
+    assert not applied((8.0, 1.0))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_batch_of_weight_0_counts_for_nothing_not_even_its_penalties(accumulate, replicas):
+    strategy = mirrored(replicas) if replicas > 1 else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        penalty = keras.regularizers.L2(0.1)
+        own = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, kernel_regularizer=penalty)])
+        step = loops.TrainStep(own, by_tokens, keras.optimizers.SGD(1.0), accumulate=accumulate)
+    before, losses = own.get_weights(), []
+    data = tf.data.Dataset.from_tensors(micro_batch(0, 0)).repeat()
+    note = [lambda visit: losses.extend(visit.outputs["loss"])]
+    loops.Loop(step, data, strategy=strategy, actions=note).run(accumulate)
+    assert losses == [0.0] * accumulate
+    assert_same(before, own.get_weights(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
+def test_a_weight_that_cannot_be_skips_without_a_window_too(weight):
+    step = train_step(lambda y, prediction: loops.WeightedLoss(squared_error(y[:, :2], prediction), weight))
+    assert not step(micro_batch(0, 2))["applied"]
+
+
+@pytest.mark.parametrize("last", [1, None, "yes", tf.constant([True]), tf.constant(1)])
+def test_a_last_that_is_no_bool_is_refused(last):
+    with pytest.raises(scaler.InvalidArgument, match="a scalar tensor of bools"):
+        train_step(accumulate=2, last_window="apply")(micro_batch(0, 2), last=last)
+
+
+@pytest.mark.parametrize("last", [False, np.False_, tf.constant(False)])
+def test_a_step_that_keeps_its_windows_takes_a_last_that_is_false(last):
+    assert not train_step(accumulate=2)(micro_batch(0, 2), last=last)["attempted"]
+
+
+def test_a_replay_ends_windows_where_the_run_did(tmp_path):
+    def loop(every):
+        log = loops.JsonLines(tmp_path / "steps.jsonl")
+        saves = loops.Checkpoint(tmp_path / "checkpoints", every=every, keep=100)
+        data = tf.data.Dataset.from_tensor_slices(large([micro_batch(n, 3) for n in range(5)])).batch(TOKENS).repeat()
+        return loops.Loop(train_step(accumulate=3, last_window="apply"), data, actions=[log, saves])
+
+    run = loop(4)
+    for goal in (4, 5, 12):
+        run.run(goal)
+    for step in (5, 7, 12):
+        found = rewind(loop(4), step)
+        assert found.reproduced, found.differs
+        assert bool(found.outputs()["attempted"]) == bool(found.logged["attempted"])
