@@ -327,7 +327,6 @@ class Loop:
                         limit = self._limit(done, steps)
                         self.end_windows(done + limit == self._last_step(steps))
                         call = self._take(limit)
-                        self.end_windows(False)
                     scalars, vectors = scalars_and_vectors(call.outputs)
                     visit = Visit(call.counters, scalars, time.perf_counter() - start, steps, vectors)
                     error = self._act(visit, held) if call.steps else None
@@ -384,7 +383,7 @@ class Loop:
         return bool(self._windows)
 
     def end_windows(self, ends: bool) -> None:
-        """Says whether each micro-batch of the next calls ends its window, where the step applies short windows."""
+        """Says whether the next micro-batch ends its window, where the step applies short windows."""
         for step in self._windows:
             if step.window is None and ends:
                 self._call.trace()  # Which makes the window.

@@ -30,10 +30,10 @@ class MicroBatches(tf.Module):
         sizes: Micro-batches per window, by the number of applied steps from which they hold, from 0 on.
         weights: The variables that the gradients belong to.
         state: Of layers, known beforehand: restored at the end of a skipped window.
-        may_end_early: Whether `ends` and `add(last=...)` may end a window that is not full.
+        may_end_early: Whether `ends` may end a window that is not full.
 
     Attributes:
-        ends: A variable, whether each micro-batch ends its window, where they may: assigned by the host between calls.
+        ends: A variable, whether the next micro-batch ends its window, full or not.
     """
 
     def __init__(self, sizes: Mapping[int, int], weights: list, state: list, may_end_early: bool = False):
@@ -111,7 +111,6 @@ class MicroBatches(tf.Module):
         length: int | tf.Tensor,
         loss: tf.Tensor | None = None,
         weight: tf.Tensor | None = None,
-        last: tf.Tensor | bool = False,
     ) -> None:
         """Adds a micro-batch.
 
@@ -122,7 +121,6 @@ class MicroBatches(tf.Module):
             length: Of this window, from `length`.
             loss: Its loss, scalar float32, for `loss`.
             weight: What the micro-batch counts for, scalar float32; None if all count alike.
-            last: Whether it ends the window, full or not.
 
         Raises:
             scaler.InvalidArgument: If other weights have a gradient than in an earlier micro-batch.
@@ -148,7 +146,8 @@ class MicroBatches(tf.Module):
         self._taken.assign(self._count + 1)
         ends = self._taken >= length
         if self._may_end_early:
-            ends = tf.reduce_any([ends, last, self.ends])
+            ends = tf.logical_or(ends, self.ends)
+            self.ends.assign(False)
         self._count.assign(tf.where(ends, tf.zeros_like(self._count), self._taken))
 
     @property

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 import scaler
 from loops.backend.steps import schedule
@@ -188,26 +187,6 @@ def check_accumulate(accumulate: object, last_window: object) -> None:
             'TrainStep(last_window="apply"): without accumulate= each batch is a window of its own. Leave it out, or '
             "pass accumulate=4."
         )
-
-
-def check_last(last: Any, last_window: str) -> tf.Tensor | bool:
-    """Refuses a `last` that is no scalar bool, or that may be true in a step that keeps windows that are not full."""
-    if last is False:
-        return False
-    try:
-        flag = tf.convert_to_tensor(last)
-    except (TypeError, ValueError):
-        flag = None
-    if flag is None or flag.dtype != tf.bool or flag.shape.rank not in (0, None):
-        raise scaler.InvalidArgument(
-            f"TrainStep(...)(batch, last={last!r}): expected True or False, or a scalar tensor of bools."
-        )
-    if last_window != "apply" and tf.get_static_value(flag) != False:  # noqa: E712 -- None, where it is not known.
-        raise scaler.InvalidArgument(
-            f"TrainStep(...)(batch, last={last!r}): this step keeps windows that are not full. Make it with "
-            'accumulate= and last_window="apply".'
-        )
-    return flag if last_window == "apply" else False
 
 
 def check_parts(model: object, loss_fn: object) -> None:

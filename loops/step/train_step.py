@@ -19,7 +19,6 @@ from loops.step.arguments import (
     as_optimizer,
     check_accumulate,
     check_gives_gradients,
-    check_last,
     check_late_layers,
     check_made_masters,
     check_masters,
@@ -65,7 +64,7 @@ class TrainStep(tf.Module):
     With `accumulate=k` each call takes one micro-batch, and every k-th call decides once over the mean gradient of
     the k: equal to the large batch, except for rounding and BatchNorm, whose statistics are of micro-batches. If their
     sizes differ, return a `WeightedLoss`. A micro-batch that overflows makes the window a skipped step. A window that
-    the data does not fill stays open, unless it is ended: by `last=True`, or in a `Loop` by `last_window="apply"`.
+    the data does not fill stays open, unless it is ended: see `last_window`.
 
     Args:
         model: A Keras model.
@@ -174,13 +173,11 @@ class TrainStep(tf.Module):
         window = f", {self.accumulate} micro-batches to a step" if self.accumulate > 1 else ""
         return f"TrainStep of model {self.model.name!r} with {optimizer}{window}; {self.loss_scaler!r}"
 
-    def __call__(self, batch: Any, *, last: tf.Tensor | bool = False) -> dict[str, tf.Tensor]:
+    def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
         """Takes one (micro-)batch.
 
         Args:
             batch: `(x, y)` or `(x, y, sample_weight)`.
-            last: Whether this micro-batch ends its window though it is not full: scalar bool. Not in a `Loop`, see
-                `last_window`.
 
         Returns:
             Scalars. `loss`: float32, unscaled. `attempted`: bool, whether a decision was taken, which happens at the
@@ -213,9 +210,28 @@ class TrainStep(tf.Module):
             BadOutputs: If the loss function did not return a scalar, or a scalar and a dict.
         """
         x, y, sample_weight = parts(batch)
-        last = check_last(last, self.last_window)
         with explaining("TrainStep", self.model, x, y), means():
-            return self._take(x, y, sample_weight, last)
+            return self._take(x, y, sample_weight)
+
+    def end_window(self) -> None:
+        """Has the next micro-batch end its window, full or not. Call it before the last batch of your own loop.
+
+        A `Loop` does so by itself. It assigns a variable: nothing is traced again, also if a graph calls it.
+
+        Raises:
+            scaler.InvalidArgument: For a step without `last_window="apply"`, or before its model is built.
+        """
+        if self.last_window != "apply":
+            raise scaler.InvalidArgument(
+                "TrainStep.end_window: this step keeps windows that are not full. Make it with accumulate= and "
+                'last_window="apply".'
+            )
+        if self.window is None:
+            raise scaler.InvalidArgument(
+                f"TrainStep.end_window: model {self.model.name!r} is not built, so there is no window yet. Build it "
+                "first, as by keras.Input, or call it once."
+            )
+        self.window.ends.assign(True)
 
     @contextlib.contextmanager
     def retraced(self, *, jit_compile: bool = True) -> Iterator[None]:
@@ -271,7 +287,7 @@ class TrainStep(tf.Module):
             raise scaler.InvalidArgument(f"TrainStep.{name}: the step is already traced. Set it before the first call.")
 
     @scaler.authoring.no_autograph
-    def _take(self, x: Any, y: Any, sample_weight: Any, last: tf.Tensor | bool) -> dict[str, tf.Tensor]:
+    def _take(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
         self._build(x)
         self._trainable.keep(
             f"TrainStep of model {self.model.name!r}",
@@ -300,7 +316,7 @@ class TrainStep(tf.Module):
             self.layerwise.update(groups)
         # The mean of the replicas' losses is to be the loss of the whole batch.
         share = None if weight is None or _replicas() == 1 else share_of_weight(weight)
-        attempted, outcome, retried = self._decide(loss, grads, before, again, weight, share, last)
+        attempted, outcome, retried = self._decide(loss, grads, before, again, weight, share)
         loss = loss if share is None else loss * share
         self._state.check(outcome.finite)
         swallowed = getattr(self.masters, "swallowed", None)
@@ -436,7 +452,6 @@ class TrainStep(tf.Module):
         again: Callable | None,
         weight: tf.Tensor | None,
         share: tf.Tensor | None,
-        last: tf.Tensor | bool,
     ) -> tuple[tf.Tensor, scaler.Outcome, dict[str, tf.Tensor]]:
         """Whether a step was attempted, its outcome, and what a retry returns."""
         complete: bool | tf.Tensor = True
@@ -448,7 +463,7 @@ class TrainStep(tf.Module):
             retried = {"loss_scale": loss_scale, "retries": retries}
         if self.window:
             may_branch = not scaler.authoring.selects(self.loss_scaler)
-            self.window.add(grads, loss_scale, may_branch, length=self._length, loss=loss, weight=weight, last=last)
+            self.window.add(grads, loss_scale, may_branch, length=self._length, loss=loss, weight=weight)
             before.restore_unless(self.window.whole)
             grads, complete = self.window.gradients(grads, weight is not None), self.window.complete
             judged = self.window.loss(weight is not None)

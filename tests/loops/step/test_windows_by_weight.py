@@ -65,11 +65,11 @@ def train_step(loss=by_tokens, policy="float32", scale=64.0, **arguments):
     return loops.TrainStep(model(policy), loss, keras.optimizers.SGD(1.0), loss_scaler=static(scale), **arguments)
 
 
-def moves(step, call, batches, **arguments):
+def moves(step, call, batches):
     """By how much the batches moved each weight, which is then put back, and the outputs of the last."""
     weights = [*(step.masters.weights if step.masters else step.model.trainable_variables)]
     before = [weight.numpy() for weight in weights]
-    outputs = [call(one, **arguments) for one in batches][-1]
+    outputs = [call(one) for one in batches][-1]
     moved = [old - new.numpy() for old, new in zip(before, weights, strict=True)]
     for weight, old in zip(weights, before, strict=True):
         weight.assign(old)
@@ -146,7 +146,8 @@ def test_a_weight_that_cannot_be_skips(weight):
         return loops.WeightedLoss(squared_error(y[:, :2], prediction), weight)
 
     step = train_step(loss, accumulate=2, last_window="apply")
-    moved, outputs = moves(step, step, [micro_batch(0, 2)], last=True)
+    step.end_window()
+    moved, outputs = moves(step, step, [micro_batch(0, 2)])
     assert outputs["attempted"]
     assert not outputs["applied"]
     assert all((one == 0.0).all() for one in moved)
@@ -187,8 +188,10 @@ def test_a_last_window_is_the_mean_of_what_it_has(length):
     call = tf.function(step)
     ends = [number == length - 1 for number in range(length)]
     before = [weight.numpy() for weight in step.model.trainable_variables]
-    attempted = [bool(call(one, last=tf.constant(end))["attempted"]) for one, end in zip(batches, ends, strict=True)]
-    assert attempted == ends
+    for one, end in zip(batches, ends, strict=True):
+        if end:
+            step.end_window()
+        assert bool(call(one)["attempted"]) == end
     moved = [old - new.numpy() for old, new in zip(before, step.model.trainable_variables, strict=True)]
     x, y = large(batches)
     with tf.GradientTape() as tape:
@@ -261,9 +264,25 @@ def test_last_windows_that_cannot_be_are_refused(arguments):
         train_step(**arguments)
 
 
-def test_only_a_step_that_applies_short_windows_takes_last():
+def test_only_a_built_step_that_applies_short_windows_ends_them():
     with pytest.raises(scaler.InvalidArgument, match="keeps windows that are not full"):
-        train_step(accumulate=2)(micro_batch(0, 2), last=True)
+        train_step(accumulate=2).end_window()
+    unbuilt = keras.Sequential([keras.layers.Dense(2)])
+    with pytest.raises(scaler.InvalidArgument, match="is not built"):
+        loops.TrainStep(unbuilt, by_tokens, "sgd", accumulate=2, last_window="apply").end_window()
+
+
+def test_a_graph_may_end_a_window_and_the_next_one_is_whole():
+    step = train_step(accumulate=3, last_window="apply")
+
+    @tf.function
+    def take(number, batch):
+        if tf.equal(number % 4, 3):
+            step.end_window()
+        return step(batch)["attempted"]
+
+    attempted = [bool(take(tf.constant(number), micro_batch(0, 2))) for number in range(8)]
+    assert attempted == [False, False, True, True, False, False, True, True]
 
 
 @pytest.mark.parametrize("weight", [None, "3", (1.0, 2.0), np.ones(TOKENS, np.float32)])
@@ -386,10 +405,10 @@ def test_a_guard_judges_the_loss_of_the_whole_window():
     call = tf.function(step)
 
     def applied(*pairs):
-        return [
-            bool(call(batch_of(*pair), last=tf.constant(place == len(pairs) - 1))["applied"])
-            for place, pair in enumerate(pairs)
-        ][-1]
+        for pair in pairs[:-1]:
+            call(batch_of(*pair))
+        step.end_window()
+        return bool(call(batch_of(*pairs[-1]))["applied"])
 
     for _ in range(5):
         assert applied((1.0, 1000.0), (1.0, 1.0))
@@ -421,17 +440,6 @@ def test_a_batch_of_weight_0_counts_for_nothing_not_even_its_penalties(accumulat
 def test_a_weight_that_cannot_be_skips_without_a_window_too(weight):
     step = train_step(lambda y, prediction: loops.WeightedLoss(squared_error(y[:, :2], prediction), weight))
     assert not step(micro_batch(0, 2))["applied"]
-
-
-@pytest.mark.parametrize("last", [1, None, "yes", tf.constant([True]), tf.constant(1)])
-def test_a_last_that_is_no_bool_is_refused(last):
-    with pytest.raises(scaler.InvalidArgument, match="a scalar tensor of bools"):
-        train_step(accumulate=2, last_window="apply")(micro_batch(0, 2), last=last)
-
-
-@pytest.mark.parametrize("last", [False, np.False_, tf.constant(False)])
-def test_a_step_that_keeps_its_windows_takes_a_last_that_is_false(last):
-    assert not train_step(accumulate=2)(micro_batch(0, 2), last=last)["attempted"]
 
 
 def test_a_replay_ends_windows_where_the_run_did(tmp_path):
