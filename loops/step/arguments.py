@@ -117,6 +117,11 @@ def as_optimizer(who: str, optimizer: Any) -> Any:
         scaler.InvalidArgument: For a name that Keras does not know, and for what cannot move variables.
     """
     optimizer = scaler.authoring.from_keras(keras.optimizers, optimizer)
+    if isinstance(optimizer, (list, tuple, dict)):
+        raise scaler.InvalidArgument(
+            f"{who}: optimizer is a {type(optimizer).__name__}: expected one. For several use a loops.ComposedStep "
+            "with a part for each, or scaler.apply_together in a step of your own."
+        )
     moves = callable(optimizer) or hasattr(optimizer, "apply") or hasattr(optimizer, "apply_gradients")
     if moves and not isinstance(optimizer, type):
         return optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Container
 from typing import Any, NamedTuple
 
@@ -10,7 +11,8 @@ import tensorflow as tf
 from loops.support.errors import BadBatch, BadOutputs
 
 
-class WeightedLoss(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class WeightedLoss:
     """A loss as a sum and what it is to be divided by: tokens, examples that a mask leaves, or sample weights.
 
         def loss_fn(y, logits):
@@ -20,14 +22,26 @@ class WeightedLoss(NamedTuple):
 
     A `TrainStep` divides the sum of the totals by the sum of the weights, over the micro-batches of a window and over
     replicas: the gradient is that of one large batch. A mean of means is not, where micro-batches differ in weight.
+    Keras's `compile` takes no such loss: it raises an error.
 
     Attributes:
         total: Scalar, the sum over the batch, each term times its weight.
         weight: Scalar, the sum of the weights, at least 0. A batch with a weight of 0 counts for nothing.
     """
 
+    # No tuple: Keras would take the mean of the two. TensorFlow's functions may return it all the same.
     total: Any
     weight: Any
+
+    def __tf_flatten__(self) -> tuple[tuple, tuple]:
+        """Nothing fixed, and two tensors."""
+        return (), (self.total, self.weight)
+
+    @classmethod
+    def __tf_unflatten__(cls, metadata: tuple, components: tuple) -> WeightedLoss:
+        """The loss again."""
+        del metadata
+        return cls(*components)
 
 
 class Loss(NamedTuple):
@@ -57,7 +71,7 @@ def read_loss(result: Any, taken: Container[str]) -> Loss:
         BadBatch: If the loss is one of no rows.
         BadOutputs: If it returned something else, or a scalar with a name that is taken.
     """
-    pair = isinstance(result, tuple) and not isinstance(result, WeightedLoss) and len(result) == 2
+    pair = isinstance(result, tuple) and len(result) == 2
     loss, extra = result if pair else (result, {})
     weighted = isinstance(loss, WeightedLoss)
     if not isinstance(extra, dict) or (not weighted and isinstance(loss, (tuple, list, dict))) or loss is None:
@@ -80,7 +94,7 @@ def read_loss(result: Any, taken: Container[str]) -> Loss:
 
 
 def _of_weighted(loss: WeightedLoss, extra: dict[str, tf.Tensor]) -> Loss:
-    for name, value in zip(loss._fields, loss, strict=True):
+    for name, value in vars(loss).items():
         shape = getattr(value, "shape", ())
         if isinstance(value, (tuple, list, dict, str)) or value is None or tf.TensorShape(shape).rank not in (0, None):
             raise BadOutputs(

@@ -77,8 +77,8 @@ def _function(who: str, module: str, name: str) -> Callable[[pathlib.Path], Any]
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise scaler.InvalidArgument(
-            f"{who}: there is no module {error.name!r} here, in {pathlib.Path.cwd()}. Start the command where "
-            "the program is."
+            f"{who}: there is no module {error.name!r} here, in {pathlib.Path.cwd()}. "
+            + ("Leave out .py." if module.endswith(".py") else "Start the command where the program is.")
         ) from None
     function = getattr(found, name, None)
     if not callable(function):

@@ -91,8 +91,8 @@ class LossScaler(ByName):
         check_flag("sum_duplicates", sum_duplicates)
         choose.check_select(select)
         self.sum_duplicates, self.select = sum_duplicates, select
-        self.strategy: Strategy = Dynamic() if strategy is None else strategy
-        require_strategy(self.strategy)
+        self._strategy: Strategy = Dynamic() if strategy is None else strategy
+        require_strategy(self._strategy)
         with tf.init_scope():
             self._stored, self._kept = StoredState(self.strategy), LastSkip()
             stored = self._stored
@@ -104,6 +104,19 @@ class LossScaler(ByName):
         self.stuck = StuckPolicy() if stuck is None else stuck
         self._called = "The loss scaler" if name == "loss_scaler" else f"The loss scaler {name!r}"
         self._take_variables()
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the scale moves. It is chosen when the scaler is made, which makes the variables of its state."""
+        return self._strategy
+
+    @strategy.setter
+    def strategy(self, strategy: Strategy) -> None:
+        raise InvalidArgument(
+            f"LossScaler.strategy = {strategy!r:.100}: a scaler holds the state of the strategy that it was made with. "
+            "Make a new LossScaler, and a new step around it; a run that goes on takes "
+            "Checkpoint(resume=True, changed=['loss_scaler'])."
+        )
 
     def __repr__(self) -> str:
         """The strategy, and where it stands; in a graph, where nothing can be read, the strategy alone."""

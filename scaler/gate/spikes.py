@@ -184,10 +184,12 @@ class Spikes:
         most = self._guard.most_in_a_row
         if spikes <= most:
             return None
+        guard = self._guard
+        limits = {"factor": guard.norm or guard.loss or guard.by_tensor, "largest_norm": guard.largest_norm is not None}
+        larger = " or ".join([*(name for name, used in limits.items() if used), "share"])
         return (
             f"{spikes} steps in a row were skipped as spikes, and {most} are allowed. This is another level and no "
-            "spike: go back to an earlier checkpoint if the run has diverged, else use a larger "
-            f"{'factor' if self._guard.largest_norm is None else 'factor or largest_norm'}"
+            f"spike: go back to an earlier checkpoint if the run has diverged, else use a larger {larger}"
         )
 
 

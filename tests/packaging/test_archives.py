@@ -170,5 +170,5 @@ def test_the_extra_of_all_holds_every_one_but_the_libraries_of_cuda(archives):
     held = {name: {one.partition(";")[0] for one in wanted if f"extra == '{name}'" in one} for name in EXTRAS}
     assert held["all"] == held["study"] | held["trace"] | held["tensorboard"]
     assert held["gpu"] == {"tensorflow[and-cuda]"}
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert rows == list(EXTRAS)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in EXTRAS if f"`{name}`" not in readme] == []

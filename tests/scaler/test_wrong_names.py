@@ -101,3 +101,11 @@ def test_an_optimizer_of_a_share_has_to_last():
     own = scaler.LossScaler()
     with pytest.raises(scaler.InvalidArgument, match="Create it before the first step: it keeps its moments"):
         scaler.apply_together(own, [scaler.Share("adam", [tf.constant([1.0])], [weight])])
+
+
+def test_a_strategy_cannot_be_exchanged_in_a_scaler():
+    """Its variables are those of the first: the assignment did nothing, and the repr told of the second."""
+    loss_scaler = scaler.LossScaler(scaler.Dynamic())
+    with pytest.raises(scaler.InvalidArgument, match="Make a new LossScaler"):
+        loss_scaler.strategy = scaler.Static(8.0)
+    assert loss_scaler.strategy == scaler.Dynamic()

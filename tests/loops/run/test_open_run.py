@@ -145,10 +145,10 @@ def test_a_program_builds_its_own_loop(program):
         ("rewound_program:number", scaler.InvalidArgument, "module 'rewound_program' has no function 'number'"),
         ("rewound_program:nothing", scaler.InvalidArgument, "it returned None: expected a loops.Loop"),
         ("rewound_program:takes_nothing", scaler.InvalidArgument, "it returned None: expected a loops.Loop"),
-        ("rewound_program:may_take_one", loops.LoopError, r"^given run\n.*LoopError.md$"),
+        ("rewound_program:may_take_one", loops.LoopError, r"^given run\n.*halfstep.LoopError.* says what to do$"),
         ("rewound_program:without", scaler.InvalidArgument, "has no loops.Checkpoint among its actions"),
         ("rewound_program:fails", loops.LoopError, "it raised KeyError: 'data'"),
-        ("rewound_program:refuses", loops.LoopError, r"^not today\.\n.*LoopError.md$"),
+        ("rewound_program:refuses", loops.LoopError, r"^not today\.\n.*halfstep.LoopError.* says what to do$"),
         ("broken_rewound_program:build", loops.LoopError, "it raised ModuleNotFoundError: .*no_such_module_at_all"),
     ],
 )

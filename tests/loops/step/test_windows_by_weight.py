@@ -55,8 +55,8 @@ def gradient_by_hand(of, batches):
     """Of the mean over all tokens, in float32."""
     x, y = large(batches)
     with tf.GradientTape() as tape:
-        total, weight = by_tokens(y, of(x, training=True))
-        loss = total / weight
+        found = by_tokens(y, of(x, training=True))
+        loss = found.total / found.weight
     return tape.gradient(loss, of.trainable_variables)
 
 
@@ -113,9 +113,9 @@ def test_a_mean_of_means_is_another_gradient(of_three):
 def test_the_loss_of_a_weighted_step_is_its_mean(of_three):
     step, call = of_three
     batch = micro_batch(0, 2)
-    total, weight = by_tokens(batch[1], step.model(batch[0]))
+    found = by_tokens(batch[1], step.model(batch[0]))
     outputs = [call(one) for one in (batch, batch, batch)]
-    np.testing.assert_allclose(outputs[0]["loss"], total / weight, rtol=1e-6)
+    np.testing.assert_allclose(outputs[0]["loss"], found.total / found.weight, rtol=1e-6)
     np.testing.assert_allclose(call(micro_batch(1, 0))["loss"], 0.0)
     [call(one) for one in (batch, batch)]
 
@@ -177,8 +177,8 @@ def test_weights_that_differ_between_replicas(accumulate):
     for loss, pair in zip(losses, [batches[:2], batches[2:]], strict=False):
         x, y = large(pair)
         keras.utils.set_random_seed(0)
-        total, weight = by_tokens(y, model()(x))
-        np.testing.assert_allclose(loss, total / weight, rtol=1e-5)
+        found = by_tokens(y, model()(x))
+        np.testing.assert_allclose(loss, found.total / found.weight, rtol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
@@ -456,3 +456,18 @@ def test_a_replay_ends_windows_where_the_run_did(tmp_path):
         found = rewind(loop(4), step)
         assert found.reproduced, found.differs
         assert bool(found.outputs()["attempted"]) == bool(found.logged["attempted"])
+
+
+def test_keras_takes_no_weighted_loss_and_a_function_returns_one():
+    """As a tuple Keras took the mean of the total and the weight."""
+    own = model()
+    own.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss=by_tokens)
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        own.train_on_batch(*micro_batch(0, 2))
+    found = tf.function(by_tokens)(micro_batch(0, 3)[1], tf.zeros([TOKENS, 2]))
+    assert isinstance(found, loops.WeightedLoss)
+    assert float(found.weight) == 3.0
+    step = train_step(tf.function(by_tokens), accumulate=2)
+    batches = [micro_batch(number, count) for number, count in enumerate([1, 4])]
+    expected = gradient_by_hand(step.model, batches)
+    assert_same(moves(step, step, batches)[0], expected)
