@@ -128,6 +128,7 @@ def ended(make, *goals, folder=None, **arguments):
     return weight.numpy().tobytes()
 
 
+@pytest.mark.dear("a run, and the same run saved and resumed")
 @pytest.mark.slow_with("iterator in a branch", "strings and vectors", "iterator")
 @pytest.mark.exhaustive_with("DenseHashTable", "handle alone", "tables in functions")
 @pytest.mark.parametrize("kind", SAVED)

@@ -144,6 +144,7 @@ def test_each_checkpoint_is_evaluated_once_in_order_also_after_a_stop(trained, r
     assert len(seen) == 5
 
 
+@pytest.mark.dear("two runs and three evaluations")
 def test_a_step_that_was_trained_again_is_evaluated_again(tmp_path):
     seen = []
 

@@ -354,6 +354,7 @@ def test_a_schedule_goes_on_in_its_window_and_changes_by_name(tmp_path):
     assert "window that is open after micro-batch 2 is dropped" in told.changes[0]
 
 
+@pytest.mark.dear("a run on two replicas and one on another number")
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_an_open_window_of_weights_goes_on_with_other_replicas(tmp_path, before, after):
     batches = [micro_batch(number, count) for number, count in enumerate([4, 1, 0, 3])]
