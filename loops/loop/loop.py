@@ -325,7 +325,8 @@ class Loop:
                     whole = False
                     with self.workers.lost_is_an_error():
                         limit = self._limit(done, steps)
-                        self.end_windows(done + limit == self._last_step(steps))
+                        if self._windows:
+                            self.end_windows(done + limit == self._last_step(steps))
                         call = self._take(limit)
                     scalars, vectors = scalars_and_vectors(call.outputs)
                     visit = Visit(call.counters, scalars, time.perf_counter() - start, steps, vectors)

@@ -17,7 +17,7 @@ class MicroBatches(tf.Module):
     The sum carries the scale of the last added micro-batch: if the scale moves within a window, the sum is rescaled.
 
     A micro-batch with a non-finite gradient spoils its window. The sums stay finite and the window ends at its usual
-    end, but `gradients` then holds an infinity or a NaN where the first such micro-batch had one, so the gate skips the
+    end, but `mean` then holds an infinity or a NaN where the first such micro-batch had one, so the gate skips the
     window and names the right weight. Each replica keeps its own sums; the gate sums over replicas, once per window.
 
     `scaler.LossScaleOptimizer` has separate sums, for a Keras optimizer that accumulates: they keep no state of the
@@ -119,7 +119,7 @@ class MicroBatches(tf.Module):
             loss_scale: Scalar float32, the factor of their loss.
             may_branch: Whether non-finite gradients may be examined in a branch of the graph.
             length: Of this window, from `length`.
-            loss: Its loss, scalar float32, for `loss`.
+            loss: Its loss, scalar float32.
             weight: What the micro-batch counts for, scalar float32; None if all count alike.
 
         Raises:
@@ -164,8 +164,11 @@ class MicroBatches(tf.Module):
         """Whether the last added micro-batch was the last of its window, scalar bool."""
         return self._opens
 
-    def gradients(self, grads: list, weighted: bool = False) -> list:
-        """The mean for every weight with a gradient in `grads`; an infinity or a NaN where one spoiled the window.
+    def mean(self, grads: list, weighted: bool = False) -> tuple[list, tf.Tensor | None]:
+        """The mean gradient for every weight with one in `grads`, and this replica's share of the mean loss.
+
+        A gradient has an infinity or a NaN where one spoiled the window. The loss, scalar float32, is None where
+        `scale` has seen its shares.
 
         Args:
             grads: Those of the micro-batch that was added last.
@@ -173,7 +176,8 @@ class MicroBatches(tf.Module):
         """
         broken = tf.identity(self._broken)
         spoiled = tf.where(broken < _NAN, float("inf"), float("nan"))
-        factor = self._of_a_full_window(weighted)
+        divisor = self._divisor(weighted)
+        factor = None if divisor is None else tf.cast(self._length, tf.float32) / divisor
 
         def found(position: int) -> tf.Tensor:
             total = tf.identity(self._sums[position])
@@ -181,24 +185,14 @@ class MicroBatches(tf.Module):
                 total *= tf.cast(factor, total.dtype)
             return tf.where(tf.equal(broken[position], 0), total, tf.cast(spoiled[position], total.dtype))
 
-        return [None if grad is None else found(position) for position, grad in enumerate(grads)]
+        means = [None if grad is None else found(position) for position, grad in enumerate(grads)]
+        return means, None if divisor is None else self._loss / divisor
 
-    def loss(self, weighted: bool) -> tf.Tensor | None:
-        """This replica's share of the mean loss of the window, scalar float32; None where `scale` has seen its shares.
-
-        Args:
-            weighted: Whether micro-batches have weights.
-        """
+    def _divisor(self, weighted: bool) -> tf.Tensor | None:
+        """What makes a mean of the window's sums, scalar float32; None where they are the mean of a full window."""
         if weighted:
-            return self._loss / positive(sum_over_replicas(self._weight))
-        return self._loss / tf.cast(self._taken, tf.float32) if self._may_end_early else None
-
-    def _of_a_full_window(self, weighted: bool) -> tf.Tensor | None:
-        """The factor from the sums to the mean of the window, scalar float32; None where it is always 1."""
-        length = tf.cast(self._length, tf.float32)
-        if weighted:
-            return length / positive(sum_over_replicas(self._weight))
-        return length / tf.cast(self._taken, tf.float32) if self._may_end_early else None
+            return positive(sum_over_replicas(self._weight))
+        return tf.cast(self._taken, tf.float32) if self._may_end_early else None
 
     def _largest(self, known: tf.Variable, grad: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor:
         """The largest new values of a window so far."""

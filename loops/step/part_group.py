@@ -135,7 +135,7 @@ class PartGroup(tf.Module):
             may_branch = not scaler.authoring.selects(self.loss_scaler)
             self.window.add(grads, loss_scale, may_branch, length=self._accumulate)
             before.restore_unless(self.window.whole)
-            grads = self.window.gradients(grads)
+            grads, _ = self.window.mean(grads)
             when = self.window.complete if due is None else tf.logical_and(self.window.complete, due)
         if len(self.parts) > 1:
             decided = self._together(grads, before, when, again, loss_scale)

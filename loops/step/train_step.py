@@ -465,8 +465,8 @@ class TrainStep(tf.Module):
             may_branch = not scaler.authoring.selects(self.loss_scaler)
             self.window.add(grads, loss_scale, may_branch, length=self._length, loss=loss, weight=weight)
             before.restore_unless(self.window.whole)
-            grads, complete = self.window.gradients(grads, weight is not None), self.window.complete
-            judged = self.window.loss(weight is not None)
+            grads, judged = self.window.mean(grads, weight is not None)
+            complete = self.window.complete
         elif share is not None:
             judged = loss * share / _replicas()
             grads = [_times(grad, share, of) for grad, of in zip(grads, self.model.trainable_variables, strict=True)]

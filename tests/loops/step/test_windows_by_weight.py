@@ -338,7 +338,10 @@ def resumed(folder, goal, changed=(), **arguments):
     checkpoint = loops.Checkpoint(folder, every=1, resume=True, changed=list(changed))
     attempted = []
     data = tf.data.Dataset.from_tensors(micro_batch(0, 3)).repeat()
-    note = lambda visit: attempted.extend(zip(range(visit.first, 99), visit.outputs["attempted"], strict=False))  # noqa: E731
+
+    def note(visit):
+        attempted.extend(zip(range(visit.first, 99), visit.outputs["attempted"], strict=False))
+
     loop = loops.Loop(train_step(**arguments), data, steps_per_call=1, actions=[note, checkpoint])
     loop.run(goal)
     return [step for step, one in attempted if one], loop.resumed
