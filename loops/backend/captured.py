@@ -57,7 +57,9 @@ def variables_by_handle(concrete: tf.types.experimental.ConcreteFunction, known:
 def without_tokens(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
     """The variables without those that order TensorFlow's collective operations: one for each replica, always 0."""
     found = list(variables)
-    if not any(one.shape.rank == 0 and one.dtype == tf.float32 for one in found):
+    # They have no name, and each replica's device has one. All objects of the process are looked at only then.
+    alike = [one for one in found if one.shape.rank == 0 and one.dtype == tf.float32 and one.name == "Variable:0"]
+    if len({one.device for one in alike}) < 2:
         return found
     try:
         from tensorflow.python.distribute.cross_device_utils import CollectiveReplicaLauncher
