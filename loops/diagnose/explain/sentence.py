@@ -106,7 +106,7 @@ def _zero(found: Explanation, at: str) -> str:
         )
     return (
         f"{lost} At a loss scale of {found.nonzero_at:g} {found.nonzero:,} of their values are not: 16 bits flush them "
-        f"to zero. Use a larger loss scale, such as scaler.Static({found.nonzero_at!r})."
+        f"to zero. Use a larger loss scale, such as hs.Static({found.nonzero_at!r})."
     )
 
 
