@@ -1,7 +1,7 @@
 """Published effects, measured again: `python -m benchmarks.effects NAME`, from a clone.
 
 python -m benchmarks.effects list                 # what there is
-python -m benchmarks.effects skip-rate            # benchmarks/results/effects/skip-rate.md, .json and .svg anew
+python -m benchmarks.effects skip-rate            # benchmarks/results/effects/skip-rate.md, .json and .svg again
 python -m benchmarks.effects all --out elsewhere  # all of them, with an index: twenty minutes
 """
 

@@ -69,7 +69,7 @@ def evaluate_checkpoints(
         NotWritable: If the rows cannot be written, or another process evaluates this run.
     """
     assign = _assigning(evaluate, restore)
-    place = check_run(folder, hint=", once the run was started")
+    place = check_run(folder, hint=", once it has begun. To wait for a run that has not, make its folder")
     place = place.parent if place.name == CHECKPOINTS else place
     there = {one.name for one in place.iterdir()}  # An empty folder may be that of a run that is to begin.
     may_begin = follow and (not there or {CHECKPOINTS, EVALUATIONS, ".lock"} & there)

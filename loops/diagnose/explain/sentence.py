@@ -324,6 +324,8 @@ def _cure(found: Explanation) -> str:
     if found.verdict in ("healthy", "zero") or found.empty or found.label:
         return ""
     helping = [remedy for remedy in found.remedies if remedy.helps]
+    if found.blame == "batch" and all(one.kind is Kind.ANOTHER_BATCH for one in helping) and helping:
+        return ""  # The blame says so.
     empty = "; ".join(f"{one.name}, since {one.why_not}" for one in found.remedies if one.why_not)
     empty = f" Finite, but no help: {empty}." if empty else ""
     if not helping:
