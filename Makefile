@@ -61,7 +61,7 @@ docs: docs/_build/html/index.html
 	@echo "docs/_build/html/index.html"
 
 .DELETE_ON_ERROR:
-docs/_build/html/index.html: .venv/docs-ready $(shell find docs scaler loops halfstep -type f -not -path 'docs/_build/*' -not -name '*.pyc')
+docs/_build/html/index.html: .venv/docs-ready $(shell find docs benchmarks/results/effects scaler loops halfstep -type f -not -path 'docs/_build/*' -not -name '*.pyc')
 	$(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees docs docs/_build/html
 	@! grep -rlE '<(link|script|img)[^>]* (href|src)="(https?:)?//' docs/_build/html --include='*.html'
 	touch $@
@@ -180,7 +180,7 @@ gpu: .venv/ready $(if $(wildcard /dev/nvidia0),.venv/cuda-ready)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[gpu]"
 	touch .venv/cuda-ready
 
-# The pages in docs/effects, all of them anew: twenty minutes.
+# The pages in benchmarks/results/effects, all of them anew: twenty minutes.
 effects: .venv/ready
 	$(BIN)/python -m benchmarks.effects all
 

@@ -1,7 +1,7 @@
 """The one place that measures time: contenders take turns, and what counts is their ratios within a round.
 
 A machine is slower in one minute than in the next, for everybody. So every contender is called once a round, in an
-order drawn anew, after a warm-up in which functions are traced and compiled. A figure is the median over the rounds of
+order drawn again, after a warm-up in which functions are traced and compiled. A figure is the median over the rounds of
 one contender's time divided by another's, with the quartiles; minima and medians in ms stand beside it.
 """
 

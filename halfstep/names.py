@@ -59,7 +59,7 @@ UNIT_SCALED = ("unit-float32", "unit-mixed-none")
 """Those of a unit-scaled model, likewise."""
 FORMS = (
     "none, static:SCALE (static:1024), or a name, with options as in dynamic:growth_interval=200,initial_scale=2**16: "
-    f"{', '.join(STRATEGIES)}, or one of scaler.presets: {', '.join(PRESETS)}; around any of them "
+    f"{', '.join(STRATEGIES)}, or one of hs.presets: {', '.join(PRESETS)}; around any of them "
     "warmup:STEPS+, bounded:MIN,MAX+ or rising_floor:STEP=FLOOR,STEP=FLOOR+ (warmup:100+dynamic); around them all "
     "spike_guard+ (spike_guard:factor=20+dynamic); one after the other with +then:STEP+ (static:1024+then:500+dynamic)"
 )

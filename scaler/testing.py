@@ -219,7 +219,7 @@ def _only_declared(strategy: Strategy, events: Sequence[_Seen], event: _Watched)
         if not missed:
             raise
         argument = "edges=(...)" if missed[-1] == "histogram" else f"{missed[-1]}=True"
-        declared = f"needs = scaler.strategies.Needs({argument})"
+        declared = f"needs = hs.strategies.Needs({argument})"
         what = f"it uses event.{missed[-1]}, which is None unless it is declared: {declared}"
         raise _broken(strategy, "declared statistics", events, what) from error
 

@@ -1,7 +1,7 @@
 """Published effects, measured again: `python -m benchmarks.effects NAME`, from a clone.
 
 python -m benchmarks.effects list                 # what there is
-python -m benchmarks.effects skip-rate            # docs/effects/skip-rate.md, .json and .svg anew
+python -m benchmarks.effects skip-rate            # benchmarks/results/effects/skip-rate.md, .json and .svg again
 python -m benchmarks.effects all --out elsewhere  # all of them, with an index: twenty minutes
 """
 
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("name", help=f"one of {', '.join(one.name for one in EXPERIMENTS)}; or list, or all")
     parser.add_argument("--seeds", type=arguments.count, help="(default: the effect's own number)")
     parser.add_argument("--steps", type=arguments.count, help="batches a run (default: the effect's own number)")
-    parser.add_argument("--out", default="docs/effects", metavar="DIR", help="(default: %(default)s)")
+    parser.add_argument("--out", default="benchmarks/results/effects", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     return parser
 

@@ -25,7 +25,7 @@ encoded = layers.LayerNormalization()(x)
 
 
 def train(name, outputs, x, y, optimizer, steps):
-    """Makes the step anew for every phase: masters, optimizer and scale belong to one model."""
+    """Makes the step again for every phase: masters, optimizer and scale belong to one model."""
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(4096, seed=0).repeat().batch(32)
     step = hs.TrainStep(keras.Model(tokens, outputs), cross_entropy, optimizer, clip_norm=1.0)
     hs.Loop(step, dataset, steps_per_call=50).run(steps)

@@ -21,7 +21,7 @@ def train_in_float16(name, **arguments):
     layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10), last]
     model = keras.Sequential([keras.Input((64,)), *layers])
     step = hs.TrainStep(model, cross_entropy, keras.optimizers.Adam(3e-3), **arguments)
-    train = examples.shuffle(1500, seed=0).repeat().batch(50)  # made anew: the same order for all
+    train = examples.shuffle(1500, seed=0).repeat().batch(50)  # made again: the same order for all
     losses = []
     hs.Loop(step, train, actions=[lambda visit: losses.extend(visit.outputs["loss"])]).run(300)
     right = tf.reduce_mean(tf.cast(tf.argmax(model(images[1500:]), axis=-1) == digits.target[1500:], tf.float32))

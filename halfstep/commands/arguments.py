@@ -34,5 +34,5 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "--build",
         metavar="MODULE:FUNCTION",
         help="for a run of your own program: a function, importable from the current folder, that takes the run's "
-        "folder and returns the loops.Loop with its Checkpoint",
+        "folder and returns the hs.Loop with its Checkpoint",
     )

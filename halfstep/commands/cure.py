@@ -114,7 +114,7 @@ def _alone(found: FormatCure, path: str) -> str:
 
 def _calls(found: FormatCure) -> list[str]:
     """The calls that put the layers inside into the format, one for each model."""
-    emulated = f"scaler.formats.emulated({found.format!r})"
+    emulated = f"hs.formats.emulated({found.format!r})"
     if not found.models:
         return [f"{emulated}(model, only={found.inside!r})"]
     inside = {

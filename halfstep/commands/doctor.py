@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
         "--model",
         metavar="MODULE:FUNCTION",
         help="a function of your program, importable from the current folder, that takes nothing, or the folder of a "
-        "run (here an empty one), and returns a loops.Loop, or (model, optimizer, loss, sample)",
+        "run (here an empty one), and returns an hs.Loop, or (model, optimizer, loss, sample)",
     )
     parser.add_argument(
         "--out", metavar="FILE", help="with --model: draw its memory into FILE, such as memory.png or memory.html"

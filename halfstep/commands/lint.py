@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
         required=True,
         metavar="MODULE:FUNCTION",
         help="a function of your program, importable from the current folder, that takes nothing, or the folder of a "
-        "run (here an empty one), and returns a loops.Loop, or (model, optimizer, loss, sample)",
+        "run (here an empty one), and returns an hs.Loop, or (model, optimizer, loss, sample)",
     )
     parser.add_argument("--xla", action="store_true", help="also name the layers that XLA cannot compile")
     parser.add_argument(

@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
         required=True,
         metavar="MODULE:FUNCTION",
         help="a function of your program, importable from the current folder, that takes nothing, or an empty folder "
-        "for the run, and returns the loops.Loop",
+        "for the run, and returns the hs.Loop",
     )
     parser.add_argument("--steps", type=arguments.count, default=10, help="steps of each run (default: 10)")
     parser.add_argument("--json", action="store_true", help="print it as JSON")

@@ -68,7 +68,7 @@ def add_parser(commands: Any) -> None:
         "--build",
         metavar="MODULE:FUNCTION",
         help="with --validate or --live, for a run of your own program: a function, importable from the current "
-        "folder, that takes the run's folder and returns the loops.Loop with its Checkpoint",
+        "folder, that takes the run's folder and returns the hs.Loop with its Checkpoint",
     )
     parser.add_argument("--json", action="store_true", help="print it as JSON")
 

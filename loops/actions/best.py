@@ -34,7 +34,7 @@ class Best:
 
     def __init__(self, evaluate: Evaluate, metric: str, mode: str = "min", *, min_delta: float = 0.0):
         if not isinstance(evaluate, Evaluate):
-            raise scaler.InvalidArgument(f"Best({evaluate!r}): expected a loops.Evaluate.")
+            raise scaler.InvalidArgument(f"Best({evaluate!r}): expected an hs.Evaluate.")
         if metric not in evaluate.metric_names:
             raise scaler.InvalidArgument(
                 f"Best(metric={metric!r}): expected one of {', '.join(evaluate.metric_names)}."
@@ -58,7 +58,7 @@ class Best:
         """
         if self._evaluate not in loop.actions:
             raise LoopError(
-                f"{user}: the loops.Evaluate that it follows is not among the loop's actions. Put it before it."
+                f"{user}: the hs.Evaluate that it follows is not among the loop's actions. Put it before it."
             )
 
     def look(self) -> None:

@@ -114,7 +114,7 @@ class Checkpoint:
         check_count(f"Checkpoint(keep={keep!r})", keep, 2)
         if best is not None and not isinstance(best, Best):
             raise scaler.InvalidArgument(
-                f"Checkpoint(best={best!r}): expected a loops.Best, such as loops.Best(evaluate, 'loss')."
+                f"Checkpoint(best={best!r}): expected an hs.Best, such as hs.Best(evaluate, 'loss')."
             )
         self.directory = self.place = as_path("Checkpoint", "directory", directory)
         self.writes = Place(self.directory, "folder")

@@ -29,7 +29,7 @@ class EarlyStop:
     def __init__(self, best: Best, *, patience: int = 3):
         if not isinstance(best, Best):
             raise scaler.InvalidArgument(
-                f"EarlyStop({best!r}): expected a loops.Best, such as loops.Best(evaluate, 'loss')."
+                f"EarlyStop({best!r}): expected an hs.Best, such as hs.Best(evaluate, 'loss')."
             )
         check_count(f"EarlyStop(patience={patience!r})", patience)
         self._best, self._patience = best, patience

@@ -113,8 +113,8 @@ class Rewind:
         saves = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
         if saves is None:
             raise scaler.InvalidArgument(
-                "Rewind: the loop has no loops.Checkpoint among its actions to go back to: expected one, such as "
-                "loops.Checkpoint('run/checkpoints', every=100)."
+                "Rewind: the loop has no hs.Checkpoint among its actions to go back to: expected one, such as "
+                "hs.Checkpoint('run/checkpoints', every=100)."
             )
         if loop.workers.count > 1:
             raise LoopError("Rewind on several workers: they would have to go back together. Use one process.")
@@ -184,7 +184,7 @@ class Rewind:
         if "cause" not in visit.outputs:
             raise scaler.InvalidArgument(
                 "Rewind: the step returns no 'cause', by which spikes are known: expected outcome.cause among its "
-                "outputs, as those of a loops.TrainStep with a scaler.SpikeGuard."
+                "outputs, as those of an hs.TrainStep with an hs.SpikeGuard."
             )
         found = np.flatnonzero(visit.outputs["cause"] == _SPIKE).tolist()
         self._seen += [(visit.first + row, self._taken + row + 1) for row in found]

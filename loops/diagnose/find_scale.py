@@ -132,7 +132,7 @@ class FoundScale:
         moved = self._moved_bounds()
         for name, value in moved.items():
             usual = getattr(scaler.Dynamic(), name)
-            instead = f"scaler.Dynamic({self.start!r}, {name}={value!r})"
+            instead = f"hs.Dynamic({self.start!r}, {name}={value!r})"
             found.append(f"start has no room within the default {name} of {usual:g}: {instead}")
         return found
 

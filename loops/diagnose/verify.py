@@ -136,7 +136,7 @@ def verify(
     if not callable(build) or not (probes is None or callable(probes)):
         raise scaler.InvalidArgument(
             f"verify(build={build!r}, probes={probes!r}): expected a function without arguments, or of a folder, that "
-            "returns a loops.Loop, and a function of the model that returns an observe.Watch, or None."
+            "returns an hs.Loop, and a function of the model that returns an observe.Watch, or None."
         )
     with in_empty_folders(build) as build_in_folder:
         return _verified(build_in_folder, int(steps), probes)
@@ -180,7 +180,7 @@ class _Trial:
         loop = self._build()
         if not isinstance(loop, Loop) or not isinstance(loop.train_step, TrainStep):
             what = f"a Loop of {loop.train_step!r}" if isinstance(loop, Loop) else repr(loop)
-            raise scaler.InvalidArgument(f"verify(build): it returned {what}: expected a loops.Loop of a TrainStep.")
+            raise scaler.InvalidArgument(f"verify(build): it returned {what}: expected an hs.Loop of a TrainStep.")
         step = loop.train_step
         seen: list[dict[str, np.generic]] = []
         watch = choose(step) if choose else None
@@ -203,7 +203,7 @@ class _Trial:
             watch = self._probes(step.model)
             if not isinstance(watch, scaler.observe.Watch):
                 raise scaler.InvalidArgument(
-                    f"verify(probes=...): the function returned {watch!r}: expected scaler.observe.watch(model)."
+                    f"verify(probes=...): the function returned {watch!r}: expected hs.observe.watch(model)."
                 )
             return watch
         return step.probes or scaler.observe.watch(step.model)

@@ -52,7 +52,7 @@ class Cadence:
     def __init__(self, action: str, every: int | Seconds):
         if not is_count(every) and not isinstance(every, Seconds):
             raise scaler.InvalidArgument(
-                f"{action}(every={every!r}): expected an integer of at least 1, in steps, or loops.Seconds(60)."
+                f"{action}(every={every!r}): expected an integer of at least 1, in steps, or hs.Seconds(60)."
             )
         self._every = every
         self._seconds = 0.0

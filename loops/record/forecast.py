@@ -38,7 +38,7 @@ def forecast(steps: Any) -> Alarm | None:
         columns = {name: np.asarray(steps[name], np.float64) for name in names}
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise scaler.InvalidArgument(
-            f"forecast: expected the columns {', '.join(names)}, as in loops.observe.read(path).steps."
+            f"forecast: expected the columns {', '.join(names)}, as in hs.observe.read(path).steps."
         ) from error
     if any(values.ndim != 1 or len(values) != len(columns["step"]) for values in columns.values()):
         shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in columns.items())
@@ -59,7 +59,7 @@ def forecast(steps: Any) -> Alarm | None:
     if len(critical) and (np.isnan(critical) | np.isposinf(critical)).all():
         raise scaler.InvalidArgument(
             "forecast: the trace has no critical scales, because no gradients were measured: expected one of a "
-            "TrainStep(..., probes=scaler.observe.watch(model))."
+            "TrainStep(..., probes=hs.observe.watch(model))."
         )
     return _fold(Seen(), columns)[1]
 
@@ -122,13 +122,13 @@ class Forecast:
         if isinstance(loop.train_step, ComposedStep):
             raise scaler.InvalidArgument(
                 "Forecast: a ComposedStep has no loss of its own that could rise: expected a TrainStep. Let it see the "
-                "parts in TensorBoard, or in the report of a loops.Trace."
+                "parts in TensorBoard, or in the report of an hs.Trace."
             )
         probes = getattr(loop.train_step, "probes", None)
         if probes is None:
             raise scaler.InvalidArgument(
                 "Forecast: the train step has no probes, which measure gradients: expected "
-                "TrainStep(..., probes=scaler.observe.watch(model))."
+                "TrainStep(..., probes=hs.observe.watch(model))."
             )
         kinds = getattr(probes, "kinds", _GRADIENTS)
         if not {*kinds} & {*_GRADIENTS}:

@@ -30,7 +30,7 @@ from loops.support.part_names import part_names
 
 _NO_TRACE = (
     "No trace was recorded: the critical scale, the headroom and the exponents are unknown. To record them, {how}add "
-    'loops.Trace("run/{trace}") to the actions, and make the step {probes}.'
+    'hs.Trace("run/{trace}") to the actions, and make the step {probes}.'
 )
 _DAMAGED = "damaged"
 _BY_COMMAND = "run halfstep train with --trace; in a program, "
@@ -42,7 +42,7 @@ _NOT_WATCHED = (
 )
 _ZERO = "The headroom of activations and weights is not known: all that was measured of them is zero."
 _NO_HISTOGRAMS = (
-    "The trace has no histograms yet. They are written at the steps that are multiples of loops.Trace(every=), around "
+    "The trace has no histograms yet. They are written at the steps that are multiples of hs.Trace(every=), around "
     "skips, and when the run ends."
 )
 
@@ -68,7 +68,7 @@ def as_recorded(source: Any) -> Recorded:
     if isinstance(source, Mapping):
         return _of_arrays(source)
     raise scaler.InvalidArgument(
-        f"{type(source).__name__}: expected a run's folder, its trace or its log, what loops.observe.read returned, or "
+        f"{type(source).__name__}: expected a run's folder, its trace or its log, what hs.observe.read returned, or "
         "a mapping of arrays."
     )
 
@@ -105,7 +105,7 @@ def read_run(run: str | os.PathLike) -> Recorded:
             raise LoopError(f"{run}: no step can be read there. {' '.join(lacking)}")
         raise LoopError(
             f"{run}: no step is recorded there, neither in a trace ({TRACE}) nor in a log ({STEPS}). Give the run "
-            f'loops.Trace("run/{TRACE}") or loops.JsonLines("run/{STEPS}"), or wait for its first visit.'
+            f'hs.Trace("run/{TRACE}") or hs.JsonLines("run/{STEPS}"), or wait for its first visit.'
         )
     counted = counted_in(folder, recorded.step[recorded.known].tolist())
     return dataclasses.replace(recorded, replayed=replayed, counted=counted, evaluations=evaluations_in(folder))

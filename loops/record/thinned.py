@@ -116,9 +116,7 @@ def said_of(found: Thinned) -> str:
         return f"{said}; {run}, {agreeing(counted.skips, 'which is', 'all of them')} {logged}."
     none = agreeing(counted.skips, f"not {logged}", f"none of them {logged}")
     which = f"{found.unlogged:,} of them not {logged}" if found.shown else none
-    remedy = (
-        "keep the loops.Trace from the first step on" if found.traced else "add a loops.Trace, which has all of them"
-    )
+    remedy = "keep the hs.Trace from the first step on" if found.traced else "add an hs.Trace, which has all of them"
     return f"{said}; {run}, {which}. To learn why, log every step, or {remedy}."
 
 

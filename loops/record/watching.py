@@ -12,6 +12,6 @@ def probes_for(parts: Sequence[str]) -> str:
         parts: The names of its parts; empty for a `TrainStep`, or if the step is unknown.
     """
     if not parts:
-        return "TrainStep(..., probes=scaler.observe.watch(model))"
-    each = ", ".join(f'"{part}": scaler.observe.watch({part})' for part in parts)
+        return "TrainStep(..., probes=hs.observe.watch(model))"
+    each = ", ".join(f'"{part}": hs.observe.watch({part})' for part in parts)
     return f"ComposedStep(..., probes={{{each}}})"

@@ -120,7 +120,7 @@ def live(
     loop = open_run(run, build_with)
     rows = read_log(log_of(loop, run))
     if not rows:
-        raise LoopError(f"{run}: it has no log of its steps to compare with: a loops.JsonLines writes one.")
+        raise LoopError(f"{run}: it has no log of its steps to compare with: an hs.JsonLines writes one.")
     last = int(rows[-1]["step"])
     if step is not None and not 1 <= step <= last:
         raise scaler.InvalidArgument(f"step {step}: the run's log ends at step {last}: expected one from 1 to {last}.")
@@ -157,7 +157,7 @@ def _nearest(loop: Loop, run: pathlib.Path, step: int, limit: int) -> int:
     if not numbers:
         raise LoopError(
             f"{run}: it has no checkpoint before its last step, to begin at. Train with checkpoints: halfstep train "
-            "--checkpoint-every N, or loops.Checkpoint in a program."
+            "--checkpoint-every N, or hs.Checkpoint in a program."
         )
     return min(numbers, key=lambda number: (abs(number - step), number))
 
@@ -177,7 +177,7 @@ def _recorded(rows: Sequence[dict], began_at: int, last: int) -> History:
     missing = [name for name in ("loss_scale", "applied") if any(row.get(name) is None for row in kept)]
     if missing or len(kept) != last - began_at:
         raise LoopError(
-            f"the run's log lacks {missing[0] if missing else 'some steps'} after step {began_at}: a loops.JsonLines "
+            f"the run's log lacks {missing[0] if missing else 'some steps'} after step {began_at}: an hs.JsonLines "
             "of each step writes it."
         )
     outputs = {
@@ -246,7 +246,7 @@ def change_strategy(loop: Loop, strategy: scaler.Strategy) -> None:
     step = loop.train_step
     if not isinstance(step, TrainStep) or step.layerwise is not None:
         raise LoopError(
-            "cannot change the strategy of this run: its train step is not a loops.TrainStep with a single loss scale."
+            "cannot change the strategy of this run: its train step is not an hs.TrainStep with a single loss scale."
         )
     step.loss_scaler = scaler.LossScaler(strategy)
 

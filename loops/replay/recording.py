@@ -88,7 +88,7 @@ def recording_of(tables: TraceTables, name: str) -> Recording:
 def _how_to_record(parts: Sequence[str]) -> str:
     """How to record what a replay needs."""
     by_command = "" if parts else ", as halfstep train --trace does it"
-    return f"loops.Trace and {probes_for(parts)}{by_command}"
+    return f"hs.Trace and {probes_for(parts)}{by_command}"
 
 
 def largest_gradient(recording: Recording) -> np.ndarray:

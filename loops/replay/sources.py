@@ -48,7 +48,7 @@ def trace_in(place: pathlib.Path) -> pathlib.Path:
     found = trace_of(place)
     if found is None:
         raise LoopError(
-            f"{place}: it has no trace.arrow. Name the file, or record one: halfstep train --trace, or loops.Trace in "
+            f"{place}: it has no trace.arrow. Name the file, or record one: halfstep train --trace, or hs.Trace in "
             "a program."
         )
     return found

@@ -93,8 +93,8 @@ def _below(recording: Recording) -> np.ndarray:
     if len(missing):
         raise LoopError(
             f"{recording.name}: {len(missing)} of {len(recording.step)} steps have no histogram of the weights' "
-            f"gradients, the first of them step {missing[0]}. Record one at each step: loops.Trace(path, every=1) and "
-            "scaler.observe.watch(model), or halfstep train --trace 1."
+            f"gradients, the first of them step {missing[0]}. Record one at each step: hs.Trace(path, every=1) and "
+            "hs.observe.watch(model), or halfstep train --trace 1."
         )
     rows = np.searchsorted(recording.step, step)
     kept = (rows < len(recording.step)) & (recording.step[np.minimum(rows, len(recording.step) - 1)] == step)

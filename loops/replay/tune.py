@@ -220,7 +220,7 @@ def _parts(tables: Sequence[tuple[str, TraceTables]]) -> tuple[list[Recording], 
         if not any(len(set(one.step.tolist()) & set(one.tables.histograms["step"].to_pylist())) for one in part):
             raise LoopError(
                 f"{part[0].name}: it has no histograms, so it is unknown how many gradients a scale flushes to zero. "
-                "Record them more often: halfstep train --trace 10, or loops.Trace(path, every=10)."
+                "Record them more often: halfstep train --trace 10, or hs.Trace(path, every=10)."
             )
     return recordings[0], recordings[1]
 

@@ -69,13 +69,13 @@ def evaluate_checkpoints(
         NotWritable: If the rows cannot be written, or another process evaluates this run.
     """
     assign = _assigning(evaluate, restore)
-    place = check_run(folder, hint=", once the run was started")
+    place = check_run(folder, hint=", once it has begun. To wait for a run that has not, make its folder")
     place = place.parent if place.name == CHECKPOINTS else place
     there = {one.name for one in place.iterdir()}  # An empty folder may be that of a run that is to begin.
     may_begin = follow and (not there or {CHECKPOINTS, EVALUATIONS, ".lock"} & there)
     if not may_begin and not checkpoints.numbers(checkpoints_of(place)):
         raise CheckpointError(
-            f"{folder}: no checkpoint. Name the folder that was given to loops.Checkpoint, or a run's --out."
+            f"{folder}: no checkpoint. Name the folder that was given to hs.Checkpoint, or a run's --out."
         )
     path = place / EVALUATIONS
     with RunLocks([("evaluate_checkpoints", Place(path, "file"))]):
@@ -108,7 +108,7 @@ def _restored(
                 damage = error
             after = _hash_of(path)
             if after is None:
-                how = "For slow evaluations give loops.Checkpoint a larger keep=, or save less often."
+                how = "For slow evaluations give hs.Checkpoint a larger keep=, or save less often."
                 said = f"{path} was removed before it was evaluated: step {number} is skipped. {how}"
                 warnings.warn(said, UserWarning, stacklevel=3)
             elif after == mark:  # Else it was replaced meanwhile, and is new once more.
@@ -142,7 +142,7 @@ def _assigning(evaluate: object, restore: object) -> Callable[[str], None]:
         return functools.partial(_assign, objects, state.check)
     if not isinstance(restore, keras.Model):
         raise scaler.InvalidArgument(
-            f"evaluate_checkpoints(restore={restore!r}): expected the run's model, or a loops.Loop made as in the run."
+            f"evaluate_checkpoints(restore={restore!r}): expected the run's model, or an hs.Loop made as in the run."
         )
     own = [part for variable in restore.variables for part in components(variable)]
     return functools.partial(_assign, {"model": own}, functools.partial(_check_model, own))
@@ -152,11 +152,11 @@ def _check_model(own: list[tf.Variable], path: str, facts: Mapping) -> None:
     saved, here = facts["variables"], layout({"model": own})
     if "model" not in saved:
         raise CheckpointError(
-            f"{path}: it does not say which of its variables are the model's, since its step is no loops.TrainStep. "
-            "Give evaluate_checkpoints a loops.Loop made as in the run, as restore=."
+            f"{path}: it does not say which of its variables are the model's, since its step is no hs.TrainStep. "
+            "Give evaluate_checkpoints an hs.Loop made as in the run, as restore=."
         )
     replicas = facts["identity"].get("replicas", 1)
-    others = [f"the run had {replicas} replicas: give restore= a loops.Loop with its strategy"] * (replicas != 1)
+    others = [f"the run had {replicas} replicas: give restore= an hs.Loop with its strategy"] * (replicas != 1)
     check_layout(path, {"model": saved["model"]}, here, others)
     warn_of_places(path, {"model": saved["model"]}, here)
 

@@ -31,7 +31,7 @@ _AROUND: dict[str, Callable[..., scaler.Strategy]] = {
 _THEN = "then"
 FORMS = (
     "none, static:SCALE (static:1024), or a name, with options as in dynamic:growth_interval=200,initial_scale=2**16: "
-    f"{', '.join(_STRATEGIES)}, or one of scaler.presets: {', '.join(_PRESETS)}; around any of them "
+    f"{', '.join(_STRATEGIES)}, or one of hs.presets: {', '.join(_PRESETS)}; around any of them "
     "warmup:STEPS+, bounded:MIN,MAX+ or rising_floor:STEP=FLOOR,STEP=FLOOR+ (warmup:100+dynamic); around them all "
     "spike_guard+ (spike_guard:factor=20+dynamic); one after the other with +then:STEP+ (static:1024+then:500+dynamic)"
 )

@@ -31,7 +31,7 @@ def check_late_layers(model: keras.Model) -> None:
         raise scaler.InvalidArgument(
             f"TrainStep: model {model.name!r} computes in float16 in layers that it created when it was built, after "
             "the step had chosen no loss scaling for it. Build the model first, or pass loss_scaler=, such as "
-            "scaler.LossScaler(scaler.Dynamic())."
+            "hs.LossScaler(hs.Dynamic())."
         )
 
 
@@ -40,12 +40,11 @@ def check_masters(masters: object, allow_16bit_updates: bool, layerwise: object)
     if masters is not None and (allow_16bit_updates or not callable(masters)):
         raise scaler.InvalidArgument(
             f"TrainStep(masters={masters!r}, allow_16bit_updates={allow_16bit_updates!r}): expected a function of the "
-            "variables, such as scaler.weights.KahanWeights, and not to train 16-bit variables without it as well."
+            "variables, such as hs.weights.KahanWeights, and not to train 16-bit variables without it as well."
         )
     if layerwise is not None and not isinstance(layerwise, scaler.layerwise.Layerwise):
         raise scaler.InvalidArgument(
-            f"TrainStep(layerwise={layerwise!r}): expected the Layerwise that "
-            "scaler.layerwise.insert_rescales returned."
+            f"TrainStep(layerwise={layerwise!r}): expected the Layerwise that hs.layerwise.insert_rescales returned."
         )
 
 
@@ -60,7 +59,7 @@ def check_retry(retry: object, layerwise: object, jit_compile: bool, probes: obj
         )
     if retry and probes is not None:
         raise scaler.InvalidArgument(
-            "TrainStep(retry=True, probes=...): probes, which a loops.Trace needs, measure the first backward pass and "
+            "TrainStep(retry=True, probes=...): probes, which an hs.Trace needs, measure the first backward pass and "
             "not the one that is applied. Use one of the two."
         )
     if retry and jit_compile:
@@ -81,15 +80,15 @@ def check_made_masters(masters: object, variables: list) -> None:
     """Refuses masters from `masters=` that are not those of the model's own variables."""
     if not isinstance(masters, scaler.MasterWeights):
         raise scaler.InvalidArgument(
-            f"TrainStep(masters=...): the function returned {masters!r}: expected a scaler.MasterWeights, "
-            "scaler.weights.KahanWeights or scaler.weights.StochasticRounding of the variables it is given."
+            f"TrainStep(masters=...): the function returned {masters!r}: expected an hs.MasterWeights, "
+            "hs.weights.KahanWeights or hs.weights.StochasticRounding of the variables it is given."
         )
     own = masters.model_variables
     if len(own) != len(variables) or any(one is not other for one, other in zip(own, variables, strict=True)):
         raise scaler.InvalidArgument(
             "TrainStep(masters=...): the function returned masters of other variables than those it was given, the "
             "trainable ones of this model: pass on its argument, as in lambda variables: "
-            "scaler.weights.KahanWeights(variables)."
+            "hs.weights.KahanWeights(variables)."
         )
 
 
@@ -99,7 +98,7 @@ def check_scaling(model: keras.Model, optimizer: Any, loss_scaler: scaler.LossSc
         getattr(layer, "scales_gradients", False) for layer in scaler.observe.layers_of(model)
     ):
         raise scaler.InvalidArgument(
-            f"TrainStep: model {model.name!r} has layers of scaler.layerwise.insert_rescales, and only their Layerwise "
+            f"TrainStep: model {model.name!r} has layers of hs.layerwise.insert_rescales, and only their Layerwise "
             "removes those scales from the gradients: expected layerwise=, the second object that insert_rescales "
             "returned."
         )
@@ -119,8 +118,8 @@ def as_optimizer(who: str, optimizer: Any) -> Any:
     optimizer = scaler.authoring.from_keras(keras.optimizers, optimizer)
     if isinstance(optimizer, (list, tuple, dict)):
         raise scaler.InvalidArgument(
-            f"{who}: optimizer is a {type(optimizer).__name__}: expected one. For several use a loops.ComposedStep "
-            "with a part for each, or scaler.apply_together in a step of your own."
+            f"{who}: optimizer is a {type(optimizer).__name__}: expected one. For several use an hs.ComposedStep "
+            "with a part for each, or hs.apply_together in a step of your own."
         )
     moves = callable(optimizer) or hasattr(optimizer, "apply") or hasattr(optimizer, "apply_gradients")
     if moves and not isinstance(optimizer, type):
@@ -148,7 +147,7 @@ def as_loss_scaler(who: str, loss_scaler: Any, name: str = "loss_scaler") -> sca
     if isinstance(loss_scaler, scaler.Strategy) and not isinstance(loss_scaler, type):
         return scaler.LossScaler(loss_scaler, name=name)
     raise scaler.InvalidArgument(
-        f"{who}: loss_scaler={loss_scaler!r}: expected a scaler.LossScaler, or a strategy such as scaler.Dynamic()."
+        f"{who}: loss_scaler={loss_scaler!r}: expected an hs.LossScaler, or a strategy such as hs.Dynamic()."
     )
 
 

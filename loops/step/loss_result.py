@@ -76,7 +76,7 @@ def read_loss(result: Any, taken: Container[str]) -> Loss:
     weighted = isinstance(loss, WeightedLoss)
     if not isinstance(extra, dict) or (not weighted and isinstance(loss, (tuple, list, dict))) or loss is None:
         raise BadOutputs(
-            f"the loss function returned {result!r}: expected a scalar or a loops.WeightedLoss(total, weight), alone "
+            f"the loss function returned {result!r}: expected a scalar or an hs.WeightedLoss(total, weight), alone "
             "or with a dict of scalars by name."
         )
     if not weighted and tf.TensorShape(getattr(loss, "shape", ())) == tf.TensorShape([0]):

@@ -178,7 +178,7 @@ def check_part_probes(probes: Any, parts: Sequence[Part], retry: bool) -> None:
     names = [part.name for part in parts]
     if not isinstance(probes, Mapping) or not probes or not set(probes) <= set(names):
         raise scaler.InvalidArgument(
-            f"ComposedStep(probes={probes!r:.100}): expected a dict of scaler.observe.watch(model) by the names of "
+            f"ComposedStep(probes={probes!r:.100}): expected a dict of hs.observe.watch(model) by the names of "
             f"parts, of which there are {', '.join(names)}."
         )
     if retry:
@@ -194,14 +194,14 @@ def check_part_probes(probes: Any, parts: Sequence[Part], retry: bool) -> None:
             if other != part.name:
                 raise scaler.InvalidArgument(
                     f"ComposedStep(probes=...): the parts {other!r} and {part.name!r} have one watch, whose rows are "
-                    "those of one part: expected a scaler.observe.watch(...) for each."
+                    "those of one part: expected an hs.observe.watch(...) for each."
                 )
 
 
 def _check_watch(part: Part, watch: Any) -> None:
     if not isinstance(watch, scaler.observe.Watch):
         raise scaler.InvalidArgument(
-            f"ComposedStep(probes=...): part {part.name!r} has {watch!r:.100}: expected scaler.observe.watch(model)."
+            f"ComposedStep(probes=...): part {part.name!r} has {watch!r:.100}: expected hs.observe.watch(model)."
         )
     held = {id(variable) for variable in watch.model.variables}
     if not any(id(variable) in held for variable in part.variables):

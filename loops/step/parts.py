@@ -109,7 +109,7 @@ def check_composed(parts: Any, forward: Any, loss_scaler: Any, accumulate: Any, 
         scaler.InvalidArgument: With the names of the parts.
     """
     if not isinstance(parts, (list, tuple)) or not parts or not all(isinstance(one, Part) for one in parts):
-        raise scaler.InvalidArgument(f"ComposedStep({parts!r}): expected a list of loops.Part, with at least one.")
+        raise scaler.InvalidArgument(f"ComposedStep({parts!r}): expected a list of hs.Part, with at least one.")
     if forward is not None and not callable(forward):
         raise scaler.InvalidArgument(f"ComposedStep(forward={forward!r}): expected a function of a batch.")
     names = [part.name for part in parts]

@@ -198,7 +198,7 @@ def check_probes(probes: object, model: Any, layerwise: object) -> None:
     if probes is None:
         return
     if not isinstance(probes, scaler.observe.Watch):
-        raise scaler.InvalidArgument(f"TrainStep(probes={probes!r}): expected scaler.observe.watch(model).")
+        raise scaler.InvalidArgument(f"TrainStep(probes={probes!r}): expected hs.observe.watch(model).")
     if probes.model is not model:
         raise scaler.InvalidArgument(
             f"TrainStep(probes=...): it watches model {probes.model.name!r}, but the step trains {model.name!r}: "

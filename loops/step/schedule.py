@@ -36,7 +36,7 @@ class ByAttempts(keras.optimizers.schedules.LearningRateSchedule):
                 "function of the step."
             )
         if not isinstance(loss_scaler, scaler.LossScaler):
-            raise scaler.InvalidArgument(f"ByAttempts(loss_scaler={loss_scaler!r}): expected a scaler.LossScaler.")
+            raise scaler.InvalidArgument(f"ByAttempts(loss_scaler={loss_scaler!r}): expected an hs.LossScaler.")
         self.schedule = schedule
         self.loss_scaler = loss_scaler
 

@@ -32,7 +32,7 @@ LAYERS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 """The layers whose logits can be seen."""
 OF_ITS_OWN = (
     "it computes attention in a way of its own, so its logits cannot be seen. Show them with "
-    "scaler.observe.probe(logits, name)."
+    "hs.observe.probe(logits, name)."
 )
 FLASH = "flash attention computes its logits inside of one kernel, which shows none of them."
 

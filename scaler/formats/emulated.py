@@ -265,5 +265,5 @@ def _strategy(scaling: str | DelayedAmax | None) -> str | DelayedAmax:
     if isinstance(scaling, DelayedAmax) or (isinstance(scaling, str) and scaling == "current"):
         return scaling
     raise InvalidArgument(
-        f'emulated(scaling={scaling!r}): expected "delayed", "current" or a scaler.DelayedAmax of your own.'
+        f'emulated(scaling={scaling!r}): expected "delayed", "current" or an hs.DelayedAmax of your own.'
     )

@@ -44,7 +44,7 @@ def check_apply(
     """
     if rollback is not None and not isinstance(rollback, Snapshot):
         raise InvalidArgument(
-            f"apply(rollback={type(rollback).__name__}): expected scaler.snapshot(model.non_trainable_variables), "
+            f"apply(rollback={type(rollback).__name__}): expected hs.snapshot(model.non_trainable_variables), "
             "taken before the forward pass, or None."
         )
     for name, function in functions.items():

@@ -206,7 +206,7 @@ class Trial:
             names = " and ".join(name_of(part.optimizer) for part in self._targets.parts)
             raise InvalidArgument(
                 f"apply: {names} made its variables in this very step, and values that are not finite with them, which "
-                "cannot be put back: the weights were. Make the optimizer anew, and have it make its variables before "
+                "cannot be put back: the weights were. Create a new optimizer, and have it make its variables before "
                 "the first step."
             )
         # A schedule counts steps, so that it is asked once the count is what it was.

@@ -100,7 +100,7 @@ class LossScaler(ByName):
             self._spikes = Spikes(self.strategy, stored)
         self._names = Names()
         if stuck is not None and not isinstance(stuck, StuckPolicy):
-            raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
+            raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected an hs.StuckPolicy, or None.")
         self.stuck = StuckPolicy() if stuck is None else stuck
         self._called = "The loss scaler" if name == "loss_scaler" else f"The loss scaler {name!r}"
         self._take_variables()
@@ -541,7 +541,7 @@ class LossScaler(ByName):
         """
         if outcome is not None and not isinstance(outcome, Outcome):
             if not hasattr(outcome, "why_skipped"):
-                raise InvalidArgument(f"explain({outcome!r:.100}): expected an Outcome from apply, or a loops.Loop.")
+                raise InvalidArgument(f"explain({outcome!r:.100}): expected an Outcome from apply, or an hs.Loop.")
             return outcome.why_skipped() or self.explain()
         known, counts = self.last_skip if outcome is None else outcome, self._stored.read()
         if outcome is None and int(known.cause) == Cause.NONE:

@@ -65,7 +65,7 @@ def _check_on_replicas(optimizer: Optimizer) -> None:
     if steps and not windows.are_taken_over(optimizer):
         raise InvalidArgument(
             f"apply: the optimizer has gradient_accumulation_steps={steps!r}, and Keras cannot add gradients up on "
-            "several replicas. Leave it out, and use loops.TrainStep(accumulate=...), or "
+            "several replicas. Leave it out, and use hs.TrainStep(accumulate=...), or "
             "LossScaleOptimizer(optimizer), which adds them up itself."
         )
 

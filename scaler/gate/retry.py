@@ -88,7 +88,7 @@ def retry(
         raise InvalidArgument(
             f"retry with {type(strategy).__name__} on {replicas.replica_count()} replicas: a replica that takes its "
             "gradients again does not know the statistics of the others, which this strategy needs. Use a strategy "
-            "that looks at `finite` alone, such as scaler.Dynamic(), or do without retry."
+            "that looks at `finite` alone, such as hs.Dynamic(), or do without retry."
         )
     given = [place for place, grad in enumerate(grads) if grad is not None]
     here = [grads[place] for place in given]

@@ -65,21 +65,21 @@ def _checked(loss_scaler: LossScaler, shares: Iterable) -> list[Share]:
     """The shares with lists in place of other iterables; raises `InvalidArgument` for what no optimizer can take."""
     if not hasattr(loss_scaler, "_stored"):
         raise InvalidArgument(
-            f"apply_together({loss_scaler!r}, shares): expected the scaler.LossScaler that scaled the loss."
+            f"apply_together({loss_scaler!r}, shares): expected the hs.LossScaler that scaled the loss."
         )
     if isinstance(shares, Share) or not isinstance(shares, Iterable):
         raise InvalidArgument(
             f"apply_together(loss_scaler, shares): the shares are of type {type(shares).__name__}: expected a list "
-            "with a scaler.Share for each optimizer."
+            "with an hs.Share for each optimizer."
         )
     found = list(shares)
     if not found:
-        raise InvalidArgument("apply_together(loss_scaler, []): expected a scaler.Share for each optimizer.")
+        raise InvalidArgument("apply_together(loss_scaler, []): expected an hs.Share for each optimizer.")
     for at, one in enumerate(found):
         if not isinstance(one, Share):
             raise InvalidArgument(
-                f"apply_together: entry {at} of the shares is of type {type(one).__name__}: expected a "
-                "scaler.Share(optimizer, grads, variables) for each optimizer."
+                f"apply_together: entry {at} of the shares is of type {type(one).__name__}: expected an "
+                "hs.Share(optimizer, grads, variables) for each optimizer."
             )
         where = f"apply_together, share {at}"
         given = one.masters or as_variables(where, one.variables)

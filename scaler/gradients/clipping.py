@@ -184,7 +184,7 @@ def clipping_of(clip_norm: float | tf.Tensor | None, clip: ClipByNorm | ClipByVa
     """
     if clip is not None and not isinstance(clip, (ClipByNorm, ClipByValue)):
         raise InvalidArgument(
-            f"clip={clip!r}: expected scaler.ClipByNorm(1.0), scaler.ClipByValue(1.0) or None. For the global norm, "
+            f"clip={clip!r}: expected hs.ClipByNorm(1.0), hs.ClipByValue(1.0) or None. For the global norm, "
             "pass clip_norm=1.0."
         )
     if clip is not None and clip_norm is not None:

@@ -91,12 +91,12 @@ def _check_variable(variable: keras.Variable | tf.Variable, allow_16bit_updates:
     if dtype in _REFUSED_16BIT:
         raise InvalidArgument(
             f"apply: variable {variable.name!r} has dtype {dtype.name}, in which an optimizer loses small updates "
-            "and makes infinities by itself. Pass scaler.MasterWeights(variables) instead of the list"
+            "and makes infinities by itself. Pass hs.MasterWeights(variables) instead of the list"
             f"{'.' if allow_16bit_updates is None else ', or ask for it with allow_16bit_updates=True.'}"
         )
     raise InvalidArgument(
         f"apply: variable {variable.name!r} has dtype {dtype.name}: expected float32 or float64, or float16 or "
-        "bfloat16 under scaler.MasterWeights."
+        "bfloat16 under hs.MasterWeights."
     )
 
 

@@ -45,7 +45,7 @@ def check_inner(inner: object) -> None:
         raise InvalidArgument(
             f"LossScaleOptimizer({type(inner).__name__}): it is an optimizer of Keras 2, of the package tf-keras: "
             f"expected one of Keras 3, such as keras.optimizers.Adam(1e-3). In a train step of your own "
-            "scaler.LossScaler().apply(optimizer, grads, variables) takes it."
+            "hs.LossScaler().apply(optimizer, grads, variables) takes it."
         )
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise InvalidArgument(
@@ -86,7 +86,7 @@ def check_keras_arguments(given: dict, known: Iterable[str]) -> None:
             raise InvalidArgument(
                 f"LossScaleOptimizer(loss_scale_factor={value!r}): the wrapper scales losses by itself, and sets the "
                 "factor on the `inner_optimizer` to None. For a constant scale leave it out and pass the strategy "
-                f"scaler.Static({value!r})."
+                f"hs.Static({value!r})."
             )
         if value != _IN_OLD_CONFIGS[name]:
             raise InvalidArgument(
@@ -137,11 +137,11 @@ def check_dynamic(dynamic: object) -> None:
     if not isinstance(dynamic, (bool, np.bool_)):
         raise InvalidArgument(
             f"LossScaleOptimizer(dynamic={dynamic!r}): expected True. The second argument, a strategy, says how the "
-            "scale moves: for example scaler.Dynamic(initial_scale) or scaler.Static(1024.0)."
+            "scale moves: for example hs.Dynamic(initial_scale) or hs.Static(1024.0)."
         )
     if not dynamic:
         raise InvalidArgument(
-            "LossScaleOptimizer(dynamic=False): for a constant scale pass the strategy scaler.Static(1024.0). To scale "
+            "LossScaleOptimizer(dynamic=False): for a constant scale pass the strategy hs.Static(1024.0). To scale "
             "without any check of the gradients, set `loss_scale_factor` on the optimizer and do not wrap it."
         )
 
@@ -173,13 +173,13 @@ def chosen_strategy(
     if isinstance(strategy, numbers.Real):
         raise InvalidArgument(
             f"LossScaleOptimizer(inner, {strategy!r}): the second argument is the strategy. Expected "
-            f"initial_scale={strategy!r} by name, or a strategy such as scaler.Dynamic()."
+            f"initial_scale={strategy!r} by name, or a strategy such as hs.Dynamic()."
         )
     require_strategy(strategy)
     if initial_scale is not None or dynamic_growth_steps is not None:
         raise InvalidArgument(
             f"LossScaleOptimizer(strategy={strategy!r}) together with initial_scale={initial_scale!r} and "
             f"dynamic_growth_steps={dynamic_growth_steps!r}: these two configure the default strategy. Pass them to "
-            "the strategy, as scaler.Dynamic(initial_scale, growth_interval=...)."
+            "the strategy, as hs.Dynamic(initial_scale, growth_interval=...)."
         )
     return strategy

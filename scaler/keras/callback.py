@@ -48,7 +48,7 @@ class LossScaleLogger(keras.callbacks.Callback):
     def __init__(self, *, stuck: StuckPolicy | None = None):
         super().__init__()
         if stuck is not None and not isinstance(stuck, StuckPolicy):
-            raise InvalidArgument(f"LossScaleLogger(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
+            raise InvalidArgument(f"LossScaleLogger(stuck={stuck!r}): expected an hs.StuckPolicy, or None.")
         self._stuck = stuck
         self._scalers: dict[str, LossScaler] = {}
 
@@ -57,8 +57,8 @@ class LossScaleLogger(keras.callbacks.Callback):
         found = loss_scale_optimizers(self.model)
         if not found:
             raise InvalidArgument(
-                f"LossScaleLogger: the model's optimizer is a {_called(self.model.optimizer)}: expected a "
-                "scaler.LossScaleOptimizer, as in compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), ...), or "
+                f"LossScaleLogger: the model's optimizer is a {_called(self.model.optimizer)}: expected an "
+                "hs.LossScaleOptimizer, as in compile(hs.LossScaleOptimizer(keras.optimizers.Adam()), ...), or "
                 "attributes of the model that are such optimizers." + not_restored(self.model)
             )
         alone = len(found) == 1

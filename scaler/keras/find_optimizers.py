@@ -65,7 +65,7 @@ def not_restored(model: keras.Model) -> str:
         return ""
     return (
         f" {kind.__name__} overrides `compile`, so that Keras does not restore the optimizer from a .keras file. To go "
-        "on with a saved run: compile(optimizer=scaler.LossScaleOptimizer(...)), then "
+        "on with a saved run: compile(optimizer=hs.LossScaleOptimizer(...)), then "
         "optimizer.build(model.trainable_variables), then load_weights, which also reads a .keras file."
     )
 

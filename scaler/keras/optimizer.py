@@ -122,8 +122,8 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         # Keras's class sets it on the optimizer that it wraps.
         if name == "loss_scale_factor" and "loss_scaler" in vars(self):
             raise InvalidArgument(
-                f"loss_scale_factor={value!r} on a scaler.LossScaleOptimizer, or another loss scaler around it: it "
-                "scales losses by itself. Expected one loss scaler; pass scaler.Static(...) for a constant scale."
+                f"loss_scale_factor={value!r} on an hs.LossScaleOptimizer, or another loss scaler around it: it "
+                "scales losses by itself. Expected one loss scaler; pass hs.Static(...) for a constant scale."
             )
         if "loss_scaler" in vars(self):
             arguments.check_attribute(self, name, value)

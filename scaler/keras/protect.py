@@ -69,16 +69,16 @@ def protect(model: keras.Model) -> keras.Model:
         raise InvalidArgument(f"protect({model!r}): expected a keras.Model.")
     if any(getattr(layer, "scales_gradients", False) for layer in layers_of(model)):
         raise InvalidArgument(
-            f"protect: model {model.name!r} has layers of scaler.layerwise.insert_rescales, whose scales nothing "
+            f"protect: model {model.name!r} has layers of hs.layerwise.insert_rescales, whose scales nothing "
             "removes from the gradients in fit. Expected the model that was given to insert_rescales; train the "
-            "rescaled one by loops.TrainStep(..., layerwise=layerwise)."
+            "rescaled one by hs.TrainStep(..., layerwise=layerwise)."
         )
     if hasattr(model.train_step, _MARK):
         return model
     if getattr(model, "compiled", False) and not loss_scale_optimizers(model) and not_restored(model):
         warnings.warn(
-            f"protect: model {model.name!r} is compiled with {type(model.optimizer).__name__} and not with a "
-            f"scaler.LossScaleOptimizer.{not_restored(model)}",
+            f"protect: model {model.name!r} is compiled with {type(model.optimizer).__name__} and not with an "
+            f"hs.LossScaleOptimizer.{not_restored(model)}",
             ScaleWarning,
             stacklevel=2,
         )
@@ -175,7 +175,7 @@ def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
     found = loss_scale_optimizers(model)
     if not found:
         raise InvalidArgument(
-            f"protect: model {model.name!r} has no scaler.LossScaleOptimizer to say whether a step was skipped. Pass "
+            f"protect: model {model.name!r} has no hs.LossScaleOptimizer to say whether a step was skipped. Pass "
             "one to compile(optimizer=...), or make it an attribute of the model." + not_restored(model)
         )
     return list(found.values())

@@ -121,7 +121,7 @@ class AdaptiveScale:
         if getattr(event, "deviation", None) is None:
             raise InvalidArgument(
                 "AdaptiveScale.update: the event has no deviation. It is a rule for groups of layers: give it to "
-                "scaler.layerwise.Layerwise and not to a LossScaler."
+                "hs.layerwise.Layerwise and not to a LossScaler."
             )
         finite, amax = amax_of(self, event)  # type: ignore[arg-type]
         halved = bounded(self, state.loss_scale / 2.0)

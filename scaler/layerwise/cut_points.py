@@ -109,7 +109,16 @@ def insert_rescales(
     layerwise = Layerwise(groups, parents=parents, strategy=strategy)
     for name, layer in rescales.items():
         layer.apply = functools.partial(layerwise.rescale, group=name)
+    rebuilt.train_step = functools.partial(_refuse_fit, model.name)
     return rebuilt, layerwise
+
+
+def _refuse_fit(name: str, data: object) -> None:
+    raise InvalidArgument(
+        f"fit: model {name!r} has layers of hs.layerwise.insert_rescales, whose scales nothing removes from the "
+        "gradients in fit. Expected the model that was given to insert_rescales; train the rescaled one by "
+        "hs.TrainStep(..., layerwise=layerwise)."
+    )
 
 
 def _rebuild(model: keras.Model, call: Callable) -> tuple[Any, Any]:

@@ -60,7 +60,7 @@ class _Scales(tf.Module):
         if needs_of(strategy).edges:
             raise InvalidArgument(
                 f"Layerwise(strategy={strategy!r}): it needs a histogram, which is not counted for each group. Take "
-                "one that needs nothing or amax, such as scaler.Dynamic() or scaler.Headroom()."
+                "one that needs nothing or amax, such as hs.Dynamic() or hs.Headroom()."
             )
         first = strategy.init()
         check_state(strategy, first)
@@ -390,7 +390,7 @@ def _by_pattern(strategy: Any, names: Sequence[str]) -> dict[str, tuple[Any, lis
     if not strategy or not all(isinstance(pattern, str) for pattern in strategy):
         raise InvalidArgument(
             f"Layerwise(strategy={keys}): expected a strategy, or a dict of strategies by the names of groups or "
-            'patterns of them, such as {"outputs": scaler.Static(1.0), "*": scaler.Dynamic()}.'
+            'patterns of them, such as {"outputs": hs.Static(1.0), "*": hs.Dynamic()}.'
         )
     first = {name: next((one for one in strategy if fnmatch.fnmatchcase(name, one)), "") for name in names}
     left = [name for name in names if first[name] not in strategy]

@@ -63,7 +63,7 @@ class PerLoss(tf.Module):
         if not isinstance(strategies, Mapping) or not strategies or not all(isinstance(n, str) for n in strategies):
             raise InvalidArgument(
                 f"PerLoss({strategies!r}): expected a dict of strategies by the names of their losses, such as "
-                '{"task": scaler.Dynamic(), "penalty": scaler.Dynamic()}.'
+                '{"task": hs.Dynamic(), "penalty": hs.Dynamic()}.'
             )
         self._gate = _StepScaler(NoScaling(), stuck=stuck, name="step")
         self._gate._called = f"PerLoss, which decides about its losses {', '.join(map(repr, strategies))} together,"

@@ -205,8 +205,8 @@ def sentence(name: str) -> str:
     return (
         f"apply(grads): without rollback, a skipped step leaves BatchNorm's statistics and other state of layers "
         f"({name.split(':')[0]!r}) as the forward pass moved them, and one bad batch makes them NaN forever. Pass "
-        "rollback=scaler.snapshot("
-        "model.non_trainable_variables), taken before the forward pass, or scaler.snapshot([]) if they do not move."
+        "rollback=hs.snapshot("
+        "model.non_trainable_variables), taken before the forward pass, or hs.snapshot([]) if they do not move."
     )
 
 

@@ -229,7 +229,7 @@ def not_scaled(why: str) -> str:
     return (
         f"the gradients are divided by the loss scale, but {why}: they seem to be gradients of an unscaled loss, and "
         "the step would be too small by this factor. Differentiate scale(loss). If you scale by hand, read the factor "
-        "from loss_scale. For no scaling use scaler.NoScaling()."
+        "from loss_scale. For no scaling use hs.NoScaling()."
     )
 
 

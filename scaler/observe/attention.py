@@ -14,7 +14,7 @@ from scaler.backend.layers import layers_of
 from scaler.observe.exponents import magnitude_bits
 
 _ONLY = "only keras.layers.MultiHeadAttention and GroupQueryAttention show their logits"
-NOT_KERAS = f"{_ONLY}. Show those of another layer with scaler.observe.probe(logits, name)."
+NOT_KERAS = f"{_ONLY}. Show those of another layer with hs.observe.probe(logits, name)."
 NO_LAYER = f"{_ONLY}, and the watched layers have none of them."
 
 

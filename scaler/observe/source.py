@@ -54,7 +54,7 @@ class Source:
 def check_format(name: str, value: object) -> None:
     """Refuses anything but a `FloatFormat`."""
     if not isinstance(value, FloatFormat):
-        raise InvalidArgument(f"{name}={value!r}: expected a FloatFormat, such as scaler.float_format('float16').")
+        raise InvalidArgument(f"{name}={value!r}: expected a FloatFormat, such as hs.float_format('float16').")
 
 
 def check_power_of_two(name: str, value: object) -> None:

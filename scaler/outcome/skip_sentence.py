@@ -77,7 +77,7 @@ def none_skipped(attempted: int, skipped: int) -> str:
         return f"No step was skipped yet: {attempted} of {attempted} attempted steps were applied."
     return (
         f"{skipped} of {attempted} steps {'was' if skipped == 1 else 'were'} skipped, the last through `update`, which "
-        "does not know why. An `apply(scaler.move_nothing, grads, variables, update=False)` before it judges the "
+        "does not know why. An `apply(hs.move_nothing, grads, variables, update=False)` before it judges the "
         "gradients and does know."
     )
 

@@ -104,8 +104,7 @@ def needs_of(strategy: object) -> Needs:
     needs = getattr(strategy, "needs", Needs())
     if not isinstance(needs, Needs):
         raise InvalidArgument(
-            f"{type(strategy).__name__}.needs={needs!r}: expected scaler.strategies.Needs(...), such as "
-            "Needs(amax=True)."
+            f"{type(strategy).__name__}.needs={needs!r}: expected hs.strategies.Needs(...), such as Needs(amax=True)."
         )
     check_edges(needs.edges)
     return needs
@@ -185,8 +184,8 @@ def statistic(strategy: object, event: Event, name: str) -> tf.Tensor:
     if value is None:
         raise InvalidArgument(
             f"{type(strategy).__name__}.update: the event has no {name}. Compute it from the step's gradients: "
-            "Event(finite, amax=scaler.gradients.amax(unscaled)), "
-            "Event(finite, histogram=scaler.gradients.histogram(grads, edges)), or "
+            "Event(finite, amax=hs.gradients.amax(unscaled)), "
+            "Event(finite, histogram=hs.gradients.histogram(grads, edges)), or "
             "Event(finite, norm=tf.linalg.global_norm(unscaled), loss=loss). By tensor add "
             "norms=tf.stack([tf.norm(grad) for grad in unscaled])."
         )
@@ -267,8 +266,8 @@ def require_strategy(strategy: object, by: str = "LossScaler") -> None:
     """Refuses an object that is not a strategy; the message begins with `by`."""
     if isinstance(strategy, type) or not isinstance(strategy, Strategy):
         raise InvalidArgument(
-            f"{by}({strategy!r}): expected a strategy such as scaler.Dynamic(), scaler.Static(1024.0) or "
-            "scaler.NoScaling(), an object with init() and update(state, event)."
+            f"{by}({strategy!r}): expected a strategy such as hs.Dynamic(), hs.Static(1024.0) or "
+            "hs.NoScaling(), an object with init() and update(state, event)."
         )
 
 
@@ -278,7 +277,7 @@ def require_inner(strategy: object, by: str) -> None:
     if hasattr(strategy, "is_spike"):
         raise InvalidArgument(
             f"{by}({type(strategy).__name__}(...)): it decides about whole steps: expected it around all other "
-            "strategies, in a scaler.LossScaler or a scaler.LossScaleOptimizer."
+            "strategies, in an hs.LossScaler or an hs.LossScaleOptimizer."
         )
 
 
@@ -300,19 +299,19 @@ def check_event(strategy: object, event: Event) -> None:
         InvalidArgument: With what was found.
     """
     if not isinstance(event, Event):
-        raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
+        raise InvalidArgument(f"update({event!r}): expected hs.Event(finite=...), around a scalar bool tensor.")
     finite = tf.convert_to_tensor(event.finite)
     if finite.dtype != tf.bool or finite.shape.rank not in (0, None):
         raise InvalidArgument(
             f"update(Event(finite)): finite is {finite.dtype.name} of shape {finite.shape}: expected a scalar bool "
-            "tensor, such as scaler.all_finite(unscaled)."
+            "tensor, such as hs.all_finite(unscaled)."
         )
     if event.amax is not None:
         amax = tf.convert_to_tensor(event.amax)
         if not amax.dtype.is_floating or amax.shape.rank not in (0, None):
             raise InvalidArgument(
                 f"update(Event(finite, amax=...)): amax is {amax.dtype.name} of shape {amax.shape}: expected a scalar "
-                "float32 tensor, such as scaler.gradients.amax(unscaled)."
+                "float32 tensor, such as hs.gradients.amax(unscaled)."
             )
     for name in ("norm", "loss"):
         value = getattr(event, name)
@@ -338,5 +337,5 @@ def check_event(strategy: object, event: Event) -> None:
             raise InvalidArgument(
                 f"update(Event(finite, histogram=...)): the histogram is {counts.dtype.name} of shape {counts.shape}: "
                 f"expected int64 [{bins or 'edges + 1'}], such as "
-                f"scaler.gradients.histogram(scaled, {edges or 'edges'})."
+                f"hs.gradients.histogram(scaled, {edges or 'edges'})."
             )

@@ -19,7 +19,7 @@ class TrainableSet:
     """Which of some variables are to be trained, as `layer.trainable` said when this was made.
 
         trainable = scaler.weights.TrainableSet.of(model.weights)
-        trainable.keep("my step", "Make the step and its optimizer anew.")  # in the step
+        trainable.keep("my step", "Create the step and its optimizer again.")  # in the step
 
     Attributes:
         variables: Keras's or TensorFlow's.

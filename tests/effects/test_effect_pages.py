@@ -14,7 +14,7 @@ from benchmarks.effects.effect import Claim, Effect, Line, Panel, curve, spread
 from benchmarks.effects.figure import effect_figure
 from loops.support.drawing import svg_of
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs" / "effects"
+DOCS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "effects"
 NAMES = [preset.name for preset in EXPERIMENTS]
 LARGEST_PICTURE = 125_000
 

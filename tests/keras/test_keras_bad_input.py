@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from versions import needs_keras
 
+import halfstep as hs
 import scaler
 
 ADAM = keras.optimizers.Adam
@@ -108,9 +109,9 @@ def test_what_old_configurations_hold_does_nothing():
 def test_what_the_message_about_a_factor_says_works(factor):
     with pytest.raises(scaler.InvalidArgument, match="loss_scale_factor") as caught:
         ours(loss_scale_factor=factor)
-    advice = re.search(r"scaler\.Static\((.*?)\)", str(caught.value)).group(0)
+    advice = re.search(r"hs\.Static\((.*?)\)", str(caught.value)).group(0)
     # A factor of the inner optimizer does nothing, as the message says.
-    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0, loss_scale_factor=64.0), eval(advice))
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0, loss_scale_factor=64.0), eval(advice, {"hs": hs}))
     weight = tf.Variable(1.0)
     assert float(optimizer.scale_loss(tf.constant(1.0))) == factor
     optimizer.apply([optimizer.scale_loss(tf.constant(0.25))], [weight])

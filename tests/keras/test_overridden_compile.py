@@ -65,7 +65,7 @@ def loaded(saved):
 def test_protect_says_so_at_once_and_the_first_step_refuses(loaded):
     with pytest.warns(scaler.ScaleWarning, match=f"compiled with Adam and not with.*{SAYS}"):
         scaler.protect(loaded)
-    with pytest.raises(scaler.InvalidArgument, match=f"has no scaler.LossScaleOptimizer.*{SAYS}"):
+    with pytest.raises(scaler.InvalidArgument, match=f"has no hs.LossScaleOptimizer.*{SAYS}"):
         loaded.fit(*data(8), verbose=0)
 
 
@@ -99,6 +99,6 @@ def test_other_models_are_protected_in_silence_before_they_are_compiled(make):
     model = make()
     model.compile(keras.optimizers.SGD(), loss="mse")
     scaler.protect(model)
-    with pytest.raises(scaler.InvalidArgument, match=r"has no scaler\.LossScaleOptimizer") as caught:
+    with pytest.raises(scaler.InvalidArgument, match=r"has no hs\.LossScaleOptimizer") as caught:
         model.train_on_batch(np.ones((2, 4)), np.ones((2, 1)))
     assert "overrides" not in str(caught.value)

@@ -117,7 +117,7 @@ def test_it_says_what_it_needs():
         scaler.protect(3)
     model = make_model()
     model.compile("adam", loss="mse")
-    with pytest.raises(scaler.InvalidArgument, match=r"has no scaler.LossScaleOptimizer"):
+    with pytest.raises(scaler.InvalidArgument, match=r"has no hs.LossScaleOptimizer"):
         scaler.protect(model).train_on_batch(*data(8))
 
 

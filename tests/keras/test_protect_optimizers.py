@@ -207,5 +207,5 @@ def test_that_of_a_model_inside_alone_does_not_make_a_step_safe():
     base.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD()))
     model = keras.Sequential([keras.Input((2,)), base])
     model.compile("sgd", loss="mse", jit_compile=False)
-    with pytest.raises(scaler.InvalidArgument, match=r"has no scaler\.LossScaleOptimizer"):
+    with pytest.raises(scaler.InvalidArgument, match=r"has no hs\.LossScaleOptimizer"):
         scaler.protect(model).train_on_batch(X, ONES)

@@ -101,7 +101,7 @@ def rows():
     for state in (None, 8.0, (tf.constant(8.0),), {"loss_scale": 8.0}, scaler.Event(tf.constant(True))):
         yield lambda s=state: LossScaler(Made(s)), "Made", repr(state), "loss_scale"
     yield lambda: LossScaler(Made(StaticState(None))), "Made", "loss_scale"
-    yield lambda: LossScaler().explain("why"), "explain('why')", "an Outcome from apply, or a loops.Loop"
+    yield lambda: LossScaler().explain("why"), "explain('why')", "an Outcome from apply, or an hs.Loop"
     yield lambda: LossScaler(Made(VectorState(tf.ones([2])))), "Made", "loss_scale"
 
     for value in (tf.constant(1.0), tf.constant([True])):
@@ -150,7 +150,7 @@ def rows():
         yield lambda v=value: scaler.ClipByNorm(v), f"ClipByNorm: norm={value!r}", "a positive finite number"
         yield lambda v=value: scaler.ClipByValue(v), f"ClipByValue: value={value!r}", "a positive finite number"
     for value in (1.0, "norm", scaler.ClipByNorm):
-        yield lambda v=value: apply(clip=v), f"clip={value!r}", "scaler.ClipByNorm(1.0)", "clip_norm=1.0"
+        yield lambda v=value: apply(clip=v), f"clip={value!r}", "hs.ClipByNorm(1.0)", "clip_norm=1.0"
     yield (
         lambda: apply(clip_norm=1.0, clip=scaler.ClipByValue(2.0)),
         "clip_norm=1.0",

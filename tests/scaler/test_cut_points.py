@@ -150,3 +150,12 @@ def test_frozen_layers_may_be_thawed_later():
             loss = cases.loss_of(rescaled, x, y)
         grads, _ = layerwise.gradient(tape, loss, rescaled.trainable_variables)
         assert len([grad for grad in grads if grad is not None]) == count
+
+
+def test_fit_takes_no_rescaled_model_whose_scales_it_would_leave_in_the_gradients():
+    model = towers()
+    rescaled, _ = scaler.layerwise.insert_rescales(model, ["stem"])
+    rescaled.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss="mse", run_eagerly=True)
+    x = [np.ones([4, 8], np.float32)] * 2
+    with pytest.raises(scaler.InvalidArgument, match=r"fit: model .* whose scales nothing removes"):
+        rescaled.fit(x, {"first": np.ones([4, 1]), "second": np.ones([4, 1])}, verbose=0)

@@ -199,9 +199,9 @@ def test_its_variables_are_not_trained():
 
 def test_what_is_no_event_no_snapshot_or_no_list_is_named():
     w = tf.Variable([1.0])
-    with pytest.raises(scaler.InvalidArgument, match=r"update\(True\): expected scaler.Event"):
+    with pytest.raises(scaler.InvalidArgument, match=r"update\(True\): expected hs.Event"):
         LossScaler().update(True)
-    with pytest.raises(scaler.InvalidArgument, match=r"rollback=list\): expected scaler.snapshot"):
+    with pytest.raises(scaler.InvalidArgument, match=r"rollback=list\): expected hs.snapshot"):
         LossScaler().apply(keras.optimizers.SGD(), [tf.ones([1])], [w], rollback=[w])
     with pytest.raises(scaler.InvalidArgument, match="expected a list of variables"):
         scaler.MasterWeights(keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)]))

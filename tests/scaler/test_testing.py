@@ -156,11 +156,11 @@ BROKEN = {
     ChangesType: r"a state: update\(\) returned a tuple, not a State",
     HalfScale: "a state: loss_scale has dtype float16, not float32",
     Undeclared: (
-        r"declared statistics: it uses event\.amax, .*: needs = scaler\.strategies\.Needs"
+        r"declared statistics: it uses event\.amax, .*: needs = hs\.strategies\.Needs"
         r"\(amax=True\); after non-finite"
     ),
     Uncounted: (
-        r"declared statistics: it uses event\.histogram, .*: needs = scaler\.strategies\.Needs"
+        r"declared statistics: it uses event\.histogram, .*: needs = hs\.strategies\.Needs"
         r"\(edges=\(\.\.\.\)\); after"
     ),
     Raises: "an update in eager mode: it raised KeyError: 'nowhere'; after non-finite",

@@ -114,7 +114,7 @@ def _taken_apart(built: Any, name: str) -> tuple:
         if not isinstance(step, TrainStep):
             raise scaler.InvalidArgument(
                 f"{name}: it returned a Loop whose train step is {step!r}, so its model and loss are unknown: expected "
-                "a loops.TrainStep, or return (model, optimizer, loss, sample)."
+                "an hs.TrainStep, or return (model, optimizer, loss, sample)."
             )
         if step.layerwise is not None or built.replicas > 1:
             raise scaler.InvalidArgument(
@@ -127,7 +127,7 @@ def _taken_apart(built: Any, name: str) -> tuple:
     if isinstance(built, tuple) and len(built) == len(_PARTS):
         return (*built, None)
     raise scaler.InvalidArgument(
-        f"{name}: it returned {type(built).__name__}: expected a loops.Loop, or a tuple or dict of {', '.join(_PARTS)}."
+        f"{name}: it returned {type(built).__name__}: expected an hs.Loop, or a tuple or dict of {', '.join(_PARTS)}."
     )
 
 
@@ -169,6 +169,6 @@ def _unwrapped(optimizer: Any, name: str) -> tuple[Any, Any]:
     if isinstance(optimizer, keras.optimizers.Optimizer) or callable(optimizer):
         return optimizer, None
     raise scaler.InvalidArgument(
-        f"{name}: its optimizer is {optimizer!r}: expected a Keras optimizer, a scaler.LossScaleOptimizer, or a "
+        f"{name}: its optimizer is {optimizer!r}: expected a Keras optimizer, an hs.LossScaleOptimizer, or a "
         "function of (grads, variables)."
     )

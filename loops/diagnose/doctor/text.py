@@ -191,7 +191,7 @@ def _of_pipeline(pipeline: Pipeline, *, prefetched: bool) -> list[str]:
     if pipeline.attempted and pipeline.skipped > _SHARE * pipeline.attempted:
         lines.append(
             f"skips: {pipeline.skipped} of {pipeline.attempted} steps moved no weight, and took their full time. "
-            "`halfstep explain` says why; loops.observe.find_scale finds a first loss scale."
+            "`halfstep explain` says why; hs.observe.find_scale finds a first loss scale."
         )
     return lines
 

@@ -42,9 +42,9 @@ _NAMES = {
 _ADVICE = {
     Kind.PREFETCH: "end the dataset with .prefetch(tf.data.AUTOTUNE)",
     Kind.STEPS_PER_CALL: (
-        f"loops.Loop(..., steps_per_call={STEPS_A_CALL}); in fit compile(steps_per_execution={STEPS_A_CALL})"
+        f"hs.Loop(..., steps_per_call={STEPS_A_CALL}); in fit compile(steps_per_execution={STEPS_A_CALL})"
     ),
-    Kind.JIT_COMPILE: "loops.TrainStep(..., jit_compile=True); in fit compile(jit_compile=True)",
+    Kind.JIT_COMPILE: "hs.TrainStep(..., jit_compile=True); in fit compile(jit_compile=True)",
     Kind.POLICY: "keras.config.set_dtype_policy('{policy}') before the model is created",
     Kind.RECOMPUTE: "tf.recompute_grad around each block, which saves memory and costs time",
 }

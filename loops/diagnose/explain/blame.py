@@ -56,7 +56,7 @@ def _lower_scale(known: Explanation, attempts: Attempts, scale: float) -> tuple[
     """A lower loss scale as a remedy, and the number of non-zero values of each gradient at that scale."""
     attempt = attempts.take_at(scale / (known.loss_scale or 1.0))
     constant = attempts.to_blame is not None and isinstance(attempts.to_blame.strategy, scaler.Static)
-    go = f"use scaler.Static({scale:g}), or scaler.Dynamic()" if constant else "let the strategy reach it"
+    go = f"use hs.Static({scale:g}), or hs.Dynamic()" if constant else "let the strategy reach it"
     if constant and len(attempts.scalers) > 1:
         go += f", in the loss scaler that is at {attempts.loss_scale:g}"
     why = "gradients that are not finite at a higher scale are zero at this one" if known.flushed_at else None

@@ -91,7 +91,7 @@ def explain(
         if not step:
             raise LoopError(
                 "there is no log of the run to choose a step from: name one with step= (on the command line --step), "
-                "or let the run write a log with loops.JsonLines."
+                "or let the run write a log with hs.JsonLines."
             )
     moment = rewind(
         loop,

@@ -64,7 +64,7 @@ class GradientsInFormat:
         if not attempts.scalers:
             raise LoopError(
                 "the step uses no loss scaler, through which its gradients are seen: give it "
-                "scaler.LossScaler(scaler.NoScaling())."
+                "hs.LossScaler(hs.NoScaling())."
             )
         called = called_in(attempts)
         self._models = models_of(attempts, called)

@@ -100,7 +100,7 @@ def proposals(
             Proposal(
                 Kind.BFLOAT16,
                 "bfloat16",
-                "Train in bfloat16, which has float32's range: the policy 'mixed_bfloat16', with scaler.NoScaling().",
+                "Train in bfloat16, which has float32's range: the policy 'mixed_bfloat16', with hs.NoScaling().",
                 lambda: in_policy(narrow, "mixed_bfloat16"),
             )
         )

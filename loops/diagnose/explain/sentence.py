@@ -106,7 +106,7 @@ def _zero(found: Explanation, at: str) -> str:
         )
     return (
         f"{lost} At a loss scale of {found.nonzero_at:g} {found.nonzero:,} of their values are not: 16 bits flush them "
-        f"to zero. Use a larger loss scale, such as scaler.Static({found.nonzero_at!r})."
+        f"to zero. Use a larger loss scale, such as hs.Static({found.nonzero_at!r})."
     )
 
 
@@ -324,6 +324,8 @@ def _cure(found: Explanation) -> str:
     if found.verdict in ("healthy", "zero") or found.empty or found.label:
         return ""
     helping = [remedy for remedy in found.remedies if remedy.helps]
+    if found.blame == "batch" and all(one.kind is Kind.ANOTHER_BATCH for one in helping) and helping:
+        return ""  # The blame says so.
     empty = "; ".join(f"{one.name}, since {one.why_not}" for one in found.remedies if one.why_not)
     empty = f" Finite, but no help: {empty}." if empty else ""
     if not helping:

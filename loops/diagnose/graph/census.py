@@ -200,7 +200,7 @@ def _concrete(step: Any, args: tuple) -> tf.types.experimental.ConcreteFunction:
         function = tf.function(step)
     else:
         raise scaler.InvalidArgument(
-            f"census({step!r}): expected a loops.TrainStep, a loops.Loop, a tf.function or another callable, and the "
+            f"census({step!r}): expected an hs.TrainStep, an hs.Loop, a tf.function or another callable, and the "
             "arguments of the call."
         )
     try:

@@ -79,7 +79,7 @@ def format_findings(format: str, traced: Traced, model: keras.Model, loss: Calla
             f"{format} moves the gradients too far: by more than the noise of the batch, or by half of their norm.",
             f"With the products of this layer alone in {format}, they move by {error:.1%} of their norm; those of the "
             f"two halves of the sample lie {noise:.1%} from their mean.",
-            f"Leave this layer as it is: scaler.formats.emulated({format!r})(model, only=[...]) takes the others.",
+            f"Leave this layer as it is: hs.formats.emulated({format!r})(model, only=[...]) takes the others.",
             Kind.FORMAT,
         )
         for layer, error, noise in unfit
@@ -96,7 +96,7 @@ def _fitting(format: str, fit: Sequence[tuple[str, float, float]]) -> list[Findi
             None,
             f"in {format} these layers move the gradients by less than the noise of the batch does.",
             f"{listed}, each alone; the noise is {fit[0][2]:.1%}.",
-            "Nothing. To train in it: scaler.formats.emulated, see docs/formats.md.",
+            "Nothing. To train in it: hs.formats.emulated, see docs/formats.md.",
             Kind.FORMAT,
         )
     ]

@@ -55,7 +55,7 @@ def scaling_of(optimizer: Any) -> Scaling:
     if callable(optimizer):
         return Scaling(False, False, f"the optimizer is the function {getattr(optimizer, '__name__', kind)}")
     raise scaler.InvalidArgument(
-        f"lint(optimizer={optimizer!r}): expected a Keras optimizer, a scaler.LossScaleOptimizer, a loops.TrainStep "
+        f"lint(optimizer={optimizer!r}): expected a Keras optimizer, an hs.LossScaleOptimizer, an hs.TrainStep "
         "that holds the optimizer, or a function of (grads, variables)."
     )
 
@@ -90,8 +90,8 @@ def scaling_findings(
                 None,
                 "the model computes in float16 and nothing scales the loss: gradients below 6e-8 become 0.",
                 f"{_layers(half)} in float16, such as {half[0]!r}; {scaling.description}. {lost_share()}".strip(),
-                "Use loops.TrainStep with loss_scaler=scaler.LossScaler(scaler.Dynamic()), or wrap the optimizer in "
-                "scaler.LossScaleOptimizer.",
+                "Use hs.TrainStep with loss_scaler=hs.LossScaler(hs.Dynamic()), or wrap the optimizer in "
+                "hs.LossScaleOptimizer.",
                 Kind.NO_SCALING,
             )
         )
@@ -102,7 +102,7 @@ def scaling_findings(
                 "the model computes in bfloat16, which has the range of float32, but the loss is scaled: that gains "
                 "nothing, and every overflow that it causes skips a step.",
                 f"{_layers(brain)} in bfloat16, such as {brain[0]!r}, and none in float16; {scaling.description}.",
-                "Use loss_scaler=scaler.LossScaler(scaler.NoScaling()), or the optimizer without a wrapper.",
+                "Use loss_scaler=hs.LossScaler(hs.NoScaling()), or the optimizer without a wrapper.",
                 Kind.NEEDLESS_SCALING,
             )
         )
@@ -125,7 +125,7 @@ def _masters(model: keras.Model, scaling: Scaling) -> list[Finding]:
             f"{ratio} of its weight is lost.",
             f"{len(found)} of {amount(len(model.trainable_variables), 'trainable variable')} "
             f"{agreeing(len(found), 'has', 'have')} 16 bits, such as {found[0].path!r}; {scaling.description}.",
-            "Use loops.TrainStep or scaler.LossScaleOptimizer, which create masters automatically, or the policy "
+            "Use hs.TrainStep or hs.LossScaleOptimizer, which create masters automatically, or the policy "
             f"'mixed_{found[0].dtype}'.",
             Kind.NO_MASTERS,
         )

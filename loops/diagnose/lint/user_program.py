@@ -44,14 +44,14 @@ def _parts(built: Any, name: str) -> tuple:
             return step.model, step, step.loss_fn, _first(built.position.iterator, name)
         raise scaler.InvalidArgument(
             f"--build {name}: it returned a Loop whose train step is {step!r}, so its model and loss are unknown: "
-            "expected a loops.TrainStep, or return (model, optimizer, loss, sample)."
+            "expected an hs.TrainStep, or return (model, optimizer, loss, sample)."
         )
     if isinstance(built, Mapping) and set(built) == set(_PARTS):
         return tuple(built[part] for part in _PARTS)
     if isinstance(built, tuple) and len(built) == len(_PARTS):
         return built
     raise scaler.InvalidArgument(
-        f"--build {name}: it returned {type(built).__name__}: expected a loops.Loop, or a tuple or dict of "
+        f"--build {name}: it returned {type(built).__name__}: expected an hs.Loop, or a tuple or dict of "
         f"{', '.join(_PARTS)}."
     )
 

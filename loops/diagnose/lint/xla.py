@@ -113,7 +113,7 @@ def _finding(place: str, layer: keras.layers.Layer, said: str, error: str, float
         place,
         f"XLA cannot compile the {said} of {kind} in {policy}.",
         f"Without XLA it runs. With it: {error}",
-        f"{other} Or do not compile the step as a whole: loops.Loop(..., jit_compile=False), and jit_compile=False in "
+        f"{other} Or do not compile the step as a whole: hs.Loop(..., jit_compile=False), and jit_compile=False in "
         "Keras's compile.",
         Kind.XLA,
     )

@@ -130,7 +130,7 @@ def _word(fact: str, words: Mapping[str, str]) -> str:
 
 def _is_part(fact: str, name: str) -> bool:
     wanted = _CALLED.get(name, name)
-    return wanted in fact.split(".") or fact.startswith(f"{wanted}.")
+    return wanted in fact.split(".") or f"{fact}.".startswith(f"{wanted}.")
 
 
 def rates_of(train_step: object) -> dict[int, tuple[Any, float]]:

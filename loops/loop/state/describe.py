@@ -42,7 +42,7 @@ def describe(directory: str | os.PathLike, subfolder: str = "") -> dict:
         raise CheckpointError(
             f"{place}: none of its checkpoints can be read ({reasons})."
             if reasons
-            else f"{place}: no checkpoint. Name the folder that was given to loops.Checkpoint, or a run's --out."
+            else f"{place}: no checkpoint. Name the folder that was given to hs.Checkpoint, or a run's --out."
         )
     return {
         "checkpoint": folder.prefix(place, number),

@@ -113,8 +113,8 @@ _OF_A_STEP = ("strategy", "optimizer", "accumulate", "clip_norm", "clip", "parts
 def _step_of(facts: Mapping) -> str:
     """What a train step is called, as far as an identity tells."""
     if "parts" in facts:
-        return f"a loops.ComposedStep of {', '.join(map(repr, sorted(facts['parts'])))}"
-    return "a loops.TrainStep" if set(_OF_A_STEP[:4]) <= set(facts) else "a step of your own"
+        return f"an hs.ComposedStep of {', '.join(map(repr, sorted(facts['parts'])))}"
+    return "an hs.TrainStep" if set(_OF_A_STEP[:4]) <= set(facts) else "a step of your own"
 
 
 def check_layout(path: str, saved: Mapping, here: Mapping, other_settings: Sequence[str] = ()) -> None:

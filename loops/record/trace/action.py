@@ -185,7 +185,7 @@ class Trace:
         if not watched_by(self._train_step) and {"counts", "amax"} & {*vectors}:
             warnings.warn(
                 "Trace: the step returns counts or amax, but has no `probes` to name their rows: they are not "
-                "written. Use TrainStep(..., probes=scaler.observe.watch(model)).",
+                "written. Use TrainStep(..., probes=hs.observe.watch(model)).",
                 TraceWarning,
                 stacklevel=3,
             )

@@ -78,7 +78,7 @@ def read(path: str | os.PathLike) -> TraceTables:
     tensors = read_tensors(found.schema) if found.schema is not None else None
     if tensors is None:
         raise LoopError(
-            f"{place}: not a trace of this version: {_why(found, data)} Give the path that was given to loops.Trace."
+            f"{place}: not a trace of this version: {_why(found, data)} Give the path that was given to hs.Trace."
         )
     tables = _tables(found, tensors)
     if not found.whole:

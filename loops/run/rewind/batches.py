@@ -93,7 +93,7 @@ class Batches:
             raise LoopError(
                 f"the dataset cannot go back: {self._position.problem or 'it may give other data'}; and the batches "
                 f"since the checkpoint are more than {_MOST_BYTES >> 20} MiB, too many to keep in memory. Save "
-                "checkpoints more often, or keep all of these batches on disk with loops.KeepBatches(directory, last=)."
+                "checkpoints more often, or keep all of these batches on disk with hs.KeepBatches(directory, last=)."
             )
         self._given = self._marks[name]
 
@@ -176,7 +176,7 @@ def caveats_of_data(loop: Loop, caveats: list[str], from_dataset: Set[int]) -> l
     if not caveats or (keeper and not from_dataset):
         return []
     if keeper is None:
-        return [*caveats, "a loops.KeepBatches(directory) among the actions keeps the batches from now on"]
+        return [*caveats, "an hs.KeepBatches(directory) among the actions keeps the batches from now on"]
     more = f" and {len(from_dataset) - 1} later ones" if len(from_dataset) > 1 else ""
     return [
         *caveats,

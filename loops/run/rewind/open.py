@@ -49,11 +49,11 @@ def open_run(run: str | os.PathLike, build_with: str | None = None) -> Loop:
 def _of_program(run: pathlib.Path, text: str) -> Loop:
     loop = called(text, run)
     if not isinstance(loop, Loop):
-        raise scaler.InvalidArgument(f"--build {text}: it returned {loop!r}: expected a loops.Loop.")
+        raise scaler.InvalidArgument(f"--build {text}: it returned {loop!r}: expected an hs.Loop.")
     if not any(isinstance(action, Checkpoint) for action in loop.actions):
         raise scaler.InvalidArgument(
-            f"--build {text}: the loop that it returned has no loops.Checkpoint among its actions: expected that of "
-            f"the run, such as loops.Checkpoint(run / {CHECKPOINTS!r}, every=500)."
+            f"--build {text}: the loop that it returned has no hs.Checkpoint among its actions: expected that of "
+            f"the run, such as hs.Checkpoint(run / {CHECKPOINTS!r}, every=500)."
         )
     return loop
 

@@ -141,13 +141,13 @@ def _window(loop: Loop) -> int:
 def _checked(loop: Loop, step: int) -> Checkpoint:
     """The loop's checkpoints, if it can be rewound at all."""
     if not isinstance(loop, Loop):
-        raise scaler.InvalidArgument(f"rewind(loop={loop!r}): expected a loops.Loop.")
+        raise scaler.InvalidArgument(f"rewind(loop={loop!r}): expected an hs.Loop.")
     check_count(f"step {step!r}", step)
     found = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
     if found is None:
         raise scaler.InvalidArgument(
-            "the loop has no loops.Checkpoint among its actions: expected the one that saved the run, such as "
-            "loops.Checkpoint('run/ckpt', every=500)."
+            "the loop has no hs.Checkpoint among its actions: expected the one that saved the run, such as "
+            "hs.Checkpoint('run/ckpt', every=500)."
         )
     if loop.workers.count > 1:
         raise LoopError(

@@ -168,5 +168,5 @@ def _hidden(known: list[Row], reference: str) -> str:
         return ""
     return (
         f": in {hidden} of {amount(len(known), 'value')} one run is farther from {reference} by no more than its other "
-        "batches explain. Compare with runs that skip no step, such as with scaler.Static."
+        "batches explain. Compare with runs that skip no step, such as with hs.Static."
     )

@@ -207,7 +207,7 @@ def _training_command(run: Recorded) -> str:
 
 def _of_run(run: Recorded) -> str:
     known = [f"{said} {_spelled(run.versions[name])}" for name, said in _NAMES.items() if name in run.versions]
-    return ", ".join(known) or "does not record its versions: halfstep train and loops.Checkpoint do"
+    return ", ".join(known) or "does not record its versions: halfstep train and hs.Checkpoint do"
 
 
 def _spelled(value: Any) -> str:

@@ -288,10 +288,10 @@ def test_a_checkpoint_of_other_replicas_or_workers_is_refused(saved, monkeypatch
 
 
 KINDS = {
-    "a loops.TrainStep": {"strategy": "s", "optimizer": "o", "accumulate": 1, "clip_norm": None},
+    "an hs.TrainStep": {"strategy": "s", "optimizer": "o", "accumulate": 1, "clip_norm": None},
     "a step of your own": {},
-    "a loops.ComposedStep of 'a', 'b'": {"accumulate": 1, "parts": {"b": {"every": 1}, "a": {"every": 2}}},
-    "a loops.ComposedStep of 'c'": {"accumulate": 1, "parts": {"c": {"every": 1}}},
+    "an hs.ComposedStep of 'a', 'b'": {"accumulate": 1, "parts": {"b": {"every": 1}, "a": {"every": 2}}},
+    "an hs.ComposedStep of 'c'": {"accumulate": 1, "parts": {"c": {"every": 1}}},
 }
 
 

@@ -274,13 +274,13 @@ def test_bad_followers_are_refused(tmp_path):
     evaluate = loops.Evaluate(**GOOD)
     best = loops.Best(evaluate, "m")
     for wrong, said in [
-        (lambda: loops.Best(3, "m"), "loops.Evaluate"),
+        (lambda: loops.Best(3, "m"), "hs.Evaluate"),
         (lambda: loops.Best(evaluate, "loss"), "expected one of m"),
         (lambda: loops.Best(evaluate, "m", "up"), "'min' or 'max'"),
         (lambda: loops.Best(evaluate, "m", min_delta=math.nan), "min_delta"),
-        (lambda: loops.EarlyStop(evaluate), "loops.Best"),
+        (lambda: loops.EarlyStop(evaluate), "hs.Best"),
         (lambda: loops.EarlyStop(best, patience=0), "patience"),
-        (lambda: loops.Checkpoint(tmp_path, every=1, best="m"), "loops.Best"),
+        (lambda: loops.Checkpoint(tmp_path, every=1, best="m"), "hs.Best"),
         (lambda: loops.Checkpoint(tmp_path, every=0), "every=0"),
         (lambda: loops.StopWhen(3), "function"),
         (lambda: loops.Call(3, every=1), "function"),

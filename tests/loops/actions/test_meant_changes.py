@@ -12,6 +12,7 @@ import tensorflow as tf
 import loops
 import scaler
 from halfstep.commands.inspect import text
+from loops.loop.state import change
 from loops.loop.state.describe import describe
 
 
@@ -202,3 +203,10 @@ def test_progress_says_where_a_run_goes_on(place):
     loop.run(6)
     said = console.file.getvalue()
     assert said.count("train  resumed from step 4; optimizer.learning_rate was") == 1
+
+
+def test_a_setting_may_be_named_as_the_refusal_names_it():
+    meant = change.Changes(["Layerwise.strategy"])
+    meant.check(["Layerwise.strategy"])
+    assert meant.are("Layerwise.strategy")
+    assert not meant.are("strategy")

@@ -293,7 +293,7 @@ def test_what_it_needs_is_named(tmp_path):
     def step(x, y):
         return {"loss": tf.reduce_mean(x)}
 
-    with pytest.raises(scaler.InvalidArgument, match=r"no loops\.Checkpoint"):
+    with pytest.raises(scaler.InvalidArgument, match=r"no hs\.Checkpoint"):
         loops.Loop(step, data, actions=[loops.Rewind(to=5, skip=9)]).run(1)
     actions = [loops.Rewind(to=5, skip=9), loops.Checkpoint(tmp_path, every=5)]
     with pytest.raises(scaler.InvalidArgument, match="returns no 'cause'"):

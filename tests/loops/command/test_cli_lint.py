@@ -93,7 +93,7 @@ def test_nothing_found_is_said(capsys):
         ("program_of_lint:none", 2, "has no function 'none'"),
         ("program_of_lint:number", 2, "has no function 'number'"),
         ("program_of_lint:own_step", 2, "return (model, optimizer, loss, sample)"),
-        ("program_of_lint:nothing", 2, "it returned NoneType: expected a loops.Loop"),
+        ("program_of_lint:nothing", 2, "it returned NoneType: expected an hs.Loop"),
         ("program_of_lint:empty", 1, "the dataset is empty"),
         ("program_of_lint:failing", 1, "the model or the loss failed on the sample: ValueError: no such label."),
     ],

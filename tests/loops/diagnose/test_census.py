@@ -110,7 +110,7 @@ def test_layers_of_one_name_keep_their_own_promises():
 
 
 def test_what_is_no_step_is_refused():
-    with pytest.raises(scaler.InvalidArgument, match=r"census\(3\): expected a loops.TrainStep"):
+    with pytest.raises(scaler.InvalidArgument, match=r"census\(3\): expected an hs.TrainStep"):
         census(3)
 
 

@@ -227,7 +227,7 @@ def test_the_text_says_whether_a_layer_may_be_in_alone_and_of_which_part():
         "",
         "  m/a  30.0% of 'one' and 60.0% of 'two'",
         "",
-        "scaler.formats.emulated('mxfp4')(n, only=['b'])",
+        "hs.formats.emulated('mxfp4')(n, only=['b'])",
         "",
         "Not tried:",
         "",

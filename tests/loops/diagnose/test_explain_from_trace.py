@@ -30,7 +30,7 @@ def test_a_trace_that_began_when_the_run_resumed_has_the_last_skip(tmp_path):
     found = loops.observe.explain(loop(tmp_path, every=2))
     assert (found.step, found.verdict, found.where) == (43, "loss", "data")
     assert "The record has only 40 of 60 steps; the run skipped 2 of 60, 1 of them not recorded." in found.sentence
-    assert "add a loops.Trace" not in found.sentence
+    assert "add an hs.Trace" not in found.sentence
 
 
 @pytest.mark.exhaustive

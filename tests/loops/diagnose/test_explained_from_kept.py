@@ -55,4 +55,4 @@ def test_a_step_is_explained_whose_data_nobody_can_have_again(tmp_path):
     assert (found.reproduced, found.verdict) == (False, "healthy")
     assert found.sentence.startswith("The replay differs from the run: Step 4 was skipped in the run's log, but is")
     assert "Loss of step 1 was" in found.sentence
-    assert "loops.KeepBatches(directory) among the actions keeps the batches from now on." in found.sentence
+    assert "hs.KeepBatches(directory) among the actions keeps the batches from now on." in found.sentence

@@ -77,7 +77,7 @@ def test_it_is_about_the_scaler_whose_gradients_overflowed(tmp_path, make):
     found = explained(tmp_path, make)
     assert (found.loss_scale, found.fits_at) == (1024.0, 64.0)
     if make is two_optimizers:
-        assert "use scaler.Static(64), or scaler.Dynamic(), in the loss scaler that is at 1024" in found.sentence
+        assert "use hs.Static(64), or hs.Dynamic(), in the loss scaler that is at 1024" in found.sentence
 
 
 @pytest.mark.exhaustive

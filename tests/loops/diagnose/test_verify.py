@@ -93,12 +93,12 @@ def written(steps=1):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((written,), "a Loop of .*: expected a loops.Loop of a TrainStep"),
+        ((written,), "a Loop of .*: expected an hs.Loop of a TrainStep"),
         ((lambda: None,), "returned None: expected"),
         ((written(),), "expected a function without arguments"),
         ((verify_cases.build, 0), "steps=0"),
         ((verify_cases.build, 1, 3), "probes=3"),
-        ((verify_cases.plain, 1, lambda model: None), "the function returned None: expected scaler.observe.watch"),
+        ((verify_cases.plain, 1, lambda model: None), "the function returned None: expected hs.observe.watch"),
     ],
 )
 def test_what_cannot_be_verified(arguments, sentence):

@@ -262,8 +262,8 @@ def half():
     [
         (lambda variables: scaler.weights.KahanWeights(half().trainable_variables), "masters of other variables"),
         (lambda variables: scaler.MasterWeights(variables[:1]), "masters of other variables"),
-        (lambda variables: None, "returned None: expected a scaler.MasterWeights"),
-        (lambda variables: variables, "expected a scaler.MasterWeights"),
+        (lambda variables: None, "returned None: expected an hs.MasterWeights"),
+        (lambda variables: variables, "expected an hs.MasterWeights"),
     ],
 )
 def test_masters_of_another_model_are_refused(masters, says):

@@ -153,7 +153,7 @@ def test_an_action_sees_the_same_in_visits_and_over_a_resume(step, ends, resumed
 
 
 def test_without_probes_it_cannot_work():
-    with pytest.raises(scaler.InvalidArgument, match=r"probes=scaler\.observe\.watch"):
+    with pytest.raises(scaler.InvalidArgument, match=r"probes=hs\.observe\.watch"):
         loops.Forecast().begin(types.SimpleNamespace(train_step=lambda batch: {}))
 
 

@@ -95,7 +95,7 @@ def test_without_them_the_replay_is_not_the_run_and_the_way_out_is_told(once):
     moment = rewind(build(once, keep=False), 10)
     assert moment.differs.startswith("Loss of step 9 was")
     assert "cannot be saved: " in moment.differs
-    assert moment.differs.endswith("A loops.KeepBatches(directory) among the actions keeps the batches from now on.")
+    assert moment.differs.endswith("An hs.KeepBatches(directory) among the actions keeps the batches from now on.")
 
 
 def test_only_the_last_are_kept_and_a_replay_begins_where_they_do(once):

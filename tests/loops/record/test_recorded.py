@@ -40,7 +40,7 @@ def test_the_log_alone_says_what_is_missing_and_how_to_record_it(folder, tmp_pat
     assert run.step[run.skipped].tolist() == [3, 4]
     assert run.tensors is None
     (note,) = run.notes
-    assert "loops.Trace(" in note
+    assert "hs.Trace(" in note
     assert "observe.watch(model)" in note
     alone = read_run(write_run(tmp_path, trace=True, log=False))
     assert alone.step[alone.skipped].tolist() == [3, 4]

@@ -60,7 +60,7 @@ def test_where_a_trace_is_there_it_is_not_advised_to_add_one():
     found = thinned([2, 4, 5, 6], [5], Counted(6, 3), traced=True)
     assert said_of(found) == (
         "The record has only 4 of 6 steps; the run skipped 3 of 6, 2 of them not recorded. To learn why, log every "
-        "step, or keep the loops.Trace from the first step on."
+        "step, or keep the hs.Trace from the first step on."
     )
 
 
@@ -79,7 +79,7 @@ def test_readers_name_the_skips_that_are_not_logged(run):
     assert said.startswith("run: 6 logged steps, none skipped; ")
     assert said.endswith(
         "The log has only every 10th step; the run skipped 3 of 60, none of them logged. To learn why, log every step, "
-        "or add a loops.Trace, which has all of them."
+        "or add an hs.Trace, which has all of them."
     )
     table = {row[0]: row[1] for row in strategies_table([recorded], [found]).rows}
     assert (table["steps"], table["skips"], table["skip rate"]) == ("60", "3", "5%")

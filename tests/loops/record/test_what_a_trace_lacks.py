@@ -64,7 +64,7 @@ def pairs():
     return tf.data.Dataset.from_tensors((tf.ones([4, 3]), tf.ones([4, 2]))).repeat(4)
 
 
-PROBES = 'ComposedStep(..., probes={"critic": scaler.observe.watch(critic), "actor": scaler.observe.watch(actor)})'
+PROBES = 'ComposedStep(..., probes={"critic": hs.observe.watch(critic), "actor": hs.observe.watch(actor)})'
 
 
 def test_of_a_composed_step_its_own_argument_is_named(tmp_path):
@@ -99,7 +99,7 @@ def test_of_a_train_step_nothing_else_is_said(tmp_path):
     run(step, tmp_path, pairs())
     assert loops.observe.read(tmp_path / "trace.arrow").parts == ()
     (note,) = as_recorded(tmp_path).notes
-    assert "TrainStep(..., probes=scaler.observe.watch(model))" in note
+    assert "TrainStep(..., probes=hs.observe.watch(model))" in note
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,7 @@ def test_what_cannot_work_is_refused(run, net, tmp_path_factory):
 
     refused(scaler.InvalidArgument, "no such folder: expected a run's --out", run / "none", evaluate, net)
     refused(scaler.InvalidArgument, r"evaluate={}\): expected a function of the step", run, {}, net)
-    refused(scaler.InvalidArgument, r"restore=None\): expected the run's model, or a loops\.Loop", run, evaluate, None)
+    refused(scaler.InvalidArgument, r"restore=None\): expected the run's model, or an hs\.Loop", run, evaluate, None)
     empty = tmp_path_factory.mktemp("empty")
     refused(loops.CheckpointError, "no checkpoint. Name the folder", empty, evaluate, net, follow=False)
     (empty / "notes.txt").touch()

@@ -448,9 +448,9 @@ def test_steps_that_the_run_did_not_take(counted, step, says):
 
 
 def test_what_is_no_loop_and_a_loop_without_checkpoints(counted):
-    with pytest.raises(scaler.InvalidArgument, match=r"expected a loops\.Loop"):
+    with pytest.raises(scaler.InvalidArgument, match=r"expected an hs\.Loop"):
         rewind(counted, 3)
-    with pytest.raises(scaler.InvalidArgument, match=r"no loops\.Checkpoint among its actions"):
+    with pytest.raises(scaler.InvalidArgument, match=r"no hs\.Checkpoint among its actions"):
         rewind(counting(counted, saves=False), 3)
 
 

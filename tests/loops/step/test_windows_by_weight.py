@@ -293,7 +293,7 @@ def test_a_weight_that_is_no_scalar_is_refused(weight):
 
 def test_a_pair_of_scalars_is_no_weighted_loss():
     """It might as well be a loss and an accuracy."""
-    with pytest.raises(loops.BadOutputs, match=r"expected a scalar or a loops\.WeightedLoss"):
+    with pytest.raises(loops.BadOutputs, match=r"expected a scalar or an hs\.WeightedLoss"):
         train_step(lambda y, prediction: (tf.reduce_sum(prediction), 3.0))(micro_batch(0, 2))
 
 

@@ -237,7 +237,7 @@ def test_without_a_trace_the_losses_are_compared(tmp_path):
     found = loops.observe.compare(one, other)
     assert found.reference == "other"
     assert "Only their losses were compared, since not both have a trace" in found.sentence
-    assert all("loops.Trace(" in note for note in found.notes)
+    assert all("hs.Trace(" in note for note in found.notes)
 
 
 def test_no_step_in_common():

@@ -171,7 +171,7 @@ def test_half_of_a_run_is_a_report(tmp_path, capsys, missing):
     assert printed.startswith(f"wrote {tmp_path}/report.html, ")
     text = (tmp_path / "report.html").read_text()
     assert len(Page(text).all("figure")) == (2 if missing == "trace" else 4)
-    assert ("loops.Trace(" in text) == (missing == "trace")
+    assert ("hs.Trace(" in text) == (missing == "trace")
 
 
 @pytest.mark.parametrize(
