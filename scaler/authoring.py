@@ -1,8 +1,7 @@
 """For authors of train steps and loops: what `loops` needs of `scaler` beside its other public names.
 
 A step of your own needs none of it. It is for those who write a step that others give their models to, such as
-`loops.TrainStep`: to notice mistakes early, to do without a second look where it costs too much, and to say how
-`tf.function` traces the parts of a step.
+`loops.TrainStep`: to notice mistakes early, and to say how `tf.function` traces the parts of a step.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from scaler.backend.autograph import nested as nested
 from scaler.backend.autograph import no_autograph as no_autograph
 from scaler.backend.autograph import with_user_autograph as with_user_autograph
 from scaler.backend.graphs import at_each_call as at_each_call
-from scaler.backend.graphs import in_xla
 from scaler.backend.graphs import repeat_checks as repeat_checks
 from scaler.backend.layers import alive as alive
 from scaler.backend.spelling import did_you_mean as did_you_mean
@@ -47,7 +45,6 @@ __all__ = [
     "check_precision",
     "did_you_mean",
     "from_keras",
-    "may_diagnose",
     "nested",
     "no_autograph",
     "no_forward_pass",
@@ -68,15 +65,6 @@ __all__ = [
 def selects(loss_scaler: LossScaler) -> bool:
     """Whether steps that are traced now select their new values, where the optimizer allows it."""
     return selects_here(loss_scaler.select)
-
-
-def may_diagnose(loss_scaler: LossScaler) -> bool:
-    """Whether `apply(diagnose=...)` is worth its price in the function that is traced now.
-
-    It is not with `jit_compile=True`, where every activation would be kept for it at each step, nor where steps select
-    their new values.
-    """
-    return not (in_xla() or selects(loss_scaler))
 
 
 def check_precision(loss_scaler: LossScaler, prediction: Any, loss: Any) -> None:

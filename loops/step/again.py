@@ -1,4 +1,4 @@
-"""Computes the gradients of a step a second time from its batch: to find the cause of a skip, or at a lower scale.
+"""Computes the gradients of a step a second time from its batch, at a lower scale: for a retry.
 
 The branch that needs them repeats the forward pass. Differentiating the first pass again would need its activations,
 which the graph would then keep in every step until the decision: up to a third more memory.

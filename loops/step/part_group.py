@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -129,7 +129,6 @@ class PartGroup(tf.Module):
         grads = retried.grads if retried else _gradients(taken)
         loss_scale = retried.loss_scale if retried else None
         when: Any = True if due is None else due
-        again = self._again(taken)
         if self.window:
             loss_scale = retried.loss_scale if retried else self.loss_scaler.scale_of_gradients
             may_branch = not scaler.authoring.selects(self.loss_scaler)
@@ -138,9 +137,9 @@ class PartGroup(tf.Module):
             grads, _ = self.window.mean(grads)
             when = self.window.complete if due is None else tf.logical_and(self.window.complete, due)
         if len(self.parts) > 1:
-            decided = self._together(grads, before, when, again, loss_scale)
+            decided = self._together(grads, before, when, loss_scale)
         else:
-            outcome = self._apply(0, grads, before, when, loss_scale=loss_scale, diagnose=again)
+            outcome = self._apply(0, grads, before, when, loss_scale=loss_scale)
             variable = _among(self.weights[0], outcome.variable)
             decided = Decided(tf.convert_to_tensor(when), outcome.finite, outcome.cause, variable, [outcome])
         for teacher, outcome in zip(self._teachers, decided.outcomes, strict=True):
@@ -161,9 +160,7 @@ class PartGroup(tf.Module):
             **options,
         )
 
-    def _together(
-        self, grads: list, before: scaler.Snapshot, when: Any, again: Callable | None, loss_scale: tf.Tensor | None
-    ) -> Decided:
+    def _together(self, grads: list, before: scaler.Snapshot, when: Any, loss_scale: tf.Tensor | None) -> Decided:
         """One decision over the gradients of all parts; then each optimizer takes its own where all were finite."""
         loss_scale = self.loss_scaler.scale_of_gradients if loss_scale is None else loss_scale
         rest, shares = iter(grads), []
@@ -176,15 +173,10 @@ class PartGroup(tf.Module):
             rollback=before,
             when=when,
             loss_scale=loss_scale,
-            diagnose=again,
         )
         weights = [weight for own in self.weights for weight in own]
         variable = _among(weights, judged.variable)
         return Decided(tf.convert_to_tensor(when), judged.finite, judged.cause, variable, outcomes)
-
-    def _again(self, taken: Sequence[Taken]) -> Callable[[tf.Tensor], list] | None:
-        """The gradients of all parts once more. A window's second look would see only its last micro-batch."""
-        return None if self.window or not scaler.authoring.may_diagnose(self.loss_scaler) else _of_all(taken)
 
 
 def _gradients(taken: Sequence[Taken]) -> list:

@@ -104,9 +104,8 @@ class PartPasses:
         return repeated(again)
 
     def again_in_turn(self, part: Part, batch: Any, turn: tf.Tensor | bool) -> Differentiate | None:
-        """The same of a part that takes its turn: for a retry, or for a second look at a pass inside of a branch."""
-        looks = self._looks_again(part) and turn is not True and _replicas() == 1
-        if self._meets() or not (self._retry or looks):
+        """The same of a part that takes its turn."""
+        if not self._retry or self._meets():
             return None
         loss_scale = self._scalers[part.name].loss_scale
 
@@ -204,9 +203,8 @@ class PartPasses:
         return Taken(*loss, grads, only_first(again) if may_look_again else None, seen)
 
     def _looks_again(self, part: Part) -> bool:
-        """Whether gradients are taken again, for a retry or for what a second look tells of a skip."""
-        may_diagnose = self._accumulate == 1 and scaler.authoring.may_diagnose(self._scalers[part.name])
-        return (self._retry or may_diagnose) and not self._meets()
+        """Whether gradients are taken again, for a retry."""
+        return self._retry and not self._meets()
 
     def _check_no_collectives(self, part: Part) -> None:
         if self._meets():

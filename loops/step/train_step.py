@@ -306,7 +306,7 @@ class TrainStep(tf.Module):
                 loss, weight, extra, grads, seen, again = self._differentiate(due, x, y, sample_weight)
         now = moved.snapshot()
         before = self.window.open(now) if self.window else now
-        if again and (self.retry or not self.window):
+        if again:
             batch = (loss_scale, x, y, sample_weight)
             again = taken_again(lambda small: self._gradients_again(small, *batch), now, again)
         if self.retry and again is None:
@@ -380,10 +380,9 @@ class TrainStep(tf.Module):
 
     @scaler.authoring.no_autograph
     def _differentiate(self, due: tf.Tensor | None, x: Any, y: Any, sample_weight: Any) -> tuple:
-        """The loss, its weight, scalars, scaled gradients, measurements, and a function for a second look."""
+        """The loss, its weight, scalars, scaled gradients, measurements, and for a retry what takes them again."""
         weights = self.model.trainable_variables
-        may_look_again = self.retry or scaler.authoring.may_diagnose(self.loss_scaler)
-        with tf.GradientTape(persistent=may_look_again) as tape, self._probing.forward() as probed:
+        with tf.GradientTape(persistent=self.retry) as tape, self._probing.forward() as probed:
             prediction, found = self._forward(x, y, sample_weight)
             scaler.authoring.check_precision(self.loss_scaler, prediction, found.shown)
             weight, extra = found.weight, found.extra
@@ -398,12 +397,9 @@ class TrainStep(tf.Module):
         if not self.window:  # A window checks that each micro-batch has the same gradients.
             scaler.authoring.check_connected(self.loss_scaler, grads, weights)
         seen = self._probing.measured(probed, due)
-        if _replicas() > 1 and any(
-            getattr(layer, "synchronized", False) for layer in scaler.observe.layers_of(self.model)
-        ):
-            # These gradients contain collective operations, which would hang in the branch of a skip.
-            may_look_again = False
-        if not may_look_again:
+        synchronized = (getattr(layer, "synchronized", False) for layer in scaler.observe.layers_of(self.model))
+        # Their gradients contain collective operations, which would hang in the branch of a retry.
+        if not self.retry or (_replicas() > 1 and any(synchronized)):
             return loss, weight, extra, grads, seen, None
 
         @scaler.authoring.no_autograph
@@ -455,10 +451,10 @@ class TrainStep(tf.Module):
     ) -> tuple[tf.Tensor, scaler.Outcome, dict[str, tf.Tensor]]:
         """Whether a step was attempted, its outcome, and what a retry returns."""
         complete: bool | tf.Tensor = True
-        loss_scale, retried, in_window, judged = None, {}, self.window is not None, None
+        loss_scale, retried, judged = None, {}, None
         if self.window:
             loss_scale = self.loss_scaler.scale_of_gradients
-        if self.retry and again:
+        if again:
             grads, loss_scale, retries = self.loss_scaler.retry(grads, again)
             retried = {"loss_scale": loss_scale, "retries": retries}
         if self.window:
@@ -478,8 +474,6 @@ class TrainStep(tf.Module):
             clip=self.clip,
             rollback=before,
             allow_16bit_updates=self.allow_16bit_updates,
-            # It would see only the last micro-batch of a window.
-            diagnose=again if scaler.authoring.may_diagnose(self.loss_scaler) and not in_window else None,
             when=complete,
             loss_scale=loss_scale,
             loss=judged,

@@ -19,7 +19,7 @@ class Taken(NamedTuple):
         loss: Scalar float32, unscaled.
         extra: The scalars that the loss function returned with it.
         grads: Scaled gradients, or None.
-        again: From an output gradient to the same gradients, for a second look; None if they cannot be had again.
+        again: From an output gradient to the same gradients, for a retry; None if they cannot be had again.
         seen: What its probes measured; None without probes.
     """
 

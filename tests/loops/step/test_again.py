@@ -1,4 +1,4 @@
-"""A skipped step is differentiated again, from its batch: with nothing moved by it, and no activation kept for it."""
+"""A retry takes the gradients again, from the batch: with nothing moved by it, and no activation kept for it."""
 
 import contextlib
 
@@ -6,17 +6,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import ways
-from loop_cases import static
 from mirrored import mirrored
 from rigs import raw
 
 import loops
+import scaler
 from scaler import Cause
 
 BATCH, WIDTH = 6, 5
 X, Y = np.ones([BATCH, 3], np.float32), np.zeros([BATCH, 1], np.float32)
-OVERFLOWS, BACKWARD, SOUND = np.float32(3e4), np.float32(np.nan), np.float32(1.0)
+OVERFLOWS, BACKWARD, SOUND = np.float32(3e3), np.float32(np.nan), np.float32(1.0)
 
 
 @tf.custom_gradient
@@ -28,16 +27,13 @@ def loss(slope, prediction):
     return tf.reduce_mean((with_slope(tf.cast(prediction, tf.float32), slope[0, 0]) - 1.0) ** 2)
 
 
-def step_of(loss_fn, *states):
+def step_of(loss_fn, *states, retry=True):
     """A step of a float16 model with these layers in its middle, and its function of what makes the batch bad."""
     dense = [keras.layers.Dense(size, dtype="mixed_float16") for size in (WIDTH, 1)]
     model = keras.Sequential([keras.Input([3]), dense[0], *states, dense[1]])
-    made = loops.TrainStep(model, loss_fn, keras.optimizers.SGD(0.01), loss_scaler=static(2.0**10))
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10, min_scale=1.0))
+    made = loops.TrainStep(model, loss_fn, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler, retry=retry)
     return made, tf.function(lambda slope: made((X, tf.fill([BATCH, 1], slope))))
-
-
-def causes(step, *slopes):
-    return [int(step(slope)["cause"]) for slope in slopes]
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +42,13 @@ def usual():
     return step_of(loss, keras.layers.BatchNormalization(), keras.layers.Dropout(0.5))
 
 
-@pytest.mark.exhaustive_with("slope1-2")
-@pytest.mark.parametrize(("slope", "cause"), [(OVERFLOWS, Cause.OVERFLOW), (BACKWARD, Cause.BACKWARD)])
-def test_the_cause_is_found_and_nothing_has_moved(usual, slope, cause):
+def test_what_no_scale_cures_is_skipped_and_nothing_has_moved(usual):
     made, step = usual
     assert step(SOUND)["applied"]
     before = raw(made.model.variables)
-    outputs = step(slope)
-    assert int(outputs["cause"]) == cause
+    outputs = step(BACKWARD)
+    assert int(outputs["cause"]) == Cause.OVERFLOW
+    assert int(outputs["retries"]) == 0  # None helps.
     assert not outputs["applied"]
     assert raw(made.model.variables) == before  # BatchNorm's statistics and the seed of Dropout among them.
     assert step(SOUND)["applied"]
@@ -71,18 +66,16 @@ def test_activations_are_not_kept_for_it(usual):
     assert (BATCH, WIDTH) not in kept_shapes(usual[1])
 
 
-@ways.second_look
 def test_where_it_could_not_be_put_back_the_first_forward_pass_is_kept_and_nothing_is_counted_twice():
-    """Nor is a cause missed that follows from the count: the second call's backward pass is at fault."""
     calls = tf.Variable(0, trainable=False)
 
     def counting(slope, prediction):
         return loss(tf.where(calls.assign_add(1) == 2, BACKWARD, slope), prediction)
 
     _, step = step_of(counting)
-    found = causes(step, SOUND, SOUND, BACKWARD, OVERFLOWS, SOUND)
-    assert found == [Cause.NONE, Cause.BACKWARD, Cause.BACKWARD, Cause.OVERFLOW, Cause.NONE]
-    assert int(calls) == 5
+    found = [bool(step(slope)["applied"]) for slope in (SOUND, SOUND, BACKWARD, OVERFLOWS)]
+    assert found == [True, False, False, True]
+    assert int(calls) == 4
     assert (BATCH, WIDTH) in kept_shapes(step)
 
 
@@ -117,13 +110,8 @@ def from_table():
     return draw
 
 
-def from_python():
-    numbers = iter(range(9))
-    return lambda: tf.numpy_function(lambda: np.int64(next(numbers)), [], tf.int64)
-
-
-@pytest.mark.exhaustive_with("python", "table")
-@pytest.mark.parametrize("source", [from_iterator, from_table, from_python], ids=["iterator", "table", "python"])
+@pytest.mark.exhaustive_with("table")
+@pytest.mark.parametrize("source", [from_iterator, from_table], ids=["iterator", "table"])
 def test_what_nobody_can_put_back_is_done_once(source):
     draw = source()
 
@@ -134,9 +122,7 @@ def test_what_nobody_can_put_back_is_done_once(source):
     _, step = step_of(drawing)
     outputs = [step(SOUND) for _ in range(6)]
     assert [int(one["number"]) for one in outputs] == [0, 1, 2, 3, 4, 5]
-    # Whose fault a skip was takes a second look, which a step that selects does not take.
-    cause = Cause.OVERFLOW if ways.selects("graph") else Cause.BACKWARD
-    assert [int(one["cause"]) for one in outputs] == [Cause.NONE, cause] * 3
+    assert [int(one["cause"]) for one in outputs] == [Cause.NONE, Cause.OVERFLOW] * 3
 
 
 @pytest.mark.slow
@@ -147,7 +133,7 @@ def test_a_loss_with_python_branches_is_rewritten_as_in_the_users_own_function()
         return 2.0 * loss(slope, prediction)
 
     _, step = step_of(branching)
-    assert causes(step, SOUND, OVERFLOWS) == [Cause.NONE, Cause.OVERFLOW]
+    assert [int(step(slope)["retries"]) > 0 for slope in (SOUND, OVERFLOWS)] == [False, True]
 
 
 def test_the_loss_may_be_differentiated_by_a_tape_around_the_step():
@@ -181,7 +167,8 @@ def test_a_loss_that_calls_python_is_differentiated_once(replicas):
     strategy = mirrored(replicas) if replicas > 1 else None
     with strategy.scope() if strategy else contextlib.nullcontext():
         made, _ = step_of(
-            lambda y, p: tf.reduce_mean(tf.py_function(lambda v: v * 1e30, [tf.cast(p, tf.float32)], "float32"))
+            lambda y, p: tf.reduce_mean(tf.py_function(lambda v: v * 1e30, [tf.cast(p, tf.float32)], "float32")),
+            retry=False,
         )
     data = tf.data.Dataset.from_tensors((X, Y)).repeat()
     loop = loops.Loop(made, data, steps_per_call=2, strategy=strategy)

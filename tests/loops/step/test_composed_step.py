@@ -109,7 +109,7 @@ def broken(x):
 
 @pytest.mark.exhaustive
 def test_turns_of_a_table_and_of_a_variable_whose_backward_pass_is_at_fault():
-    """A branch around sparse gradients, and a second look at those of a pass that lies inside of a branch."""
+    """A branch around sparse gradients."""
     table, number = keras.layers.Embedding(4, 2), tf.Variable(1.0, name="number")
     table.build()
     start = table.embeddings.numpy()
@@ -126,6 +126,6 @@ def test_turns_of_a_table_and_of_a_variable_whose_backward_pass_is_at_fault():
     np.testing.assert_array_equal(table.embeddings.numpy(), start - np.float32([[0], [1], [0], [0.5]]))
     assert outputs["table/applied"]
     assert not outputs["number/applied"]
-    assert outputs["cause"] == scaler.Cause.BACKWARD
+    assert outputs["cause"] == scaler.Cause.OVERFLOW
     assert outputs["variable"] == 1
     assert number.numpy() == 1.0
