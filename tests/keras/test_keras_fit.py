@@ -25,6 +25,26 @@ def test_keras_does_not_wrap_it_once_more():
     assert type(model.optimizer.inner_optimizer) is keras.optimizers.SGD
 
 
+def test_another_strategy_goes_on_with_the_slots():
+    model, inner, steps = make_model("mixed_float16"), keras.optimizers.Adam(1e-2), []
+    for strategy in (scaler.Static(8.0), scaler.Dynamic(4.0)):
+        slots = raw(inner.variables)
+        model.compile(scaler.LossScaleOptimizer(inner, strategy), loss="mse", jit_compile=False)
+        assert raw(inner.variables) == slots
+        fit(model)
+        steps.append(int(inner.iterations))
+    assert steps[1] == 2 * steps[0]
+    assert model.optimizer.loss_scaler.strategy == scaler.Dynamic(4.0)
+
+
+@pytest.mark.slow
+def test_another_wrapper_does_not_take_the_slots_of_masters():
+    model = started(policy="float16")
+    model.compile(scaler.LossScaleOptimizer(model.optimizer.inner_optimizer), loss="mse", jit_compile=False)
+    with pytest.raises(scaler.InvalidArgument, match="One optimizer goes with one MasterWeights"):
+        fit(model)
+
+
 @pytest.mark.slow_with("{'clipnorm': 0.1, 'weight_decay': 0.1}")
 @pytest.mark.exhaustive_with("{'use_ema': True}")
 @pytest.mark.parametrize("inner", [{"use_ema": True}, {"clipnorm": 0.1, "weight_decay": 0.1}], ids=str)
