@@ -24,7 +24,7 @@ from scaler.backend.selected import assigned_where
 from scaler.errors import InvalidArgument
 from scaler.gate.judge import where
 from scaler.gate.optimizers import Optimizer, name_of, variables_of
-from scaler.gate.rollback import chosen_state, put_back, put_back_non_finite
+from scaler.gate.rollback import put_back, put_back_non_finite
 from scaler.gate.targets import Targets
 from scaler.outcome.outcome import Cause, Skip, int64, not_skipped
 
@@ -119,8 +119,7 @@ def restore_where(strategy: Any, state: Sequence[tuple], applied: tf.Tensor, whe
         when: Scalar bool, whether there is a step at all.
     """
     kept = applied if tf.get_static_value(when) else tf.logical_or(applied, tf.logical_not(when))
-    for variable, value in state:
-        replicas.assign_each(strategy, variable, functools.partial(chosen_state, kept=kept), value)
+    put_back_non_finite(strategy, state, kept)
 
 
 def no_replica(strategy: tf.distribute.Strategy) -> tf.Tensor | None:

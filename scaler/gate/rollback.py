@@ -33,9 +33,10 @@ class Snapshot:
 
     @no_autograph
     def restore_unless(self, kept: tf.Tensor) -> None:
-        """Restores all saved values unless `kept`, a scalar bool, is true; then those of non-finite elements alone."""
-        for variable, value in zip(self.variables, self.values, strict=True):
-            variable.assign(chosen_state(variable, value, kept))
+        """Restores all values unless `kept`, scalar bool, is true, then those that are not finite: `state_to_keep`."""
+        found = state_to_keep(self.variables, self.variables, self.values, [kept] * len(self.values))
+        for variable, value in zip(self.variables, found, strict=True):
+            variable.assign(value)
 
 
 @no_autograph
@@ -84,48 +85,69 @@ def put_back(strategy: Any, state: Iterable[tuple[Any, Any]]) -> None:
         replicas.assign_each(strategy, variable, lambda own, value: value, value)
 
 
-def put_back_non_finite(strategy: Any, state: Sequence[tuple[Any, Any]]) -> None:
-    """Puts back what is not finite any more, where no step is skipped: see `chosen_state`.
+def put_back_non_finite(strategy: Any, state: Sequence[tuple[Any, Any]], kept: tf.Tensor | None = None) -> None:
+    """Puts back what is not finite any more, and everything unless `kept`: see `state_to_keep`.
 
     Args:
         strategy: TensorFlow's, from what `replicas.merge` calls.
         state: Pairs of a variable and its value before the step, on every replica.
+        kept: Scalar bool. None for a step that is not skipped.
     """
-    if in_xla() or has_gpu():
-        for variable, value in state:
-            replicas.assign_each(strategy, variable, chosen_state, value)
-        return
-    # Look at all of them at once: a choice for each would assign every variable in every step.
-    state = [(variable, value) for variable, value in state if replicas.native(variable).dtype.is_floating]
+    if kept is None:
+        state = [(variable, value) for variable, value in state if replicas.native(variable).dtype.is_floating]
+    variables = [variable for variable, _ in state]
 
     def look(before: list) -> None:
-        own = [replicas.own_part(variable) for variable, _ in state]
+        own = list(map(replicas.own_part, variables))
 
-        def put_back(*before: tf.Tensor) -> None:
-            for variable, value in zip(own, before, strict=True):
-                variable.assign(chosen_state(variable, value))
+        def choose(*before: tf.Tensor) -> None:
+            found = state_to_keep(variables, own, before, [kept] * len(own))
+            for variable, value in zip(own, found, strict=True):
+                variable.assign(value)
 
-        tf.cond(all_finite(own), lambda: None, lambda: call_noninlined(put_back, *before))
+        if kept is not None or in_xla() or has_gpu():
+            choose(*before)
+        else:  # Look at all of them at once: a choice for each would assign every variable in every step.
+            tf.cond(all_finite(own), lambda: None, lambda: call_noninlined(choose, *before))
 
     if state:
         replicas.map_replicas(strategy, look, [value for _, value in state])
 
 
-def chosen_state(now: Any, before: tf.Tensor, kept: tf.Tensor | None = None) -> tf.Tensor:
-    """A variable's value now, with the value before where it is non-finite now, and everywhere unless `kept`.
+def state_to_keep(
+    variables: Sequence[Any], own: Sequence[Any], before: Sequence[tf.Tensor], kept: Sequence[tf.Tensor | None]
+) -> list[tf.Tensor]:
+    """The value of each variable now, with the value before where it is not finite now, and everywhere unless `kept`.
 
-    A moving statistic kept in float16 can overflow in a step whose loss and gradients are finite.
+    A moving variance can overflow in a step whose loss and gradients are finite. The mean beside it, finite and just as
+    absurd, would then be divided by the variance of another batch: what a layer has of one shape goes back together,
+    element by element.
 
     Args:
-        now: The variable.
-        before: Its value before the step.
-        kept: Scalar bool. Default: True.
+        variables: They tell by their names which belong together.
+        own: The same on this replica.
+        before: Their values before the step.
+        kept: For each a scalar bool, or None for True.
     """
-    value = tf.convert_to_tensor(now)
-    flags = [] if kept is None else [kept]
-    if value.dtype.is_floating:
-        flags.append(tf.math.is_finite(value))
-    return tf.where(functools.reduce(tf.logical_and, flags), value, before) if flags else value
+    values = list(map(tf.convert_to_tensor, own))
+    kin = [_kin(variable, value) for variable, value in zip(variables, values, strict=True)]
+    sound: dict[tuple, tf.Tensor] = {}
+    for one, value in zip(kin, values, strict=True):
+        if value.dtype.is_floating:
+            finite = tf.math.is_finite(value)
+            sound[one] = tf.logical_and(sound[one], finite) if one in sound else finite
+
+    def chosen(one: tuple, value: tf.Tensor, old: tf.Tensor, keep: tf.Tensor | None) -> tf.Tensor:
+        flags = [flag for flag in (keep, sound.get(one) if value.dtype.is_floating else None) if flag is not None]
+        return tf.where(functools.reduce(tf.logical_and, flags), value, old) if flags else value
+
+    return list(map(chosen, kin, values, before, kept))
+
+
+def _kin(variable: Any, value: tf.Tensor) -> tuple:
+    """Alike for the variables of one layer with one shape. A scalar, such as a metric's, is alone."""
+    path, _, _ = replicas.native(variable).name.rpartition("/")
+    return (path if path and value.shape.rank else id(variable), tuple(value.shape))
 
 
 def _together(values: Sequence[tf.Tensor]) -> tf.Tensor:

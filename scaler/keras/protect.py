@@ -19,7 +19,7 @@ from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.gate.choose import selects_by_default
 from scaler.gate.layer_state import LayerState
-from scaler.gate.rollback import all_finite, chosen_state
+from scaler.gate.rollback import all_finite, state_to_keep
 from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored, optimizers_of
 from scaler.keras.optimizer import LossScaleOptimizer
 from scaler.keras.optimizers_in_step import ProtectedStep
@@ -124,7 +124,7 @@ def protect(model: keras.Model) -> keras.Model:
 
         def put_back() -> dict[str, Any]:
             applied = [tf.identity(one.iterations) > then for one, then in zip(every, iterations, strict=True)]
-            spoilt = shown.spoilt(left)
+            spoilt, rest = shown.spoilt(left), []
             for variable, value in left:
                 own = replicas.own_component(variable)
                 # Weights of a frozen layer may be updated, too, by a step that names them.
@@ -132,7 +132,11 @@ def protect(model: keras.Model) -> keras.Model:
                 if variable.trainable or kept:
                     own.assign(tf.where(bad & ~tf.reduce_any([False, *kept]), value, own))
                 else:
-                    own.assign(chosen_state(own, value, ~(bad | spoilt.get(id(variable), False))))
+                    rest.append((variable, own, value, ~(bad | spoilt.get(id(variable), False))))
+            if rest:
+                found = state_to_keep(*zip(*rest, strict=True))
+                for (_, own, _, _), value in zip(rest, found, strict=True):
+                    own.assign(value)
             for variable, value in assigned:
                 own = replicas.own_component(variable)
                 # A step that adds a gradient to a weight and takes it off again leaves a NaN where it overflowed.

@@ -103,6 +103,23 @@ def test_statistics_that_overflow_on_an_applied_step_keep_their_last_finite_valu
     np.testing.assert_array_equal(model.layers[0].largest, [1.0, 2.0])
 
 
+@pytest.mark.slow_with("{'jit_compile': True}")
+@pytest.mark.parametrize("mode", [{"jit_compile": False}, {"jit_compile": True}, {"run_eagerly": True}], ids=str)
+def test_an_absurd_row_that_float32_trains_on_spoils_no_evaluation(mode):
+    """Its variance is infinite, and the loss and the gradients are finite: the step is applied."""
+    x, y = data(32)
+    x[3, 0] = 1e30
+    model = protected(keras.Input([4]), keras.layers.BatchNormalization(), keras.layers.Dense(1), **mode)
+    model.train_on_batch(*data(32))
+    mean, variance = (one.numpy() for one in model.layers[0].non_trainable_variables)
+    model.train_on_batch(x, y)
+    assert model.optimizer.loss_scaler.counters.applied == 2
+    after = [one.numpy() for one in model.layers[0].non_trainable_variables]
+    assert (after[0][0], after[1][0]) == (mean[0], variance[0])
+    assert (after[0][1:] != mean[1:]).all()
+    assert (after[1][1:] != variance[1:]).all()
+
+
 @pytest.mark.exhaustive_with("{'jit_compile': False}", "{'run_eagerly': True}")
 @pytest.mark.parametrize("mode", [{"jit_compile": False}, {"run_eagerly": True}], ids=str)
 def test_a_model_is_built_on_the_first_batch_even_if_that_overflows(mode):

@@ -116,3 +116,22 @@ def test_an_applied_step_puts_back_only_what_is_no_longer_finite(execute):
     assert execute(step)(np.float32([2.0]))
     np.testing.assert_array_equal(statistic.numpy(), np.float16([1, 3, np.nan]))
     assert (seed.numpy()[0], weight.numpy()[0]) == (6, 0.0)
+
+
+@pytest.mark.slow_with("xla")
+def test_what_a_layer_has_beside_an_infinite_statistic_goes_back_with_it(execute):
+    """A mean of 3e26 beside the variance of another batch would be worse than neither."""
+    with tf.name_scope("norm"):
+        mean, variance = (tf.Variable([1.0, 2.0], trainable=False, name=name) for name in ("mean", "variance"))
+    other, weight = tf.Variable([1.0, 2.0], trainable=False, name="other/mean"), tf.Variable([1.0])
+    loss_scaler = by_hand(scaler.Static(2.0))
+
+    def step(grad):
+        before = scaler.snapshot([mean, variance, other])
+        for variable, value in ((mean, [3e26, 4.0]), (variance, [np.inf, 5.0]), (other, [6.0, 7.0])):
+            variable.assign(value)
+        return loss_scaler.apply(OPTIMIZERS["plain"](), [grad], [weight], rollback=before).finite
+
+    assert execute(step)(np.float32([2.0]))
+    found = [variable.numpy().tolist() for variable in (mean, variance, other)]
+    assert found == [[1.0, 4.0], [1.0, 5.0], [6.0, 7.0]]
