@@ -156,7 +156,7 @@ def test_a_start_anywhere_can_be_used_as_it_is_printed(exponent):
     assert strategy.min_scale <= found.start / 2 or exponent == -126
     assert strategy.max_scale >= found.start * 2
     lines = [line for line in str(found).splitlines() if "Dynamic(" in line]
-    printed = [eval(line.partition(": ")[2], {"scaler": scaler}) for line in lines]
+    printed = [eval(line.partition(": ")[2], {"hs": scaler}) for line in lines]
     assert printed == ([] if -14 < exponent < 40 else [strategy])
 
 
