@@ -28,6 +28,7 @@ from scaler.gradients.pairs import as_list, check_gradients, check_pairs
 from scaler.misuse.calls import Calls
 from scaler.misuse.carried import Carried
 from scaler.misuse.marks import marked_unscaled
+from scaler.misuse.rescaled import check_rescaled
 from scaler.misuse.trace import not_judged
 from scaler.outcome.last_skip import LastSkip, note_skip_in_trace, skip_in_trace
 from scaler.outcome.outcome import Cause, Outcome, Skip
@@ -387,6 +388,7 @@ class LossScaler(ByName):
         grads = [grad for share in shares for grad in share.grads]
         targets = [weight for share in shares for weight in share.weights]
         model = [variable for share in shares for variable in share.model]
+        check_rescaled(model)
         self._keep_trainable(shares, rollback)
         undivided = self._calls.undivided(grads, targets, unscaled)
         carried, moved = self._calls.applies(

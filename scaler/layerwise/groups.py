@@ -17,6 +17,7 @@ from scaler.errors import InvalidArgument
 from scaler.gradients import statistics
 from scaler.layerwise.adaptive import AdaptiveScale, LayerEvent
 from scaler.layerwise.rescaling import MEASURED, measured_rescale, root_mean_square
+from scaler.misuse.rescaled import mark_rescaled, mark_unscaled
 from scaler.strategies import Strategy, exact
 from scaler.strategies.base import (
     after_step,
@@ -213,8 +214,13 @@ class Layerwise(tf.Module):
         if group not in self.names:
             raise InvalidArgument(f"rescale(x, {group!r}): expected one of the groups {', '.join(self.names)}.")
         index = self.names.index(group)
-        # Read in the backward pass, right before `unscale` reads it: whatever came between, both see one value.
-        return measured_rescale(x, self._probes[index], lambda: (self.scales / self._before(self.scales))[index])
+
+        def factor() -> tf.Tensor:
+            # Called in the backward pass, right before `unscale` reads the scales: both see one value.
+            mark_rescaled(self, self._groups.variables)
+            return (self.scales / self._before(self.scales))[index]
+
+        return measured_rescale(x, self._probes[index], factor)
 
     @no_autograph
     def gradient(self, tape: tf.GradientTape, scaled: tf.Tensor, variables: Sequence) -> tuple[list, LayerEvent]:
@@ -260,6 +266,7 @@ class Layerwise(tf.Module):
         Raises:
             InvalidArgument: For a variable of no group.
         """
+        mark_unscaled(self)
         scales = tf.unstack(self.scales)
         positions = self._positions(variables)
         return [

@@ -159,3 +159,23 @@ def test_fit_takes_no_rescaled_model_whose_scales_it_would_leave_in_the_gradient
     x = [np.ones([4, 8], np.float32)] * 2
     with pytest.raises(scaler.InvalidArgument, match=r"fit: model .* whose scales nothing removes"):
         rescaled.fit(x, {"first": np.ones([4, 1]), "second": np.ones([4, 1])}, verbose=0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_by_hand_does_not_apply_what_still_carries_the_scales_of_groups(compiled):
+    rescaled, layerwise = scaler.layerwise.insert_rescales(towers(), ["stem"])
+    variables, loss_scaler, sgd = rescaled.trainable_variables, scaler.LossScaler(), keras.optimizers.SGD(0.01)
+    before = [variable.numpy() for variable in variables]
+
+    def step(removed):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_mean(one) for one in rescaled([tf.ones([4, 8])] * 2).values()])
+            scaled = loss_scaler.scale(loss)
+        grads = layerwise.gradient(tape, scaled, variables)[0] if removed else tape.gradient(scaled, variables)
+        return loss_scaler.apply(sgd, grads, variables, loss_scale=loss_scaler.loss_scale).finite
+
+    call = tf.function(step) if compiled else step
+    with pytest.raises(scaler.InvalidArgument, match=r"passed a rescale, .* layerwise\.gradient\(tape"):
+        call(False)
+    assert all((one.numpy() == then).all() for one, then in zip(variables, before, strict=True))
+    assert call(True)
