@@ -24,7 +24,7 @@ class Undecided:
             found: What its graph has.
             data: How many steps were taken.
         """
-        for one in set(found.trained_by).difference(self._since):
+        for one in set(found.concerned).difference(self._since):
             with tf.init_scope():
                 self._since[one] = int(one.counters.attempted), int(data), FEW if one in found.scalers else 1
 

@@ -10,6 +10,9 @@ import tensorflow as tf
 import scaler
 from loops.backend.steps import COUNTER, SCALE, assigns, is_of_keras_scaler
 
+_BACKWARD = "gradient_tape/"
+"""How TensorFlow begins the names of what a tape computes."""
+
 
 @dataclasses.dataclass(frozen=True)
 class KerasScaler:
@@ -31,13 +34,13 @@ class Found:
         scalers: Those that the step updates.
         keras: Keras's own that it updates.
         known: False if the step reads the scale of some but updates none: then it is unknown whether it was applied.
-        trained_by: Those that the step reads or updates; none if it assigns no trainable variable, as an evaluation.
+        concerned: Those that the step reads or updates; none if it neither differentiates nor trains, as an evaluation.
     """
 
     scalers: tuple[scaler.LossScaler, ...] = ()
     keras: tuple[KerasScaler, ...] = ()
     known: bool = True
-    trained_by: tuple[scaler.LossScaler, ...] = ()
+    concerned: tuple[scaler.LossScaler, ...] = ()
 
     @property
     def any(self) -> bool:
@@ -91,6 +94,8 @@ def find(concrete: tf.types.experimental.ConcreteFunction) -> Found:
     # Without the counter the graph only reads the scale; other variables of such a scaler mean unknown names.
     seen = read or others or any(name == SCALE for _, name in keras)
     known = bool(moved or pairs) or not seen
+    # A gradient that nobody applies trains nothing, and was to.
+    trains = trains or any(op.name.startswith(_BACKWARD) for op in concrete.graph.get_operations())
     return Found(tuple(moved.values()), tuple(pairs), known, tuple(read.values()) if trains else ())
 
 

@@ -331,4 +331,6 @@ def _cure(found: Explanation) -> str:
     if not helping:
         return f"Nothing that was tried helps.{empty}" if any(one.tried for one in found.remedies) else ""
     others = f" Also helped: {', '.join(one.name for one in helping[1:])}." if len(helping) > 1 else ""
-    return f"What helped: {helping[0].name}. {helping[0].advice}{others}{empty}"
+    # A remedy trains on whatever the batch holds.
+    helped = "If this batch is right, this helps" if found.blame == "batch" else "What helped"
+    return f"{helped}: {helping[0].name}. {helping[0].advice}{others}{empty}"
