@@ -37,6 +37,7 @@ from loops.loop.state.source_position import SourcePosition
 from loops.loop.state.state import RunState
 from loops.loop.state.trainable import trainable_flags
 from loops.loop.state.variables import variable_groups
+from loops.loop.undecided import warn_if_all_were_skipped
 from loops.loop.unseen import UnseenLosses
 from loops.loop.visit import Action, Visit
 from loops.loop.workers.workers import Workers, meet
@@ -316,7 +317,8 @@ class Loop:
             for action in self.actions:
                 if isinstance(action, contextlib.AbstractContextManager):
                     enter(stack, action)
-            whole, failed, began_at = True, None, self.counters.data
+            whole, failed, before = True, None, self.counters
+            scalers: list[scaler.LossScaler] = []
             try:
                 self._meet(signals)
                 signals.act()
@@ -335,14 +337,17 @@ class Loop:
                     self._meet(signals, error)
                     if call.steps and not self._goes_back:
                         self._check_scalers(visit, call)
+                    scalers = [one for one, _ in call.readings]
                     signals.act()
                     ended, taken = call.steps < limit and self.position.ended, done + call.steps
                     self._call.undecided.look(taken, ended or taken >= steps or bool(self.stopped))
                     if ended:
                         of_source = self.position.dataset is None
                         raise OutOfData(why_out_of_data(taken, steps, of_source=of_source))
-                if done == began_at:
+                if done == before.data:
                     self._say_nothing_to_do(done, steps)
+                if not self._goes_back:
+                    warn_if_all_were_skipped(before, self.counters, scalers)
             except Exception as error:
                 failed = error
                 if not whole:

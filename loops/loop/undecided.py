@@ -1,14 +1,39 @@
-"""Loss scalers that scale the losses of a run while no step of it is decided."""
+"""Runs that train nothing: no step of them is decided, or none is applied."""
 
 from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
 
 import tensorflow as tf
 
 import scaler
+from loops.loop.counters import Counters
 from loops.step.scalers_in_graph import Found
 
 MANY, FEW = 1000, 100
 """So many undecided steps are worth a word, in a run and at its end, where fewer may be an incomplete window."""
+
+SKIPPED = 20
+"""So many steps without an applied one are worth a word at the end of a run."""
+
+
+def warn_if_all_were_skipped(before: Counters, now: Counters, scalers: Iterable[scaler.LossScaler]) -> None:
+    """Warns at the end of a run that attempted steps and applied none: too few for a `StuckPolicy` to stop it.
+
+    Args:
+        before: Where the run began.
+        now: Where it ended.
+        scalers: The loss scalers of its steps.
+    """
+    steps = now.attempted - before.attempted
+    if steps >= SKIPPED and now.known and now.applied == before.applied:
+        why = " ".join(one.explain() for one in scalers)
+        warnings.warn(
+            f"The run ends, and none of its {steps:,} attempted steps was applied: nothing was trained. {why}".rstrip(),
+            scaler.errors.StuckWarning,
+            stacklevel=4,
+        )
 
 
 class Undecided:
