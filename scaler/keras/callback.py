@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 
 import keras
 
 from scaler.authoring import watch_from_here
-from scaler.errors import InvalidArgument
+from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.gate.loss_scaler import LossScaler
 from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored
+from scaler.keras.protect import is_protected
 from scaler.outcome.stuck import StuckPolicy
 from scaler.weights.trainable import TrainableSet
 
@@ -51,6 +53,7 @@ class LossScaleLogger(keras.callbacks.Callback):
             raise InvalidArgument(f"LossScaleLogger(stuck={stuck!r}): expected an hs.StuckPolicy, or None.")
         self._stuck = stuck
         self._scalers: dict[str, LossScaler] = {}
+        self._skipped: int | None = None
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Finds the optimizers."""
@@ -67,6 +70,9 @@ class LossScaleLogger(keras.callbacks.Callback):
             if self._stuck is not None:
                 loss_scaler.stuck = self._stuck
             watch_from_here(loss_scaler)
+        # A train step of the user's own may put back what it moves.
+        own = type(self.model).train_step is not keras.Model.train_step
+        self._skipped = None if own or is_protected(self.model) else self._count_skips()
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Refuses a compiled step that was traced for other trainable variables."""
@@ -82,8 +88,21 @@ class LossScaleLogger(keras.callbacks.Callback):
             loss_scaler.check()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Adds to the logs of the epoch."""
+        """Adds to the logs of the epoch, and says once if a skipped batch moved what only `protect` puts back."""
         self._add(logs)
+        skips = 0 if self._skipped is None else self._count_skips() - self._skipped
+        if skips:
+            self._skipped = None
+            warnings.warn(
+                f"fit of model {self.model.name!r}: {skips} {'step was' if skips == 1 else 'steps were'} skipped, and "
+                "the forward passes moved metrics and BatchNorm's statistics all the same. Call hs.protect(model) "
+                "after compile and after load_model: it puts them back.",
+                ScaleWarning,
+                stacklevel=2,
+            )
+
+    def _count_skips(self) -> int:
+        return sum(int(loss_scaler.counters.skipped) for loss_scaler in self._scalers.values())
 
     def _note_what_is_trainable(self) -> None:
         """Keeps it with the compiled step, which by now is traced and has made its variables."""

@@ -73,7 +73,7 @@ def protect(model: keras.Model) -> keras.Model:
             "removes from the gradients in fit. Expected the model that was given to insert_rescales; train the "
             "rescaled one by hs.TrainStep(..., layerwise=layerwise)."
         )
-    if hasattr(model.train_step, _MARK):
+    if is_protected(model):
         return model
     if getattr(model, "compiled", False) and not loss_scale_optimizers(model) and not_restored(model):
         warnings.warn(
@@ -168,6 +168,11 @@ def protect(model: keras.Model) -> keras.Model:
     cast_penalties(model)
     model.train_function = None
     return model
+
+
+def is_protected(model: keras.Model) -> bool:
+    """Whether `protect` wraps the train step of this model."""
+    return hasattr(model.train_step, _MARK)
 
 
 def _branches() -> bool:

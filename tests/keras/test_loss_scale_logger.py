@@ -1,6 +1,7 @@
 """The callback's logs reach whoever reads logs, and a run that makes no progress is stopped."""
 
 import csv
+import warnings
 
 import keras
 import numpy as np
@@ -133,3 +134,14 @@ def test_an_eager_fit_follows():
     frozen = [weight.tobytes() for weight in model.layers[0].get_weights()]
     fit(model, callbacks=[scaler.LossScaleLogger()])
     assert [weight.tobytes() for weight in model.layers[0].get_weights()] == frozen
+
+
+@pytest.mark.parametrize("protect", [False, True])
+def test_a_skip_in_a_model_that_is_not_protected_is_said_once(protect):
+    model = compiled(protect=protect, stateful=False)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", scaler.ScaleWarning)
+        callback = scaler.LossScaleLogger()
+        model.fit(*overflowing(), batch_size=8, epochs=2, verbose=0, callbacks=[callback])
+    messages = [str(one.message) for one in found if "Call hs.protect(model)" in str(one.message)]
+    assert len(messages) == (0 if protect else 1)
