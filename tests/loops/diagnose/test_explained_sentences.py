@@ -77,6 +77,7 @@ SAID = {
     "a loss at any scale": ("loss", {**BEGAN, "applied_at": 64.0}),
     "the batch": ("loss", {**DATA, "blame": "batch"}),
     "the batch, another passes": ("loss", {**DATA, "blame": "batch", "remedies": (PASSES,)}),
+    "the batch, also in float32": ("loss", {**DATA, "blame": "batch", "remedies": (WIDE, PASSES)}),
     "the batch and another": ("loss", {**DATA, "blame": "batch", "remedies": (FAILS,), "other_batch": "previous"}),
     "the batch, after a cast": ("loss", {**DATA, "operation": "Cast", "kind": "inf"}),
     "the dataset": ("loss", {**DATA, "blame": "dataset", "columns": (("x", 3),)}),
