@@ -324,8 +324,10 @@ def _cure(found: Explanation) -> str:
     if found.verdict in ("healthy", "zero") or found.empty or found.label:
         return ""
     helping = [remedy for remedy in found.remedies if remedy.helps]
-    if found.blame == "batch" and all(one.kind is Kind.ANOTHER_BATCH for one in helping) and helping:
-        return ""  # The blame says so.
+    if found.blame == "batch" and helping:
+        helping = [one for one in helping if one.kind is not Kind.ANOTHER_BATCH]  # The blame says so.
+        if not helping:
+            return ""
     empty = "; ".join(f"{one.name}, since {one.why_not}" for one in found.remedies if one.why_not)
     empty = f" Finite, but no help: {empty}." if empty else ""
     if not helping:
