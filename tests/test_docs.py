@@ -156,7 +156,7 @@ def test_the_page_for_keras_does_what_it_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = run_blocks((DOCS / "keras.md").read_text(encoding="utf-8"), tmp_path)
     assert (tmp_path / "model.keras").exists()
-    assert names["loaded"].optimizer.loss_scaler.counters.attempted == 18
+    assert names["loaded"].optimizer.loss_scaler.counters.attempted == 8  # Those since the other strategy.
     printed = capsys.readouterr().out
     assert "The step was skipped because the loss itself was not finite" in printed
     assert "Constant(loss_scale=64.0)" in printed

@@ -23,7 +23,7 @@ from loops.diagnose.lint.arguments import (
     in_one_sentence,
 )
 from loops.diagnose.lint.finding import Finding
-from loops.diagnose.lint.graph_rules import lost_constants, odd_shapes, rounded_indices
+from loops.diagnose.lint.graph_rules import lost_constants, narrow_statistics, odd_shapes, rounded_indices
 from loops.diagnose.lint.input_range import InputRanges
 from loops.diagnose.lint.layers import cannot_stress, findings_under_stress, limit_of, unfit_statistics, unfit_weights
 from loops.diagnose.lint.losses import half_loss, half_outputs, lost_share
@@ -93,6 +93,7 @@ def lint(
             *_constants(model, loss, sample, traced),
             *(_at(traced, layer, found) for layer in called for found in unfit_weights(layer)),
             *(_at(traced, layer, found) for layer in called for found in unfit_statistics(layer)),
+            *narrow_statistics(traced),
             *rounded_indices(traced),
             *_stressed(traced, seen),
             *odd_shapes(traced),

@@ -1,4 +1,4 @@
-"""Rules that read the traced graph: constants, indices and shapes."""
+"""Rules that read the traced graph: constants, moving statistics, indices and shapes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tensorflow as tf
 from loops.diagnose.graph.calls import Traced
 from loops.diagnose.graph.literals import lost_literals
 from loops.diagnose.lint.finding import Finding, Kind, note
+from loops.support.text import agreeing, amount
 
 
 def lost_constants(traced: Traced, twin: Traced) -> list[Finding]:
@@ -19,6 +20,61 @@ def lost_constants(traced: Traced, twin: Traced) -> list[Finding]:
         key = (layer, one.before, one.after, one.chosen)
         findings.setdefault(key, make(layer, f"{one.problem}.", one.measured, one.instead, Kind.CONSTANT))
     return list(findings.values())
+
+
+_NARROW = {"float16": "2^-11", "bfloat16": "2^-8"}
+"""Formats in which a moving statistic stalls, with the smallest part of a number that every number can still gain."""
+_SUMS = ("AddV2", "Add", "Sub", "Mul", "Cast", "Identity")
+
+
+def narrow_statistics(traced: Traced) -> list[Finding]:
+    """A finding for each layer whose moving averages, such as BatchNormalization's, are stored in 16 bits."""
+    handles = {id(outer): inner for outer, inner in traced.graph.captures}
+    found: dict[int, tuple[keras.layers.Layer, list]] = {}
+    seen: set[int] = set()
+    for layer in traced.layers:  # Inner layers come first, so a variable counts as its own layer's.
+        for variable in layer.non_trainable_variables:
+            handle = handles.get(id(getattr(variable.value, "handle", None)))
+            if variable.dtype in _NARROW and handle is not None and id(variable) not in seen and _averages(handle):
+                found.setdefault(id(layer), (layer, []))[1].append(variable)
+            seen.add(id(variable))
+    return [_stalls(traced.place(layer), layer, variables) for layer, variables in found.values()]
+
+
+def _averages(handle: tf.Tensor) -> bool:
+    """Whether the graph adds to a variable: its new value is a sum that holds the old one.
+
+    A state that is replaced, as SpectralNormalization's vectors and a recurrent layer's states are, does not stall.
+    """
+    for operation in handle.consumers():
+        if operation.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
+            return True
+        stack = [operation.inputs[1]] if operation.type == "AssignVariableOp" else []
+        while stack:
+            source = stack.pop().op
+            if source.type == "ReadVariableOp" and source.inputs[0] is handle:
+                return True
+            if source.type in _SUMS:
+                stack += list(source.inputs)
+    return False
+
+
+def _stalls(place: str, layer: keras.layers.Layer, variables: list) -> Finding:
+    dtype, kind = variables[0].dtype, type(layer).__name__
+    name = f"keras.layers.{kind}" if type(layer).__module__.startswith("keras.") else kind
+    infinite = " A variance above 65504 becomes infinite." if dtype == "float16" else ""
+    return Finding(
+        place,
+        f"its moving statistics are stored in {dtype}: small updates are rounded away, so they stop short of the true "
+        "values, and inference is wrong without a warning.",
+        f"{amount(len(variables), 'variable')} {agreeing(len(variables), 'has', 'have')} 16 bits, such as "
+        f"{variables[0].path!r}: an update smaller than {_NARROW[dtype]} of its value is lost.{infinite}",
+        f"Give this layer dtype='mixed_{dtype}', which keeps its variables in float32: "
+        f"{name}(..., dtype='mixed_{dtype}')."
+        if layer.variable_dtype == dtype
+        else "Create them in float32: add_weight(..., trainable=False, dtype='float32').",
+        Kind.STATISTICS,
+    )
 
 
 _LAST_INTEGER = 2048

@@ -552,6 +552,61 @@ def test_indices_that_are_rounded(rows, dtype, found):
     assert [(one.layer, "rounded to their neighbours" in one.finding) for one in said] == [("words", True)] * found
 
 
+class Counting(L.Layer):
+    """A moving average written by hand, in float16 though the layer's own variables are float32."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=[shape[-1]], trainable=False, dtype="float16", name="mean")
+
+    def call(self, x):
+        self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.cast(keras.ops.mean(x, 0), "float16"))
+        return x
+
+
+MOVING = {
+    "float16": (lambda: L.BatchNormalization(dtype="float16"), "2^-11", "(..., dtype='mixed_float16')."),
+    "bfloat16": (lambda: L.BatchNormalization(dtype="bfloat16"), "2^-8", "(..., dtype='mixed_bfloat16')."),
+    "by hand": (lambda: Counting(dtype="mixed_float16"), "2^-11", "Create them in float32"),
+    "mixed": (lambda: L.BatchNormalization(dtype="mixed_float16"), None, None),
+    "frozen": (lambda: L.BatchNormalization(dtype="float16", trainable=False), None, None),
+    "replaced": (lambda: L.SpectralNormalization(L.Dense(8, dtype="float16"), dtype="float16"), None, None),
+}
+
+
+@pytest.mark.exhaustive_with("bfloat16", "frozen")
+@pytest.mark.parametrize("case", MOVING)
+@pytest.mark.usefixtures("unstressed")
+def test_moving_statistics_of_16_bits(case):
+    make, lost, instead = MOVING[case]
+    layer = make()
+    model = keras.Sequential([keras.Input([8]), layer, L.Dense(8, dtype="float32")])
+    found = [one for one in heavy(lint(model, scaled(), MSE, batch())) if "moving statistics" in one.finding]
+    assert [one.layer for one in found] == [layer.name] * (lost is not None)
+    for one in found:
+        assert f"smaller than {lost} of its value is lost" in one.measured
+        assert ("65504" in one.measured) == (lost == "2^-11")
+        assert instead in one.instead
+
+
+@pytest.mark.usefixtures("unstressed")
+def test_the_advice_for_moving_statistics_is_right():
+    """Of a mean of 10 and a deviation of 0.1, and with masters for the weights beside it."""
+    means = {}
+    x = np.random.default_rng(0).normal(10.0, 0.1, [256, 8]).astype(np.float32)
+    data = x, np.zeros_like(x)
+    for dtype in ("float16", "mixed_float16"):
+        norm = L.BatchNormalization(dtype=dtype, momentum=0.9)
+        model = keras.Sequential([keras.Input([8]), norm, L.Dense(8, dtype="float16"), L.Dense(8, dtype="float32")])
+        step = train_step(model)
+        assert step.masters is not None
+        found = [one for one in lint(model, step, MSE, data) if one.layer == norm.name and not one.is_note]
+        assert bool(found) == (dtype == "float16")
+        loops.Loop(step, tf.data.Dataset.from_tensors(data).repeat()).run(150)
+        means[dtype] = np.max(np.abs(np.float32(norm.moving_mean.numpy()) - x.mean(0)))
+    assert means["float16"] > 0.02
+    assert means["mixed_float16"] < 0.001
+
+
 def test_nothing_is_changed():
     model = keras.Sequential(
         [
