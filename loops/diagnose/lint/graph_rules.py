@@ -62,7 +62,7 @@ def _averages(handle: tf.Tensor) -> bool:
 def _stalls(place: str, layer: keras.layers.Layer, variables: list) -> Finding:
     dtype, kind = variables[0].dtype, type(layer).__name__
     name = f"keras.layers.{kind}" if type(layer).__module__.startswith("keras.") else kind
-    infinite = " A variance above 65504 becomes infinite." if dtype == "float16" else ""
+    infinite = " Those of a channel with a variance above 65504 do not move at all." if dtype == "float16" else ""
     return Finding(
         place,
         f"its moving statistics are stored in {dtype}: small updates are rounded away, so they stop short of the true "
