@@ -20,9 +20,9 @@ from loops.loop.cadence import Cadence, Seconds
 from loops.loop.state import folder
 from loops.loop.state.change import Changes, Resumed, is_another_strategy, rates_of, refuse_other_state, set_rates
 from loops.loop.state.describe import Found, newest_common, place
-from loops.loop.state.identity import check_identity, flat
+from loops.loop.state.identity import flat
 from loops.loop.state.regrouped import regroup
-from loops.loop.state.settings import differences, other_rates
+from loops.loop.state.settings import differences, meant_changes, other_rates, settings
 from loops.loop.state.values import NoText, exact
 from loops.loop.workers.workers import Workers
 from loops.support.checks import check_count
@@ -154,7 +154,8 @@ class Checkpoint:
         path = folder.prefix(self.place, number or 0)
         identity = self.identity(loop)
         with workers.all_or_none("go on from its checkpoint"):
-            changes = check_identity(path, facts["identity"], identity, self._meant) if number is not None else {}
+            here = settings(loop.train_step, loop.position.dataset)
+            changes = meant_changes(path, facts, identity, here, self._meant) if number is not None else {}
             # A position that cannot be saved is restored by skipping, in the first iterator: a probe would make it.
             loop.position.problem = facts["data"]["problem"] if facts else None
             self._make_folder(loop)
