@@ -17,6 +17,7 @@ from loops.actions.saves import BackgroundSaves, Saves
 from loops.backend import checkpoints
 from loops.backend.versions import versions
 from loops.loop.cadence import Cadence, Seconds
+from loops.loop.failed_step import add_note
 from loops.loop.state import folder
 from loops.loop.state.change import Changes, Resumed, is_another_strategy, rates_of, refuse_other_state, set_rates
 from loops.loop.state.describe import Found, newest_common, place
@@ -222,6 +223,10 @@ class Checkpoint:
             if error is None:
                 raise
             warnings.warn(str(lost), ResumeWarning, stacklevel=2)  # The run's own error is not hidden.
+        if isinstance(error, KeyboardInterrupt) and self._saves.number:
+            how = "" if self._resume else "with Checkpoint(resume=True) "
+            saved = f"step {self._saves.number} is saved in {self.place}"
+            add_note(error, f"halfstep: {saved}: {how}the same program goes on from there.")
 
     def __call__(self, visit: Visit) -> None:
         """Saves, if the steps of this visit reached a multiple of `every`."""
