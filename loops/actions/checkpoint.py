@@ -288,13 +288,6 @@ class Checkpoint:
         }
         changes = {**changes, **{fact: said for fact, said in different.items() if self._meant.are(fact)}}
         other = [said for fact, said in different.items() if fact not in changes]
-        if other:
-            warnings.warn(
-                f"{path} was saved by a program with other settings: {'; '.join(other)}. A constant "
-                "learning rate goes on as it was saved; a schedule, and everything else, is this program's.",
-                ResumeWarning,
-                stacklevel=3,
-            )
         saved_facts, here = (
             flat({**one, **settings})
             for one, settings in ((facts["identity"], facts.get("settings", {})), (state.identity, state.settings))
@@ -306,6 +299,13 @@ class Checkpoint:
         another_rate = any("learning_rate" in fact for fact in changes)
         rates = rates_of(loop.train_step) if another_rate else {}
         state.check(path, facts, unlike)
+        if other:
+            warnings.warn(
+                f"{path} was saved by a program with other settings: {'; '.join(other)}. A constant "
+                "learning rate goes on as it was saved; a schedule, and everything else, is this program's.",
+                ResumeWarning,
+                stacklevel=3,
+            )
         state.restore(checkpoint, path, facts, unlike)
         set_rates(rates)
         if anew and "loss_scaler" in facts:

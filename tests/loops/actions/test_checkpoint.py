@@ -250,7 +250,7 @@ def wider():
 
 
 OTHERS = {
-    "model": ({"model": wider}, r"variable 0 of its model was .*\[4, 6\] and is .*\[4, 9\]"),
+    "model": ({"model": wider}, r"variable 0 of its model was .*\[4, 1\] and is .*\[4, 9\]"),
     "precision": (
         {"model": lambda: plain_model("float16")},
         "variable 0 of its model was .*float32.* and is .*float16",
