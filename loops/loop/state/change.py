@@ -106,11 +106,12 @@ NO_CHANGES = Changes(())
 """Of a run that goes on as it was."""
 
 
-def way_out(facts: Sequence[str], saved: Mapping, here: Mapping) -> str:
+def way_out(facts: Sequence[str], meant: Changes, saved: Mapping, here: Mapping) -> str:
     """How to go on with differences that are meant, as a sentence; why not, if some cannot be changed.
 
     Args:
         facts: The names of those that differ.
+        meant: Those that are named already.
         saved: The facts then, without nested dicts.
         here: The facts now.
     """
@@ -118,7 +119,7 @@ def way_out(facts: Sequence[str], saved: Mapping, here: Mapping) -> str:
     if fixed:
         return f" No changed= helps: {fixed}"
     words = {value: key for key, value in _CALLED.items()}
-    names = list(dict.fromkeys(_word(fact, words) for fact in facts))
+    names = list(dict.fromkeys(_word(fact, words) for fact in facts if not meant.are(fact)))
     if any(name in _FIXED for name in names):
         return ""
     asked = " ".join(f"--changed {name}" for name in names)

@@ -102,7 +102,7 @@ def check_identity(
             f"keeps them otherwise.{also} Resume with the kind of step of that run, or choose another folder."
         )
     if differences:
-        way = way_out([name for name in names if not meant.are(name)], then, now)
+        way = way_out(names, meant, then, now)
         raise CheckpointError(
             f"{path} belongs to another run: {'; '.join([*besides, *differences])}. Use the options of that run, or "
             f"choose another folder.{way}"

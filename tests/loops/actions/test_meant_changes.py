@@ -149,7 +149,7 @@ def test_another_class_of_optimizer_is_refused_though_its_slots_have_the_same_sh
         loop.run(8)
 
 
-@pytest.mark.parametrize("changed", [(), ["optimizer"]])
+@pytest.mark.parametrize("changed", [(), ["class", "learning_rate"], ["optimizer"]])
 @pytest.mark.parametrize(
     ("optimizer", "why"),
     [
@@ -163,7 +163,6 @@ def test_another_class_of_optimizer_is_refused_though_its_slots_have_the_same_sh
 def test_an_optimizer_that_cannot_go_on_has_no_way_out_but_its_weights(place, changed, optimizer, why):
     with pytest.raises(loops.CheckpointError, match=f"{why}.*call model.save_weights") as caught:
         looping(place, changed=changed, optimizer=optimizer()).run(8)
-    assert ("No changed= helps" in str(caught.value)) == (not changed)
     assert "If that is meant" not in str(caught.value)
 
 
