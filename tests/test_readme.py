@@ -81,7 +81,7 @@ def test_the_commands_below_the_program_work_beside_it(tmp_path):
 
     run("my_run.py")
     run("-m", "halfstep", *report.split())
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "300 steps" in page
     assert "strategy</th><td>Dynamic()</td>" in page
     assert run("-m", "halfstep", *explain.split()).startswith("Nothing is wrong: none of the 300 steps")

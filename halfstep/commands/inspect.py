@@ -48,10 +48,18 @@ def text(found: dict) -> str:
     if found["held"]:
         lines.append(f"step holds   {', '.join(found['held'])}")
     lines.append("random       " + "  ".join(f"{name} {_line(value)}" for name, value in random.items()))
+    for name, one in found["evaluations"].items():
+        lines.append(f"evaluated    {name} at step {one['step']}: {_results(one['results'])}")
     if found["actions"]:
         lines.append(f"actions      {', '.join(found['actions'])}")
     lines.append("versions     " + _line(found["versions"]))
     return "\n".join(lines)
+
+
+def _results(found: dict) -> str:
+    return "  ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in found.items()
+    )
 
 
 def _number(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 from typing import Any
 
 
@@ -20,7 +21,11 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         help="the --out of halfstep train, a program's folder with its trace, its log or both, or one such file",
     )
-    parser.add_argument("--out", default="report.html", metavar="FILE", help="(default: %(default)s)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="(default: report.html in the run's folder, and for several runs in the current folder)",
+    )
     parser.add_argument(
         "--explain",
         action="store_true",
@@ -39,13 +44,20 @@ def run(options: argparse.Namespace) -> None:
     if options.build and not options.explain:
         raise scaler.InvalidArgument("--build is for --explain, which runs a skipped step again: give both.")
     quiet()
+    out = options.out or _beside(options.runs)
     with working("report") as progress:
         size = write_report(
             options.runs,
-            options.out,
+            out,
             explain=options.explain,
             build=options.build,
             arguments=options.arguments,
             progress=progress,
         )
-    print(f"wrote {options.out}, {size:,} bytes")
+    print(f"wrote {out}, {size:,} bytes")
+
+
+def _beside(runs: list[str]) -> pathlib.Path:
+    """Where the report of these runs goes by default."""
+    place = pathlib.Path(runs[0] if len(runs) == 1 else "")
+    return (place if place.is_dir() else place.parent) / "report.html"

@@ -17,12 +17,13 @@ from loops.actions.saves import BackgroundSaves, Saves
 from loops.backend import checkpoints
 from loops.backend.versions import versions
 from loops.loop.cadence import Cadence, Seconds
+from loops.loop.failed_step import add_note
 from loops.loop.state import folder
 from loops.loop.state.change import Changes, Resumed, is_another_strategy, rates_of, refuse_other_state, set_rates
 from loops.loop.state.describe import Found, newest_common, place
-from loops.loop.state.identity import check_identity, flat
+from loops.loop.state.identity import flat
 from loops.loop.state.regrouped import regroup
-from loops.loop.state.settings import differences, other_rates
+from loops.loop.state.settings import differences, meant_changes, other_rates, settings
 from loops.loop.state.values import NoText, exact
 from loops.loop.workers.workers import Workers
 from loops.support.checks import check_count
@@ -154,7 +155,8 @@ class Checkpoint:
         path = folder.prefix(self.place, number or 0)
         identity = self.identity(loop)
         with workers.all_or_none("go on from its checkpoint"):
-            changes = check_identity(path, facts["identity"], identity, self._meant) if number is not None else {}
+            here = settings(loop.train_step, loop.position.dataset)
+            changes = meant_changes(path, facts, identity, here, self._meant) if number is not None else {}
             # A position that cannot be saved is restored by skipping, in the first iterator: a probe would make it.
             loop.position.problem = facts["data"]["problem"] if facts else None
             self._make_folder(loop)
@@ -221,6 +223,10 @@ class Checkpoint:
             if error is None:
                 raise
             warnings.warn(str(lost), ResumeWarning, stacklevel=2)  # The run's own error is not hidden.
+        if isinstance(error, KeyboardInterrupt) and self._saves.number:
+            how = "" if self._resume else "with Checkpoint(resume=True) "
+            saved = f"step {self._saves.number} is saved in {self.place}"
+            add_note(error, f"halfstep: {saved}: {how}the same program goes on from there.")
 
     def __call__(self, visit: Visit) -> None:
         """Saves, if the steps of this visit reached a multiple of `every`."""
@@ -282,13 +288,6 @@ class Checkpoint:
         }
         changes = {**changes, **{fact: said for fact, said in different.items() if self._meant.are(fact)}}
         other = [said for fact, said in different.items() if fact not in changes]
-        if other:
-            warnings.warn(
-                f"{path} was saved by a program with other settings: {'; '.join(other)}. A constant "
-                "learning rate goes on as it was saved; a schedule, and everything else, is this program's.",
-                ResumeWarning,
-                stacklevel=3,
-            )
         saved_facts, here = (
             flat({**one, **settings})
             for one, settings in ((facts["identity"], facts.get("settings", {})), (state.identity, state.settings))
@@ -300,6 +299,13 @@ class Checkpoint:
         another_rate = any("learning_rate" in fact for fact in changes)
         rates = rates_of(loop.train_step) if another_rate else {}
         state.check(path, facts, unlike)
+        if other:
+            warnings.warn(
+                f"{path} was saved by a program with other settings: {'; '.join(other)}. A constant "
+                "learning rate goes on as it was saved; a schedule, and everything else, is this program's.",
+                ResumeWarning,
+                stacklevel=3,
+            )
         state.restore(checkpoint, path, facts, unlike)
         set_rates(rates)
         if anew and "loss_scaler" in facts:

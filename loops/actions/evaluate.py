@@ -32,6 +32,10 @@ class Evaluate:
     during it, and are read once after it. A metric may be NaN: it is kept and shown as NaN, and is never the best of a
     `Best`.
 
+    A `JsonLines` or `Csv` among the loop's actions keeps the results in a file beside its own, which `halfstep report`
+    draws: for `run/steps.jsonl` in `run/steps.evaluations.jsonl`, with lines such as
+    `{"step": 500, "validation/accuracy": 0.93}`. `TensorBoard` and `Progress` show them, too.
+
     Args:
         model: A Keras model, or any function `(x, training=False) -> prediction`.
         dataset: A finite `tf.data.Dataset` of `(x, y)` or `(x, y, sample_weight)`. Each pass reads it from the start.

@@ -24,7 +24,7 @@ def note(error: Exception, name: str, step: int, element_spec: Any, given: Any =
     lost = _of_the_dataset(error)
     where = "the dataset, which gave no batch for it" if lost else name
     what = f"batches of {described(element_spec)}" if given is None or lost else f"a batch of {described(given)}"
-    _add(error, f"halfstep: this came at step {step} of the run, in {where}, with {what}.")
+    add_note(error, f"halfstep: this came at step {step} of the run, in {where}, with {what}.")
 
 
 def tell_unseen(error: Exception, before: int, after: int) -> None:
@@ -51,10 +51,11 @@ def tell_unseen(error: Exception, before: int, after: int) -> None:
     if isinstance(error, scaler.ScalerError):
         error.args = (f"{error} {said}",)
     else:
-        _add(error, f"halfstep: {said[0].lower()}{said[1:]}")
+        add_note(error, f"halfstep: {said[0].lower()}{said[1:]}")
 
 
-def _add(error: Exception, said: str) -> None:
+def add_note(error: BaseException, said: str) -> None:
+    """Adds a note to an error (PEP 678), unless it has the same one."""
     notes = getattr(error, "__notes__", [])
     if said not in notes:
         vars(error)["__notes__"] = [*notes, said]  # `add_note` came with Python 3.11.

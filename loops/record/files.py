@@ -17,7 +17,7 @@ CHECKPOINTS = "checkpoints"
 STEPS, SUMMARY, TRACE = "steps.jsonl", "summary.json", "trace.arrow"
 """The other files: the log of steps, the summary at the end, and the trace."""
 EVALUATIONS = "evaluations.jsonl"
-"""What `evaluate_checkpoints` measured."""
+"""What `evaluate_checkpoints` measured; beside a log, in a file of its own, what an `Evaluate` measured."""
 EXPLANATIONS = "explanations.json"
 """What `Explain` found."""
 STEPS_CSV = "steps.csv"
@@ -66,7 +66,7 @@ def log_of(place: pathlib.Path) -> pathlib.Path | None:
 def _one(folder: pathlib.Path, usual: str, pattern: str) -> pathlib.Path | None:
     if (folder / usual).is_file():
         return folder / usual
-    found = sorted(path for path in folder.glob(pattern) if path.is_file() and path.name != EVALUATIONS)
+    found = sorted(path for path in folder.glob(pattern) if path.is_file() and not path.name.endswith(EVALUATIONS))
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise LoopError(f"{folder}: which file is the run's: {names}? Name one of them instead of the folder.")

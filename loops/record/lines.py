@@ -11,15 +11,21 @@ from typing import IO, TYPE_CHECKING, Any
 
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
+from loops.record.evaluations import EvaluationLines
 from loops.record.skips import skip_names
 from loops.support.errors import BadOutputs, LoopError, ResumeWarning
 from loops.support.json_values import row_of, without_nan
 from loops.support.written.append_file import AppendFile
 from loops.support.written.place import Place, as_path, writing
 
+if TYPE_CHECKING:
+    from loops.loop.loop import Loop
+
 
 class StepLines:
     """Writes the lines of a visit in one piece. When a run resumes, removes the lines after its checkpoint.
+
+    What an `Evaluate` of the loop measures has a file beside: `steps.evaluations.jsonl` for `steps.jsonl`.
 
     A subclass formats the lines, and finds the step of a line.
 
@@ -42,6 +48,13 @@ class StepLines:
         self._step = self._line = 0
         self._goes_on = False
         self._file: AppendFile | None = None
+        self._loop: Loop | None = None
+        self._evaluations: EvaluationLines | None = None
+
+    def begin(self, loop: Loop) -> None:
+        """Before the first step: finds the loop's evaluations."""
+        if self.path.is_file() or not self.path.exists():  # A device or a pipe has no place beside it.
+            self._loop, self._evaluations = loop, EvaluationLines(self.path, loop)
 
     def save_state(self) -> dict[str, int]:
         """The last step of the run and the step of the last line, for a `Checkpoint`."""
@@ -92,12 +105,17 @@ class StepLines:
         with writing(type(self).__name__, self.path):
             self._file = AppendFile(self.path, None if self._goes_on else 0)
         self._goes_on = True
+        # Not in `begin`: a Checkpoint's `begin` may run later, and sets how many steps were taken.
+        if self._evaluations and self._loop:
+            self._evaluations.go_on(self._loop.counters.data)
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._file:
             self._file.close()
             self._file = None
+        if self._evaluations:
+            self._evaluations.add()  # Of an Evaluate that acts after this one.
 
     def __call__(self, visit: Visit) -> None:
         """Writes the steps of a visit.
@@ -118,6 +136,8 @@ class StepLines:
         self._step = visit.counters.data
         if lines:
             self._line = self._step_of(lines[-1]) or self._line
+        if self._evaluations:
+            self._evaluations.add()
 
     def _lines_of(self, visit: Visit) -> list[str]:
         """The lines to add for a visit, without line ends."""
@@ -138,10 +158,6 @@ class StepLines:
         return end, last
 
 
-if TYPE_CHECKING:
-    from loops.loop.loop import Loop
-
-
 class JsonLines(StepLines):
     """Writes each step as a line such as `{"step": 1, "loss": 2.3, "applied": true, "loss_scale": 32768.0}`.
 
@@ -150,7 +166,8 @@ class JsonLines(StepLines):
 
     NaN and infinities, which JSON does not have, are written as null. An existing file is replaced when the first run
     begins; a further run of the same loop continues it. So does a run that resumes from a checkpoint, after removing
-    the lines of later steps. Lines are written at every visit, before a checkpoint is saved.
+    the lines of later steps. Lines are written at every visit, before a checkpoint is saved. What an `Evaluate` of the
+    loop measures has a file beside: `steps.evaluations.jsonl` for `steps.jsonl`.
 
     Args:
         path: The file. Missing folders are created.
@@ -165,7 +182,8 @@ class JsonLines(StepLines):
     _train_step: Any = None
 
     def begin(self, loop: Loop) -> None:
-        """Before the first step: remembers the loop's train step."""
+        """Before the first step: remembers the loop's train step, and finds its evaluations."""
+        super().begin(loop)
         self._train_step = loop.train_step
 
     def _lines_of(self, visit: Visit) -> list[str]:
@@ -186,7 +204,7 @@ class Csv(StepLines):
     """Writes a header, then one line per step: its number and the train step's outputs, in the order of their names.
 
     NaN and infinities are written as `nan`, `inf` and `-inf`, which NumPy and pandas read; bools as 1 and 0. An
-    existing file is replaced or continued, as by `JsonLines`.
+    existing file is replaced or continued, as by `JsonLines`. So is the file for what an `Evaluate` measures.
 
     Args:
         path: The file. Missing folders are created.

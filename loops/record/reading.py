@@ -108,7 +108,7 @@ def read_run(run: str | os.PathLike) -> Recorded:
             f'hs.Trace("run/{TRACE}") or hs.JsonLines("run/{STEPS}"), or wait for its first visit.'
         )
     counted = counted_in(folder, recorded.step[recorded.known].tolist())
-    return dataclasses.replace(recorded, replayed=replayed, counted=counted, evaluations=evaluations_in(folder))
+    return dataclasses.replace(recorded, replayed=replayed, counted=counted, evaluations=evaluations_in(folder, log))
 
 
 def read_steps(trace: pathlib.Path, log: pathlib.Path | None) -> Recorded:

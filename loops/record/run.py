@@ -89,7 +89,7 @@ class Recorded:
         counted: What the run counted itself up to its newest checkpoint, or its end; None if nothing says it.
         traced: Whether steps were read from a trace.
         gauges: What ready probes measured, or None.
-        evaluations: What `evaluate_checkpoints` measured, or None.
+        evaluations: What an `Evaluate` or `evaluate_checkpoints` measured, or None.
     """
 
     name: str

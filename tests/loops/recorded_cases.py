@@ -34,7 +34,8 @@ def write_run(
     actions = [loops.Trace(folder / "trace.arrow", every=20, window=2)] if trace else []
     actions += [loops.JsonLines(folder / "steps.jsonl")] if log else []
     for action in actions:
-        action.begin(types.SimpleNamespace(train_step=types.SimpleNamespace(probes=probes)))
+        step, counters = types.SimpleNamespace(probes=probes), types.SimpleNamespace(data=0)
+        action.begin(types.SimpleNamespace(train_step=step, actions=actions, counters=counters))
     with contextlib.ExitStack() as stack:
         for action in actions:
             stack.enter_context(action)

@@ -106,14 +106,20 @@ NO_CHANGES = Changes(())
 """Of a run that goes on as it was."""
 
 
-def way_out(facts: Iterable[str]) -> str:
-    """How to go on with differences that are meant, as a sentence; empty if some cannot be changed.
+def way_out(facts: Sequence[str], meant: Changes, saved: Mapping, here: Mapping) -> str:
+    """How to go on with differences that are meant, as a sentence; why not, if some cannot be changed.
 
     Args:
         facts: The names of those that differ.
+        meant: Those that are named already.
+        saved: The facts then, without nested dicts.
+        here: The facts now.
     """
+    fixed = next(filter(None, (why_fixed(fact, saved, here) for fact in facts)), None)
+    if fixed:
+        return f" No changed= helps: {fixed}"
     words = {value: key for key, value in _CALLED.items()}
-    names = list(dict.fromkeys(_word(fact, words) for fact in facts))
+    names = list(dict.fromkeys(_word(fact, words) for fact in facts if not meant.are(fact)))
     if any(name in _FIXED for name in names):
         return ""
     asked = " ".join(f"--changed {name}" for name in names)
@@ -169,15 +175,33 @@ def refuse_other_state(path: str, changed: Iterable[str], saved: Mapping, here: 
         CheckpointError: For another class of optimizer, or of a strategy but the step's own; a ComposedStep's windows.
     """
     for fact in changed:
-        then, now = saved.get(fact), here.get(fact)
-        if fact == "accumulate" and any(name.startswith("parts.") for name in here):
-            raise CheckpointError(
-                f"{path} was saved with ComposedStep(accumulate={then}), and this run has accumulate={now}: its parts "
-                "take turns by windows of that size. Use that of the run; only a TrainStep can change it."
-            )
-        is_strategy = fact.endswith(".strategy") or fact.startswith("PerLoss")
-        if fact.endswith("optimizer.class") or (is_strategy and is_another_strategy(then, now)):
-            raise CheckpointError(
-                f"{path} holds the state of {then!r}, which means nothing to {now!r} ({fact}): expected the same class "
-                "with other arguments. Load the weights into a new run, which begins with a state of its own."
-            )
+        if why := why_fixed(fact, saved, here):
+            raise CheckpointError(f"{path}: {why}")
+
+
+def why_fixed(fact: str, saved: Mapping, here: Mapping) -> str | None:
+    """Why a run cannot go on with another value of a fact, and what to do instead; None if it can.
+
+    Args:
+        fact: Its name.
+        saved: The facts then, without nested dicts.
+        here: The facts now.
+    """
+    then, now = saved.get(fact), here.get(fact)
+    if fact == "accumulate" and any(name.startswith("parts.") for name in here):
+        return (
+            f"it was saved with ComposedStep(accumulate={then}), and this run has accumulate={now}: its parts take "
+            "turns by windows of that size. Use that of the run; only a TrainStep can change it."
+        )
+    is_strategy = fact.endswith(".strategy") or fact.startswith("PerLoss")
+    if fact.endswith("optimizer.class") or (is_strategy and is_another_strategy(then, now)):
+        return f"the state of {then!r} means nothing to {now!r} ({fact}). {_WEIGHTS_ALONE}"
+    if fact.endswith("learning_rate") and isinstance(then, int | float) != isinstance(now, int | float):
+        return f"a constant rate is a variable of the optimizer, and a schedule is none ({fact}). {_WEIGHTS_ALONE}"
+    return None
+
+
+_WEIGHTS_ALONE = (
+    "To go on with the weights alone, resume once as that run was, call model.save_weights, and load them in a new run "
+    "with another folder."
+)

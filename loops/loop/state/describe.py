@@ -28,7 +28,8 @@ def describe(directory: str | os.PathLike, subfolder: str = "") -> dict:
         `changes`: the steps from which it went on with other settings;
         `data`: `batches` taken, the `problem` if the position could not be saved, and all `caveats`; `variables`: for
         each group `count` and `values`; `held`: the step's tables and iterators; `random`: the saved state of each kind
-        of generator; `actions`: those with a state; `versions`.
+        of generator; `evaluations`: the newest `results` of each `Evaluate` and their `step`, by its name; `actions`:
+        those with a state; `versions`.
 
     Raises:
         CheckpointError: If there is no checkpoint, or none that can be read.
@@ -61,6 +62,7 @@ def describe(directory: str | os.PathLike, subfolder: str = "") -> dict:
         },
         "held": facts.get("held", []),
         "random": {"seed_generators": _seed_generators(facts), **_shortened(facts["random"])},
+        "evaluations": _evaluations(facts),
         "actions": sorted(facts["actions"]),
         "versions": facts["versions"],
     }
@@ -71,6 +73,15 @@ def _size(shape: list[int]) -> int:
     for length in shape:
         size *= length
     return size
+
+
+def _evaluations(facts: dict) -> dict[str, dict]:
+    """The states of actions with results, such as an `Evaluate`."""
+    return {
+        (facts["action_keys"].get(label) or [label])[-1]: state
+        for label, state in facts["actions"].items()
+        if isinstance(state, dict) and isinstance(state.get("results"), dict) and state.get("step")
+    }
 
 
 def _seed_generators(facts: dict) -> int:

@@ -71,7 +71,9 @@ def _of_part(part: Part, step: ComposedStep) -> dict[str, Any]:
     return facts if part.clip is None else {**facts, "clip": text_of(part.clip)}
 
 
-def check_identity(path: str, saved: Mapping, here: Mapping, meant: Changes = NO_CHANGES) -> dict[str, str]:
+def check_identity(
+    path: str, saved: Mapping, here: Mapping, meant: Changes = NO_CHANGES, besides: Sequence[str] = ()
+) -> dict[str, str]:
     """Compares two identities.
 
     Args:
@@ -79,6 +81,7 @@ def check_identity(path: str, saved: Mapping, here: Mapping, meant: Changes = NO
         saved: That in it.
         here: That of this run.
         meant: What may differ.
+        besides: Sentences about settings that differ, too, for the message.
 
     Returns:
         What differs and is meant to, by name, as sentences.
@@ -99,9 +102,10 @@ def check_identity(path: str, saved: Mapping, here: Mapping, meant: Changes = NO
             f"keeps them otherwise.{also} Resume with the kind of step of that run, or choose another folder."
         )
     if differences:
+        way = way_out(names, meant, then, now)
         raise CheckpointError(
-            f"{path} belongs to another run: {'; '.join(differences)}. Use the options of that run, or choose another "
-            f"folder.{way_out(name for name in names if not meant.are(name))}"
+            f"{path} belongs to another run: {'; '.join([*besides, *differences])}. Use the options of that run, or "
+            f"choose another folder.{way}"
         )
     return said
 

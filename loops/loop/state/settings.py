@@ -13,12 +13,14 @@ import tensorflow as tf
 import scaler
 from loops.backend.datasets import argument, weights
 from loops.backend.variables import native
-from loops.loop.state.identity import as_json, describe_optimizer, flat, same
+from loops.loop.state.change import Changes
+from loops.loop.state.identity import as_json, check_identity, describe_optimizer, flat, same
 from loops.loop.state.operations import kind, spelled
 from loops.loop.state.pipeline import bottom_up
 from loops.loop.state.values import text_of
 from loops.step.composed_step import ComposedStep
 from loops.step.frozen_weights import named_by
+from loops.support.errors import CheckpointError
 
 _ARGUMENTS = (
     *("batch_size", "batch_sizes", "buffer_size", "seed", "seed2", "reshuffle_each_iteration", "num_shards", "index"),
@@ -40,6 +42,9 @@ def settings(train_step: object, dataset: tf.data.Dataset | None, *, jit_compile
         jit_compile: Whether XLA compiles the step as a whole; None if that is not known.
     """
     facts: dict[str, Any] = {} if jit_compile is None else {"Loop": {"jit_compile": jit_compile}}
+    models = named_by(train_step, keras.layers.Layer)
+    if models:
+        facts["layers"] = {"dtype_policy": _policies(models)}
     for name, optimizer in _optimizers(train_step).items():
         facts[name] = describe_optimizer(optimizer)
     own = {name: value for name in _OF_A_STEP if isinstance(value := getattr(train_step, name, None), bool)}
@@ -49,7 +54,6 @@ def settings(train_step: object, dataset: tf.data.Dataset | None, *, jit_compile
         for part in train_step.parts:
             if part.teacher is not None:
                 _add(facts, f"Part({part.name})", {"momentum": part.momentum})
-    models = named_by(train_step, keras.layers.Layer)
     for one in reversed(named_by(train_step, scaler.layerwise.Layerwise)):
         _add(facts, type(one).__name__, {"strategy": _of_groups(one), "groups": _groups(one, models)})
     for losses in reversed(named_by(train_step, scaler.PerLoss)):
@@ -70,6 +74,12 @@ def settings(train_step: object, dataset: tf.data.Dataset | None, *, jit_compile
         if made_with:
             _add(facts, spelled(what), made_with)
     return as_json(facts)
+
+
+def _policies(models: Sequence[keras.layers.Layer]) -> str:
+    """The dtype policies of the layers of models."""
+    layers = (layer for model in models for layer in scaler.observe.layers_by_path(model).values())
+    return ", ".join(sorted({layer.dtype_policy.name for layer in layers}))
 
 
 def _formats(models: Sequence[keras.layers.Layer]) -> str:
@@ -104,6 +114,30 @@ def differences(saved: Mapping, here: Mapping) -> dict[str, str]:
     then, now = _named_as_given(saved), _named_as_given(here)
     names = [name for name in then if name in now and not same(then[name], now[name])]
     return {name: f"{name} was {then[name]!r} and is {now[name]!r}" for name in names}
+
+
+def meant_changes(path: str, saved: Mapping, identity: Mapping, here: Mapping, meant: Changes) -> dict[str, str]:
+    """What of a run's identity is meant to differ, as `check_identity` returns it.
+
+    Args:
+        path: Of the checkpoint.
+        saved: The facts in it.
+        identity: That of this run.
+        here: The settings of this program.
+        meant: What may differ.
+
+    Raises:
+        CheckpointError: If something else differs; the message begins with the dtype policies, where they do.
+        scaler.InvalidArgument: If something else differs, and one of the names is that of no setting.
+    """
+    policy = differences(saved.get("settings", {}), here).get("layers.dtype_policy")
+    try:
+        return check_identity(path, saved["identity"], identity, meant, [policy] if policy else [])
+    except CheckpointError:
+        # It may be a misspelled name of what differs.
+        known = (saved["identity"], saved.get("settings", {}), identity, here, {"Loop.jit_compile": None})
+        meant.check(name for one in known for name in flat(one))
+        raise
 
 
 def other_rates(train_step: object, saved: Mapping) -> list[str]:

@@ -242,7 +242,7 @@ def evaluation_figures(run: Recorded, columns: int) -> list[Figure]:
     """A figure for each metric of the run's evaluated checkpoints, over the steps of the training curves."""
     if run.evaluations is None:
         return []
-    own, said = run.evaluations, "Measured at checkpoints of the run, by hs.evaluate_checkpoints."
+    own, said = run.evaluations, "Measured by hs.Evaluate, or at checkpoints by hs.evaluate_checkpoints."
     said += f" The first {RUNS} of {len(own.names)} metrics are shown." if len(own.names) > RUNS else ""
     step = np.union1d(own.step, run.step[[0, -1]])
     values = np.full((len(step), len(own.names)), np.nan)

@@ -1,7 +1,9 @@
 """Guards the folder of checkpoints: when it is written, damage, a full disk, leftovers, and what is refused by name."""
 
 import json
+import re
 import resource
+import signal
 
 import keras
 import numpy as np
@@ -222,6 +224,21 @@ def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(("resume", "how"), [(True, ""), (False, r"with Checkpoint\(resume=True\) ")])
+def test_ctrl_c_says_where_the_run_is_saved(tmp_path, resume, how, background):
+    def interrupt(visit):
+        if visit.counters.data == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Counting(tmp_path, actions=[interrupt], resume=resume, background=background).go(9)
+    (note,) = caught.value.__notes__
+    place = re.escape(str(tmp_path))
+    assert re.fullmatch(f"halfstep: step 3 is saved in {place}: {how}the same program goes on from there.", note)
+    assert Counting(tmp_path, resume=True).go(4).visits == 4
+
+
 def test_it_is_called_by_a_loop_only(tmp_path):
     with pytest.raises(RuntimeError, match="begin"):
         loops.Checkpoint(tmp_path, every=1)(None)
@@ -233,7 +250,7 @@ def wider():
 
 
 OTHERS = {
-    "model": ({"model": wider}, r"variable 0 of its model was .*\[4, 6\] and is .*\[4, 9\]"),
+    "model": ({"model": wider}, r"variable 0 of its model was .*\[4, 1\] and is .*\[4, 9\]"),
     "precision": (
         {"model": lambda: plain_model("float16")},
         "variable 0 of its model was .*float32.* and is .*float16",

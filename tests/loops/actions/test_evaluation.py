@@ -1,5 +1,6 @@
 """Guards evaluation and what follows it: early stop, best checkpoints, and their state in a run that goes on."""
 
+import json
 import math
 
 import keras
@@ -9,7 +10,10 @@ import tensorflow as tf
 
 import loops
 import scaler
+from halfstep.commands.inspect import text
 from loops.loop.state import folder
+from loops.loop.state.describe import describe
+from loops.record.reading import read_run
 
 
 def held_out(values=(1.0, 3.0)):
@@ -311,3 +315,70 @@ def test_names_of_metrics():
     assert evaluate.measure() == {"mse": 10.0, "mae": 3.0}
     with pytest.raises(scaler.InvalidArgument, match=r"Did you mean 'accuracy'\?"):
         loops.Evaluate(lambda x, training: x, held_out(), ["acuracy"], every=1)
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", [loops.JsonLines, loops.Csv])
+@pytest.mark.parametrize("before", [True, False], ids=["log first", "evaluation first"])
+def test_results_are_kept_beside_the_log(tmp_path, kind, before):
+    def run(steps):
+        one = Run([5.0, math.nan, 3.0, 2.0, 1.0, 0.5], tmp_path / "saved", save=2, patience=9, resume=True, every=2)
+        log = kind(tmp_path / ("steps.jsonl" if kind is loops.JsonLines else "steps.csv"))
+        one.loop.actions.insert(0 if before else 2, log)
+        one.loop.run(steps)
+        return one
+
+    results = tmp_path / "steps.evaluations.jsonl"
+    results.write_text('{"step": 2, "validation/value": 9.0}\n{"step": 8, "validation/value": 9.0}\n')
+    run(3).loop.actions[-1].save_no_more()
+    assert lines_of(results) == [{"step": 2, "validation/value": None}]
+    # As after a kill: the steps after the last checkpoint are taken again.
+    for path in (tmp_path / "saved").glob("ckpt-3.*"):
+        path.unlink()
+    with results.open("a") as file:
+        file.write('{"step": 4, "validation/value": 7.0}\n{"step": 6, "vali')
+    run(6)
+    expected = [(2, None), (4, 2.0), (6, 0.5)]
+    assert lines_of(results) == [{"step": step, "validation/value": value} for step, value in expected]
+    run(6)
+    assert len(lines_of(results)) == 3
+    np.testing.assert_equal(read_run(tmp_path).evaluations.values, [[np.nan], [2.0], [0.5]])
+    loops.observe.report([tmp_path], tmp_path / "report.html")
+    assert "Evaluation: validation/value" in (tmp_path / "report.html").read_text()
+    assert "evaluated    validation at step 6: value 0.5\n" in text(describe(tmp_path / "saved"))
+
+
+def test_a_new_run_removes_the_results_of_the_one_before(tmp_path):
+    results = tmp_path / "steps.evaluations.jsonl"
+    run = Run([1.0, 2.0])
+    run.loop.actions += [loops.JsonLines(tmp_path / "steps.jsonl")]
+    run.loop.run(2)
+    assert [row["step"] for row in lines_of(results)] == [1, 2]
+    # An object of the run before brings the results of that run along.
+    again = Run([1.0, 2.0])
+    again.loop.actions = [loops.JsonLines(tmp_path / "steps.jsonl"), run.evaluate]
+    again.loop.run(1)
+    assert [row["step"] for row in lines_of(results)] == [1]
+    again.loop.run(2)
+    assert [row["step"] for row in lines_of(results)] == [1, 2]
+    bare = Run([1.0])
+    bare.loop.actions = [loops.JsonLines(tmp_path / "steps.jsonl")]
+    bare.loop.run(1)
+    assert not results.exists()
+
+
+def test_evaluations_of_one_name_are_kept_apart(tmp_path):
+    weight = tf.Variable(1.0)
+    each = [
+        loops.Evaluate(lambda x, training: x * weight, held_out(values), [Value(name="value")], every=1)
+        for values in ([1.0], [2.0])
+    ]
+    data = tf.data.Dataset.from_tensors(1.0).repeat()
+    log = loops.JsonLines(tmp_path / "steps.jsonl")
+    loops.Loop(lambda x: {"loss": x}, data, actions=[*each, log]).run(1)
+    assert lines_of(tmp_path / "steps.evaluations.jsonl") == [
+        {"step": 1, "validation/value": 1.0, "validation 2/value": 2.0}
+    ]

@@ -16,12 +16,14 @@ from loops.loop.state import change
 from loops.loop.state.describe import describe
 
 
-def looping(place, strategy=None, changed=(), actions=(), rate=0.1, clip_norm=None, resume=True, **options):
+def looping(
+    place, strategy=None, changed=(), actions=(), rate=0.1, clip_norm=None, resume=True, optimizer=None, **options
+):
     """A loop of two examples, whose gradients are not all the same."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**4, growth_interval=3) if strategy is None else strategy)
-    optimizer = keras.optimizers.Adam(rate, **options)
+    optimizer = optimizer or keras.optimizers.Adam(rate, **options)
     step = loops.TrainStep(
         model, keras.losses.MeanSquaredError(), optimizer, loss_scaler=loss_scaler, clip_norm=clip_norm
     )
@@ -143,8 +145,36 @@ def test_a_step_of_ones_own_takes_its_rate_from_the_program(tmp_path):
 def test_another_class_of_optimizer_is_refused_though_its_slots_have_the_same_shapes(place):
     loop = looping(place, changed=["optimizer"])
     loop.train_step.optimizer.__class__ = type("Other", (keras.optimizers.Adam,), {})
-    with pytest.raises(loops.CheckpointError, match=r"holds the state of 'Adam', which means nothing to 'Other'"):
+    with pytest.raises(loops.CheckpointError, match=r"the state of 'Adam' means nothing to 'Other' \(optimizer"):
         loop.run(8)
+
+
+@pytest.mark.parametrize("changed", [(), ["class", "learning_rate"], ["optimizer"]])
+@pytest.mark.parametrize(
+    ("optimizer", "why"),
+    [
+        (keras.optimizers.SGD, "the state of 'Adam' means nothing to 'SGD'"),
+        (
+            lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)),
+            "a constant rate is a variable of the optimizer, and a schedule is none",
+        ),
+    ],
+)
+def test_an_optimizer_that_cannot_go_on_has_no_way_out_but_its_weights(place, changed, optimizer, why):
+    with pytest.raises(loops.CheckpointError, match=f"{why}.*call model.save_weights") as caught:
+        looping(place, changed=changed, optimizer=optimizer()).run(8)
+    assert "If that is meant" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_weights_alone_go_on_as_that_message_says(place, tmp_path):
+    whole = looping(place)
+    whole.run(4)
+    whole.train_step.model.save_weights(tmp_path / "all.weights.h5")
+    anew = looping(tmp_path / "new", optimizer=keras.optimizers.SGD())
+    anew.train_step.model.load_weights(tmp_path / "all.weights.h5")
+    assert weights(anew) == weights(whole)
+    anew.run(1)
 
 
 def test_another_strategy_of_a_scaler_that_the_step_only_uses_is_refused(tmp_path):
@@ -189,6 +219,35 @@ def test_a_name_that_nothing_has_is_refused(place, tmp_path, saved):
         scaler.InvalidArgument, match=r"no setting 'lr': expected some of .*clip_norm.*learning_rate.*loss_scaler"
     ):
         loop.run(8)
+
+
+def test_a_name_that_nothing_has_is_refused_before_what_it_was_meant_for(place):
+    with pytest.raises(scaler.InvalidArgument, match=r"no setting 'lr': expected some of .*learning_rate"):
+        looping(place, rate=0.01, changed=["lr"]).run(8)
+
+
+def of_policy(place, policy, strategy, changed=()):
+    keras.config.set_dtype_policy(policy)
+    return looping(place, strategy, changed=changed)
+
+
+def test_another_dtype_policy_is_named_first(place):
+    """Before the strategy, which often changes with it."""
+    with pytest.raises(
+        loops.CheckpointError,
+        match=r"another run: layers\.dtype_policy was 'float32' and is 'mixed_float16'; strategy was 'Dynamic",
+    ):
+        of_policy(place, "mixed_float16", scaler.Static(8.0)).run(8)
+
+
+@pytest.mark.slow
+def test_another_dtype_policy_alone_warns_unless_it_is_named(tmp_path):
+    of_policy(tmp_path, "mixed_float16", scaler.Dynamic()).run(2)
+    with pytest.warns(loops.ResumeWarning, match=r"layers\.dtype_policy was 'mixed_float16' and is 'float32'"):
+        of_policy(tmp_path, "float32", scaler.Dynamic()).run(4)
+    goes_on = of_policy(tmp_path, "mixed_float16", scaler.NoScaling(), ["dtype_policy", "loss_scaler"])
+    goes_on.run(6)
+    assert len(goes_on.resumed.changes) == 2
 
 
 def test_what_was_not_named_is_still_refused(place):

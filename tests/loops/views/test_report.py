@@ -175,6 +175,23 @@ def test_half_of_a_run_is_a_report(tmp_path, capsys, missing):
 
 
 @pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        (["run"], "run/report.html"),
+        (["run/steps.jsonl"], "run/report.html"),
+        (["run", "run"], "report.html"),
+        (["run", "--out", "other.html"], "other.html"),
+    ],
+)
+def test_the_report_of_a_run_is_in_its_folder(tmp_path, capsys, monkeypatch, given, written):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run", steps=3, skips=())
+    before = set(tmp_path.rglob("*"))
+    assert report(capsys, *given)[1].startswith(f"wrote {written}, ")
+    assert set(tmp_path.rglob("*")) - before == {tmp_path / written}
+
+
+@pytest.mark.parametrize(
     "made",
     [
         {"steps": 1, "skips": ()},
