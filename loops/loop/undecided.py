@@ -31,7 +31,7 @@ def warn_if_all_were_skipped(before: Counters, now: Counters, scalers: Iterable[
         why = " ".join(one.explain() for one in scalers)
         warnings.warn(
             f"The run ends, and none of its {steps:,} attempted steps was applied: nothing was trained. {why}".rstrip(),
-            scaler.errors.StuckWarning,
+            scaler.StuckWarning,
             stacklevel=4,
         )
 

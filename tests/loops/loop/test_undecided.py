@@ -214,8 +214,8 @@ def test_a_run_that_applied_nothing_says_so_at_its_end(steps, said):
     bad = tf.data.Dataset.from_tensors((tf.fill([2, 4], float("nan")), tf.ones([2, 1]))).repeat()
     loop = loops.Loop(step, bad, steps_per_call=10)
     with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always", scaler.errors.StuckWarning)
+        warnings.simplefilter("always", scaler.StuckWarning)
         loop.run(steps)
-    messages = [str(one.message) for one in found if issubclass(one.category, scaler.errors.StuckWarning)]
+    messages = [str(one.message) for one in found if issubclass(one.category, scaler.StuckWarning)]
     assert len(messages) == said
     assert all("none of its 20 attempted steps" in one and "the loss itself was not finite" in one for one in messages)
