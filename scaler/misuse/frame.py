@@ -227,7 +227,7 @@ class Frame:
             held = [self._trace.of_variable(cell) if unit is None else unit for unit in found]
             self.state[cell] = held[0] if all(unit is held[0] for unit in held) else beside(held)
         # Behind its own outputs are those for a backward pass, which have nothing in common.
-        own = len(tf.nest.flatten(bodies[0].structured_outputs, expand_composites=True))
+        own = _count_tensors(bodies[0].structured_outputs)
 
         def chosen(place: int, units: tuple) -> Any:
             if not is_unit(units[0]):
@@ -363,3 +363,10 @@ def _of_branch(value: Any, condition: int, place: int) -> Any:
     if isinstance(value, Either):
         return value.units[place] if value.condition == condition else value.whole
     return value
+
+
+def _count_tensors(structure: Any) -> int:
+    """How many tensors a structure holds, also where a branch gives replicas their shares of a batch."""
+    leaves = tf.nest.flatten(structure)
+    shares = [one.values if isinstance(one, tf.distribute.DistributedValues) else one for one in leaves]
+    return len(tf.nest.flatten(shares, expand_composites=True))

@@ -54,6 +54,16 @@ def test_an_overflow_on_any_replica_skips_on_all(policy, kind):
     assert finite([*model.variables, *model.optimizer.variables])
 
 
+@pytest.mark.dear("fit on replicas, traced")
+def test_a_dataset_whose_last_batch_is_smaller_trains():
+    """Keras then takes the shares of the replicas from a branch."""
+    model = compiled(mirrored(2), "float32", {}, jit_compile=False)
+    x, y = batch(size=12)
+    history = model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8), verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    assert model.optimizer.loss_scaler.counters[:2] == (2, 2)
+
+
 @pytest.mark.slow
 def test_keras_writes_nan_where_ours_skips():
     """What this is all about; when it fails, Keras has mended its class."""
