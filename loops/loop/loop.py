@@ -37,7 +37,7 @@ from loops.loop.state.source_position import SourcePosition
 from loops.loop.state.state import RunState
 from loops.loop.state.trainable import trainable_flags
 from loops.loop.state.variables import variable_groups
-from loops.loop.undecided import warn_if_all_were_skipped
+from loops.loop.undecided import warn_if_most_were_skipped
 from loops.loop.unseen import UnseenLosses
 from loops.loop.visit import Action, Visit
 from loops.loop.workers.workers import Workers, meet
@@ -347,7 +347,7 @@ class Loop:
                 if done == before.data:
                     self._say_nothing_to_do(done, steps)
                 if not self._goes_back:
-                    warn_if_all_were_skipped(before, self.counters, scalers)
+                    warn_if_most_were_skipped(before, self.counters, scalers)
             except Exception as error:
                 failed = error
                 if not whole:

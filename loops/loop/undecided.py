@@ -14,23 +14,25 @@ from loops.step.scalers_in_graph import Found
 MANY, FEW = 1000, 100
 """So many undecided steps are worth a word, in a run and at its end, where fewer may be an incomplete window."""
 
-SKIPPED = 20
-"""So many steps without an applied one are worth a word at the end of a run."""
+SKIPPED, SHORT, SHARE = 20, 50, 0.7
+"""So many steps without an applied one are worth a word at the end of a run, and so is this share of a short run."""
 
 
-def warn_if_all_were_skipped(before: Counters, now: Counters, scalers: Iterable[scaler.LossScaler]) -> None:
-    """Warns at the end of a run that attempted steps and applied none: too few for a `StuckPolicy` to stop it.
+def warn_if_most_were_skipped(before: Counters, now: Counters, scalers: Iterable[scaler.LossScaler]) -> None:
+    """Warns at the end of a run that applied none of its steps or few: too short for a `StuckPolicy` to stop it.
 
     Args:
         before: Where the run began.
         now: Where it ended.
         scalers: The loss scalers of its steps.
     """
-    steps = now.attempted - before.attempted
-    if steps >= SKIPPED and now.known and now.applied == before.applied:
+    steps, applied = now.attempted - before.attempted, now.applied - before.applied
+    few = (steps >= SKIPPED and not applied) or (steps >= SHORT and steps - applied > SHARE * steps)
+    if few and now.known:
+        said = f"only {applied:,} of its {steps:,}" if applied else f"none of its {steps:,}"
         why = " ".join(one.explain() for one in scalers)
         warnings.warn(
-            f"The run ends, and none of its {steps:,} attempted steps was applied: nothing was trained. {why}".rstrip(),
+            f"The run ends, and {said} attempted steps {'were' if applied > 1 else 'was'} applied. {why}".rstrip(),
             scaler.StuckWarning,
             stacklevel=4,
         )

@@ -279,7 +279,10 @@ def _helps(outcome: Outcome, pinned: str) -> str:
         return f"A lower scale helps, but {pinned}." if pinned else "A lower scale helps."
     if pinned:
         return f"A lower scale may help, but {pinned}."
-    return "A lower scale may help; if it does not, look for a square root, logarithm, division or norm at 0."
+    return (
+        "A lower scale may help; if it does not, look for non-finite data, or a square root, logarithm, division or "
+        "norm at 0."
+    )
 
 
 def _where(outcome: Outcome, names: Sequence[str], seen: bool) -> str:

@@ -165,7 +165,7 @@ def test_a_singular_derivative_beside_a_sound_one_is_not_said_to_be_cured_by_a_l
     said = step.loss_scaler.explain()
     assert (
         "no loss scale that was tried" in said
-        or "A lower scale may help; if it does not, look for a square root" in said
+        or "A lower scale may help; if it does not, look for non-finite data, or a square root" in said
     )
 
 
