@@ -30,6 +30,7 @@ from scaler.gate.layer_state import LayerState as LayerState
 from scaler.gradients.lists import Gradient
 from scaler.misuse.losses import divided_sum, float16_loss, float16_probabilities
 from scaler.misuse.moving_statistics import no_forward_pass as no_forward_pass
+from scaler.misuse.moving_statistics import warn_of_narrow_statistics as warn_of_narrow_statistics
 from scaler.misuse.verdicts import without_gradient
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ __all__ = [
     "selects",
     "spike_limits",
     "suggest_arguments",
+    "warn_of_narrow_statistics",
     "warn_of_no_decision",
     "warn_of_unseen_loss",
     "watch_from_here",

@@ -363,6 +363,7 @@ class TrainStep(tf.Module):
         self._ready = True
 
     def _create_state(self) -> None:
+        scaler.authoring.warn_of_narrow_statistics(self.model)
         self._trainable = scaler.weights.TrainableSet.of(self.model.weights)
         variables = self.model.trainable_variables
         if not variables:

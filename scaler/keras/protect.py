@@ -24,6 +24,7 @@ from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored, op
 from scaler.keras.optimizer import LossScaleOptimizer
 from scaler.keras.optimizers_in_step import ProtectedStep
 from scaler.keras.shown_metrics import Shown
+from scaler.misuse.moving_statistics import warn_of_narrow_statistics
 from scaler.weights.trainable import TrainableSet
 
 _MARK = "_scaler_protected"
@@ -85,6 +86,7 @@ def protect(model: keras.Model) -> keras.Model:
     shown = Shown(model)
     protected, others = ProtectedStep(model.name), LayerState()
     made: list[bool] = []
+    looked: list[bool] = []
     own_step, own_reset, own_results = model.train_step, model.reset_metrics, model.get_metrics_result
 
     @functools.wraps(own_step)
@@ -100,6 +102,9 @@ def protect(model: keras.Model) -> keras.Model:
 
         with protected.open(optimizers), others.watched(apart_from=_all_variables(model)):
             step = _with_its_variables(lambda data: shown.look(own_step(data)), data, made, tell)
+        if not looked:
+            looked.append(True)
+            warn_of_narrow_statistics(model)
         before = [(variable, tf.identity(variable)) for variable in _state(model, protected)]
         weights = [(one, tf.identity(one)) for one in _updated(model, before) if _may_assign(protected, one)]
         every = [held.optimizer for held in optimizers_of(model)]

@@ -14,12 +14,13 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.assignments import assigned_by
 from scaler.backend.graphs import calls_functions, graphs_around, is_eager, variables_read
-from scaler.backend.layers import owners_of
+from scaler.backend.layers import layers_of, owners_of
 from scaler.backend.variables import is_of_a_scaler
 from scaler.errors import ScaleWarning
 from scaler.misuse.upstream import parameters
@@ -270,3 +271,18 @@ def _is_batch_norm(path: Sequence[str]) -> bool:
 
 def _layer(variable: Any) -> str:
     return replicas.native(variable).name.rpartition("/")[0]
+
+
+def warn_of_narrow_statistics(model: keras.layers.Layer) -> None:
+    """Warns of a BatchNormalization whose statistics are 16 bits, by which inference differs from training."""
+    layers = [one for one in layers_of(model) if isinstance(one, keras.layers.BatchNormalization) and one.built]
+    narrow = [one for one in layers if one.moving_mean.dtype in ("float16", "bfloat16")]
+    if narrow:
+        dtype, others = narrow[0].moving_mean.dtype, f", and {len(narrow) - 1} more" if len(narrow) > 1 else ""
+        warnings.warn(
+            f"BatchNormalization {narrow[0].path!r}{others}: its moving statistics are {dtype}. Small updates are "
+            "rounded away, and a variance beyond the range is not taken: inference may differ from training. Give the "
+            f"layer dtype='mixed_{dtype}', which keeps them in float32.",
+            ScaleWarning,
+            stacklevel=2,
+        )

@@ -1,5 +1,7 @@
 """Guards what `TrainStep` accepts: models not built yet, inputs by name, every signature once, and bad arguments."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -102,3 +104,15 @@ def test_a_checkpoint_of_the_step_holds_everything():
     tracked = {id(variable) for variable in rig.step.variables}
     own = [*rig.step.masters.weights, *rig.step.loss_scaler.variables, *rig.step.window.variables]
     assert tracked.issuperset(id(variable) for variable in own)
+
+
+@pytest.mark.parametrize("start", [(), (keras.Input([4]),)], ids=["built later", "built"])
+@pytest.mark.parametrize(("dtype", "said"), [("float16", 1), ("mixed_float16", 0)])
+def test_statistics_of_16_bits_are_named(dtype, said, start):
+    layers = keras.layers.BatchNormalization(dtype=dtype), keras.layers.Dense(1, dtype="mixed_float16")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", scaler.ScaleWarning)
+        step = loops.TrainStep(keras.Sequential([*start, *layers]), squared_error, keras.optimizers.SGD(0.1))
+        step(batch(0))
+        step(batch(1))
+    assert sum("Give the layer dtype='mixed_float16'" in str(one.message) for one in found) == said
