@@ -149,7 +149,7 @@ def test_inspect_prints_json_alone_also_of_the_folder_itself(capsys, saved):
 def test_inspect_names_what_it_cannot_read(capsys, tmp_path, saved):
     status, printed, errors = run(capsys, "inspect", tmp_path / "none")
     assert (status, printed) == (1, "")
-    assert errors.startswith(f"halfstep: {tmp_path}/none: no checkpoint. Name the folder that was given to loops.Ch")
+    assert errors.startswith(f"halfstep: {tmp_path}/none: no checkpoint. Name the folder that was given to hs.Ch")
     assert errors.count("\n") == 1
     path = tmp_path / "ckpt-4.index"
     path.write_bytes(b"torn")
