@@ -15,11 +15,11 @@ MANY, FEW = 1000, 100
 """So many undecided steps are worth a word, in a run and at its end, where fewer may be an incomplete window."""
 
 SKIPPED, SHORT, SHARE = 20, 50, 0.7
-"""So many steps without an applied one are worth a word at the end of a run, and so is this share of a short run."""
+"""A run of 20 attempted steps without an applied one is reported, and one of 50 that skipped more than this share."""
 
 
 def warn_if_most_were_skipped(before: Counters, now: Counters, scalers: Iterable[scaler.LossScaler]) -> None:
-    """Warns at the end of a run that applied none of its steps or few: too short for a `StuckPolicy` to stop it.
+    """Warns at the end of a run that applied few of its steps or none, and was too short to be stopped as stuck.
 
     Args:
         before: Where the run began.

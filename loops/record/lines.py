@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class StepLines:
     """Writes the lines of a visit in one piece. When a run resumes, removes the lines after its checkpoint.
 
-    What an `Evaluate` of the loop measures has a file beside: `steps.evaluations.jsonl` for `steps.jsonl`.
+    The results of the loop's `Evaluate` actions go into a file beside it: `steps.evaluations.jsonl` for `steps.jsonl`.
 
     A subclass formats the lines, and finds the step of a line.
 
@@ -166,8 +166,8 @@ class JsonLines(StepLines):
 
     NaN and infinities, which JSON does not have, are written as null. An existing file is replaced when the first run
     begins; a further run of the same loop continues it. So does a run that resumes from a checkpoint, after removing
-    the lines of later steps. Lines are written at every visit, before a checkpoint is saved. What an `Evaluate` of the
-    loop measures has a file beside: `steps.evaluations.jsonl` for `steps.jsonl`.
+    the lines of later steps. Lines are written at every visit, before a checkpoint is saved. The results of the loop's
+    `Evaluate` actions go into a file beside it: `steps.evaluations.jsonl` for `steps.jsonl`.
 
     Args:
         path: The file. Missing folders are created.
@@ -204,7 +204,7 @@ class Csv(StepLines):
     """Writes a header, then one line per step: its number and the train step's outputs, in the order of their names.
 
     NaN and infinities are written as `nan`, `inf` and `-inf`, which NumPy and pandas read; bools as 1 and 0. An
-    existing file is replaced or continued, as by `JsonLines`. So is the file for what an `Evaluate` measures.
+    existing file is replaced or continued, as by `JsonLines`. So is the file of `Evaluate` results.
 
     Args:
         path: The file. Missing folders are created.

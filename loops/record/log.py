@@ -238,7 +238,7 @@ def difference(rows: Sequence[Mapping], replayed: Mapping[int, Mapping[str, np.n
     if compared:
         return None
     if not rows:
-        return Difference("there is no log of the run to compare with (an hs.JsonLines writes one)", known=False)
+        return Difference("there is no log of the run to compare with (hs.JsonLines writes one)", known=False)
     which = f"{min(replayed)} to {max(replayed)}"
     return Difference(f"the run's log does not have the steps {which} to compare with", known=False)
 

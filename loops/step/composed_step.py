@@ -284,7 +284,7 @@ class ComposedStep(tf.Module):
                 continue
             part, look = group.parts[0], self._probes.look(group, turn)
             with self._state.watched() as moved:
-                again = self._passes.again_in_turn(part, batch, turn)
+                again = self._passes.again_in_turn(part, batch)
                 taken = self._passes.in_turn(part, batch, turn, again, look.get(part.name))
             before = group.before(moved.snapshot())
             retried = self._retried(group, [taken], again, turn, retries)

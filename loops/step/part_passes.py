@@ -68,7 +68,7 @@ class PartPasses:
             ]
         return {
             part.name: self._taken(
-                part, loss, tape, own, self._looks_again(part), probed.get(part.name), _due(looks.get(part.name))
+                part, loss, tape, own, self._may_retry, probed.get(part.name), _due(looks.get(part.name))
             )
             for part, loss, own in zip(parts, losses, scaled, strict=True)
         }
@@ -87,7 +87,7 @@ class PartPasses:
         Returns:
             The function; None if it is not asked for, or the pass cannot be repeated.
         """
-        if not self._retry or self._meets():
+        if not self._may_retry:
             return None
         loss_scale = self._scalers[own[0].name].loss_scale
 
@@ -103,9 +103,9 @@ class PartPasses:
 
         return repeated(again)
 
-    def again_in_turn(self, part: Part, batch: Any, turn: tf.Tensor | bool) -> Differentiate | None:
+    def again_in_turn(self, part: Part, batch: Any) -> Differentiate | None:
         """The same of a part that takes its turn."""
-        if not self._retry or self._meets():
+        if not self._may_retry:
             return None
         loss_scale = self._scalers[part.name].loss_scale
 
@@ -131,7 +131,7 @@ class PartPasses:
         """
 
         def take() -> Taken:
-            may_look_again = self._looks_again(part) and turn is True
+            may_look_again = self._may_retry and turn is True
             with tf.GradientTape(persistent=may_look_again) as tape, self._probes.forward([part]) as probed:
                 loss = self._loss(part, batch)
                 scaled = self._scaled(part, True, loss[0])
@@ -202,8 +202,9 @@ class PartPasses:
 
         return Taken(*loss, grads, only_first(again) if may_look_again else None, seen)
 
-    def _looks_again(self, part: Part) -> bool:
-        """Whether gradients are taken again, for a retry."""
+    @property
+    def _may_retry(self) -> bool:
+        """Whether gradients may be taken again."""
         return self._retry and not self._meets()
 
     def _check_no_collectives(self, part: Part) -> None:

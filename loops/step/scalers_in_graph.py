@@ -94,7 +94,7 @@ def find(concrete: tf.types.experimental.ConcreteFunction) -> Found:
     # Without the counter the graph only reads the scale; other variables of such a scaler mean unknown names.
     seen = read or others or any(name == SCALE for _, name in keras)
     known = bool(moved or pairs) or not seen
-    # A gradient that nobody applies trains nothing, and was to.
+    # A step that computes gradients is meant to train, also if it never applies them.
     trains = trains or any(op.name.startswith(_BACKWARD) for op in concrete.graph.get_operations())
     return Found(tuple(moved.values()), tuple(pairs), known, tuple(read.values()) if trains else ())
 

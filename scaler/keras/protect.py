@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.graphs import call_noninlined, in_xla
-from scaler.backend.layers import cast_penalties, layers_of, state_of
+from scaler.backend.layers import cast_penalties, state_of
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument, ScaleWarning
@@ -68,12 +68,6 @@ def protect(model: keras.Model) -> keras.Model:
     """
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"protect({model!r}): expected a keras.Model.")
-    if any(getattr(layer, "scales_gradients", False) for layer in layers_of(model)):
-        raise InvalidArgument(
-            f"protect: model {model.name!r} has layers of hs.layerwise.insert_rescales, whose scales nothing "
-            "removes from the gradients in fit. Expected the model that was given to insert_rescales; train the "
-            "rescaled one by hs.TrainStep(..., layerwise=layerwise)."
-        )
     if is_protected(model):
         return model
     if getattr(model, "compiled", False) and not loss_scale_optimizers(model) and not_restored(model):

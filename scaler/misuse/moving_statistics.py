@@ -274,14 +274,15 @@ def _layer(variable: Any) -> str:
 
 
 def warn_of_narrow_statistics(model: keras.layers.Layer) -> None:
-    """Warns of a BatchNormalization whose statistics are 16 bits, by which inference differs from training."""
+    """Warns of a BatchNormalization with 16-bit statistics, since inference may then differ from training."""
     layers = [one for one in layers_of(model) if isinstance(one, keras.layers.BatchNormalization) and one.built]
-    narrow = [one for one in layers if one.moving_mean.dtype in ("float16", "bfloat16")]
+    # Those of a frozen layer do not move.
+    narrow = [one for one in layers if one.trainable and one.moving_mean.dtype in ("float16", "bfloat16")]
     if narrow:
         dtype, others = narrow[0].moving_mean.dtype, f", and {len(narrow) - 1} more" if len(narrow) > 1 else ""
         warnings.warn(
             f"BatchNormalization {narrow[0].path!r}{others}: its moving statistics are {dtype}. Small updates are "
-            "rounded away, and a variance beyond the range is not taken: inference may differ from training. Give the "
+            "rounded away, and a variance beyond the range is dropped: inference may differ from training. Give the "
             f"layer dtype='mixed_{dtype}', which keeps them in float32.",
             ScaleWarning,
             stacklevel=2,

@@ -152,11 +152,14 @@ def test_frozen_layers_may_be_thawed_later():
         assert len([grad for grad in grads if grad is not None]) == count
 
 
-def test_fit_takes_no_rescaled_model_whose_scales_it_would_leave_in_the_gradients():
+@pytest.mark.parametrize("protect", [False, True])
+def test_fit_takes_no_rescaled_model_whose_scales_it_would_leave_in_the_gradients(protect):
     model = towers()
     rescaled, _ = scaler.layerwise.insert_rescales(model, ["stem"])
     rescaled.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss="mse", run_eagerly=True)
     x = [np.ones([4, 8], np.float32)] * 2
+    if protect:
+        scaler.protect(rescaled)
     with pytest.raises(scaler.InvalidArgument, match=r"fit: model .* whose scales nothing removes"):
         rescaled.fit(x, {"first": np.ones([4, 1]), "second": np.ones([4, 1])}, verbose=0)
 

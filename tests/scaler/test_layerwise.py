@@ -288,10 +288,3 @@ def test_the_order_of_the_strategies_moves_no_scale(tmp_path):
     run, other = (cases.Run(cases.chain(GAINS), cases.cuts(GAINS), strategy) for strategy in (own, turned))
     other.checkpoint.restore(run.checkpoint.save(str(tmp_path / "ckpt"))).assert_consumed()
     assert cases.log2_scales(run.layerwise) == cases.log2_scales(other.layerwise)
-
-
-def test_fit_refuses_a_rescaled_model():
-    """Nothing there removes the scales of its groups from the gradients."""
-    run = cases.Run(cases.chain(GAINS), cases.cuts(GAINS))
-    with pytest.raises(scaler.InvalidArgument, match="whose scales nothing removes"):
-        scaler.protect(run.model)

@@ -107,9 +107,11 @@ def test_a_checkpoint_of_the_step_holds_everything():
 
 
 @pytest.mark.parametrize("start", [(), (keras.Input([4]),)], ids=["built later", "built"])
-@pytest.mark.parametrize(("dtype", "said"), [("float16", 1), ("mixed_float16", 0)])
-def test_statistics_of_16_bits_are_named(dtype, said, start):
-    layers = keras.layers.BatchNormalization(dtype=dtype), keras.layers.Dense(1, dtype="mixed_float16")
+@pytest.mark.parametrize(
+    ("dtype", "moves", "said"), [("float16", True, 1), ("float16", False, 0), ("mixed_float16", True, 0)]
+)
+def test_statistics_of_16_bits_are_named(dtype, moves, said, start):
+    layers = keras.layers.BatchNormalization(dtype=dtype, trainable=moves), keras.layers.Dense(1, dtype="mixed_float16")
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", scaler.ScaleWarning)
         step = loops.TrainStep(keras.Sequential([*start, *layers]), squared_error, keras.optimizers.SGD(0.1))
