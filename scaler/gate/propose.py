@@ -1,9 +1,10 @@
 """The third part of a step: how the variables of one optimizer would move.
 
 Keras's own `apply` always does what surrounds an update: the count of steps, moving averages, constraints. Inside a
-graph and on one device its update proper may be laid out in another way, with the same numbers but for last bits: many
-small variables joined to few, and large ones compiled by XLA, where unscaling, clipping, weight decay, the update and
-the rounding of masters become a few passes over memory.
+graph and on one device its update proper is laid out in another way where it can be. An optimizer that treats every
+value by itself has its arithmetic traced once, and called for each variable, with the same bits. Many small variables
+are joined to few. Large ones are compiled by XLA, where unscaling, clipping, weight decay, the update and the rounding
+of masters become a few passes over memory, with the same numbers but for last bits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.backend import apply_steps, replicas
+from scaler.backend import apply_steps, replicas, twins
 from scaler.backend.apply_steps import read_once, read_once_a_device
 from scaler.backend.autograph import with_user_autograph
 from scaler.backend.graphs import in_xla
@@ -33,6 +34,8 @@ from scaler.weights.masters import MasterWeights
 _HANDLE = 2**12
 """What a variable costs beside its elements, in elements: each is read through a handle, however small it is."""
 _WORTH_COMPILING = 2**18
+_WORTH_CALLING = 4
+"""Variables. To trace a function takes as long as the arithmetic of one or two: Adam's has 30 operations for each."""
 _MOST = 4
 """Compiled calls of one update. More calls than cores run no faster, and the launch of a call for each variable takes
 longer than its work."""
@@ -45,7 +48,7 @@ class Layout:
     Attributes:
         chunks: The variables that are joined, each chunk with its scaled gradients.
         compiles: Whether the other dense ones are compiled.
-        on_values: Whether the compiled arithmetic may be traced once for all of them.
+        on_values: Whether their arithmetic may be traced once for all of them.
     """
 
     chunks: Sequence[tuple[joined.Chunk, tf.Tensor]]
@@ -100,9 +103,11 @@ def _layout(part: Part, grads: Sequence, together: joined.Joined) -> Layout | No
     pairs = enumerate(zip(grads, variables, strict=True))
     others = [own for place, (grad, own) in pairs if place not in in_chunks and not isinstance(grad, tf.IndexedSlices)]
     compiles = sum(map(_cost, others)) >= _WORTH_COMPILING
-    if not chunks and not compiles:
-        return None
     on_values = works_on_values(optimizer) and all(is_value_by_value(optimizer, own) for own in others)
+    # The arithmetic of an optimizer without slots is an operation or two.
+    calls = on_values and len(others) >= _WORTH_CALLING and bool(twins.slots_of(optimizer, replicas.native(others[0])))
+    if not chunks and not compiles and not calls:
+        return None
     return Layout([(chunk, together.at(chunk.places)) for chunk in chunks], compiles, on_values)
 
 
@@ -174,20 +179,24 @@ class _Groups:
             joined.move(self._optimizer, chunk, whole, self._variables, self._masters, learning_rate)
         in_chunks = {place for chunk, _ in self._layout.chunks for place in chunk.places}
         others = [pair for pair in pairs if self._place(pair[1]) not in in_chunks]
-        compiled = [pair for pair in others if self._layout.compiles and not isinstance(pair[0], tf.IndexedSlices)]
-        one_by_one = [pair for pair in others if not any(pair is other for other in compiled)]
-        if one_by_one:
-            self._move_some(one_by_one, learning_rate)
-        for group in balanced(compiled):
+        sparse = [pair for pair in others if isinstance(pair[0], tf.IndexedSlices)]
+        dense = [pair for pair in others if not isinstance(pair[0], tf.IndexedSlices)]
+        self._move_some(sparse, self._update_one_by_one, learning_rate)
+        if not self._layout.compiles:
+            self._move_some(dense, self._update, learning_rate)
+            return
+        for group in balanced(dense):
             self._move_compiled(group, learning_rate)
 
     def _place(self, variable: Any) -> int:
         return self._places[id(variable)]
 
-    def _move_some(self, pairs: Sequence[tuple], learning_rate: tf.Tensor) -> None:
+    def _move_some(self, pairs: Sequence[tuple], update: Callable[..., None], learning_rate: tf.Tensor) -> None:
+        if not pairs:
+            return
         ready = [finish_one(grad, self._loss_scale, self._limit, self._place(own)) for grad, own in pairs]
         with model_follows(self._masters, [own for _, own in pairs]):
-            self._one_by_one(ready, [self._place(own) for _, own in pairs], learning_rate)
+            update(ready, [self._place(own) for _, own in pairs], learning_rate)
 
     def _move_compiled(self, pairs: Sequence[tuple], learning_rate: tf.Tensor) -> None:
         variables = [own for _, own in pairs]
@@ -198,15 +207,17 @@ class _Groups:
             unscaled = gradients.multiply(grads, self._inverse)
             ready = [_limited(grad, self._limit, place) for grad, place in zip(unscaled, places, strict=True)]
             with model_follows(self._masters, variables):
-                if self._layout.on_values:
-                    own = [replicas.native(self._variables[place]) for place in places]
-                    mover(self._optimizer, learning_rate)(ready, own)
-                else:
-                    self._one_by_one(ready, places, learning_rate)
+                self._update(ready, places, learning_rate)
 
         compiled_update([grad for grad, _ in pairs], learning_rate)
 
-    def _one_by_one(self, grads: Sequence, places: Sequence[int], learning_rate: tf.Tensor) -> None:
+    def _update(self, grads: Sequence, places: Sequence[int], learning_rate: tf.Tensor) -> None:
+        if not self._layout.on_values:
+            self._update_one_by_one(grads, places, learning_rate)
+            return
+        mover(self._optimizer, learning_rate)(grads, [replicas.native(self._variables[place]) for place in places])
+
+    def _update_one_by_one(self, grads: Sequence, places: Sequence[int], learning_rate: tf.Tensor) -> None:
         own = [self._variables[place] for place in places]
         getattr(type(self._optimizer), apply_steps.DECAY)(self._optimizer, own)
         for grad, variable in zip(grads, map(replicas.native, own), strict=True):

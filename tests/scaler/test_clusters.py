@@ -1,9 +1,12 @@
 """Compiled updates give the optimizer's own numbers, for every optimizer, and a skipped one changes nothing."""
 
+import collections
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import weight_cases
 from scaler_cases import BAD, by_hand, compile_updates, random_gradients
 from versions import needs_keras, parameters
 
@@ -236,6 +239,21 @@ def test_small_models_and_eager_steps_are_left_alone():
     assert [worth(small), worth(large)] == [False, True]
     assert not worth(large, eager)
     assert not worth(large, tf.function(jit_compile=True))
+
+
+@pytest.mark.parametrize(("optimizer", "powers"), [(keras.optimizers.Adam, 2), (keras.optimizers.SGD, 0)])
+def test_arithmetic_is_traced_once_for_several_variables(optimizer, powers):
+    model, loss_scaler = [tf.Variable(tf.ones([3, size])) for size in range(2, 8)], by_hand(scaler.Static(8.0))
+    made = optimizer(0.1)
+
+    @tf.function
+    def step():
+        loss_scaler.apply(made, [tf.ones(own.shape) for own in model], model)
+
+    kinds = collections.Counter(weight_cases.all_operations(step.get_concrete_function().graph))
+    assert kinds["Pow"] == powers
+    # To call a function for what is one subtraction would only take time to trace.
+    assert kinds["AssignSubVariableOp"] == (0 if powers else len(model))
 
 
 def test_a_variable_given_twice_is_clipped_by_each_gradient_by_itself(updates_made):

@@ -1,10 +1,10 @@
-"""Small variables are updated joined, with the bits of the optimizer's own update, and nobody can tell from outside."""
+"""Joined variables and arithmetic that is traced once: the optimizer's own bits, and nobody can tell from outside."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import BAD, by_hand, lay_out_nothing, random_gradients
+from scaler_cases import BAD, by_hand, laid_out, lay_out_nothing, random_gradients
 from versions import parameters
 
 import scaler
@@ -69,6 +69,17 @@ def test_float32_variables_too_with_each_clipping(clipping, chunks, monkeypatch)
     assert chunks
     lay_out_nothing(monkeypatch)
     assert ours == train(keras.optimizers.Adam(0.01), **clipping)
+
+
+@pytest.mark.slow_with("amsgrad", "nesterov", "EMA", "Adamax", "Nadam", "Lion")
+@pytest.mark.parametrize("name", parameters(OPTIMIZERS)[1:])
+def test_arithmetic_that_is_traced_once_gives_the_same_bits_too(name, monkeypatch):
+    called = laid_out(monkeypatch)
+    ours = train(OPTIMIZERS[name](), "float16", SHAPES, clip_norm=0.5)
+    assert called
+    lay_out_nothing(monkeypatch)
+    assert ours == train(OPTIMIZERS[name](), "float16", SHAPES, clip_norm=0.5)
+    assert ours[BAD - 1] == ours[BAD]
 
 
 class MyAdam(keras.optimizers.Adam):
