@@ -54,11 +54,6 @@ class Window(tf.Module):
             self._sums = [local_variable(tf.zeros(one.shape, _sum_dtype(one)), "sum", _SUM) for one in targets]
 
     @property
-    def opens(self) -> tf.Tensor:
-        """Whether the next micro-batch is the first one of a window, scalar bool."""
-        return tf.equal(self._count, 0)
-
-    @property
     def rejected(self) -> tf.Tensor:
         """The number of non-finite micro-batches so far on this replica, scalar float32."""
         return tf.identity(self._rejected)
@@ -77,7 +72,7 @@ class Window(tf.Module):
             InvalidArgument: If the targets with a gradient differ from those of an earlier micro-batch.
         """
         self._check_same_targets(grads)
-        first = self.opens
+        first = tf.equal(self._count, 0)
         earlier = [tf.where(first, tf.zeros_like(own), own) for own in map(tf.identity, self._sums)]
         followed = self._followed(earlier, first, loss_scale)
         added = [

@@ -35,11 +35,7 @@ _NOTHING = object()
 
 
 def only_inner(inner: object, by_keras_name: object) -> Any:
-    """Returns the optimizer to wrap, which Keras calls `inner_optimizer`; a name stands for Keras's with its defaults.
-
-    Raises:
-        InvalidArgument: If two were passed, or anything but a Keras optimizer that does not scale losses itself.
-    """
+    """Returns the optimizer to wrap, Keras's `inner_optimizer`; a name stands for Keras's with its defaults."""
     if inner is not None and by_keras_name is not None:
         raise InvalidArgument(
             f"LossScaleOptimizer({inner!r}, inner_optimizer={by_keras_name!r}): expected one optimizer; the first "
@@ -65,11 +61,7 @@ def only_inner(inner: object, by_keras_name: object) -> Any:
 
 
 def check_strategy() -> None:
-    """Refuses the `tf.distribute` strategies in whose scope no step is one step for all replicas.
-
-    Raises:
-        InvalidArgument: With those to use.
-    """
+    """Refuses the `tf.distribute` strategies in whose scope no step is one step for all replicas."""
     strategy, central = tf.distribute.get_strategy(), tf.distribute.experimental.CentralStorageStrategy
     several = isinstance(strategy, central) and strategy.num_replicas_in_sync > 1
     if several or isinstance(strategy, tf.distribute.ParameterServerStrategy):
@@ -81,11 +73,7 @@ def check_strategy() -> None:
 
 
 def check_keras_arguments(name: object, given: dict, known: Iterable[str]) -> None:
-    """Refuses arguments that would have no effect. Those of old configurations pass with the values that they hold.
-
-    Raises:
-        InvalidArgument: With the names of unknown arguments, or what to pass for a scale that does not move.
-    """
+    """Refuses arguments that would have no effect. Those of old configurations pass with the values that they hold."""
     dynamic = given.pop("dynamic", True)
     if not isinstance(dynamic, (bool, np.bool_)):
         raise InvalidArgument(
@@ -104,26 +92,22 @@ def check_keras_arguments(name: object, given: dict, known: Iterable[str]) -> No
         names, values = ", ".join(f"`{name}`" for name in unknown), ", ".join(map(repr, unknown.values()))
         end = did_you_mean(next(iter(unknown)), known)
         raise InvalidArgument(f"LossScaleOptimizer does not have the arguments: {names}; {values} was passed.{end}")
-    for name, value in given.items():
-        if name == "loss_scale_factor" and value is not None:
+    for argument, value in given.items():
+        if argument == "loss_scale_factor" and value is not None:
             raise InvalidArgument(
                 f"LossScaleOptimizer(loss_scale_factor={value!r}): the wrapper scales losses by itself, and sets the "
                 "factor on the `inner_optimizer` to None. For a constant scale leave it out and pass the strategy "
                 f"hs.Static({value!r})."
             )
-        if value != _IN_OLD_CONFIGS[name]:
+        if value != _IN_OLD_CONFIGS[argument]:
             raise InvalidArgument(
-                f"LossScaleOptimizer({name}={value!r}): the wrapper has no `{name}`. Set it on the `inner_optimizer`, "
-                "where it works on unscaled gradients."
+                f"LossScaleOptimizer({argument}={value!r}): the wrapper has no `{argument}`. Set it on the "
+                "`inner_optimizer`, where it works on unscaled gradients."
             )
 
 
 def check_attribute(optimizer: Any, name: str, value: Any) -> None:
-    """Refuses to set on the wrapper what only the optimizer inside has, which has no effect, and another loss scaler.
-
-    Raises:
-        InvalidArgument: With what to set.
-    """
+    """Refuses to set on the wrapper what only the optimizer inside has: it would have no effect."""
     # Keras's class sets it on the optimizer that it wraps.
     if name == "loss_scale_factor":
         raise InvalidArgument(
@@ -146,11 +130,7 @@ def check_attribute(optimizer: Any, name: str, value: Any) -> None:
 def chosen_strategy(
     strategy: Strategy | None, initial_scale: float | None, dynamic_growth_steps: int | None
 ) -> Strategy:
-    """Returns the strategy, or the `Dynamic` that Keras's arguments configure.
-
-    Raises:
-        InvalidArgument: If both were passed, or `strategy` is not a strategy.
-    """
+    """Returns the strategy, or the `Dynamic` that Keras's arguments configure."""
     if strategy is None:
         given: dict[str, Any] = {"initial_scale": initial_scale, "growth_interval": dynamic_growth_steps}
         return Dynamic(**{name: value for name, value in given.items() if value is not None})
@@ -170,11 +150,7 @@ def chosen_strategy(
 
 
 def check_context(inner: Any) -> None:
-    """Refuses gradients where no replica applies its own, and what Keras cannot do on several replicas.
-
-    Raises:
-    InvalidArgument: With what to do.
-    """
+    """Refuses gradients where no replica applies its own, and what Keras cannot do on several replicas."""
     if tf.distribute.in_cross_replica_context():
         raise InvalidArgument(
             "apply: called in the scope of a strategy, but outside of strategy.run(step, ...): expected a replica "
@@ -197,11 +173,7 @@ def check_context(inner: Any) -> None:
 
 
 def check_scope(made_in: tf.distribute.Strategy, variables: Iterable) -> None:
-    """Refuses variables that were made in the scope of another strategy than the optimizer.
-
-    Raises:
-    InvalidArgument: With a variable.
-    """
+    """Refuses variables that were made in the scope of another strategy than the optimizer."""
     for variable in variables:
         own = replicas.native(variable)
         other = own.distribute_strategy if isinstance(own, tf.distribute.DistributedValues) else None

@@ -33,11 +33,7 @@ class Order:
         self._updated: set[int] = set()
 
     def in_order(self, grads: list, variables: Sequence) -> list[Gradient]:
-        """A gradient or None for each variable that the optimizer is built for, from those of some variables.
-
-        Raises:
-            InvalidArgument: For another number of gradients, a variable that is none of them, or two new values of one.
-        """
+        """A gradient or None for each variable that the optimizer is built for, from those of some variables."""
         if len(grads) != len(variables):
             raise InvalidArgument(
                 f"apply: {len(grads)} gradients for {len(variables)} variables: expected one for each. Pass the list "

@@ -123,11 +123,7 @@ class StochasticRounding(WithoutMasters):
             self._steps = _next_to(self.weights[0], tf.zeros([], tf.int64), "steps")
 
     def write(self, weights: Sequence | None = None) -> None:
-        """Rounds the updated weights into the model's variables.
-
-        Args:
-            weights: Those of `weights` to round; all if not given.
-        """
+        """Rounds the updated weights into the model's variables."""
         replicas.assign_each(tf.distribute.get_strategy(), self._steps, lambda own: own + tf.constant(1, tf.int64))
         count = tf.identity(self._steps)
 
@@ -169,11 +165,7 @@ class KahanWeights(WithoutMasters):
         return list(self._compensations)
 
     def write(self, weights: Sequence | None = None) -> None:
-        """Rounds the updated weights into the model's variables, and keeps what that takes away.
-
-        Args:
-            weights: Those of `weights` to round; all if not given.
-        """
+        """Rounds the updated weights into the model's variables, and keeps what that takes away."""
         self._write(weights, _compensated, self._compensations)
 
 
