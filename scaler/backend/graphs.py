@@ -22,7 +22,7 @@ import contextlib
 import contextvars
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -214,6 +214,17 @@ def variables_read(graph: Any) -> dict:
     read: Iterator[Any] = iter(getattr(graph, "_watched_variables", ()))
     handles = ((variable, id(getattr(variable, "handle", None))) for variable in read)
     return {captured[handle].ref(): variable for variable, handle in handles if handle in captured}
+
+
+def reached(start: Iterable[Any], sources: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+    """Each node once that is reached from some others, as they are. Nodes are hashable, such as operations."""
+    waiting, seen = list(start), set()
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting += sources(node)
 
 
 def counts_alone(tensor: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +26,11 @@ def in_place() -> bool:
     Other strategies start a thread for it, also for a single one. There a function inside of a step cannot merge.
     """
     return not tf.distribute.has_strategy() or isinstance(tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy)
+
+
+def in_scope(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager:
+    """The scope of a strategy, or nothing if this is inside it."""
+    return contextlib.nullcontext() if strategy is tf.distribute.get_strategy() else strategy.scope()
 
 
 def merge(function: Callable, *values: Any) -> Any:
@@ -202,14 +208,22 @@ def on_any_device(value: Any) -> tf.Tensor:
     return tf.cast(value, tf.int64) if value.dtype == tf.int32 else value
 
 
-def local_variable(value: Any, name: str) -> tf.Variable:
-    """Creates a variable that each replica reads and assigns for itself; of integers as int64."""
+def local_variable(
+    value: Any, name: str, aggregation: tf.VariableAggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+) -> tf.Variable:
+    """Creates a variable that each replica reads and assigns for itself; of integers as int64.
+
+    Args:
+        value: At first.
+        name: Its name.
+        aggregation: What a checkpoint holds of the replicas' values.
+    """
     return tf.Variable(
         on_any_device(value),
         trainable=False,
         name=name,
         synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        aggregation=aggregation,
     )
 
 

@@ -72,10 +72,11 @@ def without_values(variables: Sequence) -> list:
     with tf.init_scope():
         if not tf.executing_eagerly():
             return []
-        return [variable for variable in variables if not all(map(_has_value, _parts(variable)))]
+        return [variable for variable in variables if not all(map(_has_value, parts_of(variable)))]
 
 
-def _parts(variable: Any) -> Sequence:
+def parts_of(variable: Any) -> Sequence:
+    """A variable of TensorFlow's for each replica: those of which one of several replicas consists, or itself."""
     native = replicas.native(variable)
     return getattr(native, "values", (native,))
 

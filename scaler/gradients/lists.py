@@ -134,7 +134,12 @@ def squared_norm(grads: Sequence[Gradient]) -> tf.Tensor:
 
 def squared_norm_of_each(grads: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
     """As `squared_norm`, of each gradient by itself."""
-    sums = sums_of_squares([_wide(values_of(grad)) for grad in grads])
+    squares = [tf.square(_wide(values_of(grad))) for grad in grads]
+    # XLA adds the values of a tensor one after another on a CPU, as it was told. Columns it adds side by side, two to
+    # three times as fast.
+    if in_xla() and not has_gpu():
+        squares = list(map(_sums_of_columns, squares))
+    sums = _reduced(tf.reduce_sum, squares)
     alike = len({one.dtype for one in sums}) < 2
     return sums if alike else [tf.cast(one, tf.float64) for one in sums]
 
@@ -254,7 +259,7 @@ _WORTH_COLUMNS = 2**12
 """Elements of a tensor. Below, the second sum takes as long as the first saves."""
 
 
-def reduced(reduce: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _reduced(reduce: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """`reduce`, such as `tf.reduce_sum`, over all axes of each tensor.
 
     Tensors of one rank share the constant that names their axes, of which TensorFlow makes one for each call.
@@ -272,18 +277,6 @@ def reduced(reduce: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor]) -> l
     return [one(tensor) for tensor in tensors]
 
 
-def sums_of_squares(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The sum of the squares of each float32 tensor, scalars.
-
-    XLA adds the values of a tensor one after another on a CPU, as it was told. Columns it adds side by side, two to
-    three times as fast.
-    """
-    squares = list(map(tf.square, tensors))
-    if in_xla() and not has_gpu():
-        squares = list(map(_sums_of_columns, squares))
-    return reduced(tf.reduce_sum, squares)
-
-
 def _sums_of_columns(squares: tf.Tensor) -> tf.Tensor:
     size = squares.shape.num_elements()
     if size is None or size < _WORTH_COLUMNS or size % _COLUMNS:
@@ -294,4 +287,4 @@ def _sums_of_columns(squares: tf.Tensor) -> tf.Tensor:
 
 def not_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """For each floating tensor whether some value is infinite or NaN: bool [len(tensors)]."""
-    return tf.logical_not(tf.stack(reduced(tf.reduce_all, list(map(tf.math.is_finite, tensors)))))
+    return tf.logical_not(tf.stack(_reduced(tf.reduce_all, list(map(tf.math.is_finite, tensors)))))

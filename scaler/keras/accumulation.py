@@ -1,21 +1,21 @@
-"""Gradient accumulation for several replicas, with windows that keep their length on an overflow.
-
-The variables that an optimizer was built for, in their order.
-"""
+"""Gradient accumulation for several replicas, with windows that keep their length on an overflow."""
 
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from scaler.backend import replicas
+from scaler.backend.replicas import local_variable
 from scaler.backend.windows import take_windows_over
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient, largest, overwrites
+
+_SUM = tf.VariableAggregation.SUM
 
 
 class Window(tf.Module):
@@ -44,18 +44,14 @@ class Window(tf.Module):
         self._with_gradient: frozenset[int] = frozenset()
         self._overwrites = [overwrites(target) for target in targets]
         with tf.init_scope():
-            self._count = replicas.local_variable(0, "micro_batches")
+            self._count = local_variable(0, "micro_batches")
             # The scale of the sums; 0 before the first micro-batch, or if a checkpoint does not hold it.
-            self._scale = replicas.local_variable(0.0, "sum_scale")
-            self._spoiled = _summed(0.0, "spoiled")
-            self._rejected = _summed(0.0, "rejected")
-            self._guilty = _NotSaved(replicas.local_variable(tf.zeros([len(targets)], tf.bool), "guilty"))
-            self._sums = [_summed(tf.zeros(target.shape, _sum_dtype(target)), "sum") for target in targets]
-
-    @property
-    def opens(self) -> tf.Tensor:
-        """Whether the next micro-batch is the first one of a window, scalar bool."""
-        return tf.equal(self._count, 0)
+            self._scale = local_variable(0.0, "sum_scale")
+            self._spoiled = local_variable(0.0, "spoiled", _SUM)
+            self._rejected = local_variable(0.0, "rejected", _SUM)
+            # Neither checkpoints nor files of the optimizer hold it.
+            self._guilty = types.SimpleNamespace(variable=local_variable(tf.zeros([len(targets)], tf.bool), "guilty"))
+            self._sums = [local_variable(tf.zeros(one.shape, _sum_dtype(one)), "sum", _SUM) for one in targets]
 
     @property
     def rejected(self) -> tf.Tensor:
@@ -76,7 +72,7 @@ class Window(tf.Module):
             InvalidArgument: If the targets with a gradient differ from those of an earlier micro-batch.
         """
         self._check_same_targets(grads)
-        first = self.opens
+        first = tf.equal(self._count, 0)
         earlier = [tf.where(first, tf.zeros_like(own), own) for own in map(tf.identity, self._sums)]
         followed = self._followed(earlier, first, loss_scale)
         added = [
@@ -179,52 +175,5 @@ def _nan_if(bad: tf.Tensor, total: tf.Variable) -> tf.Tensor:
     return tf.where(bad, tf.constant(float("nan"), total.dtype), tf.identity(total))
 
 
-class _NotSaved:
-    """A variable that neither checkpoints nor files of the optimizer hold."""
-
-    def __init__(self, variable: tf.Variable) -> None:
-        self.variable = variable
-
-
-def _summed(value: Any, name: str) -> tf.Variable:
-    return tf.Variable(
-        value,
-        trainable=False,
-        name=name,
-        synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.SUM,
-    )
-
-
 def _sum_dtype(target: Any) -> tf.DType:
     return tf.float64 if tf.as_dtype(target.dtype) == tf.float64 else tf.float32
-
-
-class Order:
-    """Finds the position of a variable, given as Keras's variable or as TensorFlow's inside it.
-
-    Args:
-        variables: The variables that an optimizer is built for.
-    """
-
-    def __init__(self, variables: Sequence = ()):
-        self._variables = list(variables)
-        self._positions = {id(replicas.native(variable)): index for index, variable in enumerate(variables)}
-        self._updated: set[int] = set()
-
-    @property
-    def variables(self) -> list:
-        """The variables in the given order."""
-        return list(self._variables)
-
-    def position(self, variable: Any) -> int | None:
-        """The position of a variable, or None if the optimizer was not built for it."""
-        return self._positions.get(id(replicas.native(variable)))
-
-    def has_gradient(self, position: int) -> None:
-        """Records that a step had a gradient for the variable at this position."""
-        self._updated.add(position)
-
-    def updates(self, variable: Any) -> bool:
-        """Whether any step traced so far had a gradient for the variable."""
-        return self.position(variable) in self._updated

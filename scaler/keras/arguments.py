@@ -1,4 +1,4 @@
-"""Checks the arguments of `LossScaleOptimizer`."""
+"""Checks the arguments of `LossScaleOptimizer`, and where it is made and called."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scaler.backend import replicas
+from scaler.backend.graphs import in_steps_of_fit, in_xla
 from scaler.backend.keras_two import is_of_keras_two
 from scaler.backend.spelling import did_you_mean, from_keras
 from scaler.errors import InvalidArgument
+from scaler.gate.optimizers import check_optimizer
 from scaler.strategies import Dynamic, Strategy
 from scaler.strategies.base import require_strategy
 
@@ -31,12 +34,14 @@ _IN_OLD_CONFIGS = {
 _NOTHING = object()
 
 
-def check_inner(inner: object) -> None:
-    """Refuses anything but a Keras optimizer that does not scale losses itself.
-
-    Raises:
-        InvalidArgument: With what was passed and what to pass.
-    """
+def only_inner(inner: object, by_keras_name: object) -> Any:
+    """Returns the optimizer to wrap, Keras's `inner_optimizer`; a name stands for Keras's with its defaults."""
+    if inner is not None and by_keras_name is not None:
+        raise InvalidArgument(
+            f"LossScaleOptimizer({inner!r}, inner_optimizer={by_keras_name!r}): expected one optimizer; the first "
+            "argument is the inner one."
+        )
+    inner = from_keras(keras.optimizers, by_keras_name if inner is None else inner)
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise InvalidArgument(
             f"LossScaleOptimizer({type(inner).__name__}): it scales losses by itself. Pass its inner_optimizer instead."
@@ -52,14 +57,11 @@ def check_inner(inner: object) -> None:
             f"LossScaleOptimizer({inner!r}): expected a Keras optimizer such as keras.optimizers.Adam(1e-3), or the "
             f"name of one such as 'adam'.{did_you_mean(inner, map(str.lower, dir(keras.optimizers)))}"
         )
+    return inner
 
 
 def check_strategy() -> None:
-    """Refuses the `tf.distribute` strategies in whose scope no step is one step for all replicas.
-
-    Raises:
-        InvalidArgument: With those to use.
-    """
+    """Refuses the `tf.distribute` strategies in whose scope no step is one step for all replicas."""
     strategy, central = tf.distribute.get_strategy(), tf.distribute.experimental.CentralStorageStrategy
     several = isinstance(strategy, central) and strategy.num_replicas_in_sync > 1
     if several or isinstance(strategy, tf.distribute.ParameterServerStrategy):
@@ -70,37 +72,48 @@ def check_strategy() -> None:
         )
 
 
-def check_keras_arguments(given: dict, known: Iterable[str]) -> None:
-    """Refuses arguments that would have no effect. Those of old configurations pass with the values that they hold.
-
-    Raises:
-        InvalidArgument: With the names of unknown arguments, or where one belongs.
-    """
+def check_keras_arguments(name: object, given: dict, known: Iterable[str]) -> None:
+    """Refuses arguments that would have no effect. Those of old configurations pass with the values that they hold."""
+    dynamic = given.pop("dynamic", True)
+    if not isinstance(dynamic, (bool, np.bool_)):
+        raise InvalidArgument(
+            f"LossScaleOptimizer(dynamic={dynamic!r}): expected True. The second argument, a strategy, says how the "
+            "scale moves: for example hs.Dynamic(initial_scale) or hs.Static(1024.0)."
+        )
+    if not dynamic:
+        raise InvalidArgument(
+            "LossScaleOptimizer(dynamic=False): for a constant scale pass the strategy hs.Static(1024.0). To scale "
+            "without any check of the gradients, set `loss_scale_factor` on the optimizer and do not wrap it."
+        )
+    if name is not None and not isinstance(name, str):
+        raise InvalidArgument(f"LossScaleOptimizer(name={name!r}): expected a string, or None.")
     unknown = {name: value for name, value in given.items() if name not in _IN_OLD_CONFIGS}
     if unknown:
         names, values = ", ".join(f"`{name}`" for name in unknown), ", ".join(map(repr, unknown.values()))
         end = did_you_mean(next(iter(unknown)), known)
         raise InvalidArgument(f"LossScaleOptimizer does not have the arguments: {names}; {values} was passed.{end}")
-    for name, value in given.items():
-        if name == "loss_scale_factor" and value is not None:
+    for argument, value in given.items():
+        if argument == "loss_scale_factor" and value is not None:
             raise InvalidArgument(
                 f"LossScaleOptimizer(loss_scale_factor={value!r}): the wrapper scales losses by itself, and sets the "
                 "factor on the `inner_optimizer` to None. For a constant scale leave it out and pass the strategy "
                 f"hs.Static({value!r})."
             )
-        if value != _IN_OLD_CONFIGS[name]:
+        if value != _IN_OLD_CONFIGS[argument]:
             raise InvalidArgument(
-                f"LossScaleOptimizer({name}={value!r}): the wrapper has no `{name}`. Set it on the `inner_optimizer`, "
-                "where it works on unscaled gradients."
+                f"LossScaleOptimizer({argument}={value!r}): the wrapper has no `{argument}`. Set it on the "
+                "`inner_optimizer`, where it works on unscaled gradients."
             )
 
 
 def check_attribute(optimizer: Any, name: str, value: Any) -> None:
-    """Refuses to set on the wrapper what only the optimizer inside has: it would have no effect.
-
-    Raises:
-        InvalidArgument: With what to set.
-    """
+    """Refuses to set on the wrapper what only the optimizer inside has: it would have no effect."""
+    # Keras's class sets it on the optimizer that it wraps.
+    if name == "loss_scale_factor":
+        raise InvalidArgument(
+            f"loss_scale_factor={value!r} on an hs.LossScaleOptimizer, or another loss scaler around it: it "
+            "scales losses by itself. Expected one loss scaler; pass hs.Static(...) for a constant scale."
+        )
     own = (
         name.startswith("_")
         or (name in vars(optimizer) and name not in _IN_OLD_CONFIGS)
@@ -114,62 +127,13 @@ def check_attribute(optimizer: Any, name: str, value: Any) -> None:
         )
 
 
-def only_inner(inner: object, by_keras_name: object) -> Any:
-    """Returns the optimizer to wrap, which Keras calls `inner_optimizer`; a name stands for Keras's with its defaults.
-
-    Raises:
-        InvalidArgument: If two were passed.
-    """
-    if inner is not None and by_keras_name is not None:
-        raise InvalidArgument(
-            f"LossScaleOptimizer({inner!r}, inner_optimizer={by_keras_name!r}): expected one optimizer; the first "
-            "argument is the inner one."
-        )
-    return from_keras(keras.optimizers, by_keras_name if inner is None else inner)
-
-
-def check_dynamic(dynamic: object) -> None:
-    """Refuses anything but True.
-
-    Raises:
-        InvalidArgument: With what to pass for a scale that does not move.
-    """
-    if not isinstance(dynamic, (bool, np.bool_)):
-        raise InvalidArgument(
-            f"LossScaleOptimizer(dynamic={dynamic!r}): expected True. The second argument, a strategy, says how the "
-            "scale moves: for example hs.Dynamic(initial_scale) or hs.Static(1024.0)."
-        )
-    if not dynamic:
-        raise InvalidArgument(
-            "LossScaleOptimizer(dynamic=False): for a constant scale pass the strategy hs.Static(1024.0). To scale "
-            "without any check of the gradients, set `loss_scale_factor` on the optimizer and do not wrap it."
-        )
-
-
-def check_name(name: object) -> None:
-    """Refuses a name that is not a string.
-
-    Raises:
-        InvalidArgument: With what was passed.
-    """
-    if name is not None and not isinstance(name, str):
-        raise InvalidArgument(f"LossScaleOptimizer(name={name!r}): expected a string, or None.")
-
-
 def chosen_strategy(
     strategy: Strategy | None, initial_scale: float | None, dynamic_growth_steps: int | None
 ) -> Strategy:
-    """Returns the strategy, or the `Dynamic` that Keras's arguments configure.
-
-    Raises:
-        InvalidArgument: If both were passed, or `strategy` is not a strategy.
-    """
+    """Returns the strategy, or the `Dynamic` that Keras's arguments configure."""
     if strategy is None:
-        default = Dynamic()
-        return Dynamic(
-            default.initial_scale if initial_scale is None else initial_scale,
-            growth_interval=default.growth_interval if dynamic_growth_steps is None else dynamic_growth_steps,
-        )
+        given: dict[str, Any] = {"initial_scale": initial_scale, "growth_interval": dynamic_growth_steps}
+        return Dynamic(**{name: value for name, value in given.items() if value is not None})
     if isinstance(strategy, numbers.Real):
         raise InvalidArgument(
             f"LossScaleOptimizer(inner, {strategy!r}): the second argument is the strategy. Expected "
@@ -183,3 +147,38 @@ def chosen_strategy(
             "the strategy, as hs.Dynamic(initial_scale, growth_interval=...)."
         )
     return strategy
+
+
+def check_context(inner: Any) -> None:
+    """Refuses gradients where no replica applies its own, and what Keras cannot do on several replicas."""
+    if tf.distribute.in_cross_replica_context():
+        raise InvalidArgument(
+            "apply: called in the scope of a strategy, but outside of strategy.run(step, ...): expected a replica "
+            "context, where each replica has its gradients."
+        )
+    if replicas.replica_count() == 1:
+        return
+    check_strategy()
+    if in_steps_of_fit():
+        raise InvalidArgument(
+            "steps_per_execution > 1 on several replicas: Keras's loop over steps fails there with any optimizer. "
+            "Pass steps_per_execution=1 to compile()."
+        )
+    check_optimizer(inner)
+    if in_xla(if_unknown=False):
+        raise InvalidArgument(
+            "jit_compile=True on several replicas: XLA cannot compile a step with an all-reduce over replicas. "
+            "Pass jit_compile=False to compile()."
+        )
+
+
+def check_scope(made_in: tf.distribute.Strategy, variables: Iterable) -> None:
+    """Refuses variables that were made in the scope of another strategy than the optimizer."""
+    for variable in variables:
+        own = replicas.native(variable)
+        other = own.distribute_strategy if isinstance(own, tf.distribute.DistributedValues) else None
+        if other is not None and other is not made_in:
+            raise InvalidArgument(
+                f"LossScaleOptimizer: made outside of the scope of the {type(other).__name__} in which variable "
+                f"{variable.name!r} was made. Create this optimizer and the inner one inside strategy.scope()."
+            )

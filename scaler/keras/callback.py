@@ -10,8 +10,7 @@ import keras
 from scaler.authoring import watch_from_here
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.gate.loss_scaler import LossScaler
-from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored
-from scaler.keras.protect import is_protected
+from scaler.keras.protect import is_protected, loss_scale_optimizers, not_restored
 from scaler.outcome.stuck import StuckPolicy
 from scaler.weights.trainable import TrainableSet
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -15,22 +14,21 @@ from scaler.authoring import check_connected
 from scaler.backend import replicas
 from scaler.backend.autograph import no_autograph
 from scaler.backend.checkpoints import ChecksRestoredParts, warn_if_hook_missing
-from scaler.backend.graphs import in_steps_of_fit, in_xla
 from scaler.backend.variables import outside_the_graph
 from scaler.checks import as_loss
 from scaler.errors import InvalidArgument
 from scaler.gate.loss_scaler import LossScaler
-from scaler.gate.optimizers import build_optimizer, check_optimizer, move_nothing, waits_for_values
+from scaler.gate.optimizers import build_optimizer, move_nothing, waits_for_values
 from scaler.gradients.lists import Gradient
 from scaler.gradients.pairs import as_list
-from scaler.keras import accumulation, arguments, configs, following_masters, optimizers_in_step
-from scaler.keras.accumulation import Order
-from scaler.keras.configs import LegacyNames
+from scaler.keras import accumulation, arguments, configs
+from scaler.keras.variables import Order, applies, follow
 from scaler.misuse.losses import undivided_mean
 from scaler.misuse.marks import UNSCALED, as_given
 from scaler.misuse.trace import kinds_behind
 from scaler.outcome.outcome import Outcome
-from scaler.strategies import Strategy
+from scaler.strategies import NoScaling, Static, Strategy
+from scaler.strategies.spike_guard import unguarded
 from scaler.weights.masters import MasterWeights
 
 _SAVED_AT_TIMES = ("masters", "_window", "step_counter", "dynamic_scale")
@@ -38,7 +36,7 @@ _SAVED_AT_TIMES = ("masters", "_window", "step_counter", "dynamic_scale")
 
 
 @keras.saving.register_keras_serializable(package="scaler")
-class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.LossScaleOptimizer):
+class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimizer):
     """Wraps a Keras optimizer. It scales losses and applies or skips steps as `LossScaler` does.
 
         model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), scaler.Dynamic()), loss=..., metrics=...)
@@ -91,11 +89,8 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         **keras_arguments: Any,
     ):
         optimizer = arguments.only_inner(inner, keras_arguments.pop("inner_optimizer", None))
-        arguments.check_inner(optimizer)
         arguments.check_strategy()
-        arguments.check_dynamic(keras_arguments.pop("dynamic", True))
-        arguments.check_name(name)
-        arguments.check_keras_arguments(keras_arguments, inspect.signature(LossScaleOptimizer).parameters)
+        arguments.check_keras_arguments(name, keras_arguments, inspect.signature(LossScaleOptimizer).parameters)
         given = strategy
         strategy = arguments.chosen_strategy(strategy, initial_scale, dynamic_growth_steps)
         with tf.init_scope():
@@ -119,12 +114,6 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         warn_if_hook_missing()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Keras's class sets it on the optimizer that it wraps.
-        if name == "loss_scale_factor" and "loss_scaler" in vars(self):
-            raise InvalidArgument(
-                f"loss_scale_factor={value!r} on an hs.LossScaleOptimizer, or another loss scaler around it: it "
-                "scales losses by itself. Expected one loss scaler; pass hs.Static(...) for a constant scale."
-            )
         if "loss_scaler" in vars(self):
             arguments.check_attribute(self, name, value)
         super().__setattr__(name, value)
@@ -140,10 +129,9 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         # Keras passes none while it loads an HDF5 file. The first step then passes them.
         if self.built or not variables:
             return
-        self._check_scope(variables)
+        arguments.check_scope(self._made_in, variables)
         inner, strategy = self.inner_optimizer, self._made_in
-        inside = strategy is tf.distribute.get_strategy()
-        with outside_the_graph(), contextlib.nullcontext() if inside else strategy.scope():
+        with outside_the_graph(), replicas.in_scope(strategy):
             if any(tf.as_dtype(variable.dtype) in (tf.float16, tf.bfloat16) for variable in variables):
                 self.masters = MasterWeights(variables)
             targets = self.masters.weights if self.masters else variables
@@ -152,7 +140,7 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
                 with accumulation.without(inner):
                     build_optimizer(inner, targets)
                 if self.masters:
-                    following_masters.follow(inner, self.masters, strategy)
+                    follow(inner, self.masters, strategy)
             self.loss_scaler._spikes.bind(targets)
             # This skips the scale and the step counter of Keras's class: the loss scaler has its own.
             keras.optimizers.Optimizer.build(self, variables)
@@ -218,7 +206,7 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         Raises:
             InvalidArgument: In cross-replica context, or if gradients and variables do not match.
         """
-        self._check_context()
+        arguments.check_context(self.inner_optimizer)
         if not isinstance(grads, (list, tuple)) or not grads:
             raise InvalidArgument(f"apply(grads={grads!r}): expected a list of gradients, one for each variable.")
         grads = as_list("apply", grads)
@@ -226,7 +214,7 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
             raise InvalidArgument("apply(grads): pass the variables, too, or call build(variables) first.")
         variables = self._order.variables if trainable_variables is None else list(trainable_variables)
         given = (v for g, v in zip(grads, variables, strict=False) if g is not None)
-        with optimizers_in_step.applies(self, given):
+        with applies(self, given):
             return self._apply(grads, variables)
 
     def _apply(self, grads: list, variables: Sequence) -> Outcome:
@@ -238,7 +226,7 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         alone = len({id(replicas.native(variable)) for variable in variables}) == len(grads) == len(variables)
         if alone and not self._window:  # A window refuses gradients that come and go.
             check_connected(self.loss_scaler, grads, variables)
-        grads = self._in_order(grads, variables)
+        grads = self._order.in_order(grads, variables)
         unscaled = self._are_unscaled(grads) if self._by_hand else False
         complete: bool | tf.Tensor = True
         loss_scale = None
@@ -302,6 +290,47 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
                 "optimizer, and wrap that afterwards. Steps and slots are then kept."
             )
 
+    @property
+    def dynamic_scale(self) -> tf.Tensor:
+        """The same as `loss_scale`, under Keras 3's name."""
+        return self.loss_scale
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the scale moves."""
+        return not isinstance(unguarded(self.loss_scaler.strategy), (Static, NoScaling))
+
+    def get_scaled_loss(self, loss: Any) -> Any:
+        """The same as `scale_loss`, under tf.keras 2's name.
+
+        A function that returns a loss gives a function that returns the scaled loss.
+        """
+        return (lambda: self.scale_loss(loss())) if callable(loss) else self.scale_loss(loss)
+
+    def get_unscaled_gradients(self, grads: Sequence[Gradient]) -> list[Gradient]:
+        """Turns gradients of the scaled loss into gradients of the loss, in float32, as in tf.keras 2.
+
+        In a graph `apply` knows them by what they are computed from. In eager mode it takes all gradients as unscaled
+        until the next loss is scaled.
+        """
+        self._by_hand = True
+        self._unscaled.assign(True)
+        return self.loss_scaler.unscale(grads)
+
+    def minimize(self, loss: Any, var_list: Sequence, tape: tf.GradientTape | None = None) -> tf.Variable:
+        """Scales the loss, differentiates it and applies the gradients, as in tf.keras 2.
+
+        Args:
+            loss: A function that returns the loss, or the loss itself together with its `tape`.
+            var_list: The variables to update.
+            tape: The tape that recorded the loss, if the loss is a tensor.
+        """
+        if not callable(loss) and tape is None:
+            raise InvalidArgument("minimize(loss, ...): a loss that is a tensor needs the tape that recorded it.")
+        with tape or tf.GradientTape() as tape:
+            scaled = self.scale_loss(loss() if callable(loss) else loss)
+        return self.apply_gradients(zip(tape.gradient(scaled, var_list), var_list, strict=True))
+
     def updates(self, variable: Any) -> bool:
         """Whether any step traced so far had a gradient for the variable."""
         return self._order.updates(variable)
@@ -346,28 +375,6 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
             config["strategy"] = configs.from_config(config["strategy"], custom_objects)
         return cls(inner, **config)
 
-    def _in_order(self, grads: list, variables: Sequence) -> list:
-        """A gradient or None for each variable that this was built for, in their order."""
-        if len(grads) != len(variables):
-            raise InvalidArgument(
-                f"apply: {len(grads)} gradients for {len(variables)} variables: expected one for each. Pass the list "
-                "that tape.gradient was called with."
-            )
-        given: dict[int, Gradient] = {}
-        for grad, variable in zip(grads, variables, strict=True):
-            index = self._order.position(variable)
-            if index is None:
-                raise InvalidArgument(
-                    f"apply: variable {variable.name!r} is not among those that the optimizer was built for. One "
-                    "optimizer serves one list of variables: create a new optimizer, or compile the model again."
-                )
-            if index in given:
-                grad = self._added(given[index], grad, variable)
-            given[index] = grad
-            if grad is not None:
-                self._order.has_gradient(index)
-        return [given.get(index) for index in range(len(self._order.variables))]
-
     def _are_unscaled(self, grads: list) -> bool | tf.Tensor:
         """Whether gradients went through `get_unscaled_gradients`. Their marks tell, in eager mode the last call."""
         given = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
@@ -375,44 +382,3 @@ class LossScaleOptimizer(LegacyNames, ChecksRestoredParts, keras.optimizers.Loss
         if found and (UNSCALED not in found or found == {UNSCALED}):
             return UNSCALED in found
         return tf.identity(self._unscaled)
-
-    @staticmethod
-    def _added(one: Gradient, other: Gradient, variable: Any) -> Gradient:
-        if one is not None and other is not None and gradients.overwrites(variable):
-            raise InvalidArgument(
-                f"apply: 2 new values for variable {variable.name!r}, whose gradient is its new value: expected one. "
-                "Pass the variable once."
-            )
-        return gradients.add(one, other)
-
-    def _check_context(self) -> None:
-        if tf.distribute.in_cross_replica_context():
-            raise InvalidArgument(
-                "apply: called in the scope of a strategy, but outside of strategy.run(step, ...): expected a replica "
-                "context, where each replica has its gradients."
-            )
-        if replicas.replica_count() == 1:
-            return
-        arguments.check_strategy()
-        if in_steps_of_fit():
-            raise InvalidArgument(
-                "steps_per_execution > 1 on several replicas: Keras's loop over steps fails there with any optimizer. "
-                "Pass steps_per_execution=1 to compile()."
-            )
-        check_optimizer(self.inner_optimizer)
-        if in_xla(if_unknown=False):
-            raise InvalidArgument(
-                "jit_compile=True on several replicas: XLA cannot compile a step with an all-reduce over replicas. "
-                "Pass jit_compile=False to compile()."
-            )
-
-    def _check_scope(self, variables: Sequence) -> None:
-        made_in = self._made_in
-        for variable in variables:
-            own = replicas.native(variable)
-            other = own.distribute_strategy if isinstance(own, tf.distribute.DistributedValues) else None
-            if other is not None and other is not made_in:
-                raise InvalidArgument(
-                    f"LossScaleOptimizer: made outside of the scope of the {type(other).__name__} in which variable "
-                    f"{variable.name!r} was made. Create this optimizer and the inner one inside strategy.scope()."
-                )

@@ -1,11 +1,13 @@
-"""Rolls back, under `fit`, what the forward pass of a skipped step has moved."""
+"""Rolls back, under `fit`, what the forward pass of a skipped step has moved; finds the optimizers of a model."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -13,17 +15,16 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.graphs import call_noninlined, in_xla
-from scaler.backend.layers import cast_penalties, state_of
+from scaler.backend.layers import cast_penalties, state_of, unused
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.gate.choose import selects_by_default
 from scaler.gate.layer_state import LayerState
 from scaler.gate.rollback import all_finite, state_to_keep
-from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored, optimizers_of
 from scaler.keras.optimizer import LossScaleOptimizer
-from scaler.keras.optimizers_in_step import ProtectedStep
 from scaler.keras.shown_metrics import Shown
+from scaler.keras.variables import ProtectedStep
 from scaler.misuse.moving_statistics import warn_of_narrow_statistics
 from scaler.weights.trainable import TrainableSet
 
@@ -99,8 +100,12 @@ def protect(model: keras.Model) -> keras.Model:
         if not looked:
             looked.append(True)
             warn_of_narrow_statistics(model)
-        before = [(variable, tf.identity(variable)) for variable in _state(model, protected)]
-        weights = [(one, tf.identity(one)) for one in _updated(model, before) if _may_assign(protected, one)]
+        # Of several replicas each is traced while the step runs, which may assign any variable by itself.
+        before = [
+            (one, tf.identity(one))
+            for one, is_state in _variables(model, protected)
+            if is_state or not replicas.in_place() or protected.assigns(one)
+        ]
         every = [held.optimizer for held in optimizers_of(model)]
         iterations = [tf.identity(optimizer.iterations) for optimizer in every]
         rejected = _rejected(optimizers)
@@ -109,17 +114,18 @@ def protect(model: keras.Model) -> keras.Model:
             logs = step(data)
         bad = _rejected(optimizers) > rejected
         counted = shown.counted(logs)
-        _check_nothing_new(model, before, protected)
-        state = {id(variable) for variable in _state(model, protected)}
-        left = [pair for pair in before if id(pair[0]) in state]
+        state = [one for one, is_state in _variables(model, protected) if is_state]
+        _check_nothing_new(model, state, before)
+        is_state = set(map(id, state))
+        left = [pair for pair in before if id(pair[0]) in is_state]
         # Layers of other models, which the step calls.
         elsewhere = moved.snapshot()
         pairs = zip(elsewhere.variables, elsewhere.values, strict=True)
-        left += [pair for pair in pairs if not (protected.updates(pair[0]) or any(_updates(o, pair[0]) for o in every))]
+        left += [pair for pair in pairs if not _is_updated(pair[0], protected, every)]
         if not replicas.in_place() and not tf.executing_eagerly():
             protected.traced_as(tf.compat.v1.get_default_graph())
-        weights += [pair for pair in before if id(pair[0]) not in state]
-        assigned = [(one, value) for one, value in weights if value.dtype.is_floating and protected.assigns(one)]
+        weights = [pair for pair in before if id(pair[0]) not in is_state and pair[1].dtype.is_floating]
+        assigned = [pair for pair in weights if protected.assigns(pair[0])]
 
         def put_back() -> dict[str, Any]:
             applied = [tf.identity(one.iterations) > then for one, then in zip(every, iterations, strict=True)]
@@ -146,7 +152,7 @@ def protect(model: keras.Model) -> keras.Model:
         if _branches():
             clean = tf.logical_and(~bad, all_finite([variable for variable, _ in left if not variable.trainable]))
             put_back_apart = put_back if tf.distribute.has_strategy() else functools.partial(call_noninlined, put_back)
-            anew = tf.cond(clean, lambda: shown.replaceable(logs, counted), put_back_apart)
+            anew = tf.cond(clean, lambda: {name: logs[name] for name in counted.shown}, put_back_apart)
         else:
             anew = put_back()
         return {**logs, **anew} if isinstance(logs, dict) else logs
@@ -221,17 +227,15 @@ def _making_variables_outside(step: Callable, data: Any) -> Any:
         return step(data)
 
 
-def _state(model: keras.Model, protected: ProtectedStep) -> list:
-    """All variables of the model except those that an optimizer is known to update, and all that its layers assign."""
+def _variables(model: keras.Model, protected: ProtectedStep) -> list[tuple[Any, bool]]:
+    """The variables of the model and of its layers, each with whether it is a part of the state.
+
+    All are that its layers assign, and all others that no optimizer is known to update.
+    """
     assigned = {id(variable): variable for variable in state_of(model)}
-    variables = {id(v): v for v in (*model.variables, *model.metrics_variables)}
+    variables = {id(v): v for v in (*model.variables, *model.metrics_variables)} | assigned
     own = [held.optimizer for held in optimizers_of(model) if held.own]
-    others = {
-        place: one
-        for place, one in variables.items()
-        if place in assigned or not (protected.updates(one) or any(_updates(optimizer, one) for optimizer in own))
-    }
-    return list((others | assigned).values())
+    return [(one, place in assigned or not _is_updated(one, protected, own)) for place, one in variables.items()]
 
 
 def _all_variables(model: keras.Model) -> list:
@@ -240,15 +244,9 @@ def _all_variables(model: keras.Model) -> list:
     return [*model.variables, *model.metrics_variables, *own]
 
 
-def _updated(model: keras.Model, state: list[tuple]) -> list:
-    """The variables of a model that are not part of its state, since an optimizer updates them."""
-    known = {id(variable) for variable, _ in state}
-    return [variable for variable in model.variables if id(variable) not in known]
-
-
-def _may_assign(protected: ProtectedStep, variable: Any) -> bool:
-    """Whether a step may assign a variable by itself. Of several replicas each is traced while the step runs."""
-    return not replicas.in_place() or protected.assigns(variable)
+def _is_updated(variable: Any, protected: ProtectedStep, optimizers: Iterable) -> bool:
+    """Whether an optimizer updates the variable: one of these, or any that applied gradients in the step."""
+    return protected.updates(variable) or any(_updates(optimizer, variable) for optimizer in optimizers)
 
 
 def _updates(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
@@ -262,9 +260,9 @@ def _updates(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
     return any(variable is own for own in known)
 
 
-def _check_nothing_new(model: keras.Model, before: list, protected: ProtectedStep) -> None:
+def _check_nothing_new(model: keras.Model, state: list, before: list) -> None:
     known = {id(variable) for variable, _ in before}
-    new = [variable.path for variable in _state(model, protected) if id(variable) not in known]
+    new = [variable.path for variable in state if id(variable) not in known]
     if new:
         raise InvalidArgument(
             f"protect: the train step of model {model.name!r} made the variables {new}: their values before the step "
@@ -275,3 +273,74 @@ def _check_nothing_new(model: keras.Model, before: list, protected: ProtectedSte
 
 def _rejected(optimizers: list[LossScaleOptimizer]) -> tf.Tensor:
     return tf.add_n([optimizer.rejected for optimizer in optimizers])
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """An optimizer, and where a model holds it."""
+
+    path: tuple[str, ...]
+    optimizer: keras.optimizers.Optimizer
+    own: bool
+    """Whether the model holds it otherwise than through a model inside, which may be there for its weights alone."""
+
+
+def optimizers_of(model: keras.Model) -> list[Held]:
+    """Finds every optimizer that is held by the model, its layers, or the models inside, also in lists and dicts."""
+    found: dict[int, Held] = {}
+    seen = {id(model)}
+    waiting: collections.deque = collections.deque([((), model, True)])
+    while waiting:
+        path, holder, own = waiting.popleft()
+        # Attributes first: Keras lists all of them once more in attributes of its own.
+        held = sorted(vars(holder).items(), key=lambda item: isinstance(item[1], (list, tuple, set, dict)))
+        for name, value in _parts(held):
+            if isinstance(value, keras.optimizers.Optimizer):
+                found.setdefault(id(value), Held((*path, name), value, own))
+            elif id(value) not in seen:
+                seen.add(id(value))
+                waiting.append(((*path, name), value, own and not isinstance(value, keras.Model)))
+    return list(found.values())
+
+
+def loss_scale_optimizers(model: keras.Model) -> dict[str, LossScaleOptimizer]:
+    """Finds ours by name, each once: the compiled one, or several as in a GAN.
+
+    Those of compiled models inside count if the model holds one of its own, too.
+    """
+    held = [each for each in optimizers_of(model) if isinstance(each.optimizer, LossScaleOptimizer)]
+    if not any(each.own for each in held):
+        return {}
+    found: dict[str, LossScaleOptimizer] = {}
+    for each in held:
+        found[unused("_".join(each.path), found)] = each.optimizer
+    return found
+
+
+def not_restored(model: keras.Model) -> str:
+    """A sentence about a class whose models Keras loads without their optimizer, as those of keras-hub; else nothing.
+
+    Keras compiles a loaded model as it was saved unless its class overrides `compile` and says nothing of loading.
+    """
+    kind = type(model)
+    if kind.compile is keras.Model.compile or kind.compile_from_config is not keras.Model.compile_from_config:
+        return ""
+    return (
+        f" {kind.__name__} overrides `compile`, so that Keras does not restore the optimizer from a .keras file. To go "
+        "on with a saved run: compile(optimizer=hs.LossScaleOptimizer(...)), then "
+        "optimizer.build(model.trainable_variables), then load_weights, which also reads a .keras file."
+    )
+
+
+def _parts(items: Iterable[tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The optimizers and layers among these values and in their lists and dicts, each with a name."""
+    for key, value in items:
+        name = f"{prefix}{key}"
+        if isinstance(value, keras.optimizers.Optimizer):
+            yield name, value
+        elif isinstance(value, keras.layers.Layer):
+            yield value.name if prefix else name, value
+        elif isinstance(value, dict):
+            yield from _parts(value.items(), f"{name}_")
+        elif isinstance(value, (list, tuple, set)):
+            yield from _parts(enumerate(value), f"{name}_")

@@ -5,21 +5,32 @@ A number that a step returns is its own if it was computed from no metric of the
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.graphs import calls_functions, is_eager
+from scaler.backend.graphs import calls_functions, is_eager, reached
 from scaler.backend.layers import direction_of
-from scaler.backend.variables import outside_the_graph
+from scaler.backend.variables import outside_the_graph, parts_of
 from scaler.errors import ScaleWarning
 from scaler.gate.rollback import all_finite
-from scaler.misuse.upstream import Node, node_key, sources_of
+from scaler.misuse.upstream import node_key, sources_of
+
+
+class Counted(NamedTuple):
+    """What the metrics of a model give after a step, before anything is put back.
+
+    Attributes:
+        results: Of all metrics, by name.
+        shown: The names of those that may be among the logs. A scalar bool, or True, tells of each whether it is.
+    """
+
+    results: dict[str, Any]
+    shown: dict[str, tf.Tensor | bool]
 
 
 class Shown:
@@ -41,7 +52,7 @@ class Shown:
         self._certainly_own: frozenset[str] = frozenset()
         self._left_out: dict[str, tf.Variable] = {}
         self._told: set[str] = set()
-        with self._scope():
+        with replicas.in_scope(model.distribute_strategy):
             self._kept = replicas.local_variable(0.0, "steps_kept")
             self._put_back = replicas.local_variable(0.0, "steps_put_back")
 
@@ -74,7 +85,7 @@ class Shown:
             self._certain = frozenset(name for name, value in logs.items() if self._noted.get(name) is value)
         return logs
 
-    def counted(self, logs: Any) -> dict[str, Any]:
+    def counted(self, logs: Any) -> Counted:
         """The model's metrics after a step and before anything is put back. Empty if a metric was never used.
 
         It also records which of the logs are the step's own numbers.
@@ -83,16 +94,18 @@ class Shown:
             logs: What the step returned.
         """
         if not isinstance(logs, dict):
-            return {}
+            return Counted({}, {})
         if self._certain == frozenset(logs):
-            return dict(logs)
+            return Counted(dict(logs), dict.fromkeys(logs, True))
         # Keras 3.8 returns Python numbers where a step runs eagerly.
         results = self.results() | {name: logs[name] for name in self._certain}
+        shown: dict[str, tf.Tensor | bool] = dict.fromkeys(self._certain, True)
         for name in results.keys() & logs.keys() - self._certain:
-            own = name in self._certainly_own
-            flag = self._made(self._own, name, False)
-            flag.assign(True if own else tf.logical_not(_same(logs[name], results[name])))
-        return results
+            is_result = name not in self._certainly_own and _same(logs[name], results[name])
+            self._made(self._own, name, False).assign(tf.logical_not(is_result))
+            if is_result is not False:
+                shown[name] = is_result
+        return Counted(results, shown)
 
     def results(self) -> dict[str, Any]:
         """The model's current metrics, inside a step. Empty if a metric was never used and so has no result."""
@@ -119,23 +132,12 @@ class Shown:
             found |= dict.fromkeys(map(id, metric.variables), ~all_finite(own)) if own else {}
         return found
 
-    def replaceable(self, logs: Any, counted: dict[str, Any]) -> dict[str, Any]:
-        """The logs that `after` may replace, as they are."""
-        if not isinstance(logs, dict):
-            return {}
-        return {name: value for name, value in logs.items() if name in counted and self._may_be(name, value, counted)}
-
-    def _may_be(self, name: str, value: Any, counted: dict[str, Any]) -> bool:
-        if name in self._certain:
-            return True
-        return name not in self._certainly_own and tf.get_static_value(_same(value, counted[name])) is not False
-
-    def after(self, logs: Any, counted: dict[str, Any], bad: tf.Tensor, spoilt: tf.Tensor) -> dict[str, Any]:
+    def after(self, logs: Any, counted: Counted, bad: tf.Tensor, spoilt: tf.Tensor) -> dict[str, Any]:
         """The logs to show in place of a step's, after state was put back.
 
         Args:
             logs: What the step returned.
-            counted: The metrics before.
+            counted: The metrics before, from `counted`.
             bad: Scalar bool, whether the step was rolled back. If not, what was not finite was.
             spoilt: Scalar bool, whether any metric was rolled back for that.
 
@@ -146,22 +148,21 @@ class Shown:
         """
         self._kept.assign_sub(tf.cast(bad, tf.float32))
         self._put_back.assign_add(tf.cast(bad, tf.float32))
-        told = self.replaceable(logs, counted)
-        if not told:
-            return told
+        if not counted.shown:
+            return {}
         nothing = tf.logical_and(self._put_back > 0.0, self._kept <= 0.0)
-        believable, results = _all_finite(counted), self.results()
-        anew = {name: results[name] for name in told}
+        believable, results = _all_finite(counted.results), self.results()
+        anew = {name: results[name] for name in counted.shown}
         for name, value in anew.items():
             if _is_float(value):
-                left_out = self._made(self._left_out, name, 0.0)
-                left_out.assign_add(tf.cast(spoilt & ~bad & ~_all_finite({name: counted[name]}), tf.float32))
+                before, left_out = counted.results[name], self._made(self._left_out, name, 0.0)
+                left_out.assign_add(tf.cast(spoilt & ~bad & ~_all_finite({name: before}), tf.float32))
                 never = (left_out > 0.0) & (left_out >= self._kept)
-                instead = tf.where(believable, counted[name], _filled(value, _worst_of(self._model, name)))
+                instead = tf.where(believable, before, _filled(value, _worst_of(self._model, name)))
                 anew[name] = tf.where(never, _filled(value, float("nan")), tf.where(nothing, instead, value))
         return {
-            name: anew[name] if name in self._certain else tf.where(_same(value, counted[name]), anew[name], value)
-            for name, value in told.items()
+            name: anew[name] if is_result is True else tf.where(is_result, anew[name], logs[name])
+            for name, is_result in counted.shown.items()
         }
 
     def reset(self) -> None:
@@ -218,10 +219,6 @@ class Shown:
                 known[name] = replicas.local_variable(first, "of_a_metric")
         return known[name]
 
-    def _scope(self) -> contextlib.AbstractContextManager:
-        strategy = self._model.distribute_strategy
-        return contextlib.nullcontext() if strategy is tf.distribute.get_strategy() else strategy.scope()
-
 
 def _worst_of(model: keras.Model, name: str) -> float:
     """Infinity for a metric to minimise, minus infinity for one to maximise, NaN if Keras does not know."""
@@ -258,13 +255,13 @@ def _all_finite(values: dict[str, Any]) -> tf.Tensor:
     return tf.reduce_all([True, *(tf.reduce_all(tf.math.is_finite(value)) for value in floats)])
 
 
-def _same(value: Any, metric: Any) -> tf.Tensor:
-    """Whether a value that a step returned equals this result of a metric, bit for bit; scalar bool."""
+def _same(value: Any, metric: Any) -> tf.Tensor | bool:
+    """Whether a value that a step returned equals this result of a metric, bit for bit."""
     if not (tf.is_tensor(metric) and (tf.is_tensor(value) or isinstance(value, float))):
-        return tf.constant(value is metric)
+        return value is metric
     value = tf.convert_to_tensor(value)
     if value.dtype != metric.dtype or not value.shape.is_compatible_with(metric.shape):
-        return tf.constant(False)
+        return False
     equal = tf.equal(value, metric)
     if _is_float(metric):
         equal = tf.logical_or(equal, tf.logical_and(tf.math.is_nan(value), tf.math.is_nan(metric)))
@@ -287,38 +284,26 @@ def logs_not_from_metrics(logs: dict[str, Any], model: keras.Model) -> frozenset
     metrics = [metric.variables for metric in model.metrics]
     if not all(metrics):
         return frozenset()
-    handles = {handle for variables in metrics for variable in variables for handle in _handles(variable)}
+    handles = {id(part.handle) for variables in metrics for variable in variables for part in parts_of(variable)}
     tensors = {name: value for name, value in logs.items() if tf.is_tensor(value) and not is_eager(value)}
     return frozenset(name for name, tensor in tensors.items() if not _may_come_from(handles, tensor))
 
 
 def _may_come_from(handles: set[int], tensor: tf.Tensor) -> bool:
-    waiting: list[Node] = [(tensor, ())]
-    seen: set[tuple] = set()
-    while waiting:
-        node = waiting.pop()
-        if node_key(node) in seen:
-            continue
-        seen.add(node_key(node))
-        here, calls = node
+    def sources(node: tuple) -> list[tuple]:
+        here, calls = node[0].deref(), node[1]
         if is_eager(here):
-            if id(here) in handles:
-                return True
-            continue
-        operation = here.op
-        if operation.type in _UNSEEN:
-            return True
-        if operation.type == "Placeholder" or calls_functions(operation):
-            sources = list(sources_of(*node))
-            if not sources and (here.dtype == tf.resource or calls_functions(operation)):
-                return True
+            return []
+        enters = here.op.type == "Placeholder" or calls_functions(here.op)
+        return list(map(node_key, sources_of(here, calls) if enters else ((one, calls) for one in here.op.inputs)))
+
+    for node in reached([node_key((tensor, ()))], sources):
+        here = node[0].deref()
+        if is_eager(here):
+            found = id(here) in handles
         else:
-            sources = [(source, calls) for source in operation.inputs]
-        waiting += sources
+            has_source = calls_functions(here.op) or (here.op.type == "Placeholder" and here.dtype == tf.resource)
+            found = here.op.type in _UNSEEN or (has_source and not sources(node))
+        if found:
+            return True
     return False
-
-
-def _handles(variable: Any) -> list[int]:
-    """The handles of a variable on all replicas."""
-    own = replicas.native(variable)
-    return [id(part.handle) for part in getattr(own, "values", (own,))]

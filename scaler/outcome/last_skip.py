@@ -24,16 +24,8 @@ MOST_NAMES = 2**20
 FIRST_PLACE = 2**16
 """Where the first list of names may begin."""
 _NEVER = {
-    "loss_scale": 0.0,
-    "cause": float(Cause.NONE),
-    "has_nan": 0.0,
-    "index": -1.0,
-    "count": 0.0,
-    "nearest": -1.0,
-    "lower_helps": 0.0,
-    "replica": -1.0,
-    "name_offset": 0.0,
-    "waits": 0.0,
+    name: -1.0 if name in ("index", "nearest", "replica") else 0.0
+    for name in ("loss_scale", *Skip._fields, "replica", "name_offset", "waits")
 }
 """`waits` is 1 for a skip by `apply(update=False)` until its step is counted: `update` tells it from an older one."""
 

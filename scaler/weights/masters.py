@@ -58,7 +58,7 @@ class MasterWeights(tf.Module):
             self._weights = [_master(v) if tf.as_dtype(v.dtype) in _COPIED else v for v in variables]
 
     def __repr__(self) -> str:
-        copied = [master.shape.num_elements() for _, master in self._copies(None)]
+        copied = [master.shape.num_elements() for _, master in self._copies()]
         return (
             f"{type(self).__name__}: {len(copied)} of {len(self._weights)} variables have a float32 copy, "
             f"{sum(copied):,} values, {4 * sum(copied) / 1e6:,.1f} MB"
@@ -95,7 +95,10 @@ class MasterWeights(tf.Module):
         """
         self.in_update = True
         for variable, master in self._copies(weights):
-            replicas.assign_each(tf.distribute.get_strategy(), master, refreshed, variable)
+            replicas.assign_each(tf.distribute.get_strategy(), master, self._refreshed, variable)
+
+    def _refreshed(self, master: tf.Variable, variable: tf.Variable) -> tf.Tensor:
+        return refreshed(master, variable)
 
     def write(self, weights: Sequence | None = None) -> None:
         """Rounds the masters into the model's variables.
@@ -114,7 +117,7 @@ class MasterWeights(tf.Module):
         copies = {id(master): variable for variable, master in self._copies(weights)}
         return [copies.get(id(weight)) for weight in weights]
 
-    def _copies(self, weights: Sequence | None) -> list[tuple[tf.Variable, tf.Variable]]:
+    def _copies(self, weights: Sequence | None = None) -> list[tuple[tf.Variable, tf.Variable]]:
         wanted = None if weights is None else {id(weight) for weight in weights}
         return [
             (replicas.native(variable), master)

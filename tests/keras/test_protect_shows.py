@@ -141,6 +141,23 @@ def test_what_is_computed_from_a_metric_and_is_not_its_result_is_shown_as_it_was
     np.testing.assert_allclose(logs["m"], 2e36 / 8, rtol=1e-3)
 
 
+class Rounded(OwnUnderAMetricsName):
+    """Returns the result of the metric m in another dtype."""
+
+    def train_step(self, batch):
+        super().train_step(batch)
+        return {"m": tf.cast(self.m.result() / 1e32, tf.float16)}
+
+
+@pytest.mark.slow_with("{'run_eagerly': True}")
+@pytest.mark.parametrize("mode", [MODES[0], MODES[2]], ids=str)
+def test_what_is_computed_from_a_metric_in_another_dtype_is_shown_as_it_was(mode):
+    model = linear(Rounded, **mode)
+    logs = model.train_on_batch(*steep(), return_dict=True)
+    assert model.optimizer.loss_scaler.counters.skipped == 1
+    np.testing.assert_allclose(logs["m"], 1250.0, rtol=1e-3)
+
+
 @pytest.mark.slow
 def test_validation_is_shown_beside_a_step_of_its_own():
     model = linear(metrics=["mae"])

@@ -1,7 +1,5 @@
 """Under `protect` a step may assign weights that the optimizer also updates: an overflow in between leaves no NaN."""
 
-import importlib
-
 import keras
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ import tensorflow as tf
 from mirrored import mirrored
 
 import scaler
+from scaler.keras.variables import ProtectedStep
 
 
 class Sharp(keras.Sequential):
@@ -139,15 +138,13 @@ class Function(keras.Sequential):
 def test_a_plain_step_pays_nothing(kind, assigned, monkeypatch):
     """Only what a step assigns beside the optimizer is kept until its end."""
     told = {}
-    # The package gives this name to the function.
-    protecting = importlib.import_module("scaler.keras.protect")
-    may_assign = protecting._may_assign
+    assigns = ProtectedStep.assigns
 
     def noted(protected, variable):
-        told[variable.path] = may_assign(protected, variable)
+        told[variable.path] = assigns(protected, variable)
         return told[variable.path]
 
-    monkeypatch.setattr(protecting, "_may_assign", noted)
+    monkeypatch.setattr(ProtectedStep, "assigns", noted)
     model = made(kind)
     model.train_on_batch(*batch())
     assert (sum(told.values()), len(told)) == (assigned, len(model.trainable_variables))

@@ -9,7 +9,7 @@ from rigs import raw
 from scaler_cases import by_hand
 
 import scaler
-from scaler.weights.small_updates import round_stochastically
+from scaler.weights.without_masters import round_stochastically
 
 KINDS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 MODES = {"kahan": scaler.weights.KahanWeights, "stochastic": scaler.weights.StochasticRounding}
