@@ -22,7 +22,6 @@ from scaler.backend import replicas
 from scaler.backend.graphs import call_noninlined, in_xla
 from scaler.backend.selected import assigned_where
 from scaler.errors import InvalidArgument
-from scaler.gate.judge import where
 from scaler.gate.optimizers import Optimizer, name_of, variables_of
 from scaler.gate.rollback import put_back, put_back_non_finite
 from scaler.gate.targets import Targets
@@ -35,13 +34,13 @@ class Committed(NamedTuple):
     Attributes:
         applied: Scalar bool.
         clipped_norms: Float32, for each part the norm of what its optimizer was given; NaN if the step was skipped.
-        skip: Why it was skipped.
+        reason: Why it was skipped, float32 [6]: see `Skip.packed`.
         replica: Int64, the first replica whose own gradients or loss are to blame, or -1; None on one replica alone.
     """
 
     applied: tf.Tensor
     clipped_norms: tuple[tf.Tensor, ...]
-    skip: Skip
+    reason: tf.Tensor
     replica: tf.Tensor | None
 
 
@@ -66,9 +65,9 @@ class Proposal:
     trial: Trial | None
     state: Sequence[tuple]
     clipped_norms: Callable[[], tuple[tf.Tensor, ...]]
-    explain: Callable[[bool], Skip]
+    explain: Callable[[bool], tf.Tensor]
     blame: Callable[[], tf.Tensor | None]
-    on_skip: Callable[[Skip, tf.Tensor | None, tf.Tensor | None], Skip]
+    on_skip: Callable[[tf.Tensor, tf.Tensor | None, tf.Tensor | None], tf.Tensor]
 
     def select(self, strategy: Any, sound: tf.Tensor, when: tf.Tensor) -> Committed:
         """Commits where `sound` and `when`, scalar bools, are true, without a branch. What is proven needs no trial."""
@@ -77,7 +76,7 @@ class Proposal:
             self.move()
         restore_where(strategy, self.state, applied, when)
         skipped = tf.logical_and(when, tf.logical_not(applied))
-        reason, replica = where(skipped, self.explain(False)), self.blame()
+        reason, replica = tf.where(skipped, self.explain(False), not_skipped()), self.blame()
         replica = None if replica is None else tf.where(skipped, replica, -1)
         norms = tuple(tf.where(applied, norm, float("nan")) for norm in self.clipped_norms())
         return Committed(applied, norms, self.on_skip(reason, replica, skipped), replica)
@@ -87,13 +86,13 @@ class Proposal:
         trial = self.trial
         applied = sound if trial is None else trial.try_update(sound, self.move)
 
-        def apply() -> tuple[tuple[tf.Tensor, ...], Skip, tf.Tensor | None]:
+        def apply() -> tuple[tuple[tf.Tensor, ...], tf.Tensor, tf.Tensor | None]:
             if trial is None:
                 self.move()
             put_back_non_finite(strategy, self.state)
             return self.clipped_norms(), not_skipped(), no_replica(strategy)
 
-        def skip() -> tuple[tuple[tf.Tensor, ...], Skip, tf.Tensor | None]:
+        def skip() -> tuple[tuple[tf.Tensor, ...], tf.Tensor, tf.Tensor | None]:
             put_back(strategy, self.state)
             reason = self.explain(True)
             if trial is not None:
@@ -181,7 +180,7 @@ class Trial:
 
         return replicas.all_of(self._strategy, tf.cond(sound, moved, lambda: tf.constant(False)))
 
-    def reason(self, failed: tf.Tensor, reason: Skip) -> Skip:
+    def reason(self, failed: tf.Tensor, reason: tf.Tensor) -> tf.Tensor:
         """Puts back what was moved where the update `failed`, scalar bool, and says why it does not count.
 
         Args:
@@ -191,9 +190,9 @@ class Trial:
         Raises:
             InvalidArgument: If the update made variables, which had no values before it.
         """
-        return Skip(*tf.cond(failed, self._undo, lambda: reason))
+        return tf.cond(failed, self._undo, lambda: reason)
 
-    def _undo(self) -> Skip:
+    def _undo(self) -> tf.Tensor:
         now, old = ([replicas.local_values(self._strategy, v)[0] for v in one] for one in (self._looked_at, self._old))
         bad = tf.cast(tf.stack(list(map(_spoiled, now, old))), tf.float32)
         nan = tf.stack([tf.reduce_any(tf.math.is_nan(variable)) for variable in now])
@@ -214,7 +213,7 @@ class Trial:
             sound = replicas.map_replicas(self._strategy, lambda part=part: _sound_rate(part.optimizer))
             sound = tf.logical_or(replicas.local_values(self._strategy, sound)[0], tf.not_equal(owner, place))
             has_nan, index = tf.logical_and(has_nan, sound), tf.where(sound, index, -1 - 2 * place)
-        return not_skipped()._replace(cause=int64(Cause.UPDATE), has_nan=has_nan, index=index)
+        return Skip(Cause.UPDATE, has_nan, index).packed()
 
     def _put_back(self) -> None:
         put_back(self._strategy, zip(self._kept, self._before, strict=True))

@@ -110,7 +110,7 @@ class Gate:
         loss_finite: tf.Tensor,
         rollback: Snapshot | None,
         when: tf.Tensor,
-        on_skip: Callable[[Skip, tf.Tensor | None, tf.Tensor | None], Skip],
+        on_skip: Callable[[tf.Tensor, tf.Tensor | None, tf.Tensor | None], tf.Tensor],
         after: Callable[[Event, tf.Tensor, tf.Tensor], None],
         losses: tuple[tf.Tensor, ...] = (),
     ) -> Decision:
@@ -161,7 +161,7 @@ class Gate:
         loss_finite: tf.Tensor,
         state: list[tuple],
         when: tf.Tensor,
-        on_skip: Callable[[Skip, tf.Tensor | None, tf.Tensor | None], Skip],
+        on_skip: Callable[[tf.Tensor, tf.Tensor | None, tf.Tensor | None], tf.Tensor],
         losses: tuple,
     ) -> tuple[Decision, Event]:
         """One step, in its order: measure, judge, propose, commit, and what the strategy is to be told."""
@@ -197,7 +197,7 @@ class Gate:
             clipped_norms=done.clipped_norms,
             norm=_where(when, measured.norm),
             clipped_norm=self._clipped_norm(measured.norm, done),
-            skip=done.skip,
+            skip=Skip.of(done.reason),
             replica=done.replica,
             spike=told,
             clipped=counted,
@@ -214,7 +214,7 @@ class Gate:
         loss_finite: Any,
         state: list[tuple],
         when: tf.Tensor,
-        on_skip: Callable[[Skip, tf.Tensor | None, tf.Tensor | None], Skip],
+        on_skip: Callable[[tf.Tensor, tf.Tensor | None, tf.Tensor | None], tf.Tensor],
     ) -> Proposal:
         """What the step would do. Nothing has moved yet."""
         targets, guard = self.targets, verdict.guard
@@ -234,7 +234,7 @@ class Gate:
             norms = self._norms(measured)
             return tuple(map(functools.partial(self._norm_after, strategy, measured), parts, given, squares, norms))
 
-        def explain(looks: bool) -> Skip:
+        def explain(looks: bool) -> tf.Tensor:
             each, broken = measured.of_each(strategy, targets), None
             if looks:
                 scaled = [gradients.values_of(replicas.local_values(strategy, grad)[0]) for grad in measured.summed]
@@ -286,7 +286,7 @@ class Gate:
         told = (tf.constant(0.0),) * 3 if self.spikes else ()
         clipped = int64(0) if self.spikes and self.spikes.by_tensor == "clip" else None
         nans = (nan,) * len(self.targets.parts)
-        return Decision(false, false, nans, nans, nan, nan, not_skipped(), no_replica(strategy), told, clipped)
+        return Decision(false, false, nans, nans, nan, nan, Skip.of(not_skipped()), no_replica(strategy), told, clipped)
 
 
 def _root(squared: tf.Tensor) -> tf.Tensor:

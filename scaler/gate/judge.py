@@ -13,7 +13,7 @@ from scaler.backend import replicas
 from scaler.gate.measure import Measured
 from scaler.gate.spikes import Judged, Spikes
 from scaler.gate.targets import Part, Targets
-from scaler.outcome.outcome import Cause, Skip, int64, not_skipped, presumed_cause
+from scaler.outcome.outcome import Cause, Skip, presumed_cause
 
 
 class Verdict(NamedTuple):
@@ -41,8 +41,8 @@ class Verdict(NamedTuple):
         loss_finite: tf.Tensor,
         when: tf.Tensor,
         broken: tf.Tensor | None = None,
-    ) -> Skip:
-        """Why the step is skipped, unless it is applied.
+    ) -> tf.Tensor:
+        """Why the step is skipped, unless it is applied, float32 [6]: see `Skip.packed`.
 
         Args:
             targets: What it was to move.
@@ -59,7 +59,7 @@ class Verdict(NamedTuple):
             for index, holds in zip((-1, -2), both, strict=True):
                 if holds is not None:
                     failed = tf.logical_and(tf.math.is_finite(norm), tf.logical_not(holds))
-                    found = _of_update(found, failed, index - 2 * place)
+                    found = tf.where(failed, Skip(Cause.UPDATE, index=index - 2 * place).packed(), found)
         if self.guard is None or self.spike is None:
             return found
         return self.guard.refine_reason(targets, found, tf.logical_and(self.spike, when), squares)
@@ -98,8 +98,10 @@ def judge(
     return Verdict(tf.logical_and(sound, tf.logical_not(spike)), rates, limits, spike, guard)
 
 
-def reason_of(targets: Targets, squares: tf.Tensor, loss_finite: tf.Tensor, broken: tf.Tensor | None = None) -> Skip:
-    """The reason that gradients give for a skip.
+def reason_of(
+    targets: Targets, squares: tf.Tensor, loss_finite: tf.Tensor, broken: tf.Tensor | None = None
+) -> tf.Tensor:
+    """The reason that gradients give for a skip, float32 [6].
 
     Without `broken` a gradient whose squared norm is infinite counts as non-finite, though its values may only be
     larger than 2^64.
@@ -118,24 +120,13 @@ def reason_of(targets: Targets, squares: tf.Tensor, loss_finite: tf.Tensor, brok
     overflowed = some if broken is None else tf.reduce_any(broken)
     first = tf.gather(positions, tf.argmax(tf.where(some, bad, squares)))
     last = tf.gather(positions, len(targets.positions) - 1 - tf.argmax(tf.reverse(bad, [0])))
-    return not_skipped()._replace(
+    return Skip(
         cause=presumed_cause(loss_finite, tf.logical_not(overflowed)),
         has_nan=tf.reduce_any(tf.math.is_nan(squares)),
         index=first,
         count=count,
         nearest=tf.where(some, last, -1),
-    )
-
-
-def where(skipped: tf.Tensor, reason: Skip) -> Skip:
-    """The reason where `skipped`, scalar bool, is true, and that of an applied step elsewhere."""
-    return Skip(*(tf.where(skipped, one, none) for one, none in zip(reason, not_skipped(), strict=True)))
-
-
-def _of_update(reason: Skip, failed: tf.Tensor, index: int) -> Skip:
-    """The reason, or where `failed` that it is the update's, whose `index` says what of it."""
-    other = not_skipped()._replace(cause=int64(Cause.UPDATE), index=int64(index))
-    return Skip(*(tf.where(failed, one, old) for one, old in zip(other, reason, strict=True)))
+    ).packed()
 
 
 def _on_all(strategy: Any, look: Callable[..., tf.Tensor], *values: Any) -> tf.Tensor:

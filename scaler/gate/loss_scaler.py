@@ -433,10 +433,10 @@ class LossScaler(ByName):
         gate = Gate(target, needs_of(self.strategy), self.sum_duplicates, self.select, self._spikes)
         floor, alone, selects = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1, gate.selects
 
-        def on_skip(skip: Skip, replica: tf.Tensor | None, where: tf.Tensor | None) -> Skip:
+        def on_skip(reason: tf.Tensor, replica: tf.Tensor | None, where: tf.Tensor | None) -> tf.Tensor:
             if diagnose is not None and alone and where is None:
-                skip = cause_from_second_pass(skip, loss_scale, floor, diagnose)
-            return self._kept.keep(loss_scale, skip, replica, name_offset(), where, counted=update)
+                reason = cause_from_second_pass(Skip.of(reason), loss_scale, floor, diagnose).packed()
+            return self._kept.keep(loss_scale, reason, replica, name_offset(), where, counted=update)
 
         def name_offset() -> int:
             # Known when the optimizers have created their slots.

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import apply_steps, replicas, twins
+from scaler.backend.selected import assign_from
 from scaler.backend.variables import overwrites
 from scaler.backend.versions import unsupported
 
@@ -106,11 +107,11 @@ def mover(optimizer: Any, learning_rate: tf.Tensor) -> Callable[[Sequence, Seque
         for grad, variable in zip(grads, variables, strict=True):
             slots = twins.slots_of(optimizer, variable)
             own = arithmetic(twins.decays(optimizer, variable), variable.shape.rank, list(slots))
-            read = {name: tf.convert_to_tensor(slot) for name, slot in slots.items()}
-            weight, after = own(grad, tf.convert_to_tensor(variable), read)
-            variable.assign(weight)
+            held, read = tf.convert_to_tensor(variable), {name: tf.convert_to_tensor(slots[name]) for name in slots}
+            weight, after = own(grad, held, read)
+            assign_from(variable, held, weight)
             for name, slot in slots.items():
-                slot.assign(after[name])
+                assign_from(slot, read[name], after[name])
 
     return move
 

@@ -11,7 +11,7 @@ from scaler.errors import InvalidArgument
 from scaler.gate.state import StoredState
 from scaler.gate.targets import Targets
 from scaler.gradients.clipping import Clipping, ScaleEach
-from scaler.outcome.outcome import Cause, Outcome, Skip, as_spike
+from scaler.outcome.outcome import Cause, Outcome, as_spike
 from scaler.strategies.base import Strategy
 from scaler.strategies.spike_guard import Verdict, guard_of
 
@@ -36,8 +36,8 @@ class Judged:
     clipped: tf.Tensor | None
     positions: Sequence[int]
 
-    def refine_reason(self, targets: Targets, reason: Skip, spike: tf.Tensor, squares: tf.Tensor) -> Skip:
-        """The reason for a skip, corrected where the step is a spike.
+    def refine_reason(self, targets: Targets, reason: tf.Tensor, spike: tf.Tensor, squares: tf.Tensor) -> tf.Tensor:
+        """The reason for a skip, float32 [6], corrected where the step is a spike.
 
         Args:
             targets: What the step was to move.

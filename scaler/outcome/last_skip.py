@@ -25,7 +25,7 @@ FIRST_PLACE = 2**16
 """Where the first list of names may begin."""
 _NEVER = {
     name: -1.0 if name in ("index", "nearest", "replica") else 0.0
-    for name in ("loss_scale", *Skip._fields, "replica", "name_offset", "waits")
+    for name in (*Skip._fields, "loss_scale", "replica", "name_offset", "waits")
 }
 """`waits` is 1 for a skip by `apply(update=False)` until its step is counted: `update` tells it from an older one."""
 
@@ -50,27 +50,26 @@ class LastSkip:
     def keep(
         self,
         loss_scale: tf.Tensor,
-        skip: Skip,
+        reason: tf.Tensor,
         replica: tf.Tensor | None,
         name_offset: int | tf.Tensor = 0,
         where: tf.Tensor | None = None,
         counted: bool = True,
-    ) -> Skip:
-        """Stores a skip where `where`, scalar bool, is true, or always in the branch of a skip; and returns it.
+    ) -> tf.Tensor:
+        """Stores a reason, float32 [6], where `where`, scalar bool, is true, or always in the branch of a skip.
 
-        `counted` is False if a later call of `count` belongs to the same step.
+        It returns the reason. `counted` is False if a later call of `count` belongs to the same step.
         """
-        others = {"loss_scale": loss_scale, "replica": -1 if replica is None else replica, "name_offset": name_offset}
-        values = {**skip._asdict(), **others, "waits": not counted}
-        new = self._kept.joined({name: tf.cast(values[name], tf.float32) for name in _NEVER})
+        others = loss_scale, -1 if replica is None else replica, name_offset, not counted
+        new = tf.concat([reason, [tf.cast(one, tf.float32) for one in others]], 0)
         self.variable.assign(new if where is None else tf.where(where, new, self.variable))
-        return skip
+        return reason
 
     def keep_where(self, skipped: tf.Tensor, outcome: Outcome) -> None:
         """Stores the skip of an outcome where `skipped` is True."""
         skip = Skip(*(getattr(outcome, field) for field in Skip._fields))
         replica = outcome.replica if replica_count() > 1 else None
-        self.keep(outcome.loss_scale, skip, replica, outcome.name_offset, skipped)
+        self.keep(outcome.loss_scale, skip.packed(), replica, outcome.name_offset, skipped)
 
     def kept_now(self, skipped: tf.Tensor | None) -> tf.Tensor:
         """Whether a skip was kept of the step that is counted next, scalar bool.

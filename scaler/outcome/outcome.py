@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -54,18 +54,30 @@ class Skip(NamedTuple):
         lower_helps: Bool, whether the gradients were found finite at a lower loss scale.
     """
 
-    cause: tf.Tensor
-    has_nan: tf.Tensor
-    index: tf.Tensor
-    count: tf.Tensor
-    nearest: tf.Tensor
-    lower_helps: tf.Tensor
+    cause: Any = Cause.NONE
+    has_nan: Any = False
+    index: Any = -1
+    count: Any = 0
+    nearest: Any = -1
+    lower_helps: Any = False
+
+    def packed(self) -> tf.Tensor:
+        """All fields, tensors or numbers, as one tensor, float32 [6], which holds each exactly: a `reason`."""
+        if not any(map(tf.is_tensor, self)):
+            return tf.constant([float(field) for field in self])
+        return tf.stack([tf.cast(field, tf.float32) if tf.is_tensor(field) else float(field) for field in self])
+
+    @classmethod
+    def of(cls, reason: tf.Tensor) -> Skip:
+        """The fields of what `packed` returned."""
+        fields = dict(zip(cls._fields, tf.unstack(reason, num=len(cls._fields)), strict=True))
+        flags = ("has_nan", "lower_helps")
+        return cls(*(one > 0.0 if name in flags else tf.cast(one, tf.int64) for name, one in fields.items()))
 
 
-def not_skipped() -> Skip:
-    """The `Skip` of a step that was applied or not attempted."""
-    none, no = int64(-1), tf.constant(False)
-    return Skip(int64(Cause.NONE), no, none, int64(0), none, no)
+def not_skipped() -> tf.Tensor:
+    """The reason of a step that was applied or not attempted, float32 [6]: see `Skip.packed`."""
+    return Skip().packed()
 
 
 def int64(number: int) -> tf.Tensor:
@@ -74,20 +86,19 @@ def int64(number: int) -> tf.Tensor:
 
 
 def as_spike(
-    skip: Skip, spike: tf.Tensor, of_norm: tf.Tensor, where: tf.Tensor, beyond: tf.Tensor | None = None
-) -> Skip:
+    reason: tf.Tensor, spike: tf.Tensor, of_norm: tf.Tensor, where: tf.Tensor, beyond: tf.Tensor | None = None
+) -> tf.Tensor:
     """Replaces the reason for a skip by SPIKE where the step was one.
 
     Args:
-        skip: Why the step was skipped, judging by gradients and optimizer.
+        reason: Why the step was skipped, judging by gradients and optimizer, float32 [6].
         spike: Scalar bool.
         of_norm: Scalar bool, whether a norm is why, and not its loss.
         where: Scalar int64, the position of the gradient to look at, if a norm is why.
         beyond: Scalar int64, how many gradients are beyond limits of their own, if that is why, else 0; None for 0.
     """
-    other = not_skipped()._replace(cause=int64(Cause.SPIKE), index=tf.where(of_norm, where, -1))
-    other = other if beyond is None else other._replace(count=beyond)
-    return Skip(*(tf.where(spike, new, old) for new, old in zip(other, skip, strict=True)))
+    other = Skip(Cause.SPIKE, index=tf.where(of_norm, where, -1), count=0 if beyond is None else beyond)
+    return tf.where(spike, other.packed(), reason)
 
 
 class Outcome(NamedTuple):

@@ -112,16 +112,26 @@ def test_a_variable_more_costs_a_few_operations(shape, dtype, most, monkeypatch)
 
 def test_what_a_step_costs_whatever_it_updates():
     """A change that saves operations lowers this number. Two of them keep off a learning rate that is NaN, five tell
-    and count bad data, and four part and join what the scaler keeps in four variables.
+    and count bad data, and four part and join what the scaler keeps in four variables. Seven part why a step was
+    skipped, and TensorFlow drops them where nobody asks.
     """
-    assert len(list(applied_path(traced_graph(SMALL, 1)))) <= 43
+    assert len(list(applied_path(traced_graph(SMALL, 1)))) <= 50
 
 
-def test_an_applied_step_of_small_variables_calls_no_function():
+def is_inlined(graph, operation):
+    """Whether TensorFlow puts the operations of a function in the place of its call."""
+    definition = graph._get_function(operation.get_attr("f").name).cached_definition
+    return not {"_noinline", "_XlaMustCompile"}.intersection(
+        name for name in definition.attr if definition.attr[name].b
+    )
+
+
+def test_an_applied_step_of_small_variables_calls_no_function_that_stays_one():
     graph = traced_graph(SMALL, 8)
     (decision,) = (operation for operation in graph.get_operations() if operation.type == "If")
     branch = function_graph(graph, decision.get_attr("then_branch").name)
-    assert not [each for each in [*graph.get_operations(), *branch.get_operations()] if each.type in CALLS]
+    calls = [each for each in [*graph.get_operations(), *branch.get_operations()] if each.type in CALLS]
+    assert all(is_inlined(graph, each) for each in calls)
 
 
 @pytest.mark.parametrize("shape", [LARGE, SMALL], ids=["large", "small"])

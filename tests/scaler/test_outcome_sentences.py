@@ -10,7 +10,7 @@ from scaler_cases import by_hand
 import scaler
 from scaler import Cause, Outcome
 from scaler.outcome.last_skip import LastSkip
-from scaler.outcome.outcome import Skip, int64, not_skipped, presumed_cause
+from scaler.outcome.outcome import Skip, int64, presumed_cause
 from scaler.outcome.skip_sentence import explain
 
 NAMES = ["kernel", "bias"]
@@ -170,15 +170,6 @@ def test_the_variable_to_look_at_first():
     assert int(outcome(Cause.NONE, index=-1).variable) == -1
 
 
-def skip_of(**fields):
-    known = not_skipped()
-    return known._replace(**{name: tf.constant(value, getattr(known, name).dtype) for name, value in fields.items()})
-
-
-def numbers(skip):
-    return tuple(value.numpy().item() for value in skip)
-
-
 @pytest.mark.parametrize(
     ("given", "replica"),
     [
@@ -189,16 +180,17 @@ def numbers(skip):
     ],
 )
 def test_the_last_skip_is_kept_as_it_is(given, replica):
-    skip, last = skip_of(**given), LastSkip()
-    last.keep(tf.constant(2.0), skip, int64(replica), 2**16)
+    skip, last = Skip(**given), LastSkip()
+    last.keep(tf.constant(2.0), skip.packed(), int64(replica), 2**16)
     kept = last.outcome({2**16: 2})
-    assert numbers(Skip(*(getattr(kept, name) for name in Skip._fields))) == numbers(skip)
+    assert Skip(*(getattr(kept, name).numpy().item() for name in Skip._fields)) == skip
+    assert Skip(*(field.numpy().item() for field in Skip.of(skip.packed()))) == skip
     assert (float(kept.loss_scale), int(kept.replica), int(kept.name_offset)) == (2.0, replica, 2**16)
 
 
 def test_positions_of_a_list_that_is_not_known_are_beyond_any():
     last = LastSkip()
-    last.keep(tf.constant(2.0), skip_of(cause=3, index=0, count=1, nearest=1), None, 2**16)
+    last.keep(tf.constant(2.0), Skip(cause=3, index=0, count=1, nearest=1).packed(), None, 2**16)
     kept = last.outcome()
     assert (int(kept.name_offset), int(kept.index), int(kept.nearest)) == (-1, 2**16, 2**16 + 1)
 

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(ways.selects("graph"), reason="counted on a CPU, where a step in a graph branches by default"),
 ]
 
-OPERATIONS = {"by_hand": 503, "train_step": 536, "selecting": 532}
+OPERATIONS = {"by_hand": 478, "train_step": 511, "selecting": 504}
 PROGRAM = {"parameters": 28, "fusions": 81, "conditionals": 0}
 """Of each step: where XLA compiles all of it, all of them select."""
 
