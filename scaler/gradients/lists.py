@@ -41,7 +41,7 @@ def divide(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
         return widened(grads)
     # Not a product with 1 / loss_scale: in a loop inside the graph, TensorFlow's optimizer regroups
     # (g * S) * (1 / S) to (g * (1 / S)) * S, which underflows and overflows where this does not.
-    return _map(lambda values: _wide(values) / tf.cast(loss_scale, _wide_dtype(values)), grads)
+    return _map(lambda values: _wide(values) / tf.cast(loss_scale, wide_dtype(values)), grads)
 
 
 def is_one(loss_scale: tf.Tensor) -> bool:
@@ -52,7 +52,7 @@ def is_one(loss_scale: tf.Tensor) -> bool:
 
 def multiply(grads: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
     """The gradients, as `widened` gives them, times a scalar."""
-    return _map(lambda values: _wide(values) * tf.cast(factor, _wide_dtype(values)), grads)
+    return _map(lambda values: _wide(values) * tf.cast(factor, wide_dtype(values)), grads)
 
 
 def limit(grad: Gradient, limiter: Callable[..., tf.Tensor], position: int | None = None) -> Gradient:
@@ -185,12 +185,13 @@ def number_as(value: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(value, dtype) if is_symbolic(value) else tf.constant(float(value), dtype)
 
 
-def _wide_dtype(values: tf.Tensor) -> tf.DType:
-    return tf.float64 if values.dtype == tf.float64 else tf.float32
+def wide_dtype(values: Any) -> tf.DType:
+    """The dtype in which gradients like a tensor or variable are added up and divided."""
+    return tf.float64 if tf.as_dtype(values.dtype) == tf.float64 else tf.float32
 
 
 def _wide(values: tf.Tensor) -> tf.Tensor:
-    return tf.cast(values, _wide_dtype(values))
+    return tf.cast(values, wide_dtype(values))
 
 
 def _sum_duplicates(grad: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -13,7 +13,7 @@ from scaler.backend.replicas import local_variable
 from scaler.backend.windows import take_windows_over
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
-from scaler.gradients.lists import Gradient, largest, overwrites
+from scaler.gradients.lists import Gradient, largest, overwrites, wide_dtype
 
 _SUM = tf.VariableAggregation.SUM
 
@@ -51,7 +51,7 @@ class Window(tf.Module):
             self._rejected = local_variable(0.0, "rejected", _SUM)
             # Neither checkpoints nor files of the optimizer hold it.
             self._guilty = types.SimpleNamespace(variable=local_variable(tf.zeros([len(targets)], tf.bool), "guilty"))
-            self._sums = [local_variable(tf.zeros(one.shape, _sum_dtype(one)), "sum", _SUM) for one in targets]
+            self._sums = [local_variable(tf.zeros(one.shape, wide_dtype(one)), "sum", _SUM) for one in targets]
 
     @property
     def rejected(self) -> tf.Tensor:
@@ -173,7 +173,3 @@ def _largest(known: tf.Tensor, grad: Gradient, first: tf.Tensor) -> tf.Tensor:
 
 def _nan_if(bad: tf.Tensor, total: tf.Variable) -> tf.Tensor:
     return tf.where(bad, tf.constant(float("nan"), total.dtype), tf.identity(total))
-
-
-def _sum_dtype(target: Any) -> tf.DType:
-    return tf.float64 if tf.as_dtype(target.dtype) == tf.float64 else tf.float32

@@ -91,15 +91,14 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         optimizer = arguments.only_inner(inner, keras_arguments.pop("inner_optimizer", None))
         arguments.check_strategy()
         arguments.check_keras_arguments(name, keras_arguments, inspect.signature(LossScaleOptimizer).parameters)
-        given = strategy
-        strategy = arguments.chosen_strategy(strategy, initial_scale, dynamic_growth_steps)
+        chosen = arguments.chosen_strategy(strategy, initial_scale, dynamic_growth_steps)
         with tf.init_scope():
-            first = float(strategy.init().loss_scale)
+            first = float(chosen.init().loss_scale)
         super().__init__(optimizer, first, None, name=name)
         optimizer.loss_scale_factor = None  # Keras's class does not reset it before 3.10.
-        self._strategy_given = given is not None
-        self.dynamic_growth_steps = getattr(strategy, "growth_interval", None)
-        self.loss_scaler = LossScaler(strategy, sum_duplicates=sum_duplicates, select=select)
+        self._strategy_given = strategy is not None
+        self.dynamic_growth_steps = getattr(chosen, "growth_interval", None)
+        self.loss_scaler = LossScaler(chosen, sum_duplicates=sum_duplicates, select=select)
         # No warning of a missing rollback: `protect` rolls statistics back, and without it `apply` where it can.
         use = self.loss_scaler._calls.use
         use.statistics_are_kept = use.unconnected_are_named = True

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.graphs import call_noninlined, in_xla
+from scaler.backend.graphs import call_noninlined
 from scaler.backend.layers import cast_penalties, state_of, unused
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
@@ -149,7 +148,8 @@ def protect(model: keras.Model) -> keras.Model:
                 own.assign(tf.where(bad & lost, value, own))
             return shown.after(logs, counted, bad, tf.reduce_any([False, *spoilt.values()]))
 
-        if _branches():
+        # A GPU would wait for a branch, XLA gains nothing by it, replicas assign together.
+        if replicas.in_place() and not selects_by_default():
             clean = tf.logical_and(~bad, all_finite([variable for variable, _ in left if not variable.trainable]))
             put_back_apart = put_back if tf.distribute.has_strategy() else functools.partial(call_noninlined, put_back)
             anew = tf.cond(clean, lambda: {name: logs[name] for name in counted.shown}, put_back_apart)
@@ -178,11 +178,6 @@ def protect(model: keras.Model) -> keras.Model:
 def is_protected(model: keras.Model) -> bool:
     """Whether `protect` wraps the train step of this model."""
     return hasattr(model.train_step, _MARK)
-
-
-def _branches() -> bool:
-    """Whether a skip is a branch here. A GPU would wait for it, XLA gains nothing by it, replicas assign together."""
-    return replicas.in_place() and not (selects_by_default() or in_xla())
 
 
 def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
@@ -275,8 +270,7 @@ def _rejected(optimizers: list[LossScaleOptimizer]) -> tf.Tensor:
     return tf.add_n([optimizer.rejected for optimizer in optimizers])
 
 
-@dataclasses.dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """An optimizer, and where a model holds it."""
 
     path: tuple[str, ...]

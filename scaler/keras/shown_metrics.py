@@ -102,7 +102,8 @@ class Shown:
         shown: dict[str, tf.Tensor | bool] = dict.fromkeys(self._certain, True)
         for name in results.keys() & logs.keys() - self._certain:
             is_result = name not in self._certainly_own and _same(logs[name], results[name])
-            self._made(self._own, name, False).assign(tf.logical_not(is_result))
+            is_own = not is_result if isinstance(is_result, bool) else tf.logical_not(is_result)
+            self._made(self._own, name, False).assign(is_own)
             if is_result is not False:
                 shown[name] = is_result
         return Counted(results, shown)

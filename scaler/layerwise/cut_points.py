@@ -43,7 +43,9 @@ class _Call:
 
     def __post_init__(self) -> None:
         self.upstream = frozenset({self}).union(*(source.upstream for source in self.sources))
-        self.has_weights = bool(_variables(self.layer)) or any(source.has_weights for source in self.sources)
+        # Those that can be trained, also if they are frozen now.
+        own = any("float" in str(variable.dtype) for variable in getattr(self.layer, "variables", ()))
+        self.has_weights = own or any(source.has_weights for source in self.sources)
 
 
 def insert_rescales(
@@ -111,13 +113,12 @@ def insert_rescales(
     rebuilt = keras.Model(inputs, ends, name=model.name)
     rebuilt.supports_masking = model.supports_masking
     _check_losses(rebuilt)
-    # Sets of cut points are nested or apart, so the larger one comes first and the smallest around it is the parent.
+    # Sets of cut points are nested or apart, so the larger one comes first and the smallest around a call is its group.
     ordered = sorted(names, key=lambda name: len(cuts[name].upstream), reverse=True)
-    parents = {}
-    for index, name in enumerate(ordered):
-        around = [outer for outer in ordered[:index] if cuts[name] in cuts[outer].upstream]
-        parents[name] = around[-1] if around else OUTPUTS
-    groups = _variables_by_group(rebuilt, rescales, _groups_of_calls(calls, cuts, ordered))
+    around = {one: [OUTPUTS, *(name for name in ordered if one in cuts[name].upstream)] for one in calls}
+    parents = {name: around[cuts[name]][-2] for name in ordered}
+    called = {name: [one.layer for one in calls if around[one][-1] == name] for name in [OUTPUTS, *ordered]}
+    groups = _variables_by_group(rebuilt, rescales, called)
     _check_losses(rebuilt)  # Again, for those that were not added before the trace.
     layerwise = Layerwise(groups, parents=parents, strategy=strategy)
     for name, layer in rescales.items():
@@ -143,20 +144,6 @@ def _rebuild(model: keras.Model, call: Callable) -> tuple[Any, Any]:
         return inputs, outputs
     copy = keras.models.clone_model(model, clone_function=lambda layer: layer, call_function=call)
     return copy.input, copy.output
-
-
-def _groups_of_calls(calls: Sequence[_Call], cuts: dict[str, _Call], ordered: Sequence[str]) -> dict[str, list]:
-    """The layers that are called in each group."""
-    groups: dict[str, list] = {name: [] for name in [OUTPUTS, *ordered]}
-    for one in calls:
-        inside = [name for name in ordered if one in cuts[name].upstream]
-        groups[inside[-1] if inside else OUTPUTS].append(one.layer)
-    return groups
-
-
-def _variables(layer: keras.Operation) -> list[keras.Variable]:
-    """Its variables that can be trained, also if they are frozen now."""
-    return [v for v in getattr(layer, "variables", ()) if "float" in str(v.dtype)]
 
 
 def _has_gradient(result: Any) -> bool:
@@ -231,7 +218,8 @@ def _variables_by_group(
     """
     traced, ends = _trace(model, rescales)
     # Variables that no layer owns come after those of the model.
-    variables = {id(replicas.native(one)): one for one in (*traced.variables, *model.variables)}
+    floats = (one for one in (*traced.variables, *model.variables) if "float" in str(one.dtype))
+    variables = {id(replicas.native(one)): one for one in floats}
     keys = {id(part.handle): key for key, one in variables.items() for part in parts_of(one)}
     readers: dict[int, dict[str, str]] = {}
     for handle, group, operation in _reads(traced, ends):
@@ -246,20 +234,16 @@ def _variables_by_group(
     groups: dict[str, list] = {name: [] for name in called}
     for key, one in variables.items():
         places = readers.get(key) or owners.get(key, {})
-        if len(places) == 1 and "float" in str(one.dtype):
+        if len(places) == 1:
             groups[next(iter(places))].append(one)
-        elif len(places) > 1 and "float" in str(one.dtype) and key not in never_trained:
-            raise InvalidArgument(_refusal(one, places))
+        elif len(places) > 1 and key not in never_trained:
+            (later, by_later), (earlier, by_earlier) = list(places.items())[:2]
+            raise InvalidArgument(
+                f"weight {getattr(one, 'path', one.name)!r} is used in group {earlier!r} by {by_earlier} and in "
+                f"{later!r} by {by_later}: its gradients would be added at two scales. Choose cuts with all that use "
+                "it on one side."
+            )
     return groups
-
-
-def _refusal(variable: Any, places: Mapping[str, str]) -> str:
-    (later, by_later), (earlier, by_earlier) = list(places.items())[:2]
-    return (
-        f"weight {getattr(variable, 'path', variable.name)!r} is used in group {earlier!r} by {by_earlier} and in "
-        f"{later!r} by {by_later}: its gradients would be added at two scales. Choose cuts with all that use it on one "
-        "side."
-    )
 
 
 def _trace(model: keras.Model, rescales: Mapping[str, Rescale]) -> tuple[Any, dict[str, str]]:

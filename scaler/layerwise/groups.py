@@ -345,10 +345,9 @@ def _of_all(event: LayerEvent) -> LayerEvent:
     each = tf.ensure_shape(each, [None, *numbers.shape])
     least = LayerEvent(*tf.unstack(tf.reduce_min(each, axis=0)))
     most = LayerEvent(*tf.unstack(tf.reduce_max(each, axis=0)))
-    return LayerEvent(
+    return least._replace(
         finite=least.finite > 0.0,
         amax=most.amax,
-        deviation=least.deviation,
         entering=most.entering,
         observed=tf.logical_and(most.observed > 0.0, tf.math.is_finite(most.entering)),
         loss_finite=least.loss_finite > 0.0,

@@ -109,7 +109,9 @@ class MasterWeights(tf.Module):
             weights: Those of `weights` to round; all if not given.
         """
         for variable, master in self._copies(weights):
-            replicas.assign_each(tf.distribute.get_strategy(), variable, _round, master)
+            replicas.assign_each(
+                tf.distribute.get_strategy(), variable, lambda own, new: rounded(new, own.dtype), master
+            )
         self.in_update = False
 
     def rounded_into(self, weights: Sequence) -> list[tf.Variable | None]:
@@ -134,10 +136,6 @@ def refreshed(master: tf.Tensor, variable: tf.Tensor) -> tf.Tensor:
 def rounded(master: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """The master in a 16-bit format, its largest finite value at most."""
     return tf.saturate_cast(master, dtype)
-
-
-def _round(variable: tf.Variable, master: tf.Variable) -> tf.Tensor:
-    return rounded(master, variable.dtype)
 
 
 def _master(variable: keras.Variable | tf.Variable) -> tf.Variable:
