@@ -59,12 +59,9 @@ NARROW = {
     "strategies/smooth": _about(_RESEARCH, "smooth limits refused"),
     "strategies/adaptive": [_LIMITS, f"{_STRATEGIES}/test_adaptive.py", "-k", "not eager and not graph and not xla"],
     "strategies/exact": [f"{_STRATEGIES}/test_exact.py", "-k", "narrowed or not (eager or graph or xla)"],
-    "strategies/bounded": _about(_AROUND, "bounded bounds combinator limits refused"),
-    "strategies/warmup": _about(_AROUND, "warm bounds combinator limits refused"),
+    "strategies/limits": _about(_AROUND, "bounded warm risingfloor overflow bounds combinator limits refused defaults"),
     "strategies/scheduled": _about(_AROUND, "scheduled used_late bounds combinator limits refused"),
-    "strategies/rising_floor": _about(_AROUND, "risingfloor overflow bounds combinator limits refused defaults"),
     "strategies/spike_guard": [f"{_STRATEGIES}/test_spike_guard.py", "-k", "not xla and not promise"],
-    "strategies/robust": [f"{_STRATEGIES}/test_spike_guard.py", "-k", "not xla and not promise"],
     "strategies/tensor_norms": [f"{_STRATEGIES}/test_tensor_norms.py", "-k", "not xla and not promise"],
     "strategies/joined": _about(_AROUND, "risingfloor scheduled combinator overflow limits refused"),
     "presets/torch_systems": _about(
