@@ -12,14 +12,11 @@ import tensorflow as tf
 from scaler.backend.autograph import no_autograph
 from scaler.errors import InvalidArgument
 from scaler.formats.accumulators import ACCUMULATORS, CHUNK, Accumulator
-from scaler.formats.bilinear import Einsum
-from scaler.formats.blocks import BLOCK_FORMATS
-from scaler.formats.layers import EMULATED_BY, emulate, found, undo
-from scaler.formats.products import Rounding, product, summed_by
-from scaler.formats.tensors import PLAIN, SCALED, UNCHANGED, TensorFormat
+from scaler.formats.layers import EMULATED_BY, einsum, emulate, found, product_of, undo
+from scaler.formats.tensors import LAYOUTS, TensorFormat
 from scaler.strategies import DelayedAmax
 
-FORMATS = (UNCHANGED, *PLAIN, *SCALED, *BLOCK_FORMATS)
+FORMATS = tuple(LAYOUTS)
 """Every format that `emulated` takes."""
 _TENSORS = ("activations", "weights", "gradients")
 
@@ -138,10 +135,7 @@ class Emulated:
                 raise InvalidArgument(
                     f"einsum: an operand of dtype {operand.dtype.name}: expected floating-point numbers."
                 )
-        plain, summed = summed_by(equation, left.shape.rank, right.shape.rank)
-        one, two, back = self.tensors
-        rounding = Rounding(one, two, back, one.in_blocks, back.in_blocks)
-        return product(Einsum(plain), left, right, summed, rounding, self._accumulator)
+        return einsum(product_of(None, self.tensors, None, self._accumulator, "einsum"), equation, left, right)
 
     @property
     def _accumulator(self) -> Accumulator | None:
@@ -230,7 +224,7 @@ def emulated(
         )
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
         raise InvalidArgument(f"emulated(seed={seed!r}): expected an integer in [0, 2^31).")
-    needs_scales = format in SCALED or gradients in SCALED
+    needs_scales = "float32" in (LAYOUTS[format].scale, LAYOUTS[gradients].scale)
     if scaling is not None and not needs_scales:
         raise InvalidArgument(f"emulated({format!r}, scaling={scaling!r}): only float8 formats have scales of tensors.")
     chosen = _strategy(scaling) if needs_scales else None

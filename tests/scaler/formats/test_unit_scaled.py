@@ -12,8 +12,8 @@ import scaler
 from loops import TrainStep
 from scaler.backend.functional import Call
 from scaler.formats import emulated, unit_cross_entropy, unit_layers, unit_scaled
-from scaler.formats.unit_factors import factor_of_attention, factors_of_function
-from scaler.formats.unit_graph import places
+from scaler.formats.unit_layers import factor_of_attention, factors_of_function
+from scaler.formats.unit_scaled import places
 
 layers = keras.layers
 
