@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph
-from scaler.backend.functional import Call, calls_of
+from scaler.backend.layers import Call, calls_of
 from scaler.errors import InvalidArgument
 from scaler.formats.layers import UNIT, refuse_quantization
 from scaler.formats.unit_layers import NAMES, Place, check_function, enter_branch, rule_of, scaled, terms

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaler.backend.keras_two import is_of_keras_two
+from scaler.backend.optimizers import is_of_keras_two
 from scaler.backend.spelling import did_you_mean, from_keras
 from scaler.errors import InvalidArgument
 from scaler.strategies import Dynamic, Strategy
