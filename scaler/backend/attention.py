@@ -75,7 +75,7 @@ def show_scores(
         given = inspect.signature(attend).bind(*arguments, **named).arguments
         if shown:
             for scores in shown:
-                see(lambda scores=scores: scores)
+                see(functools.partial(Scores, *scores))
         elif getattr(layer, "_flash_attention", False):
             hides(FLASH)
         elif attend.__module__.partition(".")[0] == "keras" and len(given["query"].shape) == 4:

@@ -209,12 +209,12 @@ def product_of(
     ]
 
     def apply(bilinear: Bilinear, one: Any, two: Any, summed: Summed) -> tf.Tensor:
-        operands = [tf.convert_to_tensor(one), tf.convert_to_tensor(two)]
+        one, two = tf.convert_to_tensor(one), tf.convert_to_tensor(two)
         training = strategy is not None and in_training()
         # Read before the product, outside of its gradient.
         now = [None if own is None else own.scale() for own in scales]
         rounds = [functools.partial(each, scale=scale) for each, scale in zip(tensors, now, strict=True)]
-        for own, values in zip(scales[:2], operands, strict=True):
+        for own, values in zip(scales[:2], (one, two), strict=True):
             if own is not None and training:
                 own.move(values)
 
@@ -223,7 +223,7 @@ def product_of(
             return rounds[2](own.after_moving(values) if own is not None and training else values, axes)
 
         rounding = Rounding(rounds[0], rounds[1], round_gradient, tensors[0].in_blocks, tensors[2].in_blocks)
-        return product(bilinear, *operands, summed, rounding, accumulator)
+        return product(bilinear, one, two, summed, rounding, accumulator)
 
     return apply
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scaler.checks import SMALLEST_SCALE, check_count
 from scaler.outcome.stuck import StuckPolicy
 from scaler.presets.rules.precision import checked_bound
-from scaler.presets.rules.streak import Streak, streak
+from scaler.presets.rules.streak import DIVIDES, Streak, streak
 from scaler.strategies.static import NoScaling
 
 
@@ -29,7 +29,7 @@ def flax(
         initial_scale,
         growth_factor,
         backoff_factor,
-        growth_interval=growth_interval + 1,
+        growth_interval + 1,
         in_float32=True,
         backoff_floor=checked_bound("min_scale", min_scale, SMALLEST_SCALE),
     )
@@ -50,8 +50,7 @@ def jmp(
     forgets a `min_scale` other than 1 under `jax.jit`; ours never does.
     """
     floor = checked_bound("min_scale", min_scale)
-    choices = {"growth_interval": growth_interval, "backoff_floor": floor}
-    return streak(initial_scale, growth_factor, divides=True, in_float32=True, **choices)
+    return streak(initial_scale, growth_factor, DIVIDES, growth_interval, in_float32=True, backoff_floor=floor)
 
 
 def optax_apply_if_finite() -> NoScaling:

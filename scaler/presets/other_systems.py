@@ -7,7 +7,7 @@ from scaler.outcome.stuck import StuckPolicy
 from scaler.presets.rules.climbs import FirstOverflow
 from scaler.presets.rules.lag import OneStepLate
 from scaler.presets.rules.precision import as_double
-from scaler.presets.rules.streak import Streak, streak
+from scaler.presets.rules.streak import DIVIDES, Streak, streak
 from scaler.strategies.dynamic import Dynamic
 
 
@@ -110,8 +110,8 @@ def nnabla(initial_scale: float = 8.0, *, growth_factor: float = 2.0, growth_int
     non-finite attempt in a row and at the 124th growth.
     """
     check_count("growth_interval", growth_interval, 2000)
-    intervals = {"growth_interval": growth_interval + 1, "first_interval": growth_interval + 2}
-    return streak(initial_scale, growth_factor, divides=True, double=True, **intervals)
+    more, most = growth_interval + 1, growth_interval + 2
+    return streak(initial_scale, growth_factor, DIVIDES, more, first_interval=most, double=True)
 
 
 def _paddle(
@@ -127,7 +127,7 @@ def _paddle(
         initial_scale,
         growth_factor,
         backoff_factor,
-        growth_interval=growth_interval,
+        growth_interval,
         hysteresis=hysteresis,
         refill=("finite", "backoff"),
         in_float32=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE
 from scaler.presets.rules.precision import checked_bound
-from scaler.presets.rules.streak import Streak, streak
+from scaler.presets.rules.streak import DIVIDES, Streak, streak
 from scaler.strategies.dynamic import Dynamic
 
 
@@ -32,8 +32,7 @@ def tf_keras(initial_scale: float = 2.0**15, *, growth_factor: float = 2.0, grow
 
     Parts from it: tf_keras grows up to the largest float32. Ours stays at 2^126, from the 112th growth by default.
     """
-    choices = {"growth_interval": growth_interval, "backoff_floor": 1.0}
-    return streak(initial_scale, growth_factor, divides=True, in_float32=True, **choices)
+    return streak(initial_scale, growth_factor, DIVIDES, growth_interval, in_float32=True, backoff_floor=1.0)
 
 
 def tf_contrib(
@@ -55,7 +54,7 @@ def tf_contrib(
         initial_scale,
         growth_factor,
         backoff_factor,
-        growth_interval=growth_interval,
+        growth_interval,
         hysteresis=hysteresis,
         refill=("growth", "backoff"),
         in_float32=True,
@@ -77,8 +76,8 @@ def openseq2seq_backoff(
     return streak(
         checked_bound("max_scale", max_scale),
         growth_factor,
-        divides=True,
-        growth_interval=growth_interval,
+        DIVIDES,
+        growth_interval,
         in_float32=True,
         backoff_floor=checked_bound("min_scale", min_scale),
         growth_ceiling=max_scale,

@@ -7,7 +7,7 @@ from scaler.outcome.stuck import StuckPolicy
 from scaler.presets.rules.climbs import Log2, Spaced
 from scaler.presets.rules.precision import checked_bound, smaller
 from scaler.presets.rules.skipped_at_floor import SkippedAtFloor
-from scaler.presets.rules.streak import Streak, streak
+from scaler.presets.rules.streak import DIVIDES, Streak, streak
 from scaler.presets.rules.tolerance import MovingWindow, Tolerance
 from scaler.strategies.dynamic import Dynamic
 
@@ -31,7 +31,7 @@ def pytorch(
         InvalidArgument: Outside torch's own bounds, growth_factor > 1 and backoff_factor < 1; also for a
             backoff_factor below 2^-126 and a growth_interval below 1, which torch accepts and then never uses.
     """
-    return streak(initial_scale, growth_factor, backoff_factor, growth_interval=growth_interval)
+    return streak(initial_scale, growth_factor, backoff_factor, growth_interval)
 
 
 def fairscale(
@@ -65,8 +65,9 @@ def nemo(
 
     Parts from it: as `pytorch` does. Besides, NeMo forgets the hysteresis in a checkpoint; ours never does.
     """
-    choices = {"growth_interval": growth_interval, "hysteresis": hysteresis}
-    return streak(initial_scale, growth_factor, backoff_factor, refill=("finite",), **choices)
+    return streak(
+        initial_scale, growth_factor, backoff_factor, growth_interval, hysteresis=hysteresis, refill=("finite",)
+    )
 
 
 def apex(
@@ -304,8 +305,8 @@ def _deepspeed(
     return streak(
         initial_scale,
         growth_factor,
-        divides=True,
-        growth_interval=growth_interval,
+        DIVIDES,
+        growth_interval,
         first_interval=growth_interval + late,
         hysteresis=hysteresis,
         refill=("finite",) if consecutive else ("growth",),

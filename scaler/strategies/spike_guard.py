@@ -326,9 +326,11 @@ def _of_tensors(known: Window, norms: tf.Tensor) -> Verdict:
     excess = tf.where(beyond, exact.wide(norms) / exact.wide(known.limit), tf.zeros([], tf.float64))
     place = tf.argmax(excess, axis=0)
     here = tf.one_hot(place, norms.shape[0], True, False, axis=0)
-    seen = (tf.reduce_sum(tf.where(here, each, 0.0), axis=0) for each in (norms, known.usual, known.limit))
+    value, usual, limit = (
+        tf.reduce_sum(tf.where(here, each, 0.0), axis=0) for each in (norms, known.usual, known.limit)
+    )
     spike, count = tf.reduce_any(beyond, axis=0), tf.math.count_nonzero(beyond, axis=0)
-    return Verdict(spike, tf.ones_like(spike), *seen, place, count)
+    return Verdict(spike, tf.ones_like(spike), value, usual, limit, place, count)
 
 
 def _never(state: Any) -> Verdict:

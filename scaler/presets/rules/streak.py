@@ -24,6 +24,8 @@ from scaler.presets.rules.precision import EveryStep, after, as_double, change, 
 from scaler.strategies.base import Event
 
 _REFILLS = ("growth", "finite", "backoff")
+DIVIDES: Any = object()
+"""In the place of a backoff factor: a backoff divides by the growth factor."""
 
 
 class StreakState(NamedTuple):
@@ -155,9 +157,9 @@ class Streak(EveryStep):
 def streak(
     initial_scale: float,
     growth_factor: float,
-    backoff_factor: float = 0.5,
+    backoff_factor: float,
+    growth_interval: int,
     *,
-    divides: bool = False,
     in_float32: bool = False,
     **choices: Any,
 ) -> Streak:
@@ -166,13 +168,17 @@ def streak(
     Args:
         initial_scale: As of `Streak`.
         growth_factor: In (1, 2^126].
-        backoff_factor: In [2^-126, 1).
-        divides: Whether a backoff divides by the growth factor in place of it.
+        backoff_factor: In [2^-126, 1), or `DIVIDES`: a backoff divides by the growth factor.
+        growth_interval: As of `Streak`.
         in_float32: Whether the original rounds the factors to float32.
         choices: The other arguments of `Streak`.
     """
     check_growth_factor(growth_factor)
-    check_backoff_factor(backoff_factor)
-    factors = [single(factor) if in_float32 else factor for factor in (growth_factor, backoff_factor)]
-    backoff = None if divides else factors[1]
-    return Streak(initial_scale, growth_factor=factors[0], backoff_factor=backoff, **choices)
+    backoff: float | tf.Tensor | None = None
+    if backoff_factor is not DIVIDES:
+        check_backoff_factor(backoff_factor)
+        backoff = single(backoff_factor) if in_float32 else backoff_factor
+    growth = single(growth_factor) if in_float32 else growth_factor
+    return Streak(
+        initial_scale, growth_factor=growth, backoff_factor=backoff, growth_interval=growth_interval, **choices
+    )
