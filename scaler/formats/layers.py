@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,6 +19,8 @@ from scaler.formats.tensors import TensorFormat, amax_of
 from scaler.strategies import DelayedAmax, Event
 
 Product = Callable[..., tf.Tensor]
+Own = tuple[Callable[[Any, tf.Tensor], Any] | None, Callable[[tf.Tensor], tf.Tensor] | None]
+"""What takes the place of a layer's bias, from it and the outputs so far, and of its activation function."""
 _MARK = "halfstep_emulated"
 PRODUCTS = "halfstep_products"
 """The attribute of an emulated layer that returns its product of a name."""
@@ -240,52 +242,35 @@ def einsum(apply: Product, equation: str, left: Any, right: Any) -> tf.Tensor:
     return apply(Einsum(plain), left, right, summed)
 
 
-def _activated(layer: keras.layers.Layer, outputs: tf.Tensor) -> tf.Tensor:
-    """The outputs behind the layer's activation function."""
-    return outputs if layer.activation is None else layer.activation(outputs)
+def _behind(layer: keras.layers.Layer, outputs: tf.Tensor, own: Own, shape: list[int] | None = None) -> tf.Tensor:
+    """The outputs of a product with the layer's bias, in a shape that broadcasts, behind its activation function."""
+    parameter, activation = own
+    if layer.bias is not None:
+        bias = layer.bias if parameter is None else parameter(layer.bias, outputs)
+        outputs = keras.ops.add(outputs, bias if shape is None else keras.ops.reshape(bias, shape))
+    activation = layer.activation if activation is None else activation
+    return outputs if activation is None else activation(outputs)
 
 
-def _bias(layer: keras.layers.Layer, outputs: tf.Tensor) -> Any:
-    """The layer's bias."""
-    return layer.bias
-
-
-class Behind(NamedTuple):
-    """What follows a layer's product: each is given the layer and the outputs so far.
-
-    Attributes:
-        bias: Returns the layer's bias.
-        activated: Returns the outputs behind the activation function.
-    """
-
-    bias: Callable[[Any, tf.Tensor], Any] = _bias
-    activated: Callable[[Any, tf.Tensor], tf.Tensor] = _activated
-
-
-_PLAIN = Behind()
-
-
-def dense(layer: keras.layers.Layer, product_of: Callable[[str], Product], behind: Behind = _PLAIN) -> None:
+def dense(layer: keras.layers.Layer, product_of: Callable[[str], Product], own: Own = (None, None)) -> None:
     """Has a Dense or EinsumDense compute by `product_of("product")`."""
     apply = product_of("product")
 
     def call(inputs: Any, training: bool | None = None) -> Any:
         equation = layer.equation if isinstance(layer, keras.layers.EinsumDense) else "...i,ij->...j"
-        outputs = einsum(apply, equation, inputs, layer.kernel)
-        if layer.bias is not None:
-            outputs = keras.ops.add(outputs, behind.bias(layer, outputs))
-        return behind.activated(layer, outputs)
+        return _behind(layer, einsum(apply, equation, inputs, layer.kernel), own)
 
     replace_call(layer, call)
 
 
-def convolution(layer: keras.layers.Layer, product_of: Callable[[str], Product], behind: Behind = _PLAIN) -> None:
+def convolution(layer: keras.layers.Layer, product_of: Callable[[str], Product], own: Own = (None, None)) -> None:
     """Has a convolution compute by `product_of("product")`."""
     apply = product_of("product")
     rank, last = layer.rank, layer.data_format == "channels_last"
     channels = rank + 1 if last else 1
     others = tuple(axis for axis in range(rank + 2) if axis != channels)
     summed = Summed((channels,), (rank,), (channels,), (rank + 1,), others, others)
+    shape = [layer.filters if axis == channels else 1 for axis in range(rank + 2)]
     causal = layer.padding == "causal"
     convolve = Convolution(
         strides=tuple(layer.strides),
@@ -298,12 +283,7 @@ def convolution(layer: keras.layers.Layer, product_of: Callable[[str], Product],
         if causal:
             before = (layer.dilation_rate[0] * (layer.kernel_size[0] - 1), 0)
             inputs = keras.ops.pad(inputs, [(0, 0), before, (0, 0)] if last else [(0, 0), (0, 0), before])
-        outputs = apply(convolve, inputs, layer.kernel, summed)
-        if layer.bias is not None:
-            shape = [1] * (rank + 2)
-            shape[channels] = layer.filters
-            outputs = keras.ops.add(outputs, keras.ops.reshape(behind.bias(layer, outputs), shape))
-        return behind.activated(layer, outputs)
+        return _behind(layer, apply(convolve, inputs, layer.kernel, summed), own, shape)
 
     replace_call(layer, call)
 

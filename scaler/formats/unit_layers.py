@@ -21,7 +21,7 @@ from scaler.backend import attention
 from scaler.backend.layers import layers_by_path
 from scaler.errors import InvalidArgument
 from scaler.formats import layers as emulation
-from scaler.formats.layers import PRODUCTS, Behind, Product, replace_call
+from scaler.formats.layers import PRODUCTS, Product, replace_call
 from scaler.formats.products import Summed
 
 
@@ -102,16 +102,11 @@ def _product(layer: Any, path: str, place: Place) -> None:
 
         return apply
 
-    def bias(layer: Any, outputs: tf.Tensor) -> tf.Tensor:
-        return _parameter(layer.bias, outputs)
-
-    def activated(layer: Any, outputs: tf.Tensor) -> tf.Tensor:
-        if layer.activation is None:
-            return outputs
+    def activation(outputs: tf.Tensor) -> tf.Tensor:
         return scaled(layer.activation(scaled(outputs, 1.0, backward)), forward)
 
     hook = emulation.convolution if convolves else emulation.dense
-    hook(layer, product_of, Behind(bias, activated))
+    hook(layer, product_of, (_parameter, None if layer.activation is None else activation))
 
 
 def _plain(function: Callable, left: tf.Tensor, right: tf.Tensor, summed: Summed) -> tf.Tensor:

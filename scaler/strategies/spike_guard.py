@@ -205,9 +205,8 @@ class SpikeGuard(AroundWithBounds):
             of_norm = (tf.ones_like if name == "norm" else tf.zeros_like)(value, tf.bool)
             usual = tf.where(limit < self._fixed(name), usual, math.nan) if self._fixed(name) < math.inf else usual
             most = limit * _BY_ROUNDING if name == "norm" and self.by_tensor == "clip" else limit
-            none = tf.zeros_like(value, tf.int64)
-            no_tensor = (none - 1, none) if by_tensor else ()
-            found.append(Verdict(value > most, of_norm, value, usual, limit, *no_tensor))
+            none = tf.zeros_like(value, tf.int64) if by_tensor else None
+            found.append(Verdict(value > most, of_norm, value, usual, limit, none if none is None else none - 1, none))
         first, *rest = found or [_never(state)]
         for second in rest:
             spike, pairs = first.spike, zip(first, second, strict=True)
