@@ -46,9 +46,7 @@ def fairscale(
     Parts from it: as `pytorch` does. Besides, with the optimizer's state on the CPU FairScale counts a step that
     overflowed on two ranks as finite; ours never does.
     """
-    return pytorch(
-        initial_scale, growth_factor=growth_factor, backoff_factor=backoff_factor, growth_interval=growth_interval
-    )
+    return streak(initial_scale, growth_factor, backoff_factor, growth_interval)
 
 
 def nemo(
