@@ -225,6 +225,7 @@ class _Checks:
         return states
 
     def _stepwise(self, word: list[_Seen]) -> list[dict[str, np.ndarray]]:
+        """The states of a word, one call of a function a step."""
         state, states = self._strategy.init(), []
         for seen in word:
             state = self._one(state, _event(seen, self._needs))
@@ -232,9 +233,11 @@ class _Checks:
         return states
 
     def _padded(self, word: list[_Seen]) -> list[_Seen]:
+        """A word of STEPS steps."""
         return [*word, *[_Seen(True, 1.0, (1,) * (len(self._needs.edges) + 1))] * (STEPS - len(word))]
 
     def _looped(self, arrays: tuple, jit: bool) -> list[dict[str, np.ndarray]]:
+        """The states of some steps, in one compiled loop."""
         tensors = [tf.constant(array) for array in arrays]
         key = (jit, *(array.shape for array in arrays))
         if key not in self._compiled:
@@ -245,6 +248,7 @@ class _Checks:
         return [{field: value[step] for field, value in states.items()} for step in range(len(arrays[0]))]
 
     def _loop(self, finite: tf.Tensor, amax: tf.Tensor, counts: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The loop itself."""
         state = self._strategy.init()
         if finite.shape.rank > 1:
             state = type(state)(*(_repeat(value) for value in state))
@@ -257,6 +261,7 @@ class _Checks:
         return dict(zip(state._fields, (trace.stack() for trace in traces), strict=True))
 
     def _require_same_kind(self, events: Sequence[_Seen], before: Any, after: Any) -> None:
+        """Requires a state of the same type, dtypes and shapes."""
         if type(after) is not type(before):
             what = f"update() returned a {type(after).__name__}, not a {type(before).__name__}"
             raise self._broken("a state", events, what)
@@ -267,6 +272,7 @@ class _Checks:
                 raise self._broken("a state", events, what)
 
     def _require_bounds(self, events: Sequence[_Seen], loss_scale: float) -> None:
+        """Requires a scale within the bounds."""
         low, high = map(float, base.float_bounds_of(self._strategy))
         if not low <= loss_scale <= high:
             raise self._broken("bounds", events, f"the loss scale is {loss_scale:g}, outside [{low:g}, {high:g}]")
@@ -280,12 +286,14 @@ class _Checks:
         other_name: str,
         expected: dict[str, np.ndarray],
     ) -> None:
+        """Requires the same state, bit for bit."""
         for field, value in expected.items():
             if not np.array_equal(found[field], value, equal_nan=value.dtype.kind == "f"):
                 what = f"{field} is {found[field]} {name}, but {value} {other_name}"
                 raise self._broken(invariant, events, what)
 
     def _broken(self, invariant: str, events: Sequence[_Seen], what: str) -> AssertionError:
+        """The error that names an invariant and the events before."""
         runs = [(seen, len(list(same))) for seen, same in itertools.groupby(events)]
         shown = [(_shown(seen, self._needs), count) for seen, count in runs]
         steps = ", ".join(text if count == 1 else f"{count} times {text}" for text, count in shown) or "no step"
@@ -317,6 +325,8 @@ class _Checks:
 
     @contextlib.contextmanager
     def _no_variables(self, events: Sequence[_Seen]) -> Iterator[None]:
+        """Refuses variables that are made within it."""
+
         def refuse(_next_creator: Callable, **_options: Any) -> NoReturn:
             raise self._broken("purity", events, "a variable was made; keep everything in the state")
 
@@ -325,30 +335,36 @@ class _Checks:
 
 
 def _stacked(word: list[_Seen]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The steps of a word as arrays."""
     finite, amax, counts = zip(*word, strict=True)
     return np.array(finite, bool), np.array(amax, np.float32), np.array(counts, np.int64)
 
 
 def _declared(amax: tf.Tensor, counts: tf.Tensor, needs: Needs) -> tuple:
+    """The statistics of an event that the strategy declares, None in the place of the others."""
     # Of the gradients' norm and of the loss they are as good an example as any.
     norm, loss = (amax if needs.norm else None), (amax if needs.loss else None)
     return (amax if needs.amax else None), (counts if needs.edges else None), norm, loss
 
 
 def _repeat(value: tf.Tensor) -> tf.Tensor:
+    """A value for each of the words that run side by side."""
     value = tf.convert_to_tensor(value)
     return tf.tile(value[..., tf.newaxis], [1] * value.shape.rank + [WORDS])
 
 
 def _event(seen: _Seen, needs: Needs) -> Event:
+    """The event of a step."""
     amax, counts = tf.constant(seen.amax, tf.float32), tf.constant(seen.counts, tf.int64)
     return Event(tf.constant(seen.finite), *_declared(amax, counts, needs))
 
 
 def _values(state: Any) -> dict[str, np.ndarray]:
+    """The fields of a state as arrays."""
     return {field: np.array(tf.convert_to_tensor(value)) for field, value in state._asdict().items()}
 
 
 def _shown(seen: _Seen, needs: Needs) -> str:
+    """A step in words."""
     parts = [f"amax={seen.amax:g}"] * needs.amax + [f"histogram={list(seen.counts)}"] * bool(needs.edges)
     return ("finite" if seen.finite else "non-finite") + (f" ({', '.join(parts)})" if parts else "")

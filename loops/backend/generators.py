@@ -69,6 +69,7 @@ def caveats() -> list[str]:
 
 
 def _has_global_seed() -> bool:
+    """Whether TensorFlow has a global seed."""
     return int(tf.compat.v1.get_seed(0)[0]) != _NO_SEED
 
 

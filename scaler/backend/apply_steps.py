@@ -163,6 +163,7 @@ def _can_be_read_once(optimizer: Any) -> bool:
 
 @contextlib.contextmanager
 def _reading(optimizer: Any, count: tf.Tensor) -> Iterator[None]:
+    """Within it the optimizer reads this count."""
     attributes = vars(optimizer)
     before, attributes["_iterations"] = attributes["_iterations"], count
     try:
@@ -212,6 +213,7 @@ def are_taken_over(inner: Any) -> bool:
 
 
 def _apply_window(inner: Any, grads: Sequence, variables: Sequence) -> None:
+    """Keras's step for the mean of a whole window."""
     # Keras counts the last micro-batch itself.
     inner._iterations.assign_add(inner.gradient_accumulation_steps - 1)
     grads = inner._clip_gradients(grads)
@@ -230,6 +232,7 @@ def _apply_window(inner: Any, grads: Sequence, variables: Sequence) -> None:
 
 
 def _overwrite(grads: Sequence, variables: Sequence) -> tuple[list, list]:
+    """Assigns the variables that take their gradients as values, and returns the others with theirs."""
     rest = []
     for grad, variable in zip(grads, variables, strict=True):
         if overwrites(variable):

@@ -120,6 +120,7 @@ def _handles(variable: Any) -> set[int]:
 
 
 def _between(since: Any, until: Any) -> Iterator[Any]:
+    """The operations after one and up to another, the outermost graph first."""
     begun = since is None
     for graph in _outermost_first():
         operations: Sequence[Any] = graph.get_operations()
@@ -144,4 +145,5 @@ def assigned_by(op: Any) -> Iterator[tf.Tensor]:
 
 
 def _outermost_first() -> list[Any]:
+    """The graph that is being traced and those around it."""
     return list(graphs_around())[::-1]

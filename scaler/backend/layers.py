@@ -91,6 +91,7 @@ def calls_noted(note: Callable[[keras.layers.Layer], None]) -> Iterator[None]:
 
 
 def _note_calls() -> None:
+    """Puts a function in the place of `keras.Operation.__call__`."""
     call = keras.Operation.__call__
 
     @functools.wraps(call)
@@ -161,6 +162,7 @@ def unused(path: str, taken: dict) -> str:
 
 
 def _layers_among(values: Iterable) -> Iterator[keras.layers.Layer]:
+    """The layers in nested lists and dicts."""
     for value in values.values() if isinstance(values, dict) else values:
         if isinstance(value, keras.layers.Layer):
             yield value
@@ -195,6 +197,7 @@ def open_to_variables(layer: Any) -> Iterator[None]:
 
 
 def _state() -> Any:
+    """Keras's own look-up of global state."""
     try:
         from keras.src.backend.common.global_state import get_global_attribute
     except ImportError as error:
@@ -273,6 +276,7 @@ def calls_of(model: keras.Model) -> tuple[list[Call], list[int]]:
 
 
 def _made_by(tensor: Any) -> tuple[Any, int]:
+    """The operation that made a symbolic tensor, and the number of its call."""
     history = getattr(tensor, "_keras_history", None)
     if history is None:
         raise unsupported("unit_scaled", "does not say which layer a symbolic tensor comes from.")
@@ -280,6 +284,7 @@ def _made_by(tensor: Any) -> tuple[Any, int]:
 
 
 def _node(operation: Any, number: int) -> Any:
+    """One call of an operation."""
     nodes = getattr(operation, "_inbound_nodes", None)
     if nodes is None:
         raise unsupported("unit_scaled", "does not say what a layer is called with.")
@@ -287,4 +292,5 @@ def _node(operation: Any, number: int) -> Any:
 
 
 def _key(call: tuple[Any, int]) -> tuple[int, int]:
+    """A call as a key of a dict."""
     return id(call[0]), call[1]

@@ -88,6 +88,7 @@ def knowing_masters(optimizer: Any, variables: Sequence) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _choosing_by_the_model(optimizer: Any, copies: Sequence) -> Iterator[None]:
+    """Within it a MultiOptimizer chooses for a master as for its variable."""
     attributes: Any = vars(optimizer)
     choose = attributes.get("_optimizer_map")
     asked = []
@@ -109,6 +110,7 @@ def _choosing_by_the_model(optimizer: Any, copies: Sequence) -> Iterator[None]:
 
 
 def _share_keys(optimizer: Any, copies: Sequence) -> None:
+    """Gives masters the keys of their variables."""
     if not hasattr(type(optimizer), "_var_key"):
         return
     own_key = functools.partial(type(optimizer)._var_key, optimizer)
@@ -117,11 +119,13 @@ def _share_keys(optimizer: Any, copies: Sequence) -> None:
 
 
 def _key(own_key: Callable, of: dict, variable: Any) -> Any:
+    """The key of a variable, or of what it copies."""
     key = own_key(variable)
     return of.get(key, key)
 
 
 def _check_decay(optimizer: Any, copies: Sequence) -> None:
+    """Refuses an optimizer that may decay a master and not its variable."""
     if not getattr(optimizer, "weight_decay", None):
         return
     decays = getattr(optimizer, "_use_weight_decay", None)
@@ -174,6 +178,7 @@ class KerasTwo:
         self._check_decay([master for master in variables if hasattr(master, "copy_of")])
 
     def _check_decay(self, masters: Sequence) -> None:
+        """Refuses weight decay of a master whose variable is excluded."""
         if not masters or not getattr(self._optimizer, "weight_decay", None):
             return
         decays = getattr(self._optimizer, "_use_weight_decay", None)

@@ -75,6 +75,7 @@ class Packed:
         return self._part(tf.identity(self.variable), key)
 
     def _part(self, flat: tf.Tensor, key: str) -> tf.Tensor:
+        """One tensor of the flat one."""
         shape, place = self._shapes[key], 0
         for other, known in self._shapes.items():
             if other == key:

@@ -90,11 +90,13 @@ def without_values(variables: Sequence) -> list:
 
 
 def _parts(variable: Any) -> Sequence:
+    """The components of a variable."""
     native = replicas.native(variable)
     return getattr(native, "values", (native,))
 
 
 def _has_value(variable: tf.Variable) -> bool:
+    """Whether a variable has been given a value."""
     return bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
 
 
@@ -143,6 +145,8 @@ def when_restored(variable: tf.Variable, call: Callable[[], None]) -> None:
 
 
 def _telling(saveables: dict, call: Callable[[], None]) -> dict:
+    """What a checkpoint makes of a variable, each of which calls `call` when it is restored."""
+
     def told(make: Callable) -> Callable:
         def made(*arguments: Any, **named: Any) -> Any:
             saveable = make(*arguments, **named)
@@ -155,6 +159,8 @@ def _telling(saveables: dict, call: Callable[[], None]) -> dict:
 
 
 def _then(restore: Callable, call: Callable[[], None]) -> Callable:
+    """Calls `call`, then restores."""
+
     def restored(*arguments: Any, **named: Any) -> Any:
         call()
         return restore(*arguments, **named)
@@ -227,6 +233,8 @@ def assign_chosen(variable: tf.Variable, value: tf.Tensor) -> None:
 
 
 def _shadows(part: tf.Variable, flag: tf.Tensor) -> dict[str, Callable]:
+    """The methods of a component that assign where the flag is true."""
+
     def dense(moved: Callable) -> Callable:
         def assign(value: Any, *unused: Any, **options: Any) -> Any:
             old = tf.convert_to_tensor(part)

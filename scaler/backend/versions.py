@@ -58,6 +58,7 @@ def is_slow_in_float16() -> bool:
 
 
 def _has_onednn() -> bool:
+    """Whether TensorFlow uses oneDNN."""
     try:
         from tensorflow.python.util import _pywrap_util_port
 

@@ -159,17 +159,7 @@ def _sizes_of(values: tf.Tensor) -> list:
 
 
 def _contract(equation: str, left: tf.Tensor, right: tf.Tensor, accumulator: Accumulator) -> tf.Tensor:
-    """A product by an equation, whose gradients are products by equations, and sum in the same way.
-
-    Args:
-        equation: Of two operands, without ellipses.
-        left: Float32.
-        right: Float32.
-        accumulator: How it sums.
-
-    Raises:
-        InvalidArgument: For an equation with a diagonal, or with a label in one operand alone.
-    """
+    """A product by an equation without ellipses, whose gradients are products by equations, and sum in the same way."""
     operands, _, result = equation.partition("->")
     one, _, two = operands.partition(",")
     _check(equation, (one, two, result))
@@ -243,15 +233,9 @@ def _transposed(values: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
 
 
 def _convolve(convolution: Convolution, pictures: tf.Tensor, kernel: tf.Tensor, accumulator: Accumulator) -> tf.Tensor:
-    """A convolution, whose three products sum in an accumulator.
+    """A convolution, whose three products sum in an accumulator. The kernel's shape is known.
 
     The gradients of its gradients add up overlapping windows in float32.
-
-    Args:
-        convolution: Its strides, padding, dilation and data format.
-        pictures: Float32.
-        kernel: Float32, of known shape. With fewer channels than the pictures, they are in groups.
-        accumulator: How it sums.
     """
     rank = len(convolution.strides)
     first = convolution.data_format == "channels_first"
@@ -334,11 +318,7 @@ class _Windows:
     ) -> tf.Tensor:
         """What each place of the kernel meets: [positions of all pictures, places, groups, channels of a group].
 
-        Args:
-            pictures: With channels last.
-            strides: Between positions, by axis.
-            counts: The number of positions, by axis.
-            backwards: Whether the last place of the kernel meets what is first.
+        Backwards, the last place of the kernel meets what is first.
         """
         seen = []
         for place in itertools.product(*map(range, self.places)):

@@ -67,6 +67,7 @@ class Emulated:
         return model
 
     def _chosen(self, model: keras.layers.Layer, only: Collection[str] | None) -> dict[str, keras.layers.Layer]:
+        """The layers to change, by path."""
         if not isinstance(model, keras.layers.Layer):
             raise InvalidArgument(
                 f"emulated(...)({model!r}): expected a Keras model or layer. Pass the model of a step, and each of "
@@ -139,6 +140,7 @@ class Emulated:
 
     @property
     def _accumulator(self) -> Accumulator | None:
+        """How products sum, or None for float32."""
         if self.accumulators is None or self.chunk is None:
             return None
         return Accumulator(self.accumulators, self.chunk)
@@ -233,6 +235,7 @@ def emulated(
 
 
 def _chunk(accumulators: str | None, chunk: int | None) -> int | None:
+    """How many products are summed in float32, once the accumulator is checked."""
     if accumulators is None:
         if chunk is not None:
             raise InvalidArgument(
@@ -253,6 +256,7 @@ def _chunk(accumulators: str | None, chunk: int | None) -> int | None:
 
 
 def _strategy(scaling: str | DelayedAmax | None) -> str | DelayedAmax:
+    """Where scales come from, as a strategy or "current"."""
     if scaling is None or (isinstance(scaling, str) and scaling == "delayed"):
         # Transformer Engine's: a history of 1024 steps, its maximum, no margin, no power of two, no bounds.
         return DelayedAmax(power_of_two=False, min_scale=2.0**-126, max_scale=2.0**126)

@@ -155,6 +155,7 @@ def summed_by(equation: str, left: int, right: int) -> tuple[str, Summed]:
 
 
 def _labels(equation: str, left: int, right: int) -> tuple[str, str, str]:
+    """The labels of both operands and of the result, without ellipses."""
     if not isinstance(equation, str):
         raise InvalidArgument(f"equation {equation!r}: expected text, such as 'ab,bc->ac'.")
     operands, arrow, result = equation.replace(" ", "").partition("->")

@@ -221,6 +221,7 @@ def host_bounds_of(strategy: object) -> tuple[float, float]:
 
 
 def _float32(bound: Any) -> float:
+    """A bound on the host, rounded to float32."""
     return float(np.float32(bound)) if isinstance(bound, (int, float)) else float(as_float(bound))
 
 

@@ -129,4 +129,5 @@ class Dynamic:
         )
 
     def _bounded(self, loss_scale: tf.Tensor) -> tf.Tensor:
+        """A scale within the bounds."""
         return within(loss_scale, as_float(self.min_scale), as_float(self.max_scale))

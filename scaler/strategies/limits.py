@@ -50,6 +50,7 @@ class Bounded(Around):
         return self._within(self.strategy.update(self._within(state), event))
 
     def _within(self, state: Any) -> Any:
+        """A state whose scale is within the bounds."""
         return state._replace(loss_scale=bounded(self, state.loss_scale))
 
 
@@ -109,6 +110,7 @@ class RisingFloor(AroundWithBounds):
         return self._raised(inner, count_up(own_of(state)[0]))
 
     def _raised(self, inner: Any, steps: tf.Tensor) -> Any:
+        """The state whose scale is raised to the floor of this step."""
         scale = inner.loss_scale
         for step, floor in self.floors:  # type: ignore[misc]
             scale = tf.where(steps >= step, tf.maximum(scale, float(floor)), scale)
@@ -181,6 +183,7 @@ class Warmup(AroundWithBounds):
         return self._limited(bounded_state(self.strategy, self.strategy.update(inner, event)), count_up(steps))
 
     def _limited(self, inner: Any, steps: tf.Tensor) -> Any:
+        """The state whose scale is lowered to the ceiling of this step."""
         first = int(math.log2(self.initial_scale))
         rise = tf.maximum(exact.exponent(inner.loss_scale) - first, 0)
         ceiling = exact.power_of_two(first + rise * tf.cast(steps, tf.int64) // self.steps)

@@ -97,6 +97,7 @@ def as_schedule(name: str, schedule: Any) -> tuple[tuple[int, Any], ...]:
 
 @functools.cache
 def _type_around(name: str, inner_type: Any, own: tuple[str, ...]) -> Any:
+    """The type of a joined state, the same for the same arguments."""
     fields = list(inner_type._fields)
     for field in own:
         unique, number = field, 2
@@ -110,4 +111,5 @@ def _type_around(name: str, inner_type: Any, own: tuple[str, ...]) -> Any:
 
 @functools.cache
 def _type_of_fields(name: str, fields: tuple[str, ...]) -> Any:
+    """The type of a state, the same for the same fields."""
     return collections.namedtuple(name, fields)

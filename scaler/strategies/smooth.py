@@ -122,10 +122,12 @@ class Smooth:
         )
 
     def _growth(self) -> tf.Tensor:
+        """Octaves a finite step, float64."""
         interval = self.growth_interval
         if is_symbolic(interval):
             return 1.0 / tf.cast(interval, tf.float64)
         return tf.constant(1.0 / float(interval), tf.float64)
 
     def _log2(self, value: float | tf.Tensor) -> tf.Tensor:
+        """The logarithm of an argument, float64."""
         return exact.log2(value) if is_symbolic(value) else tf.constant(math.log2(float(value)), tf.float64)

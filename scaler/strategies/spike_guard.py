@@ -266,6 +266,7 @@ class SpikeGuard(AroundWithBounds):
         return join("SpikeGuardState", inner, **own)
 
     def _verdict_of(self, state: Any, event: Event) -> Verdict:
+        """The verdict on the step that an event shows."""
         given = {name: statistic(self, event, name) for name in self.watched}
         return self.verdict(state, given.get("norm"), given.get("loss"), self._norms_of(state, event))
 

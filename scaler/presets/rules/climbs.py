@@ -177,6 +177,7 @@ class Log2(EveryStep):
 
 
 def _state(log2_scale: tf.Tensor) -> Log2State:
+    """The state of a logarithm."""
     # The whole octaves become the exponent's bits: pow itself need not be exact at them.
     whole = tf.floor(log2_scale)
     bits = tf.bitwise.left_shift(tf.cast(whole, tf.int64) + 1023, tf.constant(52, tf.int64))

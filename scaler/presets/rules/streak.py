@@ -151,6 +151,7 @@ class Streak(EveryStep):
         return after(state, scale, good_steps=tf.where(grow, to_first - interval, good_steps), budget=budget)
 
     def _rounded(self, scale: tf.Tensor) -> tf.Tensor:
+        """A float64 scale as the original holds it."""
         return scale if self.double else single(scale)
 
 
