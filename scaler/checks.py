@@ -44,6 +44,16 @@ def check_bounds(min_scale: object, initial_scale: object, max_scale: object) ->
         )
 
 
+def check_growth_factor(value: object) -> None:
+    """Refuses a growth factor that does not grow the scale."""
+    check_number("growth_factor", value, "a number in (1, 2^126]", lambda v: 1 < v <= LARGEST_SCALE)
+
+
+def check_backoff_factor(value: object) -> None:
+    """Refuses a backoff factor that does not shrink the scale."""
+    check_number("backoff_factor", value, "a number in [2^-126, 1)", lambda v: SMALLEST_SCALE <= v < 1)
+
+
 def check_number(name: str, value: object, allowed: str, accept: Callable[[float], bool]) -> None:
     """Refuses anything but a real number whose float32 value `accept` allows.
 

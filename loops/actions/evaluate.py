@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.backend.layers import cast_with_mask
+from loops.backend.variables import cast_with_mask
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
 from loops.support.batches import explaining, parts, why_not

@@ -93,6 +93,7 @@ def dataset_of(iterator: Any) -> tf.data.Dataset | None:
 
 
 def _handles(keeper: Any) -> list:
+    """The handles of an object; none if it has none to show."""
     try:
         if isinstance(keeper, tf.data.Dataset):
             return [tf.data.experimental.to_variant(keeper)]

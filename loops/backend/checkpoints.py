@@ -51,6 +51,7 @@ def values(checkpoint: tf.train.Checkpoint) -> Iterator[Value]:
 
 
 def _read(found: Any) -> tf.Tensor | None:
+    """The tensor, read where it is; None for a variable without a value."""
     if tf.is_tensor(found):
         return found
     with tf.device(found.device):

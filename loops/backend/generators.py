@@ -4,9 +4,8 @@
     context._rng                    draws the seeds of eager random operations absent: the same
     global_state                    holds the generator of keras.random        absent: not saved; a caveat of the run
     seed_generator                  has its name                               absent: the same
-    config.is_op_determinism_enabled  whether datasets keep their order        absent: counts as no; one more caveat
 
-`context` and `config` are modules of tensorflow.python, `global_state` and `seed_generator` of keras.src.
+`context` is a module of tensorflow.python, `global_state` and `seed_generator` of keras.src.
 
 Restoring a generator that is no longer the one in use would have no effect: `caveats` detects that, too.
 """
@@ -51,12 +50,6 @@ def made_keras_generator() -> keras.random.SeedGenerator | None:
     return keras_generator() or _module("keras.src.random.seed_generator").global_seed_generator()
 
 
-def ordered_by_force() -> bool:
-    """Whether `tf.config.experimental.enable_op_determinism` is on, which orders a dataset's parallel operations."""
-    enabled = getattr(_module("tensorflow.python.framework.config"), "is_op_determinism_enabled", None)
-    return bool(enabled and enabled())
-
-
 def caveats() -> list[str]:
     """Which random numbers of a resumed run differ, because a generator is hidden; one sentence per generator."""
     found = []
@@ -76,6 +69,7 @@ def caveats() -> list[str]:
 
 
 def _has_global_seed() -> bool:
+    """Whether TensorFlow has a global seed."""
     return int(tf.compat.v1.get_seed(0)[0]) != _NO_SEED
 
 

@@ -60,6 +60,7 @@ def as_loss(function: Callable) -> Callable:
 
 @functools.cache
 def _prepare() -> bool:
+    """Puts our functions in the places of those that divide by the number of replicas."""
     try:
         from keras.src.losses import loss as of_keras
         from tensorflow.python.eager.polymorphic_function import function_context as traces
@@ -78,6 +79,7 @@ def _prepare() -> bool:
 
 
 def _asked(count: Callable[[tf.distribute.Strategy], int], strategy: tf.distribute.Strategy) -> int:
+    """The number of replicas, for whoever asks: 1 for a loss of Keras or TensorFlow."""
     if not _within.get():
         return count(strategy)
     frame: Any = inspect.currentframe()
@@ -103,6 +105,7 @@ def _loss_around(frame: Any) -> Any:
 
 
 def _reduced(reduce: Callable, values: tf.Tensor, sample_weight: Any, reduction: str | None) -> tf.Tensor:
+    """Keras's reduction of a loss. A sum counts once for each replica, since the step divides by their number."""
     loss = reduce(values, sample_weight, reduction)
     if not _within.get() or reduction != "sum":
         return loss
@@ -116,6 +119,7 @@ def _reduced(reduce: Callable, values: tf.Tensor, sample_weight: Any, reduction:
 
 
 def _checked(check: Callable, losses: tf.Tensor) -> Any:
+    """Refuses the global batch size of a loss of `tf.nn`."""
     frame: Any = inspect.currentframe()
     if _within.get() and frame.f_back.f_locals.get("global_batch_size") is not None:
         what = "gives tf.nn.compute_average_loss a global_batch_size"
@@ -124,11 +128,13 @@ def _checked(check: Callable, losses: tf.Tensor) -> Any:
 
 
 def _keyed(key: Callable, scope_type: Any = None) -> Any:
+    """The key of a trace, another one within `means`."""
     # A `tf.function` in the loss may have been traced elsewhere, with the division.
     return key((scope_type, "means") if _within.get() else scope_type)
 
 
 def _divided(what: str, instead: str) -> scaler.InvalidArgument:
+    """The error of a loss that divides by the number of replicas."""
     return scaler.InvalidArgument(
         f"a loss function {what}. On several replicas a loss is the mean over the examples of one replica, and the "
         f"step divides it by their number: {instead}"

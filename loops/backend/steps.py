@@ -1,4 +1,4 @@
-"""Private properties of a step's optimizer and graph.
+"""Private properties of a step's optimizer and graph, and what XLA can compile of it.
 
     _model_variables_moving_average  an optimizer's averages of its weights   absent: scaler.UnsupportedVersion
     _trainable_variables             the weights that it averages             absent: scaler.UnsupportedVersion
@@ -6,6 +6,12 @@
     _read_only_resource_inputs       what a call in a graph only reads        absent: a UserWarning: counts as moved
     framework.op_def_registry        operations with a state or effects       absent: every pass counts as having some,
                                                                               and a caveat of the run
+    framework.kernels, framework.config, of them:
+    get_registered_kernels_for_op    the kernels of an operation              absent: a step runs without XLA: slower,
+                                                                              the same numbers but for last bits
+    is_op_determinism_enabled        whether it is on                         absent: the same; a dataset's order counts
+                                                                              as open, one more caveat
+    ops.custom_gradient.record       hands a custom gradient to the tape      absent: they have no layer and no name
     step_counter, dynamic_scale      of keras.optimizers.LossScaleOptimizer   absent: `Counters.known` is False
 
 An absent name is noticed when a step is made or traced, before any weight moves.
@@ -13,7 +19,10 @@ An absent name is noticed when a step is made or traced, before any weight moves
 
 from __future__ import annotations
 
+import contextlib
+import types
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -36,6 +45,8 @@ _WITHIN = ("TensorArray", "Stack", "CudnnRNN")
 """Prefixes of the names of operations whose state lasts for one call."""
 COUNTER, SCALE = "step_counter", "dynamic_scale"
 """The names in a graph of the variables that Keras's own scaler updates."""
+_FOR_GPUS = "XLA_GPU_JIT"
+_OF_EVERY_GRAPH = frozenset({"Placeholder", "NoOp"})
 
 
 def averages(optimizer: Any) -> tuple[list, list] | None:
@@ -128,3 +139,58 @@ def has_effects(concrete: tf.types.experimental.ConcreteFunction) -> bool:
     if found is None:
         return True
     return any(kind not in _HARMLESS and not kind.startswith((*_PUT_BACK, *_WITHIN)) for kind in found)
+
+
+def is_deterministic(if_unknown: bool = True) -> bool:
+    """Whether `tf.config.experimental.enable_op_determinism` was called: it also orders a dataset's operations."""
+    try:
+        from tensorflow.python.framework import config
+
+        return bool(config.is_op_determinism_enabled())
+    except (ImportError, AttributeError):
+        return if_unknown
+
+
+def not_for_xla(concrete: tf.types.experimental.ConcreteFunction) -> Sequence[str] | None:
+    """The kinds of operations of a function that XLA has no kernel for; None if TensorFlow does not list kernels."""
+    try:
+        from tensorflow.python.framework import kernels
+
+        listed = kernels.get_registered_kernels_for_op
+    except (ImportError, AttributeError):
+        return None
+    _list_kernels()
+    kinds = sorted(kinds_of_operations(concrete) - _OF_EVERY_GRAPH)
+    return [kind for kind in kinds if _FOR_GPUS not in {one.device_type for one in listed(kind).kernel}]
+
+
+def _list_kernels() -> None:
+    """Compiles a trivial function, since XLA registers its kernels at its first use."""
+    with tf.device("CPU"):
+        tf.function(tf.identity, jit_compile=True, autograph=False)(tf.constant(0.0))
+
+
+@contextlib.contextmanager
+def custom_gradients(change: Callable[[str, Callable], Callable]) -> Iterator[None]:
+    """Within this context, changes the backward passes of functions with `tf.custom_gradient`.
+
+    Args:
+        change: Takes a function's name and its backward pass, and returns the backward pass to use.
+    """
+    try:
+        from tensorflow.python.ops import custom_gradient
+
+        record: Any = custom_gradient.record
+        original = record.record_operation
+    except (ImportError, AttributeError):
+        yield
+        return
+
+    def recorded(name: str, outputs: Any, inputs: Any, backward: Callable, *rest: Any) -> Any:
+        return original(name, outputs, inputs, change(name, backward), *rest)
+
+    custom_gradient.record = types.SimpleNamespace(**{**vars(record), "record_operation": recorded})
+    try:
+        yield
+    finally:
+        custom_gradient.record = record

@@ -1,7 +1,10 @@
-"""The TensorFlow variable in a Keras variable, and Keras variables temporarily in another dtype.
+"""What Keras keeps in a variable, in a layer, and on the output of a model; variables temporarily in another dtype.
 
-_value    the TensorFlow variable in a Keras variable    absent: scaler.UnsupportedVersion
-_dtype    the dtype that the Keras variable reports      absent: scaler.UnsupportedVersion
+_value             the TensorFlow variable in a Keras variable    absent: scaler.UnsupportedVersion
+_dtype             the dtype that the Keras variable reports      absent: scaler.UnsupportedVersion
+_flatten_layers    Keras's own list of the layers in a layer      absent: they are looked for, seventy times slower
+_keras_mask        which steps of an output are no padding, as    absent: the output has none, and neither has its cast
+                     losses and metrics have it
 """
 
 from __future__ import annotations
@@ -49,3 +52,17 @@ def variables_in_float32(variables: Iterable[Any]) -> Iterator[None]:
     finally:
         for one, value, dtype in before:
             one._value, one._dtype = value, dtype
+
+
+def layers_now(model: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """A model and the layers in it, also those in its layers, without what Keras adds by itself to name an input."""
+    flattened = getattr(model, "_flatten_layers", lambda: scaler.observe.layers_of(model))
+    return [layer for layer in flattened() if not isinstance(layer, keras.layers.InputLayer)]
+
+
+def cast_with_mask(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """A tensor in another dtype, with the mask that it had: `tf.cast` leaves it behind."""
+    cast = tf.cast(tensor, dtype)
+    if hasattr(tensor, "_keras_mask"):
+        cast._keras_mask = tensor._keras_mask
+    return cast

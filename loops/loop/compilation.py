@@ -10,8 +10,7 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.datasets import inputs
-from loops.backend.steps import kinds_of_operations
-from loops.backend.xla import is_deterministic, not_for_xla
+from loops.backend.steps import is_deterministic, kinds_of_operations, not_for_xla
 from loops.loop.index_checks import has_sizes_of_data, looked_up
 from loops.loop.state.operations import kind
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 import scaler
-from loops.backend.layers import layers_now
+from loops.backend.variables import layers_now
 
 if TYPE_CHECKING:
     from loops.step.composed_step import ComposedStep

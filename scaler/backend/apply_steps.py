@@ -12,6 +12,15 @@
 
 Keras may keep such a method and no longer call it. The step would then be lost, or use scaled gradients. So whoever
 replaces a method calls `check_called_once` while the step is traced, before any of it runs.
+
+Of an accumulation window the optimizer takes the mean, where Keras would sum by itself:
+
+    _backend_apply_gradients            what is replaced, and
+    _overwrite_variables_directly_...     must then be called    absent: gradient_accumulation_steps is refused
+    _clip_gradients, _apply_weight_decay, _backend_update_step,
+    _update_model_variables_moving_average,
+    _overwrite_model_variables_with_average_value,
+    _iterations, _trainable_variables   what it does             absent: as above
 """
 
 from __future__ import annotations
@@ -19,18 +28,29 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.versions import say_once, versions
+from scaler.backend.variables import overwrites
+from scaler.backend.versions import say_once, unsupported, versions
 from scaler.errors import UnsupportedVersion
 
 UPDATE, SUM, DECAY = "_distributed_tf_update_step", "_all_reduce_sum_gradients", "_apply_weight_decay"
 WINDOW, GIVEN = "_backend_apply_gradients", "_overwrite_variables_directly_with_gradients"
+_METHODS = (
+    "_clip_gradients",
+    "_apply_weight_decay",
+    "_backend_update_step",
+    "_update_model_variables_moving_average",
+    "_overwrite_model_variables_with_average_value",
+)
+_VALUES = ("_iterations", "_trainable_variables")
+_KERAS_COUNTS_ITSELF = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 10)
+"""Whether Keras's `apply` counts the step. Before 3.10 the replaced method counted it."""
 
 
 @contextlib.contextmanager
@@ -69,10 +89,10 @@ def check_called_once(calls: Counter[str], name: str, times: int = 1) -> None:
     """
     if calls[name] != times:
         changed = "The weights have moved: load them again." if tf.executing_eagerly() else "Nothing was changed."
-        raise UnsupportedVersion(
-            f"apply: {versions()} called the optimizer's {name} {calls[name]} times, but the tested versions call it "
-            f"{times} times: the step may be lost, or use gradients that are scaled or summed twice. {changed} "
-            "Install a version that this package names in its metadata."
+        raise unsupported(
+            "apply",
+            f"called the optimizer's {name} {calls[name]} times, but the tested versions call it {times} times: the "
+            f"step may be lost, or use gradients that are scaled or summed twice. {changed}",
         )
 
 
@@ -143,9 +163,80 @@ def _can_be_read_once(optimizer: Any) -> bool:
 
 @contextlib.contextmanager
 def _reading(optimizer: Any, count: tf.Tensor) -> Iterator[None]:
+    """Within it the optimizer reads this count."""
     attributes = vars(optimizer)
     before, attributes["_iterations"] = attributes["_iterations"], count
     try:
         yield
     finally:
         attributes["_iterations"] = before
+
+
+def take_windows_over(inner: Any) -> None:
+    """Makes `inner.apply` take the mean of a whole window instead of summing micro-batches itself.
+
+    Raises:
+        UnsupportedVersion: If these versions lack the steps to replace. At the first `apply`, before anything moves, if
+            they do not call them.
+    """
+    require(inner, WINDOW, GIVEN, *_METHODS)
+    calls: Counter[str] = Counter()
+
+    def window(grads: Sequence, variables: Sequence) -> None:
+        calls[WINDOW] += 1
+        _apply_window(inner, grads, variables)
+
+    def checked_apply(grads: Sequence, trainable_variables: Sequence | None = None) -> None:
+        missing = [name for name in _VALUES if not hasattr(inner, name)]
+        if missing:
+            raise unsupported("apply", f"has no {', '.join(missing)}, which gradient_accumulation_steps needs here.")
+        own = functools.partial(type(inner).apply, inner, grads, trainable_variables)
+        if tf.executing_eagerly() and replicas.replica_count() == 1 and not calls:
+            # Tracing moves nothing.
+            tf.function(own, autograph=False).get_concrete_function()
+            check()
+        calls.clear()
+        own()
+        if not all(map(overwrites, trainable_variables or ())):
+            check()
+
+    def check() -> None:
+        if calls[WINDOW] != 1:
+            raise unsupported("apply", f"calls {WINDOW} {calls[WINDOW]} times a step: gradients would add up.")
+
+    vars(inner).update({WINDOW: window, GIVEN: _overwrite, "apply": checked_apply})
+
+
+def are_taken_over(inner: Any) -> bool:
+    """Whether `take_windows_over` has changed this optimizer."""
+    return WINDOW in vars(inner)
+
+
+def _apply_window(inner: Any, grads: Sequence, variables: Sequence) -> None:
+    """Keras's step for the mean of a whole window."""
+    # Keras counts the last micro-batch itself.
+    inner._iterations.assign_add(inner.gradient_accumulation_steps - 1)
+    grads = inner._clip_gradients(grads)
+    inner._apply_weight_decay(variables)
+    inner._backend_update_step(grads, variables, inner.learning_rate)
+    if inner.use_ema:
+        inner._update_model_variables_moving_average(inner._trainable_variables)
+        if inner.ema_overwrite_frequency:
+            tf.cond(
+                tf.equal((inner.iterations + 1) % inner.ema_overwrite_frequency, 0),
+                lambda: inner._overwrite_model_variables_with_average_value(inner._trainable_variables),
+                lambda: None,
+            )
+    if not _KERAS_COUNTS_ITSELF:
+        inner._iterations.assign_add(1)
+
+
+def _overwrite(grads: Sequence, variables: Sequence) -> tuple[list, list]:
+    """Assigns the variables that take their gradients as values, and returns the others with theirs."""
+    rest = []
+    for grad, variable in zip(grads, variables, strict=True):
+        if overwrites(variable):
+            variable.assign(grad)
+        else:
+            rest.append((grad, variable))
+    return [grad for grad, _ in rest], [variable for _, variable in rest]

@@ -43,15 +43,10 @@ def assignments(variable: Any, since: Any = None, until: Any = None) -> list[Any
     return [op for op in _between(since, until) if any(id(handle) in handles for handle in assigned_by(op))]
 
 
-def is_one_of(handle: tf.Tensor, variables: Sequence[Any]) -> bool:
-    """Whether a handle is that of one of these variables."""
-    own = _handles(handle)
-    return any(own & _handles(variable) for variable in variables)
-
-
 def assigns(operations: Sequence[Any], variable: Any) -> bool:
     """Whether one of these operations may assign a variable."""
-    return any(is_one_of(handle, [variable]) for op in operations for handle in assigned_by(op))
+    own = _handles(variable)
+    return any(own & _handles(handle) for op in operations for handle in assigned_by(op))
 
 
 def assigned_apart_from(graph: Any, spans: Mapping[Any, Sequence[tuple[int, int]]]) -> set[int]:
@@ -125,6 +120,7 @@ def _handles(variable: Any) -> set[int]:
 
 
 def _between(since: Any, until: Any) -> Iterator[Any]:
+    """The operations after one and up to another, the outermost graph first."""
     begun = since is None
     for graph in _outermost_first():
         operations: Sequence[Any] = graph.get_operations()
@@ -149,4 +145,5 @@ def assigned_by(op: Any) -> Iterator[tf.Tensor]:
 
 
 def _outermost_first() -> list[Any]:
+    """The graph that is being traced and those around it."""
     return list(graphs_around())[::-1]

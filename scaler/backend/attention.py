@@ -75,7 +75,7 @@ def show_scores(
         given = inspect.signature(attend).bind(*arguments, **named).arguments
         if shown:
             for scores in shown:
-                see(functools.partial(_same, scores))
+                see(functools.partial(Scores, *scores))
         elif getattr(layer, "_flash_attention", False):
             hides(FLASH)
         elif attend.__module__.partition(".")[0] == "keras" and len(given["query"].shape) == 4:
@@ -116,10 +116,6 @@ def _set(layer: Any, name: str, method: Callable) -> Callable[[], None]:
     if own is None:
         return lambda: object.__delattr__(layer, name)
     return lambda: object.__setattr__(layer, name, own)
-
-
-def _same(scores: Scores) -> Scores:
-    return scores
 
 
 def _computed(given: dict[str, Any]) -> Scores:

@@ -4,20 +4,54 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
 from scaler.errors import InvalidArgument
 
-_FORMATS = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float8_e5m2": ml_dtypes.float8_e5m2,
-    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+
+class Element(NamedTuple):
+    """What a format is: all else about it follows.
+
+    Attributes:
+        name: As `ml_dtypes` calls it.
+        fraction_bits: How many bits of the significand are stored.
+        least_exponent: That of the smallest normal number.
+        largest: The largest finite value.
+        beyond: What a finite value becomes that rounds to more than `largest`, if it does not saturate.
+    """
+
+    name: str
+    fraction_bits: int
+    least_exponent: int
+    largest: float
+    beyond: Literal["infinity", "nan", "largest"]
+
+    @property
+    def largest_exponent(self) -> int:
+        """The exponent of the largest power of two: emax in the OCP specification."""
+        return math.frexp(self.largest)[1] - 1
+
+
+ELEMENTS = {
+    element.name: element
+    for element in (
+        Element("float32", 23, -126, (2.0 - 2.0**-23) * 2.0**127, "infinity"),
+        Element("float16", 10, -14, 65504.0, "infinity"),
+        Element("bfloat16", 7, -126, (2.0 - 2.0**-7) * 2.0**127, "infinity"),
+        # Micikevicius et al. 2022, FP8 Formats for Deep Learning (https://arxiv.org/abs/2209.05433), table 1.
+        Element("float8_e4m3fn", 3, -6, 448.0, "nan"),
+        Element("float8_e5m2", 2, -14, 57344.0, "infinity"),
+        # OCP Microscaling Formats (MX) Specification 1.0, section 5.3: neither infinity nor NaN.
+        Element("float6_e2m3fn", 3, 0, 7.5, "largest"),
+        Element("float6_e3m2fn", 2, -2, 28.0, "largest"),
+        Element("float4_e2m1fn", 1, 0, 6.0, "largest"),
+    )
 }
+"""Every format by its name."""
+_OF_TENSORFLOW = ("float32", "float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
 _BITS = {tf.float16: np.int16, tf.bfloat16: np.int16, tf.float32: np.int32, tf.float64: np.int64}
 
 
@@ -92,20 +126,19 @@ def float_format(dtype: str | tf.DType | np.dtype | type) -> FloatFormat:
         name = dtype if isinstance(dtype, str) else "" if isinstance(dtype, int) else tf.as_dtype(dtype).name
     except TypeError:
         name = repr(dtype)
-    if name not in _FORMATS:
-        raise InvalidArgument(f"float_format({dtype!r}): expected one of {', '.join(_FORMATS)}.")
-    info = ml_dtypes.finfo(_FORMATS[name])
-    largest, epsilon, subnormal = float(info.max), float(info.eps), float(info.smallest_subnormal)
-    last_step = 2.0 ** math.floor(math.log2(largest)) * epsilon
+    if name not in _OF_TENSORFLOW:
+        raise InvalidArgument(f"float_format({dtype!r}): expected one of {', '.join(_OF_TENSORFLOW)}.")
+    element = ELEMENTS[name]
+    epsilon, smallest_normal = 2.0**-element.fraction_bits, 2.0**element.least_exponent
     return FloatFormat(
         name=name,
-        max=largest,
-        smallest_normal=float(info.smallest_normal),
-        smallest_subnormal=subnormal,
+        max=element.largest,
+        smallest_normal=smallest_normal,
+        smallest_subnormal=smallest_normal * epsilon,
         epsilon=epsilon,
-        overflow_threshold=largest + last_step / 2,
-        zero_threshold=subnormal / 2,
-        has_infinity=name != "float8_e4m3fn",
+        overflow_threshold=element.largest + 2.0**element.largest_exponent * epsilon / 2,
+        zero_threshold=smallest_normal * epsilon / 2,
+        has_infinity=element.beyond == "infinity",
     )
 
 

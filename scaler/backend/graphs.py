@@ -157,6 +157,7 @@ def outermost_function() -> Any:
 
 
 def _functions_around() -> list[Any]:
+    """The graphs of functions that are being traced, the innermost first."""
     return [graph for graph in graphs_around() if type(graph).__name__ == "FuncGraph"]
 
 

@@ -1,4 +1,4 @@
-"""The layers of a Keras model: which are called, which own a variable, and what Keras stores on them for its own use.
+"""The layers of a Keras model: which are called, how they are connected, who owns a variable, what Keras stores there.
 
 Every layer is called through `keras.Operation.__call__`, once it is built. Only while `calls_noted` is open another
 function stands in its place.
@@ -13,6 +13,8 @@ _keras_mask     which of a layer's steps are padding          absent: it is nowh
 _direction      whether a metric should be large or small     absent: the direction is unknown
 _aggregate_additional_loss   what `compute_loss` adds of      absent: Keras raises its TypeError where a penalty is in
                              a penalty of a model             16 bits and the loss is not
+_inbound_nodes    the calls of an operation                  absent: `UnsupportedVersion` from unit_scaled, before
+_keras_history    the call that a symbolic tensor is from      anything has changed
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import functools
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -89,6 +91,7 @@ def calls_noted(note: Callable[[keras.layers.Layer], None]) -> Iterator[None]:
 
 
 def _note_calls() -> None:
+    """Puts a function in the place of `keras.Operation.__call__`."""
     call = keras.Operation.__call__
 
     @functools.wraps(call)
@@ -159,6 +162,7 @@ def unused(path: str, taken: dict) -> str:
 
 
 def _layers_among(values: Iterable) -> Iterator[keras.layers.Layer]:
+    """The layers in nested lists and dicts."""
     for value in values.values() if isinstance(values, dict) else values:
         if isinstance(value, keras.layers.Layer):
             yield value
@@ -193,6 +197,7 @@ def open_to_variables(layer: Any) -> Iterator[None]:
 
 
 def _state() -> Any:
+    """Keras's own look-up of global state."""
     try:
         from keras.src.backend.common.global_state import get_global_attribute
     except ImportError as error:
@@ -230,3 +235,62 @@ def carry(source: Any, copy: Any, through: Callable[[Any], Any] = lambda tensor:
     if hasattr(source, "_keras_mask"):
         copy._keras_mask = source._keras_mask
     return copy
+
+
+class Call(NamedTuple):
+    """One call of a layer, or of another operation, in a model.
+
+    Attributes:
+        operation: The layer.
+        sources: Of each symbolic tensor that it is given, the place of the call that made it.
+    """
+
+    operation: Any
+    sources: tuple[int, ...]
+
+
+def calls_of(model: keras.Model) -> tuple[list[Call], list[int]]:
+    """The calls of a model, each behind those that it depends on, and the places of those that make its outputs.
+
+    Args:
+        model: Functional or Sequential, and built.
+
+    Raises:
+        UnsupportedVersion: If Keras does not say how layers are connected.
+    """
+    places: dict[tuple[int, int], int] = {}
+    calls: list[Call] = []
+    waiting = [_made_by(tensor) for tensor in model.outputs]
+    while waiting:
+        operation, number = waiting[-1]
+        before = [_made_by(tensor) for tensor in _node(operation, number).input_tensors]
+        missing = [each for each in before if _key(each) not in places]
+        if missing:
+            waiting += missing
+            continue
+        waiting.pop()
+        if _key((operation, number)) not in places:
+            places[_key((operation, number))] = len(calls)
+            calls.append(Call(operation, tuple(places[_key(each)] for each in before)))
+    return calls, [places[_key(_made_by(tensor))] for tensor in model.outputs]
+
+
+def _made_by(tensor: Any) -> tuple[Any, int]:
+    """The operation that made a symbolic tensor, and the number of its call."""
+    history = getattr(tensor, "_keras_history", None)
+    if history is None:
+        raise unsupported("unit_scaled", "does not say which layer a symbolic tensor comes from.")
+    return history.operation, history.node_index
+
+
+def _node(operation: Any, number: int) -> Any:
+    """One call of an operation."""
+    nodes = getattr(operation, "_inbound_nodes", None)
+    if nodes is None:
+        raise unsupported("unit_scaled", "does not say what a layer is called with.")
+    return nodes[number]
+
+
+def _key(call: tuple[Any, int]) -> tuple[int, int]:
+    """A call as a key of a dict."""
+    return id(call[0]), call[1]

@@ -78,8 +78,7 @@ def any_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     own = local_values(strategy, flag)
     if len(own) == strategy.num_replicas_in_sync:
         return functools.reduce(tf.logical_or, own)  # All replicas are here.
-    count = map_replicas(strategy, lambda value: tf.cast(value, tf.float32), flag)
-    return local_values(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, count, count))[0] > 0
+    return _reduced(strategy, map_replicas(strategy, lambda value: tf.cast(value, tf.float32), flag)) > 0
 
 
 def all_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
@@ -107,19 +106,13 @@ def all_agree(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
 
 def largest_of(strategy: tf.distribute.Strategy, number: Any) -> tf.Tensor:
     """The largest `number`, a floating-point scalar, on any replica of all workers. Infinity if one is NaN."""
-    count = strategy.num_replicas_in_sync
-    if count == 1:
+    if strategy.num_replicas_in_sync == 1:
         return local_values(strategy, number)[0]
 
     def place(value: tf.Tensor) -> tf.Tensor:
-        value = tf.where(tf.math.is_nan(value), tf.constant(float("inf"), value.dtype), value)
-        own = tf.one_hot(tf.distribute.get_replica_context().replica_id_in_sync_group, count, True, False)
-        return tf.where(own, value, tf.zeros_like(value))
+        return one_hot_by_replica(tf.where(tf.math.is_nan(value), tf.constant(float("inf"), value.dtype), value))
 
-    places = map_replicas(strategy, place, number)
-    return tf.reduce_max(
-        local_values(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, places, places))[0]
-    )
+    return tf.reduce_max(_reduced(strategy, map_replicas(strategy, place, number)))
 
 
 def one_hot_by_replica(value: tf.Tensor) -> tf.Tensor:
@@ -137,17 +130,16 @@ def sum_of(strategy: tf.distribute.Strategy, number: Any) -> tf.Tensor:
 
 def first_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     """The first replica of all workers on which `flag`, scalar bool, is true: scalar int64, -1 if on all or on none."""
-    count = strategy.num_replicas_in_sync
-
-    def mark(flag: tf.Tensor) -> tf.Tensor:
-        number = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return tf.one_hot(number, count) * tf.cast(flag, tf.float32)
-
-    marks = map_replicas(strategy, mark, flag)
-    marked = local_values(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, marks, marks))[0] > 0
+    marks = map_replicas(strategy, lambda flag: one_hot_by_replica(tf.cast(flag, tf.float32)), flag)
+    marked = _reduced(strategy, marks) > 0
     alike = tf.equal(tf.reduce_any(marked), tf.reduce_all(marked))
     first = tf.argmax(tf.cast(marked, tf.float32))
     return tf.where(alike, -tf.ones_like(first), first)
+
+
+def _reduced(strategy: tf.distribute.Strategy, values: Any) -> tf.Tensor:
+    """The sum of a tensor over the replicas of all workers."""
+    return local_values(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, values, values))[0]
 
 
 def native(variable: Any) -> tf.Variable:

@@ -49,6 +49,8 @@ def suggest_arguments(namespace: Mapping[str, Any]) -> None:
 
 
 def _suggesting(cls: type, make: Callable) -> Callable:
+    """A class's constructor, which names the nearest argument."""
+
     @functools.wraps(make)
     def suggesting(self: Any, /, *arguments: Any, **named: Any) -> Any:
         try:

@@ -67,6 +67,7 @@ class AssignableTensor:
         self._change("assign_sub", value)
 
     def _change(self, method: str, by: tf.Tensor) -> None:
+        """Remembers a first addition or subtraction, and computes any other."""
         if self.changes or self._value is not None:
             self.assign(_CHANGES[method](self.value, by))
         else:
@@ -136,5 +137,6 @@ def twin(optimizer: Any, slots: Mapping[str, AssignableTensor], *, decaying: boo
 
 
 def _call(variable: AssignableTensor, function: Callable, args: tuple = (), group: bool = False) -> None:
+    """Updates a variable without a `tf.distribute` strategy."""
     del group
     function(variable, *args)

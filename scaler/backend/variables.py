@@ -5,13 +5,19 @@ _variable_creator_scope             that is traced has not seen
 _restore_from_tensors             is called when a checkpoint   absent: another shape gives TensorFlow's error, and
 _gather_saveables_for_checkpoint    restores a variable           `StuckPolicy` also counts the restored steps; one
                                                                   warning
+
+While an update is traced, assignments may change a variable only where a flag is true:
+
+assign, assign_add, assign_sub    of TensorFlow's variables and their components on replicas, shadowed on the object
+scatter_add, scatter_sub,         as those, for gradients with indices
+scatter_update
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +28,14 @@ from scaler.errors import InvalidArgument
 
 _BEFORE_FUNCTIONS = 75
 """Who makes a variable is asked by priority, the highest first: 100 are strategies and users, 50 is `tf.function`."""
+_OWNER = "_halfstep_owner"
+_DENSE: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "assign": lambda old, value: value,
+    "assign_add": lambda old, value: old + value,
+    "assign_sub": lambda old, value: old - value,
+}
+_FLAG = "halfstep_assigned_where"
+_SPARSE = ("scatter_update", "scatter_add", "scatter_sub")
 
 
 def overwrites(variable: object) -> bool:
@@ -82,6 +96,7 @@ def parts_of(variable: Any) -> Sequence:
 
 
 def _has_value(variable: tf.Variable) -> bool:
+    """Whether a variable has been given a value."""
     return bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
 
 
@@ -99,14 +114,18 @@ def explain_other_shapes(variable: tf.Variable, what: str, remedy: str) -> None:
 
     def checked(tensors: dict) -> Any:
         for value in tensors.values():
-            if not value.shape.is_compatible_with(variable.shape):
-                raise InvalidArgument(
-                    f"the checkpoint holds {what} with shape {value.shape}, but this strategy has {variable.shape}: "
-                    f"{remedy}."
-                )
+            check_restored_shape(value, variable.shape, what, remedy)
         return restore(tensors)
 
     object.__setattr__(variable, "_restore_from_tensors", checked)
+
+
+def check_restored_shape(value: tf.Tensor, shape: tf.TensorShape, what: str, remedy: str) -> None:
+    """Refuses a checkpoint's value of another shape."""
+    if not value.shape.is_compatible_with(shape):
+        raise InvalidArgument(
+            f"the checkpoint holds {what} with shape {value.shape}, but this strategy has {shape}: {remedy}."
+        )
 
 
 def when_restored(variable: tf.Variable, call: Callable[[], None]) -> None:
@@ -126,6 +145,8 @@ def when_restored(variable: tf.Variable, call: Callable[[], None]) -> None:
 
 
 def _telling(saveables: dict, call: Callable[[], None]) -> dict:
+    """What a checkpoint makes of a variable, each of which calls `call` when it is restored."""
+
     def told(make: Callable) -> Callable:
         def made(*arguments: Any, **named: Any) -> Any:
             saveable = make(*arguments, **named)
@@ -138,6 +159,8 @@ def _telling(saveables: dict, call: Callable[[], None]) -> dict:
 
 
 def _then(restore: Callable, call: Callable[[], None]) -> Callable:
+    """Calls `call`, then restores."""
+
     def restored(*arguments: Any, **named: Any) -> Any:
         call()
         return restore(*arguments, **named)
@@ -147,8 +170,7 @@ def _then(restore: Callable, call: Callable[[], None]) -> Callable:
 
 def mark_owner(variable: tf.Variable, owner: object) -> None:
     """Records the owner of a variable and of its component on each replica, for `owner_of`."""
-    for part in (variable, *getattr(variable, "values", ())):
-        object.__setattr__(part, _OWNER, weakref.ref(owner))
+    _mark(variable, weakref.ref(owner))
 
 
 def owner_of(variable: object) -> Any:
@@ -166,8 +188,13 @@ def owner_of(variable: object) -> Any:
 
 def mark_private(variable: tf.Variable) -> None:
     """Records that a variable is a scaler's own, though a graph that assigns it makes no decision."""
+    _mark(variable, lambda: None)
+
+
+def _mark(variable: tf.Variable, owner: Callable[[], object]) -> None:
+    """On the variable and on its components."""
     for part in (variable, *getattr(variable, "values", ())):
-        object.__setattr__(part, _OWNER, lambda: None)
+        object.__setattr__(part, _OWNER, owner)
 
 
 def is_of_a_scaler(variable: object) -> bool:
@@ -175,4 +202,61 @@ def is_of_a_scaler(variable: object) -> bool:
     return hasattr(variable, _OWNER)
 
 
-_OWNER = "_halfstep_owner"
+@contextlib.contextmanager
+def assigned_where(flag: tf.Tensor, variables: Iterable) -> Iterator[None]:
+    """Inside of it an assignment to one of the variables keeps every bit of the old value where `flag` is false.
+
+    Args:
+        flag: Scalar bool, the same on all replicas.
+        variables: TensorFlow's or Keras's.
+    """
+    natives = {id(native): native for native in map(replicas.native, variables)}
+    parts = {id(part): part for native in natives.values() for part in getattr(native, "values", (native,))}
+    for part in parts.values():
+        vars(part).update(_shadows(part, flag) | {_FLAG: flag})
+    try:
+        yield
+    finally:
+        for part in parts.values():
+            for name in (*_DENSE, *_SPARSE, _FLAG):
+                del vars(part)[name]
+
+
+def flag_of(variable: tf.Variable) -> tf.Tensor | None:
+    """The flag of the `assigned_where` that the variable is in now, or None."""
+    return vars(variable).get(_FLAG)
+
+
+def assign_from(variable: tf.Variable, before: tf.Tensor, value: tf.Tensor) -> None:
+    """Assigns a value where the flag is true, or always without one; `before` is what the variable holds."""
+    flag = flag_of(variable)
+    assign_chosen(variable, value if flag is None else tf.where(flag, value, before))
+
+
+def assign_chosen(variable: tf.Variable, value: tf.Tensor) -> None:
+    """Assigns a value that was chosen by the flag already."""
+    type(variable).assign(variable, value)
+
+
+def _shadows(part: tf.Variable, flag: tf.Tensor) -> dict[str, Callable]:
+    """The methods of a component that assign where the flag is true."""
+
+    def dense(moved: Callable) -> Callable:
+        def assign(value: Any, *unused: Any, **options: Any) -> Any:
+            old = tf.convert_to_tensor(part)
+            new = moved(old, tf.convert_to_tensor(value, part.dtype))
+            return type(part).assign(part, tf.where(flag, new, old), **options)
+
+        return assign
+
+    def sparse(name: str) -> Callable:
+        def scatter(slices: tf.IndexedSlices, *unused: Any, **options: Any) -> Any:
+            # An index may occur twice. All of its rows are then alike, before and after.
+            old = tf.gather(part, slices.indices)
+            getattr(type(part), name)(part, slices, **options)
+            rows = tf.where(flag, tf.gather(part, slices.indices), old)
+            return type(part).scatter_update(part, tf.IndexedSlices(rows, slices.indices), **options)
+
+        return scatter
+
+    return {name: dense(moved) for name, moved in _DENSE.items()} | {name: sparse(name) for name in _SPARSE}

@@ -12,14 +12,11 @@ import tensorflow as tf
 from scaler.backend.autograph import no_autograph
 from scaler.errors import InvalidArgument
 from scaler.formats.accumulators import ACCUMULATORS, CHUNK, Accumulator
-from scaler.formats.bilinear import Einsum
-from scaler.formats.blocks import BLOCK_FORMATS
-from scaler.formats.layers import EMULATED_BY, emulate, found, undo
-from scaler.formats.products import Rounding, product, summed_by
-from scaler.formats.tensors import PLAIN, SCALED, UNCHANGED, TensorFormat
+from scaler.formats.layers import EMULATED_BY, einsum, emulate, found, product_of, undo
+from scaler.formats.tensors import LAYOUTS, TensorFormat
 from scaler.strategies import DelayedAmax
 
-FORMATS = (UNCHANGED, *PLAIN, *SCALED, *BLOCK_FORMATS)
+FORMATS = tuple(LAYOUTS)
 """Every format that `emulated` takes."""
 _TENSORS = ("activations", "weights", "gradients")
 
@@ -70,6 +67,7 @@ class Emulated:
         return model
 
     def _chosen(self, model: keras.layers.Layer, only: Collection[str] | None) -> dict[str, keras.layers.Layer]:
+        """The layers to change, by path."""
         if not isinstance(model, keras.layers.Layer):
             raise InvalidArgument(
                 f"emulated(...)({model!r}): expected a Keras model or layer. Pass the model of a step, and each of "
@@ -138,13 +136,11 @@ class Emulated:
                 raise InvalidArgument(
                     f"einsum: an operand of dtype {operand.dtype.name}: expected floating-point numbers."
                 )
-        plain, summed = summed_by(equation, left.shape.rank, right.shape.rank)
-        one, two, back = self.tensors
-        rounding = Rounding(one, two, back, one.in_blocks, back.in_blocks)
-        return product(Einsum(plain), left, right, summed, rounding, self._accumulator)
+        return einsum(product_of(None, self.tensors, None, self._accumulator, "einsum"), equation, left, right)
 
     @property
     def _accumulator(self) -> Accumulator | None:
+        """How products sum, or None for float32."""
         if self.accumulators is None or self.chunk is None:
             return None
         return Accumulator(self.accumulators, self.chunk)
@@ -230,7 +226,7 @@ def emulated(
         )
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
         raise InvalidArgument(f"emulated(seed={seed!r}): expected an integer in [0, 2^31).")
-    needs_scales = format in SCALED or gradients in SCALED
+    needs_scales = "float32" in (LAYOUTS[format].scale, LAYOUTS[gradients].scale)
     if scaling is not None and not needs_scales:
         raise InvalidArgument(f"emulated({format!r}, scaling={scaling!r}): only float8 formats have scales of tensors.")
     chosen = _strategy(scaling) if needs_scales else None
@@ -239,6 +235,7 @@ def emulated(
 
 
 def _chunk(accumulators: str | None, chunk: int | None) -> int | None:
+    """How many products are summed in float32, once the accumulator is checked."""
     if accumulators is None:
         if chunk is not None:
             raise InvalidArgument(
@@ -259,6 +256,7 @@ def _chunk(accumulators: str | None, chunk: int | None) -> int | None:
 
 
 def _strategy(scaling: str | DelayedAmax | None) -> str | DelayedAmax:
+    """Where scales come from, as a strategy or "current"."""
     if scaling is None or (isinstance(scaling, str) and scaling == "delayed"):
         # Transformer Engine's: a history of 1024 steps, its maximum, no margin, no power of two, no bounds.
         return DelayedAmax(power_of_two=False, min_scale=2.0**-126, max_scale=2.0**126)

@@ -7,16 +7,16 @@ for each of its two products.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from scaler.errors import InvalidArgument
-from scaler.formats.accumulators import Accumulator, contract
-from scaler.formats.bilinear import Bilinear, Convolution
-from scaler.formats.narrow_convolutions import convolve
+from scaler.formats.accumulators import Accumulator, Convolution, Einsum
 
+Bilinear = Einsum | Convolution
 Axes = tuple[int, ...]
 Round = Callable[[tf.Tensor, Axes], tf.Tensor]
 """Rounds a float32 tensor, whose blocks lie along some axes."""
@@ -79,7 +79,7 @@ def product(
         accumulator: How the three products sum. If not given, in float32, in the order of the device's kernel.
     """
     dtype = left.dtype
-    function = _summing_in(accumulator, bilinear)
+    function = functools.partial(bilinear, accumulator=accumulator)
 
     @tf.custom_gradient
     def of_rounded(left: tf.Tensor, right: tf.Tensor) -> tuple:
@@ -104,14 +104,6 @@ def product(
         return tf.cast(function(first, second), dtype), gradients
 
     return of_rounded(tf.cast(left, tf.float32), tf.cast(right, tf.float32))
-
-
-def _summing_in(accumulator: Accumulator | None, bilinear: Bilinear) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    if accumulator is None:
-        return bilinear
-    if isinstance(bilinear, Convolution):
-        return lambda left, right: convolve(bilinear, left, right, accumulator)
-    return lambda left, right: contract(bilinear.equation, left, right, accumulator)
 
 
 def _straight_through(rounds: Round, values: tf.Tensor, axes: Axes) -> tf.Tensor:
@@ -163,6 +155,7 @@ def summed_by(equation: str, left: int, right: int) -> tuple[str, Summed]:
 
 
 def _labels(equation: str, left: int, right: int) -> tuple[str, str, str]:
+    """The labels of both operands and of the result, without ellipses."""
     if not isinstance(equation, str):
         raise InvalidArgument(f"equation {equation!r}: expected text, such as 'ab,bc->ac'.")
     operands, arrow, result = equation.replace(" ", "").partition("->")

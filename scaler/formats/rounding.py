@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from scaler.backend import bits
 from scaler.backend.autograph import no_autograph
+from scaler.backend.formats import ELEMENTS, Element
 from scaler.checks import check_flag
 from scaler.errors import InvalidArgument
-from scaler.formats.elements import Element, element_of
 
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000
 _TAKEN = (tf.float16, tf.bfloat16, tf.float32)
@@ -50,7 +50,10 @@ def rounded(
     Raises:
         InvalidArgument: For another format or dtype.
     """
-    element = element_of(format)
+    known = [name for name in ELEMENTS if name != "float32"]
+    if not isinstance(format, str) or format not in known:
+        raise InvalidArgument(f"format {format!r}: expected one of {', '.join(known)}.")
+    element = ELEMENTS[format]
     check_flag("saturate", saturate)
     values = tf.convert_to_tensor(values)
     if values.dtype not in _TAKEN:
@@ -76,8 +79,9 @@ def round_float32(
     else:
         result = _in_steps(bits.as_float(magnitude), element, chances)
     # Compared as patterns: comparisons of floats may take subnormal numbers for 0.
-    beyond = {"infinity": _INFINITY, "nan": _NAN, "largest": element.largest_bits}[element.beyond]
-    limit, infinity = bits.constant(element.largest_bits), bits.constant(_INFINITY)
+    largest = int(np.float32(element.largest).view(np.int32))
+    beyond = {"infinity": _INFINITY, "nan": _NAN, "largest": largest}[element.beyond]
+    limit, infinity = bits.constant(largest), bits.constant(_INFINITY)
     result = tf.where(result > limit, limit if saturate else bits.constant(beyond), result)
     held = magnitude if element.beyond == "infinity" else bits.constant(_NAN)
     result = tf.where(magnitude >= infinity, held, result)

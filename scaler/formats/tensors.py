@@ -1,27 +1,59 @@
-"""How one of a product's three tensors is rounded: its format, its scale, and by chance or to nearest."""
+"""How a tensor is rounded to a format: as it is, at one scale, or in blocks that share a scale.
+
+OCP Microscaling Formats (MX) Specification 1.0, and Rouhani et al. 2023, Microscaling Data Formats for Deep Learning
+(https://arxiv.org/abs/2310.10537), algorithm 1. NVFP4: NVIDIA 2025, Pretraining Large Language Models with NVFP4
+(https://arxiv.org/abs/2509.25149), appendix on quantization.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from scaler.formats.blocks import BLOCK_FORMATS, in_blocks
-from scaler.formats.elements import ELEMENTS
-from scaler.formats.products import Axes
+from scaler.backend import bits
+from scaler.backend.formats import ELEMENTS, Element
+from scaler.checks import LARGEST_SCALE
 from scaler.formats.rounding import round_float32, seed_from
-from scaler.formats.scales import amax_of, at_scale, current_scale
 
-UNCHANGED = "float32"
-SCALED = ("float8_e4m3fn", "float8_e5m2")
-"""Formats that need a scale for each tensor."""
-PLAIN = ("float16", "bfloat16")
-"""Formats whose range is wide enough without one."""
+
+class Layout(NamedTuple):
+    """How a format holds a tensor.
+
+    Attributes:
+        element: The format of the values.
+        scale: What the values are scaled by: "float32", one number for the tensor; "e8m0" or "float8_e4m3fn", in which
+            each block has one; None for nothing.
+        size: How many values share a scale, if there are blocks.
+    """
+
+    element: str
+    scale: str | None = None
+    size: int = 0
+
+
+LAYOUTS = {
+    "float32": Layout("float32"),
+    "float16": Layout("float16"),
+    "bfloat16": Layout("bfloat16"),
+    "float8_e4m3fn": Layout("float8_e4m3fn", "float32"),
+    "float8_e5m2": Layout("float8_e5m2", "float32"),
+    "mxfp8_e4m3": Layout("float8_e4m3fn", "e8m0", 32),
+    "mxfp8_e5m2": Layout("float8_e5m2", "e8m0", 32),
+    "mxfp6_e2m3": Layout("float6_e2m3fn", "e8m0", 32),
+    "mxfp6_e3m2": Layout("float6_e3m2fn", "e8m0", 32),
+    "mxfp4": Layout("float4_e2m1fn", "e8m0", 32),
+    "nvfp4": Layout("float4_e2m1fn", "float8_e4m3fn", 16),
+}
+"""Every format that `emulated` takes, by its name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorFormat:
-    """What one of the tensors is rounded to.
+    """What one of a product's three tensors is rounded to.
 
     Attributes:
         format: As `emulated` takes it.
@@ -38,23 +70,115 @@ class TensorFormat:
     @property
     def in_blocks(self) -> bool:
         """Whether the result depends on the axes."""
-        return self.format in BLOCK_FORMATS
+        return LAYOUTS[self.format].size > 0
 
     @property
     def scaled(self) -> bool:
         """Whether there is a scale for the whole tensor, which may come from past steps."""
-        return self.format in SCALED
+        return LAYOUTS[self.format].scale == "float32"
 
-    def __call__(self, values: tf.Tensor, axes: Axes, scale: tf.Tensor | None = None) -> tf.Tensor:
+    def __call__(self, values: tf.Tensor, axes: Sequence[int], scale: tf.Tensor | None = None) -> tf.Tensor:
         """Rounds float32 values: at a scale, or at that of their own largest magnitude if none is given."""
-        if self.format == UNCHANGED:
+        if self.format == "float32":
             return values
         seed = seed_from(values, self.seed, self.role) if self.stochastic else None
         if self.in_blocks:
-            return in_blocks(values, BLOCK_FORMATS[self.format], axes, seed)
+            return in_blocks(values, self.format, axes, seed)
         element = ELEMENTS[self.format]
         if not self.scaled:
             return round_float32(values, element, False, seed)
         if scale is None:
-            scale = current_scale(amax_of(values), element.largest)
-        return at_scale(values, scale, element, seed)
+            scale = _current_scale(amax_of(values), element.largest)
+        return round_float32(values * scale, element, True, seed) * (1.0 / scale)
+
+
+def amax_of(values: tf.Tensor) -> tf.Tensor:
+    """The largest magnitude, scalar float32; infinity if there is a NaN, 0 of no values."""
+    magnitude = tf.abs(values)
+    magnitude = tf.where(tf.math.is_nan(magnitude), tf.constant(float("inf")), magnitude)
+    return tf.reduce_max(tf.concat([tf.reshape(magnitude, [-1]), [0.0]], axis=0))
+
+
+def _current_scale(amax: tf.Tensor, largest: float) -> tf.Tensor:
+    """The scale at which `amax` becomes the largest value: 1 if it is 0 or infinite.
+
+    `compute_scale_from_amax` in NVIDIA/TransformerEngine, transformer_engine/common/recipe/recipe_common.cuh, with a
+    ceiling whose reciprocal is still a normal number.
+    """
+    usable = tf.logical_and(amax > 0.0, tf.math.is_finite(amax))
+    return tf.where(usable, tf.minimum(largest / tf.where(usable, amax, 1.0), LARGEST_SCALE), 1.0)
+
+
+def in_blocks(values: tf.Tensor, format: str, axes: Sequence[int], seed: tf.Tensor | None = None) -> tf.Tensor:
+    """Values as blocks of a format hold them.
+
+    A block with a value that is not finite is NaN as a whole, as one whose scale is NaN.
+
+    Args:
+        values: Float32, of known rank.
+        format: One with blocks.
+        axes: Those along which the blocks lie, as if flattened in this order. The last block may be shorter.
+        seed: Integers [2], by which it rounds at random; None rounds to nearest.
+    """
+    name, kind, size = LAYOUTS[format]
+    element = ELEMENTS[name]
+    if kind == "e8m0":
+        return _along(values, axes, size, lambda blocks: _mx(blocks, element, seed))
+    of_scales = ELEMENTS[str(kind)]
+    encode = _current_scale(amax_of(values), element.largest * of_scales.largest)
+    return _along(values, axes, size, lambda blocks: _nvfp4(blocks, element, of_scales, encode, seed))
+
+
+def _mx(blocks: tf.Tensor, element: Element, seed: tf.Tensor | None) -> tf.Tensor:
+    """Blocks [..., count, size] at scales that are powers of two.
+
+    The scale is the largest power of two at most the largest magnitude, over that of the element (section 6.3). What is
+    then too large saturates.
+    """
+    amax = _block_amax(blocks)
+    exponent = tf.bitwise.right_shift(bits.magnitude_bits(amax), bits.constant(23))
+    # The scale's reciprocal: unlike the least scale, 2^-127, it is a normal number. Biased exponents of floats: an
+    # infinity's makes the least one, and the block becomes NaN.
+    reciprocal = tf.minimum(bits.constant(254 + element.largest_exponent) - exponent, bits.constant(254))
+    factor = bits.as_float(tf.bitwise.left_shift(reciprocal, bits.constant(23)))
+    result = round_float32(blocks * factor, element, True, seed) / factor
+    return tf.where(tf.math.is_finite(amax), result, tf.constant(math.nan))
+
+
+def _nvfp4(
+    blocks: tf.Tensor, element: Element, of_scales: Element, encode: tf.Tensor, seed: tf.Tensor | None
+) -> tf.Tensor:
+    """Blocks [..., count, size] at scales in E4M3, which the tensor's scale brings into its range."""
+    amax = _block_amax(blocks)
+    scale = round_float32((amax / element.largest) * encode, of_scales, True) * (1.0 / encode)
+    # Of a scale that is flushed to zero the block is zero.
+    result = round_float32(blocks * tf.minimum(1.0 / scale, LARGEST_SCALE), element, True, seed) * scale
+    return tf.where(tf.math.is_finite(amax), result, tf.constant(math.nan))
+
+
+def _block_amax(blocks: tf.Tensor) -> tf.Tensor:
+    """The largest magnitude of each block; infinity if there is a NaN."""
+    magnitude = tf.abs(blocks)
+    return tf.reduce_max(tf.where(tf.math.is_nan(magnitude), tf.constant(math.inf), magnitude), axis=-1, keepdims=True)
+
+
+def _along(values: tf.Tensor, axes: Sequence[int], size: int, change: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Applies a function to blocks [rest, count, size] of some axes, and puts the result in the place of the values."""
+    rank = values.shape.rank
+    last = [axis % rank for axis in axes]
+    order = [axis for axis in range(rank) if axis not in last] + last
+    moved = values if order == list(range(rank)) else tf.transpose(values, order)
+    shape = tf.shape(moved)
+    length = tf.reduce_prod(shape[rank - len(last) :])
+    rest = tf.reduce_prod(shape[: rank - len(last)])
+    # Reshaped with -1, no values would be an error.
+    rows = tf.reshape(moved, [rest, length])
+    count = (length + size - 1) // size
+    rows = tf.pad(rows, [[0, 0], [0, count * size - length]])
+    blocks = change(tf.reshape(rows, [rest, count, size]))
+    rows = tf.reshape(blocks, [rest, count * size])[:, :length]
+    result = tf.reshape(rows, shape)
+    if moved is not values:
+        back = [order.index(axis) for axis in range(rank)]
+        result = tf.transpose(result, back)
+    return tf.ensure_shape(result, values.shape)

@@ -1,4 +1,4 @@
-"""Keras layers with the factors of unit scaling, one rule for each kind.
+"""Unit scaling, layer by layer: a rule for each kind of layer, and the constants that it multiplies by.
 
 The operands of a product are as they are on both ways: what is multiplied is the result. So in unit variance each of
 them fits a narrow format without a scale.
@@ -9,55 +9,52 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
-from typing import Any
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from scaler.backend import attention
 from scaler.backend.layers import layers_by_path
+from scaler.errors import InvalidArgument
 from scaler.formats import layers as emulation
-from scaler.formats.layers import PRODUCTS, Behind, Product, replace_call
+from scaler.formats.layers import PRODUCTS, Product, replace_call
 from scaler.formats.products import Summed
-from scaler.formats.unit_factors import (
-    factor_of_attention,
-    factors_of_function,
-    factors_of_sizes,
-    scaled,
-    terms,
-)
-from scaler.formats.unit_graph import Place
+
+
+class Place(NamedTuple):
+    """What a call's place in the graph says.
+
+    Attributes:
+        free: Whether its pass back may have another factor than its pass forward.
+        into_branch: The factor on the gradient of its inputs, as the entry of a branch; 1 elsewhere.
+        parts: Of a sum, the factor of each input; empty for other calls.
+        delayed: Of a sum, whether the gradient of each input is multiplied at the entry of its branch, not here.
+    """
+
+    free: bool
+    into_branch: float = 1.0
+    parts: tuple[float, ...] = ()
+    delayed: tuple[bool, ...] = ()
+
 
 Rule = Callable[[Any, str, Place], None]
-_PASSED = tuple(
-    getattr(keras.layers, name)
-    for name in ("InputLayer", "Flatten", "Reshape", "Permute", "Identity", "Dropout", "ZeroPadding1D", "ZeroPadding2D")
-)
-_FUNCTIONS = tuple(
-    getattr(keras.layers, name) for name in ("Activation", "ReLU", "LeakyReLU", "ELU") if hasattr(keras.layers, name)
-)
 NAMES = (
     "Dense, EinsumDense, Conv1D, Conv2D, Conv3D, Embedding, MultiHeadAttention, LayerNormalization, "
     "BatchNormalization, Add, activation functions of single numbers, and layers that only move or drop values"
 )
+_POINTS = 4096
+_NORMAL = np.array([statistics.NormalDist().inv_cdf((number + 0.5) / _POINTS) for number in range(_POINTS)], np.float32)
+"""Quantiles of a standard normal law."""
 
 
 def rule_of(layer: Any) -> Rule | None:
     """What changes a layer of this kind, before it is called again; None without a rule."""
-    kind = type(layer)
-    if kind in _PASSED:
-        return _leave
-    if kind in _FUNCTIONS:
-        return _function
-    if kind is keras.layers.Add:
-        return _sum
-    if kind is keras.layers.Embedding:
-        return _embedding
-    if kind is keras.layers.LayerNormalization:
-        return _normalization
-    if kind is keras.layers.BatchNormalization:
-        return None if getattr(layer, "synchronized", False) else _normalization
+    if type(layer) in _RULES:
+        return None if getattr(layer, "synchronized", False) else _RULES[type(layer)]
     hook = emulation.hook_of(layer)
     # Their kernel is a sum, or is not made of floating-point numbers.
     other = getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None) is not None
@@ -78,7 +75,7 @@ def check_function(layer: Any, path: str) -> None:
 
 
 def _leave(layer: Any, path: str, place: Place) -> None:
-    pass
+    """For a layer that moves or drops values."""
 
 
 def _product(layer: Any, path: str, place: Place) -> None:
@@ -99,25 +96,21 @@ def _product(layer: Any, path: str, place: Place) -> None:
         def apply(function: Callable, left: Any, right: Any, summed: Summed) -> tf.Tensor:
             left, right = tf.convert_to_tensor(left), tf.convert_to_tensor(right)
             fan_in, fan_out, batch = sizes(left, right, summed)
-            ahead, back = factors_of_sizes(fan_in, fan_out, place.free)
+            ahead, back = _together(fan_in**-0.5, fan_out**-0.5, place.free)
             result = inner(function, scaled(left, 1.0, back), scaled(right, 1.0, batch**-0.5), summed)
             return scaled(result, ahead)
 
         return apply
 
-    def bias(layer: Any, outputs: tf.Tensor) -> tf.Tensor:
-        return _parameter(layer.bias, outputs)
-
-    def activated(layer: Any, outputs: tf.Tensor) -> tf.Tensor:
-        if layer.activation is None:
-            return outputs
+    def activation(outputs: tf.Tensor) -> tf.Tensor:
         return scaled(layer.activation(scaled(outputs, 1.0, backward)), forward)
 
     hook = emulation.convolution if convolves else emulation.dense
-    hook(layer, product_of, Behind(bias, activated))
+    hook(layer, product_of, (_parameter, None if layer.activation is None else activation))
 
 
 def _plain(function: Callable, left: tf.Tensor, right: tf.Tensor, summed: Summed) -> tf.Tensor:
+    """A product whose operands are not rounded."""
     return function(left, right)
 
 
@@ -147,6 +140,7 @@ def _parameter(parameter: Any, outputs: tf.Tensor) -> tf.Tensor:
 
 
 def _embedding(layer: Any, path: str, place: Place) -> None:
+    """The gradient of a row is a sum over the places that have it."""
     _draw(layer.embeddings)
     call = layer.call
 
@@ -159,6 +153,7 @@ def _embedding(layer: Any, path: str, place: Place) -> None:
 
 
 def _normalization(layer: Any, path: str, place: Place) -> None:
+    """The gradients of gain and offset are sums over all positions."""
     call = layer.call
 
     def own(inputs: Any, *arguments: Any, **named: Any) -> Any:
@@ -175,6 +170,7 @@ def _normalization(layer: Any, path: str, place: Place) -> None:
 
 
 def _function(layer: Any, path: str, place: Place) -> None:
+    """A layer that is an activation function."""
     call = layer.call
     forward, backward = factors_of_function(call, path, place.free)
 
@@ -185,6 +181,7 @@ def _function(layer: Any, path: str, place: Place) -> None:
 
 
 def _sum(layer: Any, path: str, place: Place) -> None:
+    """A weighted sum."""
     call = layer.call
 
     def own(inputs: Any) -> Any:
@@ -244,3 +241,116 @@ def enter_branch(layer: Any, factor: float) -> None:
 def _draw(variable: Any) -> None:
     """Standard normal numbers, from Keras's own seeds."""
     variable.assign(keras.initializers.RandomNormal(stddev=1.0)(variable.shape, "float32"))
+
+
+def scaled(values: tf.Tensor, forward: Any = 1.0, backward: Any = 1.0) -> tf.Tensor:
+    """Values multiplied by one constant on the way forward, and their gradient by another on the way back.
+
+    Args:
+        values: Of any floating dtype. The result has it, too.
+        forward: A constant, or a scalar that depends on shapes alone.
+        backward: The same.
+
+    Raises:
+        InvalidArgument: From the gradient of a gradient, which would be of neither.
+    """
+    if isinstance(forward, float) and isinstance(backward, float) and forward == backward == 1.0:
+        return values
+
+    @tf.custom_gradient
+    def behind(upstream: tf.Tensor) -> tuple:
+        def again(_: tf.Tensor) -> tf.Tensor:
+            raise InvalidArgument(
+                "unit_scaled: a gradient of gradients, as a gradient penalty takes it. Unit scaling multiplies the "
+                "gradients of a pass back by constants of their own, so they are not those of the loss. Leave the "
+                "penalty out, or train the model as it was, with a loss scale."
+            )
+
+        return upstream * tf.cast(backward, upstream.dtype), again
+
+    @tf.custom_gradient
+    def ahead(values: tf.Tensor) -> tuple:
+        return values * tf.cast(forward, values.dtype), behind
+
+    return ahead(values)
+
+
+def _together(forward: float, backward: float, free: bool) -> tuple[float, float]:
+    """Two factors as they are, or their geometric mean twice if they must not differ."""
+    mean = math.sqrt(forward * backward)
+    return (forward, backward) if free else (mean, mean)
+
+
+def factors_of_function(function: Callable, name: str, free: bool) -> tuple[float, float]:
+    """The factors of an activation function of standard normal numbers: of its values, and of its slopes.
+
+    Each makes a mean square one. The variance of values with a mean, as those of ReLU, is then less than one, but the
+    next product sums their squares: with a variance of one its own would be 1.47, and grow from layer to layer.
+
+    Args:
+        function: Of one tensor.
+        name: Of the layer, for the error.
+        free: Whether they may differ.
+
+    Raises:
+        InvalidArgument: If a value of the function depends on more than one number, as of softmax.
+    """
+    with tf.GradientTape() as tape:
+        numbers = tf.constant(_NORMAL)
+        tape.watch(numbers)
+        values = function(numbers[None])[0]
+    reversed_values = function(tf.reverse(numbers, [0])[None, : _POINTS // 2])[0]
+    if not np.allclose(reversed_values, values[::-1][: _POINTS // 2], atol=1e-5):
+        raise InvalidArgument(
+            f"{name}: an activation function whose values depend on several numbers has no rule of unit scaling. Put "
+            "it into the loss, or train the model as it is, with a loss scale."
+        )
+    if np.array_equal(values, numbers):
+        return 1.0, 1.0
+    slopes = tape.gradient(values, numbers)
+    return _together(1 / _root_mean_square(values), 1 / _root_mean_square(slopes), free)
+
+
+def _root_mean_square(values: tf.Tensor) -> float:
+    """The root of the mean square."""
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def factor_of_attention(keys: int | tf.Tensor, causal: bool) -> tf.Tensor:
+    """The factor of a mixture of independent values, whose weights are the softmax of standard normal scores.
+
+    Of n values it has a variance of e / n, and of one value that of the value. With a causal mask the n-th
+    position mixes n values: the mean over positions becomes 1.
+
+    Args:
+        keys: The number of positions.
+        causal: Whether there is a causal mask.
+
+    Returns:
+        Scalar float32.
+    """
+    count = tf.cast(keys, tf.float32)
+    seen = tf.range(1.0, count + 1.0) if causal else count[None]
+    return tf.math.rsqrt(tf.reduce_mean(math.e / (seen - 1.0 + math.e)))
+
+
+def terms(values: tf.Tensor, axes: Sequence[int]) -> Any:
+    """The number of positions along some axes: an int if it is known, otherwise a scalar float32."""
+    known = [values.shape[axis] for axis in axes]
+    if None not in known:
+        return math.prod(known)
+    dynamic = tf.shape(values)
+    return tf.reduce_prod(tf.stack([tf.cast(dynamic[axis], tf.float32) for axis in axes]))
+
+
+_MOVES = ("InputLayer", "Flatten", "Reshape", "Permute", "Identity", "Dropout", "ZeroPadding1D", "ZeroPadding2D")
+_FUNCTIONS = ("Activation", "ReLU", "LeakyReLU", "ELU")
+_RULES: dict[type, Rule] = {
+    **{getattr(keras.layers, name): _leave for name in _MOVES},
+    **{getattr(keras.layers, name): _function for name in _FUNCTIONS if hasattr(keras.layers, name)},
+    keras.layers.Add: _sum,
+    keras.layers.Embedding: _embedding,
+    keras.layers.LayerNormalization: _normalization,
+    keras.layers.BatchNormalization: _normalization,
+}
+"""By the type of a layer. Products have theirs by `hook_of`."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph
-from scaler.backend.functional import Call, calls_of
+from scaler.backend.layers import Call, calls_of
 from scaler.errors import InvalidArgument
 from scaler.formats.layers import UNIT, refuse_quantization
-from scaler.formats.unit_factors import scaled, terms
-from scaler.formats.unit_graph import places
-from scaler.formats.unit_layers import NAMES, check_function, enter_branch, rule_of
+from scaler.formats.unit_layers import NAMES, Place, check_function, enter_branch, rule_of, scaled, terms
 
 
 def unit_scaled(model: keras.Model) -> keras.Model:
@@ -78,6 +77,7 @@ def unit_scaled(model: keras.Model) -> keras.Model:
 
 
 def _check(call: Call, paths: dict[int, str], before: set[int]) -> None:
+    """Refuses a call that has no factors of its own."""
     layer = call.operation
     path = paths[id(layer)]
     if id(layer) in before:
@@ -122,3 +122,83 @@ def unit_cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     logits = scaled(logits, 1.0, rows * (classes / math.sqrt(classes - 1)))
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels, tf.int32), logits)
     return tf.reduce_mean(losses)
+
+
+def places(calls: Sequence[Call], outputs: Sequence[int], is_sum: Callable[[Call], bool]) -> list[Place]:
+    """The place of each call.
+
+    A factor of the pass back may differ from that of the pass forward where an edge cuts the graph in two: then all
+    that lies before it has the same constant on its gradients. Elsewhere paths of different constants would be added.
+
+    The sum of a branch and of what it leaves aside is a running mean, so that all branches weigh the same: the k-th has
+    the variance 1 / (1 + k). Its factor on gradients stands at the entry of the branch, so that they have unit variance
+    within it. Other sums weigh their inputs alike.
+
+    Args:
+        calls: Each behind those that it depends on.
+        outputs: The places of those that make the outputs.
+        is_sum: Whether a call is a sum.
+    """
+    cutting = _cutting(calls, outputs)
+    found = [Place(len(call.sources) == 1 and (call.sources[0], at) in cutting) for at, call in enumerate(calls)]
+    above: list[set[int]] = []
+    for call in calls:
+        above.append(set(call.sources).union(*(above[source] for source in call.sources)))
+    for at, call in enumerate(calls):
+        if not is_sum(call):
+            continue
+        count = len(call.sources)
+        found[at] = found[at]._replace(parts=(count**-0.5,) * count, delayed=(False,) * count)
+        branch = _branch(calls, outputs, above, at)
+        if branch is None:
+            continue
+        beside, end, entries = branch
+        share = 1 / (2 + sum(is_sum(calls[each]) for each in above[beside] | {beside}))
+        parts = {beside: math.sqrt(1 - share), end: math.sqrt(share)}
+        found[at] = found[at]._replace(
+            parts=tuple(parts[each] for each in call.sources),
+            delayed=tuple(each == end for each in call.sources),
+        )
+        for entry in entries:
+            found[entry] = found[entry]._replace(into_branch=found[entry].into_branch * math.sqrt(share))
+    return found
+
+
+def _branch(calls: Sequence[Call], outputs: Sequence[int], above: list[set[int]], at: int) -> tuple | None:
+    """A branch that a sum adds to the call where it begins: that call, the branch's last one, and its first ones."""
+    sources = calls[at].sources
+    if len(sources) != 2 or sources[0] == sources[1]:
+        return None
+    beside, end = sources if sources[0] in above[sources[1]] else sources[::-1]
+    if beside not in above[end]:
+        return None
+    inside = {end} | {each for each in above[end] if beside in above[each]}
+    entries = [each for each in sorted(inside) if beside in calls[each].sources]
+    given = all(set(calls[each].sources) <= inside | {beside} for each in inside)
+    kept = not inside & set(outputs) and not any(
+        inside & set(call.sources) for place, call in enumerate(calls) if place != at and place not in inside
+    )
+    # A call that is also given something from within the branch would have that multiplied, too.
+    alone = all(set(calls[each].sources) == {beside} for each in entries)
+    return (beside, end, entries) if given and kept and alone else None
+
+
+def _cutting(calls: Sequence[Call], outputs: Sequence[int]) -> set[tuple[int, int]]:
+    """The edges (source, target) without which the graph falls into two. All outputs end in one place, the loss."""
+    edges = [(source, at) for at, call in enumerate(calls) for source in call.sources]
+    edges += [(output, len(calls)) for output in outputs]
+    beside: list[list[tuple[int, int]]] = [[] for _ in range(len(calls) + 1)]
+    for number, (source, target) in enumerate(edges):
+        beside[source].append((number, target))
+        beside[target].append((number, source))
+
+    def is_joined_otherwise(without: int) -> bool:
+        source, target = edges[without]
+        reached, waiting = {target}, [target]
+        for place in waiting:  # It grows while it is walked through.
+            further = {other for number, other in beside[place] if number != without} - reached
+            reached |= further
+            waiting += further
+        return source in reached
+
+    return {edge for number, edge in enumerate(edges) if not is_joined_otherwise(number)}

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.graphs import call_noninlined, in_xla
-from scaler.backend.selected import assigned_where
+from scaler.backend.variables import assigned_where
 from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import Optimizer, name_of, variables_of
 from scaler.gate.rollback import put_back, put_back_non_finite

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from scaler.backend import replicas, twins
 from scaler.backend.graphs import has_gpu, in_xla
-from scaler.backend.selected import assign_chosen, flag_of
+from scaler.backend.variables import assign_chosen, flag_of
 from scaler.gate.on_values import is_value_by_value, moved, works_on_values
 from scaler.gradients.lists import values_of
 from scaler.weights import masters as weights

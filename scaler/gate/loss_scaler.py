@@ -35,8 +35,14 @@ from scaler.outcome.outcome import Cause, Outcome, Skip
 from scaler.outcome.skip_sentence import Names, Run, none_skipped, pinned
 from scaler.outcome.stuck import StuckPolicy, Watch
 from scaler.strategies import Dynamic, Event, Strategy
-from scaler.strategies.base import check_event, float_bounds_of, host_bounds_of, needs_of, require_strategy
-from scaler.strategies.described import described
+from scaler.strategies.base import (
+    check_event,
+    float_bounds_of,
+    host_bounds_of,
+    in_words,
+    needs_of,
+    require_strategy,
+)
 from scaler.weights.masters import MasterWeights
 from scaler.weights.trainable import TrainableSet
 
@@ -122,7 +128,7 @@ class LossScaler(ByName):
     def __repr__(self) -> str:
         """The strategy, and where it stands; in a graph, where nothing can be read, the strategy alone."""
         stands = f": {self._stored.in_words()}" if tf.executing_eagerly() else ""
-        return f"{type(self).__name__}({described(self.strategy)}){stands}"
+        return f"{type(self).__name__}({in_words(self.strategy)}){stands}"
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
@@ -584,7 +590,7 @@ class LossScaler(ByName):
         return tf.concat([self._stored.looked_at(), [unseen]], 0)
 
     def _who(self) -> str:
-        return f"{self._called} with {described(self.strategy)}"
+        return f"{self._called} with {in_words(self.strategy)}"
 
     def _remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
         """Stores the outcome for `last_skip` and `explain` where `skipped` is True. `apply` calls it itself."""

@@ -10,8 +10,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import apply_steps, replicas, twins
-from scaler.backend.selected import assign_from
-from scaler.backend.variables import overwrites
+from scaler.backend.variables import assign_from, overwrites
 from scaler.backend.versions import unsupported
 
 _VALUE_BY_VALUE = (

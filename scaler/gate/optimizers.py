@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from scaler.backend import replicas, windows
-from scaler.backend.keras_two import KerasTwo, is_of_keras_two
-from scaler.backend.optimizers import built_for, key_of, knowing_masters
+from scaler.backend import apply_steps, replicas
+from scaler.backend.optimizers import KerasTwo, built_for, is_of_keras_two, key_of, knowing_masters
 from scaler.backend.variables import outside_the_graph, without_values
 from scaler.errors import InvalidArgument
 
@@ -62,7 +61,7 @@ def _check_on_replicas(optimizer: Optimizer) -> None:
             "optimizer.finalize_variable_values(model.trainable_variables) whenever you call it."
         )
     steps = getattr(optimizer, "gradient_accumulation_steps", None)
-    if steps and not windows.are_taken_over(optimizer):
+    if steps and not apply_steps.are_taken_over(optimizer):
         raise InvalidArgument(
             f"apply: the optimizer has gradient_accumulation_steps={steps!r}, and Keras cannot add gradients up on "
             "several replicas. Leave it out, and use hs.TrainStep(accumulate=...), or "

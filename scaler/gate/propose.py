@@ -23,7 +23,7 @@ from scaler.backend import apply_steps, replicas, twins
 from scaler.backend.apply_steps import read_once, read_once_a_device
 from scaler.backend.autograph import with_user_autograph
 from scaler.backend.graphs import in_xla
-from scaler.backend.keras_two import KerasTwo
+from scaler.backend.optimizers import KerasTwo
 from scaler.gate import joined
 from scaler.gate.on_values import is_value_by_value, mover, works_on_values
 from scaler.gate.optimizers import Optimizer

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.checkpoints import awaited_shape, scope_of
-from scaler.backend.packed import Entry, Packed
+from scaler.backend.packed import Entry, Packed, awaited_shape, scope_of
 from scaler.backend.variables import (
     explain_other_shapes,
     mark_owner,

@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from scaler.backend.apply_steps import take_windows_over
 from scaler.backend.replicas import local_variable
-from scaler.backend.windows import take_windows_over
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient, largest, overwrites, wide_dtype

@@ -13,7 +13,7 @@ from scaler import gradients
 from scaler.authoring import check_connected
 from scaler.backend import replicas
 from scaler.backend.autograph import no_autograph
-from scaler.backend.checkpoints import ChecksRestoredParts, warn_if_hook_missing
+from scaler.backend.packed import ChecksRestoredParts, warn_if_hook_missing
 from scaler.backend.variables import outside_the_graph
 from scaler.checks import as_loss
 from scaler.errors import InvalidArgument

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend.graphs import in_a_branch, tape_records
-from scaler.backend.processor import warn_of_slow_float16
+from scaler.backend.versions import warn_of_slow_float16
 from scaler.errors import InvalidArgument
 from scaler.misuse import moving_statistics
 from scaler.misuse.carried import (

@@ -9,7 +9,7 @@ import tensorflow as tf
 from scaler.backend import replicas
 from scaler.backend.graphs import in_xla, is_eager
 from scaler.backend.layers import is_softmax_or_sigmoid
-from scaler.backend.processor import is_slow_in_float16
+from scaler.backend.versions import is_slow_in_float16
 from scaler.misuse.upstream import tensors_upstream
 
 _LAYERS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative")

@@ -7,9 +7,6 @@ in the system's tighter bounds, and the docstring says from where on the two par
 companion raises. docs/presets.md has all of them in one table, with their sources.
 """
 
-from scaler.presets.fairseq_systems import fairseq as fairseq
-from scaler.presets.fairseq_systems import fairseq_stuck as fairseq_stuck
-from scaler.presets.fairseq_systems import metaseq as metaseq
 from scaler.presets.jax_systems import flax as flax
 from scaler.presets.jax_systems import jmp as jmp
 from scaler.presets.jax_systems import optax_apply_if_finite as optax_apply_if_finite
@@ -32,8 +29,11 @@ from scaler.presets.torch_systems import deepspeed as deepspeed
 from scaler.presets.torch_systems import deepspeed_2025_02 as deepspeed_2025_02
 from scaler.presets.torch_systems import deepspeed_stuck as deepspeed_stuck
 from scaler.presets.torch_systems import fairscale as fairscale
+from scaler.presets.torch_systems import fairseq as fairseq
+from scaler.presets.torch_systems import fairseq_stuck as fairseq_stuck
 from scaler.presets.torch_systems import guided_diffusion as guided_diffusion
 from scaler.presets.torch_systems import megatron as megatron
+from scaler.presets.torch_systems import metaseq as metaseq
 from scaler.presets.torch_systems import nemo as nemo
 from scaler.presets.torch_systems import pytorch as pytorch
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from scaler.checks import SMALLEST_SCALE, check_count, check_scale
+from scaler.checks import SMALLEST_SCALE, check_count
 from scaler.outcome.stuck import StuckPolicy
-from scaler.presets.rules.precision import single
-from scaler.presets.rules.streak import Streak
-from scaler.presets.torch_systems import check_factors, checked_bound
+from scaler.presets.rules.precision import checked_bound
+from scaler.presets.rules.streak import DIVIDES, Streak, streak
 from scaler.strategies.static import NoScaling
 
 
@@ -25,13 +24,13 @@ def flax(
     Parts from it: Flax grows up to the largest float32, which is not a power of two. Ours stays at 2^126, from the
     111th growth by default; without `min_scale` ours stays at 2^-126.
     """
-    check_factors(growth_factor, backoff_factor)
     check_count("growth_interval", growth_interval, 2000)
-    return Streak(
+    return streak(
         initial_scale,
-        growth_factor=single(growth_factor),
-        backoff_factor=single(backoff_factor),
-        growth_interval=growth_interval + 1,
+        growth_factor,
+        backoff_factor,
+        growth_interval + 1,
+        in_float32=True,
         backoff_floor=checked_bound("min_scale", min_scale, SMALLEST_SCALE),
     )
 
@@ -50,15 +49,8 @@ def jmp(
     Parts from it: jmp grows up to the largest float32; ours stays at 2^126, from the 112th growth by default. jmp
     forgets a `min_scale` other than 1 under `jax.jit`; ours never does.
     """
-    check_factors(growth_factor, 0.5)
-    check_scale("min_scale", min_scale)
-    return Streak(
-        initial_scale,
-        growth_factor=single(growth_factor),
-        backoff_factor=None,
-        growth_interval=growth_interval,
-        backoff_floor=min_scale,
-    )
+    floor = checked_bound("min_scale", min_scale)
+    return streak(initial_scale, growth_factor, DIVIDES, growth_interval, in_float32=True, backoff_floor=floor)
 
 
 def optax_apply_if_finite() -> NoScaling:

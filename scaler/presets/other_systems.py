@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_number, is_symbolic
 from scaler.outcome.stuck import StuckPolicy
-from scaler.presets.rules.first_overflow import FirstOverflow
+from scaler.presets.rules.climbs import FirstOverflow
 from scaler.presets.rules.lag import OneStepLate
-from scaler.presets.rules.precision import as_double, single
-from scaler.presets.rules.streak import Streak
-from scaler.presets.torch_systems import check_factors
+from scaler.presets.rules.precision import as_double
+from scaler.presets.rules.streak import DIVIDES, Streak, streak
 from scaler.strategies.dynamic import Dynamic
 
 
@@ -110,16 +109,9 @@ def nnabla(initial_scale: float = 8.0, *, growth_factor: float = 2.0, growth_int
     Parts from it: nnabla has no bounds; ours stays in [2^-126, 2^126], so from the defaults they part at the 130th
     non-finite attempt in a row and at the 124th growth.
     """
-    check_factors(growth_factor, 0.5)
     check_count("growth_interval", growth_interval, 2000)
-    return Streak(
-        initial_scale,
-        growth_factor=growth_factor,
-        backoff_factor=None,
-        growth_interval=growth_interval + 1,
-        first_interval=growth_interval + 2,
-        double=True,
-    )
+    more, most = growth_interval + 1, growth_interval + 2
+    return streak(initial_scale, growth_factor, DIVIDES, more, first_interval=most, double=True)
 
 
 def _paddle(
@@ -130,13 +122,14 @@ def _paddle(
     hysteresis: int,
     floor: float,
 ) -> Streak:
-    check_factors(growth_factor, backoff_factor)
-    return Streak(
+    """In either mode, with the mode's floor."""
+    return streak(
         initial_scale,
-        growth_factor=single(growth_factor),
-        backoff_factor=single(backoff_factor),
-        growth_interval=growth_interval,
+        growth_factor,
+        backoff_factor,
+        growth_interval,
         hysteresis=hysteresis,
         refill=("finite", "backoff"),
+        in_float32=True,
         backoff_floor=floor,
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_scale
-from scaler.presets.rules.precision import single
-from scaler.presets.rules.streak import Streak
-from scaler.presets.torch_systems import check_factors
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE
+from scaler.presets.rules.precision import checked_bound
+from scaler.presets.rules.streak import DIVIDES, Streak, streak
 from scaler.strategies.dynamic import Dynamic
 
 
@@ -33,14 +32,7 @@ def tf_keras(initial_scale: float = 2.0**15, *, growth_factor: float = 2.0, grow
 
     Parts from it: tf_keras grows up to the largest float32. Ours stays at 2^126, from the 112th growth by default.
     """
-    check_factors(growth_factor, 0.5)
-    return Streak(
-        initial_scale,
-        growth_factor=single(growth_factor),
-        backoff_factor=None,
-        growth_interval=growth_interval,
-        backoff_floor=1.0,
-    )
+    return streak(initial_scale, growth_factor, DIVIDES, growth_interval, in_float32=True, backoff_floor=1.0)
 
 
 def tf_contrib(
@@ -58,14 +50,14 @@ def tf_contrib(
 
     Parts from it: it grows up to the largest float32; ours stays at 2^126.
     """
-    check_factors(growth_factor, backoff_factor)
-    return Streak(
+    return streak(
         initial_scale,
-        growth_factor=single(growth_factor),
-        backoff_factor=single(backoff_factor),
-        growth_interval=growth_interval,
+        growth_factor,
+        backoff_factor,
+        growth_interval,
         hysteresis=hysteresis,
         refill=("growth", "backoff"),
+        in_float32=True,
         backoff_floor=1.0,
     )
 
@@ -81,14 +73,12 @@ def openseq2seq_backoff(
 
     Parts from it: nowhere, within [2^-126, 2^126]. OpenSeq2Seq clips to both bounds at each change, which is the same.
     """
-    check_factors(growth_factor, 0.5)
-    check_scale("min_scale", min_scale)
-    check_scale("max_scale", max_scale)
-    return Streak(
-        max_scale,
-        growth_factor=single(growth_factor),
-        backoff_factor=None,
-        growth_interval=growth_interval,
-        backoff_floor=min_scale,
+    return streak(
+        checked_bound("max_scale", max_scale),
+        growth_factor,
+        DIVIDES,
+        growth_interval,
+        in_float32=True,
+        backoff_floor=checked_bound("min_scale", min_scale),
         growth_ceiling=max_scale,
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_number, check_scale
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_scale
 from scaler.outcome.stuck import StuckPolicy
-from scaler.presets.rules.log2 import Log2
-from scaler.presets.rules.precision import smaller
+from scaler.presets.rules.climbs import Log2, Spaced
+from scaler.presets.rules.precision import checked_bound, smaller
 from scaler.presets.rules.skipped_at_floor import SkippedAtFloor
-from scaler.presets.rules.spaced import Spaced
-from scaler.presets.rules.streak import Streak
+from scaler.presets.rules.streak import DIVIDES, Streak, streak
+from scaler.presets.rules.tolerance import MovingWindow, Tolerance
 from scaler.strategies.dynamic import Dynamic
 
 
@@ -31,10 +31,7 @@ def pytorch(
         InvalidArgument: Outside torch's own bounds, growth_factor > 1 and backoff_factor < 1; also for a
             backoff_factor below 2^-126 and a growth_interval below 1, which torch accepts and then never uses.
     """
-    check_factors(growth_factor, backoff_factor)
-    return Streak(
-        initial_scale, growth_factor=growth_factor, backoff_factor=backoff_factor, growth_interval=growth_interval
-    )
+    return streak(initial_scale, growth_factor, backoff_factor, growth_interval)
 
 
 def fairscale(
@@ -49,9 +46,7 @@ def fairscale(
     Parts from it: as `pytorch` does. Besides, with the optimizer's state on the CPU FairScale counts a step that
     overflowed on two ranks as finite; ours never does.
     """
-    return pytorch(
-        initial_scale, growth_factor=growth_factor, backoff_factor=backoff_factor, growth_interval=growth_interval
-    )
+    return streak(initial_scale, growth_factor, backoff_factor, growth_interval)
 
 
 def nemo(
@@ -68,14 +63,8 @@ def nemo(
 
     Parts from it: as `pytorch` does. Besides, NeMo forgets the hysteresis in a checkpoint; ours never does.
     """
-    check_factors(growth_factor, backoff_factor)
-    return Streak(
-        initial_scale,
-        growth_factor=growth_factor,
-        backoff_factor=backoff_factor,
-        growth_interval=growth_interval,
-        hysteresis=hysteresis,
-        refill=("finite",),
+    return streak(
+        initial_scale, growth_factor, backoff_factor, growth_interval, hysteresis=hysteresis, refill=("finite",)
     )
 
 
@@ -95,12 +84,10 @@ def apex(
     non-finite step in a row by default.
     """
     check_scale("initial_scale", initial_scale)
-    low = checked_bound("min_scale", min_scale, SMALLEST_SCALE)
-    check_scale("max_scale", max_scale)
     return Streak(
-        smaller(initial_scale, max_scale),
+        smaller(initial_scale, checked_bound("max_scale", max_scale)),
         growth_interval=growth_interval,
-        backoff_floor=low,
+        backoff_floor=checked_bound("min_scale", min_scale, SMALLEST_SCALE),
         growth_ceiling=max_scale,
     )
 
@@ -238,18 +225,68 @@ def dalle(replicas: int = 1) -> Spaced:
     return Spaced(replicas)
 
 
-def check_factors(growth_factor: float, backoff_factor: float) -> None:
-    """Refuses a growth factor that does not grow, or a backoff factor that does not shrink."""
-    check_number("growth_factor", growth_factor, "a number in (1, 2^126]", lambda v: 1 < v <= LARGEST_SCALE)
-    check_number("backoff_factor", backoff_factor, "a number in [2^-126, 1)", lambda v: SMALLEST_SCALE <= v < 1)
+def fairseq(
+    initial_scale: float = 2.0**15,
+    *,
+    growth_factor: float = 2.0,
+    growth_interval: int = 2000,
+    tolerance: float = 0.0,
+    threshold: float | None = None,
+    min_loss_scale: float = 1e-4,
+) -> Tolerance:
+    """`DynamicLossScaler` of fairseq, with the defaults of the class.
+
+    fairseq's command line starts at 2^7 instead, with an interval of 2^14 divided by the number of workers and by the
+    accumulation. The scale is a Python float; ours is kept in double precision too.
+
+    Parts from it: at a backoff to `min_loss_scale` or below fairseq keeps the scale and raises FloatingPointError; ours
+    keeps it and goes on, and `fairseq_stuck()` raises. fairseq has no ceiling; ours is 2^126, reached from the default
+    by 111 growths.
+    """
+    return Tolerance(
+        initial_scale,
+        growth_factor=growth_factor,
+        growth_interval=growth_interval,
+        tolerance=tolerance,
+        threshold=threshold,
+        min_loss_scale=min_loss_scale,
+    )
 
 
-def checked_bound(name: str, value: float | None, if_none: float) -> float:
-    """A bound that a system may go without."""
-    if value is None:
-        return if_none
-    check_scale(name, value)
-    return value
+def fairseq_stuck() -> StuckPolicy:
+    """Raises where fairseq raises FloatingPointError, "Minimum loss scale reached".
+
+    fairseq raises at the step that would lower the scale to `min_loss_scale`. With a visit of the host after each step
+    so does this, else at the next visit; a `tolerance` is not waited for. With a `threshold` above `min_loss_scale`
+    fairseq never raises: use another policy there, since this one takes the threshold for the floor.
+    """
+    return SkippedAtFloor()
+
+
+def metaseq(
+    initial_scale: float = 4.0,
+    *,
+    growth_factor: float = 2.0,
+    growth_interval: int = 256,
+    tolerance: float = 0.0,
+    threshold: float | None = None,
+    min_loss_scale: float = 2.0**-5,
+) -> MovingWindow:
+    """`DynamicLossScaler` of metaseq: fairseq's, with an interval that is doubled and halved together with the scale.
+
+    The interval is shortened by a non-finite step at the floor as well. The scale is a Python float; ours is kept in
+    double precision too.
+
+    Parts from it: metaseq has no ceiling; ours is 2^126, which takes 256 * 2^123 finite steps from the default.
+    """
+    return MovingWindow(
+        initial_scale,
+        growth_factor=growth_factor,
+        growth_interval=growth_interval,
+        tolerance=tolerance,
+        threshold=threshold,
+        min_loss_scale=min_loss_scale,
+    )
 
 
 def _deepspeed(
@@ -261,17 +298,16 @@ def _deepspeed(
     hysteresis: int,
     consecutive: bool,
 ) -> Streak:
-    check_factors(growth_factor, 0.5)
+    """Either version, whose first growth comes so many steps late."""
     check_count("growth_interval", growth_interval, 1000)
-    check_scale("min_scale", min_scale)
-    return Streak(
+    return streak(
         initial_scale,
-        growth_factor=growth_factor,
-        backoff_factor=None,
-        growth_interval=growth_interval,
+        growth_factor,
+        DIVIDES,
+        growth_interval,
         first_interval=growth_interval + late,
         hysteresis=hysteresis,
         refill=("finite",) if consecutive else ("growth",),
-        backoff_floor=min_scale,
+        backoff_floor=checked_bound("min_scale", min_scale),
         double=True,
     )

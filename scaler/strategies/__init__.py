@@ -1,4 +1,4 @@
-"""Loss-scaling strategies, one file each: pure state machines, nothing stateful."""
+"""Loss-scaling strategies: pure state machines, nothing stateful."""
 
 from scaler.backend.spelling import suggest_arguments
 from scaler.strategies.base import Event as Event
@@ -7,22 +7,23 @@ from scaler.strategies.base import Strategy as Strategy
 from scaler.strategies.base import after_step as after_step
 from scaler.strategies.base import check_state as check_state
 from scaler.strategies.base import float_bounds_of as float_bounds_of
+from scaler.strategies.base import in_words as in_words
 from scaler.strategies.base import needs_of as needs_of
 from scaler.strategies.base import require_strategy as require_strategy
 from scaler.strategies.base import usable_state as usable_state
-from scaler.strategies.bounded import Bounded as Bounded
 from scaler.strategies.delayed_amax import DelayedAmax as DelayedAmax
 from scaler.strategies.delayed_amax import DelayedAmaxState as DelayedAmaxState
-from scaler.strategies.described import described as in_words
 from scaler.strategies.dynamic import Dynamic as Dynamic
 from scaler.strategies.dynamic import DynamicState as DynamicState
 from scaler.strategies.headroom import Headroom as Headroom
 from scaler.strategies.headroom import HeadroomState as HeadroomState
 from scaler.strategies.histogram import Histogram as Histogram
 from scaler.strategies.histogram import HistogramState as HistogramState
+from scaler.strategies.limits import Bounded as Bounded
+from scaler.strategies.limits import RisingFloor as RisingFloor
+from scaler.strategies.limits import Warmup as Warmup
 from scaler.strategies.log_normal import LogNormal as LogNormal
 from scaler.strategies.log_normal import LogNormalState as LogNormalState
-from scaler.strategies.rising_floor import RisingFloor as RisingFloor
 from scaler.strategies.scheduled import Scheduled as Scheduled
 from scaler.strategies.smooth import Smooth as Smooth
 from scaler.strategies.smooth import SmoothState as SmoothState
@@ -30,7 +31,6 @@ from scaler.strategies.spike_guard import SpikeGuard as SpikeGuard
 from scaler.strategies.static import NoScaling as NoScaling
 from scaler.strategies.static import Static as Static
 from scaler.strategies.static import StaticState as StaticState
-from scaler.strategies.warmup import Warmup as Warmup
 
 __all__ = [
     "Bounded",

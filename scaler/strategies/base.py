@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
 
 from scaler.backend.autograph import with_user_autograph
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number, within
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number, is_symbolic, within
 from scaler.errors import InvalidArgument
 
 
@@ -220,6 +221,7 @@ def host_bounds_of(strategy: object) -> tuple[float, float]:
 
 
 def _float32(bound: Any) -> float:
+    """A bound on the host, rounded to float32."""
     return float(np.float32(bound)) if isinstance(bound, (int, float)) else float(as_float(bound))
 
 
@@ -300,42 +302,63 @@ def check_event(strategy: object, event: Event) -> None:
     """
     if not isinstance(event, Event):
         raise InvalidArgument(f"update({event!r}): expected hs.Event(finite=...), around a scalar bool tensor.")
-    finite = tf.convert_to_tensor(event.finite)
-    if finite.dtype != tf.bool or finite.shape.rank not in (0, None):
-        raise InvalidArgument(
-            f"update(Event(finite)): finite is {finite.dtype.name} of shape {finite.shape}: expected a scalar bool "
-            "tensor, such as hs.all_finite(unscaled)."
-        )
-    if event.amax is not None:
-        amax = tf.convert_to_tensor(event.amax)
-        if not amax.dtype.is_floating or amax.shape.rank not in (0, None):
+
+    def check(name: str, fits: Callable[[tf.Tensor], bool], expected: str) -> None:
+        value = tf.convert_to_tensor(getattr(event, name))
+        if not fits(value):
+            call = name if name == "finite" else f"finite, {name}=..."
+            field = "the histogram" if name == "histogram" else name
             raise InvalidArgument(
-                f"update(Event(finite, amax=...)): amax is {amax.dtype.name} of shape {amax.shape}: expected a scalar "
-                "float32 tensor, such as hs.gradients.amax(unscaled)."
+                f"update(Event({call})): {field} is {value.dtype.name} of shape {value.shape}: expected {expected}."
             )
-    for name in ("norm", "loss"):
-        value = getattr(event, name)
-        if value is None:
-            continue
-        number = tf.convert_to_tensor(value)
-        if not number.dtype.is_floating or number.shape.rank not in (0, None):
-            raise InvalidArgument(
-                f"update(Event(finite, {name}=...)): {name} is {number.dtype.name} of shape {number.shape}: expected a "
-                "scalar float32 tensor."
-            )
+
+    def is_number(value: tf.Tensor) -> bool:
+        return value.dtype.is_floating and value.shape.rank in (0, None)
+
+    check(
+        "finite",
+        lambda value: value.dtype == tf.bool and value.shape.rank in (0, None),
+        "a scalar bool tensor, such as hs.all_finite(unscaled)",
+    )
+    numbers = {"amax": ", such as hs.gradients.amax(unscaled)", "norm": "", "loss": ""}
+    for name, example in numbers.items():
+        if getattr(event, name) is not None:
+            check(name, is_number, f"a scalar float32 tensor{example}")
     if getattr(strategy, "by_tensor", None):
-        norms = tf.convert_to_tensor(statistic(strategy, event, "norms"))
-        if not norms.dtype.is_floating or not norms.shape.is_fully_defined() or norms.shape.rank != 1:
-            raise InvalidArgument(
-                f"update(Event(finite, norms=...)): norms is {norms.dtype.name} of shape {norms.shape}: expected "
-                "float32 [variables], such as tf.stack([tf.norm(grad) for grad in unscaled])."
-            )
+        statistic(strategy, event, "norms")
+        check(
+            "norms",
+            lambda value: value.dtype.is_floating and value.shape.is_fully_defined() and value.shape.rank == 1,
+            "float32 [variables], such as tf.stack([tf.norm(grad) for grad in unscaled])",
+        )
     if event.histogram is not None:
-        counts, edges = tf.convert_to_tensor(event.histogram), needs_of(strategy).edges
+        edges = needs_of(strategy).edges
         bins = len(edges) + 1 if edges else None
-        if not counts.dtype.is_integer or not counts.shape.is_compatible_with([bins]):
-            raise InvalidArgument(
-                f"update(Event(finite, histogram=...)): the histogram is {counts.dtype.name} of shape {counts.shape}: "
-                f"expected int64 [{bins or 'edges + 1'}], such as "
-                f"hs.gradients.histogram(scaled, {edges or 'edges'})."
-            )
+        check(
+            "histogram",
+            lambda value: value.dtype.is_integer and value.shape.is_compatible_with([bins]),
+            f"int64 [{bins or 'edges + 1'}], such as hs.gradients.histogram(scaled, {edges or 'edges'})",
+        )
+
+
+def in_words(strategy: object) -> str:
+    """A strategy as one would write it: its class, with the values that are not defaults."""
+    if dataclasses.is_dataclass(strategy):
+        fields = [field for field in dataclasses.fields(strategy) if field.init]
+        values = [(field, getattr(strategy, field.name)) for field in fields]
+        said = [
+            f"{field.name}={_value(value)}" for field, value in values if is_symbolic(value) or value != field.default
+        ]
+        return f"{type(strategy).__name__}({', '.join(said)})"
+    # Without a `repr` of its own, an object would be told by its address.
+    own = type(strategy).__repr__ is not object.__repr__
+    return repr(strategy) if own else f"{type(strategy).__name__}()"
+
+
+def _value(value: object) -> str:
+    """A value of a field in words."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_value, value))})"
+    if is_symbolic(value):
+        return str(value.numpy()) if hasattr(value, "numpy") else "a tensor"
+    return in_words(value) if dataclasses.is_dataclass(value) else repr(value)

@@ -8,7 +8,16 @@ from typing import ClassVar, NamedTuple
 import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph
-from scaler.checks import as_count, as_float, check_bounds, check_count, check_flag, check_number, within
+from scaler.checks import (
+    as_count,
+    as_float,
+    check_backoff_factor,
+    check_bounds,
+    check_count,
+    check_flag,
+    check_growth_factor,
+    within,
+)
 from scaler.strategies.base import Event
 
 
@@ -84,8 +93,8 @@ class Dynamic:
 
     def __post_init__(self) -> None:
         check_bounds(self.min_scale, self.initial_scale, self.max_scale)
-        check_number("growth_factor", self.growth_factor, "a number in (1, 2^126]", lambda v: 1 < v <= 2.0**126)
-        check_number("backoff_factor", self.backoff_factor, "a number in [2^-126, 1)", lambda v: 2.0**-126 <= v < 1)
+        check_growth_factor(self.growth_factor)
+        check_backoff_factor(self.backoff_factor)
         check_count("growth_interval", self.growth_interval, 2000)
         check_count("hysteresis", self.hysteresis, 1)
         check_flag("consecutive_hysteresis", self.consecutive_hysteresis)
@@ -120,4 +129,5 @@ class Dynamic:
         )
 
     def _bounded(self, loss_scale: tf.Tensor) -> tf.Tensor:
+        """A scale within the bounds."""
         return within(loss_scale, as_float(self.min_scale), as_float(self.max_scale))

@@ -63,5 +63,6 @@ def exp2(value: tf.Tensor) -> tf.Tensor:
 
 
 def _bits(value: tf.Tensor) -> tf.Tensor:
+    """The bits of float32 numbers."""
     # Not int32, whose arithmetic a GPU leaves to the host.
     return tf.bitcast(tf.cast(value, tf.float32), tf.uint32)

@@ -113,6 +113,7 @@ class Headroom:
         )
 
     def _peak(self, state: HeadroomState, finite: tf.Tensor, amax: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The next `peak` and `below_peak`."""
         height = exact.exponent(amax) + 1
         observed = tf.logical_and(finite, height > -126)
         known, memory = within(state.peak, _UNKNOWN, 128), as_count(self.memory, state.below_peak)
@@ -125,6 +126,7 @@ class Headroom:
         return tf.where(observed, peak, known), tf.where(observed, below, state.below_peak)
 
     def _relaxed(self, state: HeadroomState) -> tuple[tf.Tensor, tf.Tensor]:
+        """The next `distance` and `calm`, of a finite step."""
         least, interval = as_count(self.headroom, state.distance), as_count(self.relax_interval, state.calm)
         calm = within(state.calm, 0, interval - 1) + 1
         relax = calm >= interval

@@ -121,6 +121,7 @@ class LogNormal:
         return LogNormalState(*(tf.where(observed, new, old) for new, old in zip(after, state, strict=True)))
 
     def _average(self, state: LogNormalState, x: tf.Tensor) -> LogNormalState:
+        """The averages with one more observation."""
         fast, slow = as_float(self.mean_decay), as_float(self.variance_decay)
         return LogNormalState(
             state.loss_scale,
@@ -132,6 +133,7 @@ class LogNormal:
         )
 
     def _scale(self, state: LogNormalState, log_max: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+        """The scale that the averages allow; the one before where they say nothing."""
         mu, slow_mu = _corrected(state.mean, state.mean_weight), _corrected(state.slow_mean, state.slow_weight)
         square = _corrected(state.slow_square, state.slow_weight)
         variance = exact.wide(square) - tf.square(exact.wide(slow_mu))
@@ -144,8 +146,10 @@ class LogNormal:
 
 
 def _ema(average: tf.Tensor, decay: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """An exponential average with one more value."""
     return exact.narrow(exact.wide(decay) * exact.wide(average) + exact.wide(1.0 - decay) * exact.wide(x))
 
 
 def _corrected(average: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """An average divided by what its weights sum to."""
     return exact.narrow(exact.wide(average) / (1.0 - exact.wide(weight)))

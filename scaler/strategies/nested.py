@@ -1,4 +1,4 @@
-"""What strategies that hold others share: a flat state, in which every field is one variable, and schedules."""
+"""What strategies around others share: needs and bounds, a flat state of which each field is a variable, schedules."""
 
 from __future__ import annotations
 
@@ -10,6 +10,37 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.errors import InvalidArgument
+from scaler.strategies.base import Needs, Strategy, bounds_of, needs_of, takes_int64
+
+
+class Around:
+    """A strategy around another one, its `strategy`, which needs what that one needs."""
+
+    strategy: Strategy
+
+    @property
+    def int64_counts(self) -> bool:
+        """Whether the strategy can count in int64."""
+        return takes_int64(self.strategy)
+
+    @property
+    def needs(self) -> Needs:
+        """What the strategy needs."""
+        return needs_of(self.strategy)
+
+
+class AroundWithBounds(Around):
+    """A strategy around another one, with the bounds of that one."""
+
+    @property
+    def min_scale(self) -> Any:
+        """The strategy's own floor."""
+        return bounds_of(self.strategy)[0]
+
+    @property
+    def max_scale(self) -> Any:
+        """The strategy's own ceiling."""
+        return bounds_of(self.strategy)[1]
 
 
 def join(name: str, inner: Any, **own: tf.Tensor) -> Any:
@@ -66,6 +97,7 @@ def as_schedule(name: str, schedule: Any) -> tuple[tuple[int, Any], ...]:
 
 @functools.cache
 def _type_around(name: str, inner_type: Any, own: tuple[str, ...]) -> Any:
+    """The type of a joined state, the same for the same arguments."""
     fields = list(inner_type._fields)
     for field in own:
         unique, number = field, 2
@@ -79,4 +111,5 @@ def _type_around(name: str, inner_type: Any, own: tuple[str, ...]) -> Any:
 
 @functools.cache
 def _type_of_fields(name: str, fields: tuple[str, ...]) -> Any:
+    """The type of a state, the same for the same fields."""
     return collections.namedtuple(name, fields)

@@ -107,13 +107,16 @@ class Scheduled:
         return self._together(scale, steps, states)
 
     def _members(self) -> list[Strategy]:
+        """The strategies in the order of their steps."""
         return [strategy for _, strategy in self.strategies]  # type: ignore[misc]
 
     def _active(self, steps: tf.Tensor) -> tf.Tensor:
+        """The number of the strategy that is active after so many steps."""
         started = [tf.cast(steps >= start, tf.int64) for start, _ in self.strategies]  # type: ignore[misc]
         return tf.add_n(started) - 1
 
     def _together(self, scale: tf.Tensor, steps: tf.Tensor, states: list) -> Any:
+        """One flat state of the states of all strategies."""
         fields = {"loss_scale": scale, "schedule_steps": steps}
         for number, state in enumerate(states):
             own = {f"{field}_{number}": value for field, value in state._asdict().items() if field != "loss_scale"}
@@ -121,6 +124,7 @@ class Scheduled:
         return state_of_fields("ScheduledState", fields)
 
     def _apart(self, state: Any) -> list:
+        """The states of all strategies, with the scale in use."""
         states = []
         for number, strategy in enumerate(self._members()):
             example = strategy.init()

@@ -9,7 +9,16 @@ from typing import ClassVar, NamedTuple
 import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph
-from scaler.checks import as_count, as_float, check_bounds, check_count, check_flag, check_number, is_symbolic
+from scaler.checks import (
+    as_count,
+    as_float,
+    check_backoff_factor,
+    check_bounds,
+    check_count,
+    check_flag,
+    check_number,
+    is_symbolic,
+)
 from scaler.strategies import exact
 from scaler.strategies.base import Event, bounded
 
@@ -82,7 +91,7 @@ class Smooth:
     def __post_init__(self) -> None:
         check_bounds(self.min_scale, self.initial_scale, self.max_scale)
         check_number("growth_interval", self.growth_interval, "a number in [1, 2^31)", lambda v: 1 <= v < 2.0**31)
-        check_number("backoff_factor", self.backoff_factor, "a number in [2^-126, 1)", lambda v: 2.0**-126 <= v < 1)
+        check_backoff_factor(self.backoff_factor)
         check_count("backoff_interval", self.backoff_interval, 125)
         check_flag("search", self.search)
 
@@ -113,10 +122,12 @@ class Smooth:
         )
 
     def _growth(self) -> tf.Tensor:
+        """Octaves a finite step, float64."""
         interval = self.growth_interval
         if is_symbolic(interval):
             return 1.0 / tf.cast(interval, tf.float64)
         return tf.constant(1.0 / float(interval), tf.float64)
 
     def _log2(self, value: float | tf.Tensor) -> tf.Tensor:
+        """The logarithm of an argument, float64."""
         return exact.log2(value) if is_symbolic(value) else tf.constant(math.log2(float(value)), tf.float64)

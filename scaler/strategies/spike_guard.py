@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -11,22 +12,10 @@ import tensorflow as tf
 from scaler.backend.autograph import no_autograph, with_user_autograph
 from scaler.checks import check_constant, check_count, check_flag, check_number, is_symbolic
 from scaler.errors import InvalidArgument
-from scaler.strategies import tensor_norms
-from scaler.strategies.base import (
-    Event,
-    Needs,
-    Strategy,
-    bounded_state,
-    bounds_of,
-    needs_of,
-    require_inner,
-    statistic,
-    takes_int64,
-    together,
-)
-from scaler.strategies.nested import count_up, inner_of, join, own_of
-from scaler.strategies.robust import entered, flushed, limit_of
-from scaler.strategies.tensor_norms import TensorNorms
+from scaler.strategies import exact, tensor_norms
+from scaler.strategies.base import Event, Needs, Strategy, bounded_state, require_inner, statistic, together
+from scaler.strategies.nested import AroundWithBounds, count_up, inner_of, join, own_of
+from scaler.strategies.tensor_norms import Window, flushed
 
 
 class Verdict(NamedTuple):
@@ -53,7 +42,7 @@ class Verdict(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SpikeGuard:
+class SpikeGuard(AroundWithBounds):
     """Skip a step whose gradient norm or loss is finite and far beyond that of the last steps, or above a fixed limit.
 
         of the norms, of the losses, and by tensor of the norms of each gradient, of the last `window` applied steps:
@@ -166,24 +155,9 @@ class SpikeGuard:
             )
 
     @property
-    def int64_counts(self) -> bool:
-        """Whether the strategy can count in int64."""
-        return takes_int64(self.strategy)
-
-    @property
     def needs(self) -> Needs:
         """What the strategy needs, and what is watched."""
-        return together(needs_of(self.strategy), Needs(norm="norm" in self.watched, loss=self.loss))
-
-    @property
-    def min_scale(self) -> Any:
-        """The strategy's floor."""
-        return bounds_of(self.strategy)[0]
-
-    @property
-    def max_scale(self) -> Any:
-        """The strategy's ceiling."""
-        return bounds_of(self.strategy)[1]
+        return together(super().needs, Needs(norm="norm" in self.watched, loss=self.loss))
 
     @property
     def most_in_a_row(self) -> int:
@@ -203,14 +177,12 @@ class SpikeGuard:
             variables: How many variables a step updates, if each gradient's norm is watched. A `LossScaler` finds it
                 out at its first step.
         """
-        unknown = tf.constant(math.inf)
-        each: dict[str, tf.Tensor] = {}
-        for name in self.watched:
-            each |= _named(name, tf.fill([self.window], math.inf), unknown, self._limited(name, unknown))
-        if self.by_tensor:
-            each |= zip(tensor_norms.FIELDS, tensor_norms.unknown(self.window, variables), strict=True)
+        own: dict[str, tf.Tensor] = {}
+        for name in self._windows:
+            shape = (variables,) if name == "norms" else ()
+            own |= self._fields(name, tensor_norms.unknown(self.window, *shape))
         none = tf.constant(0)
-        own = {**each, "spikes": none, "spikes_in_a_row": none, "last_spike": tf.zeros([3])}
+        own |= zip(_COUNTS, (none, none, tf.zeros([3])), strict=True)
         return join("SpikeGuardState", bounded_state(self.strategy, self.strategy.init()), **own)
 
     def verdict(
@@ -225,17 +197,16 @@ class SpikeGuard:
             loss: Float32; None if it is not watched.
             norms: Float32 [variables], the norm of each unscaled gradient; None if they are not watched.
         """
-        known, given = self._own(state), {"norm": norm, "loss": loss}
-        found = []
+        windows, given = self._own(state)[0], {"norm": norm, "loss": loss}
+        by_tensor = self.by_tensor == "skip" and norms is not None
+        found = [_of_tensors(windows["norms"], flushed(norms))] if by_tensor else []
         for name in self.watched:
-            value = flushed(given[name])
-            usual, limit = (known[field] for field in _FIELDS[name][1:])
+            value, (_, usual, limit) = flushed(given[name]), windows[name]
             of_norm = (tf.ones_like if name == "norm" else tf.zeros_like)(value, tf.bool)
             usual = tf.where(limit < self._fixed(name), usual, math.nan) if self._fixed(name) < math.inf else usual
             most = limit * _BY_ROUNDING if name == "norm" and self.by_tensor == "clip" else limit
-            found.append(Verdict(value > most, of_norm, value, usual, limit))
-        if self.by_tensor == "skip" and norms is not None:
-            found = [_of_tensors(_tensors(known), norms), *(_of_no_tensor(one) for one in found)]
+            none = tf.zeros_like(value, tf.int64) if by_tensor else None
+            found.append(Verdict(value > most, of_norm, value, usual, limit, none if none is None else none - 1, none))
         first, *rest = found or [_never(state)]
         for second in rest:
             spike, pairs = first.spike, zip(first, second, strict=True)
@@ -253,9 +224,14 @@ class SpikeGuard:
         Returns:
             Of the dtype of the norms.
         """
-        known = _tensors(self._own(state))
-        # A scaler that has seen no step knows of no variable.
-        return tensor_norms.factors(known, norms) if known.limits.shape[0] else tf.ones_like(norms)
+        limits = self._own(state)[0]["norms"].limit
+        if not limits.shape[0]:  # A scaler that has seen no step knows of no variable.
+            return tf.ones_like(norms)
+        norms = tf.convert_to_tensor(norms)
+        narrow = flushed(norms)
+        # Float32 may hold neither the norm of a float64 gradient nor its factor.
+        norms = norms if norms.dtype == tf.float64 else narrow
+        return tf.where(narrow > limits, tf.cast(limits, norms.dtype) / norms, tf.ones_like(norms))
 
     def is_spike(self, state: Any, event: Event) -> tf.Tensor:
         """Whether a step is to be skipped as a spike, scalar bool: for a step written in the long form.
@@ -269,30 +245,28 @@ class SpikeGuard:
     @no_autograph
     def update(self, state: Any, event: Event) -> Any:
         """The state after a step that was attempted with `state` and showed `event`."""
-        known, before = self._own(state), inner_of(state)
+        (windows, counts), before = self._own(state), inner_of(state)
         verdict = self._verdict_of(state, event)
         spike = tf.logical_and(event.finite, verdict.spike)
         applied = tf.logical_and(event.finite, tf.logical_not(spike))
         after = bounded_state(self.strategy, with_user_autograph(self.strategy.update)(before, event))
         inner = type(before)(*(tf.where(spike, old, new) for old, new in zip(before, after, strict=True)))
         own: dict[str, tf.Tensor] = {}
-        for name in self.watched:
-            value, values = flushed(statistic(self, event, name)), known[_FIELDS[name][0]]
-            values = entered(values, value, tf.logical_and(applied, tf.math.is_finite(value)))
-            usual, limit = limit_of(values, self.factor)
-            own |= _named(name, values, usual, self._limited(name, limit))
-        if self.by_tensor:
-            tensors, norms = _tensors(known), self._norms_of(state, event)
-            moved = tensors if norms is None else tensor_norms.after(tensors, norms, applied, self.factor)
-            own |= zip(tensor_norms.FIELDS, moved, strict=True)
-        own["spikes"] = tf.where(spike, count_up(known["spikes"]), known["spikes"])
-        in_a_row = tf.where(spike, count_up(known["spikes_in_a_row"]), known["spikes_in_a_row"])
+        given = {name: flushed(statistic(self, event, name)) for name in self.watched}
+        given["norms"] = self._norms_of(state, event)
+        for name, window in windows.items():
+            if given[name] is not None:
+                window = tensor_norms.after(window, given[name], applied, self.factor)
+            own |= self._fields(name, window)
+        own["spikes"] = tf.where(spike, count_up(counts["spikes"]), counts["spikes"])
+        in_a_row = tf.where(spike, count_up(counts["spikes_in_a_row"]), counts["spikes_in_a_row"])
         own["spikes_in_a_row"] = tf.where(applied, tf.zeros_like(in_a_row), in_a_row)
         seen = tf.stack([verdict.value, verdict.usual, verdict.limit])
-        own["last_spike"] = tf.where(spike, seen, known["last_spike"])
+        own["last_spike"] = tf.where(spike, seen, counts["last_spike"])
         return join("SpikeGuardState", inner, **own)
 
     def _verdict_of(self, state: Any, event: Event) -> Verdict:
+        """The verdict on the step that an event shows."""
         given = {name: statistic(self, event, name) for name in self.watched}
         return self.verdict(state, given.get("norm"), given.get("loss"), self._norms_of(state, event))
 
@@ -304,18 +278,26 @@ class SpikeGuard:
 
     def _fixed(self, name: str) -> float:
         """The limit that does not depend on earlier steps."""
-        return math.inf if name == "loss" or self.largest_norm is None else float(self.largest_norm)
+        return float(self.largest_norm) if name == "norm" and self.largest_norm is not None else math.inf
 
-    def _limited(self, name: str, limit: tf.Tensor) -> tf.Tensor:
-        """The limit, from that of the window."""
-        fixed = self._fixed(name)
-        relative = limit if name == "loss" or self.norm else tf.fill(tf.shape(limit), math.inf)
-        return relative if fixed == math.inf else tf.minimum(relative, fixed)
+    @property
+    def _windows(self) -> tuple[str, ...]:
+        """What has a window, by the names of an `Event`."""
+        return (*self.watched, "norms") if self.by_tensor else self.watched
 
-    def _own(self, state: Any) -> dict[str, tf.Tensor]:
-        each = [field for name in self.watched for field in _FIELDS[name]]
-        tensors = tensor_norms.FIELDS if self.by_tensor else ()
-        return dict(zip((*each, *tensors, "spikes", "spikes_in_a_row", "last_spike"), own_of(state), strict=True))
+    def _fields(self, name: str, window: Window) -> dict[str, tf.Tensor]:
+        """A window as fields of a state, with a limit that is no higher than the fixed one."""
+        fixed, limit = self._fixed(name), window.limit
+        if name == "norm" and not self.norm:
+            limit = tf.fill(tf.shape(limit), math.inf)
+        limit = limit if fixed == math.inf else tf.minimum(limit, fixed)
+        return dict(zip(_FIELDS[name], window._replace(limit=limit), strict=True))
+
+    def _own(self, state: Any) -> tuple[dict[str, Window], dict[str, tf.Tensor]]:
+        """The windows and the counts of a state."""
+        fields = iter(own_of(state))
+        windows = {name: Window(*itertools.islice(fields, 3)) for name in self._windows}
+        return windows, dict(zip(_COUNTS, fields, strict=True))
 
 
 def guard_of(strategy: object) -> SpikeGuard | None:
@@ -330,25 +312,25 @@ def unguarded(strategy: Any) -> Any:
 
 _BY_ROUNDING = 1.0 + 2.0**-10
 """What clipped gradients may be of a limit that they meet exactly: far more than their rounding, and no spike."""
-_FIELDS = {"norm": ("norms", "norm_usual", "norm_limit"), "loss": ("losses", "loss_usual", "loss_limit")}
+_FIELDS = {
+    "norm": ("norms", "norm_usual", "norm_limit"),
+    "loss": ("losses", "loss_usual", "loss_limit"),
+    "norms": tensor_norms.FIELDS,
+}
+_COUNTS = ("spikes", "spikes_in_a_row", "last_spike")
 
 
-def _named(name: str, values: tf.Tensor, usual: tf.Tensor, limit: tf.Tensor) -> dict[str, tf.Tensor]:
-    return dict(zip(_FIELDS[name], (values, usual, limit), strict=True))
-
-
-def _tensors(known: dict[str, tf.Tensor]) -> TensorNorms:
-    return TensorNorms(*(known[field] for field in tensor_norms.FIELDS))
-
-
-def _of_tensors(known: TensorNorms, norms: tf.Tensor) -> Verdict:
-    found = tensor_norms.farthest(known, flushed(norms))
-    return Verdict(found.some, tf.ones_like(found.some), *found[2:5], found.place, found.count)
-
-
-def _of_no_tensor(verdict: Verdict) -> Verdict:
-    none = tf.zeros_like(verdict.spike, tf.int64)
-    return verdict._replace(tensor=none - 1, beyond=none)
+def _of_tensors(known: Window, norms: tf.Tensor) -> Verdict:
+    """What the gradients' own norms say: the one that is the most times its limit is why."""
+    beyond = norms > known.limit
+    excess = tf.where(beyond, exact.wide(norms) / exact.wide(known.limit), tf.zeros([], tf.float64))
+    place = tf.argmax(excess, axis=0)
+    here = tf.one_hot(place, norms.shape[0], True, False, axis=0)
+    value, usual, limit = (
+        tf.reduce_sum(tf.where(here, each, 0.0), axis=0) for each in (norms, known.usual, known.limit)
+    )
+    spike, count = tf.reduce_any(beyond, axis=0), tf.math.count_nonzero(beyond, axis=0)
+    return Verdict(spike, tf.ones_like(spike), value, usual, limit, place, count)
 
 
 def _never(state: Any) -> Verdict:

@@ -1,4 +1,4 @@
-"""The norms of each gradient of the last steps, and what they say of those of the next one."""
+"""The last values of numbers, and the limits that their medians and their spreads draw for the next ones."""
 
 from __future__ import annotations
 
@@ -7,96 +7,68 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from scaler.checks import as_float
 from scaler.strategies import exact
-from scaler.strategies.robust import entered, flushed, limit_of
 
 FIELDS = ("tensor_norms", "tensor_usual", "tensor_limits")
-"""Those of a state, in the order of a `TensorNorms`."""
+"""The fields of a state with the `Window` of each gradient's norm."""
+_SIGMA = 1.4826
+"""A normal distribution has this many times its median distance from the median as its standard deviation."""
+_LEAST = 0.1
+"""The least spread, as a share of the median."""
 
 
-class TensorNorms(NamedTuple):
-    """The last norms of some gradients, each with a window of its own.
-
-    Attributes:
-        norms: Float32 [window, variables], the newest last; infinity where nothing was seen yet.
-        usual: Float32 [variables], their medians.
-        limits: Float32 [variables], the most that the next step allows.
-    """
-
-    norms: tf.Tensor
-    usual: tf.Tensor
-    limits: tf.Tensor
-
-
-class Farthest(NamedTuple):
-    """The gradient that lies farthest beyond its limit, as a ratio: scalar tensors.
+class Window(NamedTuple):
+    """The last values of a number, or of several.
 
     Attributes:
-        some: Bool, whether there is one.
-        place: Int64, its position among the variables.
-        value: Float32, its norm.
-        usual: Float32, its median.
-        limit: Float32, the most that was allowed.
-        count: Int64, how many lie beyond theirs.
+        values: Float32 [size, ...], the newest last; infinity where nothing was seen yet.
+        usual: Float32 [...], their medians.
+        limit: Float32 [...], the most that the next step allows.
     """
 
-    some: tf.Tensor
-    place: tf.Tensor
-    value: tf.Tensor
+    values: tf.Tensor
     usual: tf.Tensor
     limit: tf.Tensor
-    count: tf.Tensor
 
 
-def unknown(window: int, variables: int) -> TensorNorms:
+def unknown(size: int, *shape: int) -> Window:
     """Before the first step."""
-    none = tf.fill([variables], math.inf)
-    return TensorNorms(tf.fill([window, variables], math.inf), none, none)
+    none = tf.fill(tf.constant(shape, tf.int32), math.inf)
+    return Window(tf.fill([size, *shape], math.inf), none, none)
 
 
-def after(known: TensorNorms, norms: tf.Tensor, applied: tf.Tensor, factor: Any) -> TensorNorms:
-    """After a step. A norm that is not finite does not enter: that of a gradient which the step did not have is NaN.
+def flushed(value: Any) -> tf.Tensor:
+    """In float32, with 0 for a subnormal number, on which kernels disagree."""
+    return exact.narrow(exact.wide(value))
+
+
+def after(known: Window, value: tf.Tensor, applied: tf.Tensor, factor: Any) -> Window:
+    """After a step. A value that is not finite does not enter: the norm of a gradient that a step did not have is NaN.
+
+    The limit is infinite while half of the window is empty, which counts as infinite, and where all of it is 0.
 
     Args:
         known: Before the step.
-        norms: Float32 [variables], of the unscaled gradients.
+        value: Float32 [...].
         applied: Scalar bool.
-        factor: How many spreads above the median of a window the limit lies, a number or a scalar tensor.
+        factor: How many spreads above the median the limit lies, a number or a scalar tensor.
     """
-    window = entered(known.norms, norms, tf.logical_and(applied, tf.math.is_finite(norms)))
-    return TensorNorms(window, *limit_of(window, factor))
+    enters = tf.logical_and(applied, tf.math.is_finite(value))
+    values = tf.where(enters, tf.concat([known.values[1:], value[tf.newaxis]], axis=0), known.values)
+    usual = _median(values)
+    distance = exact.narrow(exact.wide(_SIGMA) * exact.wide(_median(tf.abs(values - usual))))
+    spread = tf.maximum(distance, exact.narrow(exact.wide(_LEAST) * exact.wide(tf.abs(usual))))
+    limit = exact.narrow(exact.wide(usual) + exact.wide(as_float(factor)) * exact.wide(spread))
+    has_limit = tf.logical_and(tf.math.is_finite(usual), spread > 0.0)
+    return Window(values, usual, tf.where(has_limit, limit, math.inf))
 
 
-def farthest(known: TensorNorms, norms: tf.Tensor) -> Farthest:
-    """Which gradient of a step lies beyond its limit, and how far.
-
-    Args:
-        known: Before the step, of at least one variable.
-        norms: Float32 [variables], of the unscaled gradients; NaN for a gradient which the step did not have.
-    """
-    beyond = norms > known.limits
-    excess = tf.where(beyond, exact.wide(norms) / exact.wide(known.limits), tf.zeros([], tf.float64))
-    place = tf.argmax(excess, axis=0)
-    here = tf.one_hot(place, norms.shape[0], True, False, axis=0)
-    value, usual, limit = (
-        tf.reduce_sum(tf.where(here, each, 0.0), axis=0) for each in (norms, known.usual, known.limits)
-    )
-    count = tf.math.count_nonzero(beyond, axis=0)
-    return Farthest(tf.reduce_any(beyond, axis=0), place, value, usual, limit, count)
-
-
-def factors(known: TensorNorms, norms: tf.Tensor) -> tf.Tensor:
-    """What each gradient is multiplied by so that it lies at its limit, [variables]: exactly 1 where it is below it.
-
-    Args:
-        known: Before the step.
-        norms: Float32 or float64 [variables], of the unscaled gradients; NaN for a gradient which the step did not
-            have.
-
-    Returns:
-        Of the dtype of the norms: float32 may hold neither the norm of a float64 gradient nor its factor.
-    """
-    norms = tf.convert_to_tensor(norms)
-    narrow = flushed(norms)
-    norms = norms if norms.dtype == tf.float64 else narrow
-    return tf.where(narrow > known.limits, tf.cast(known.limits, norms.dtype) / norms, tf.ones_like(norms))
+def _median(values: tf.Tensor) -> tf.Tensor:
+    """The median along the first axis."""
+    size, rank = values.shape[0], values.shape.rank
+    last = values if rank == 1 else tf.transpose(values, [*range(1, rank), 0])
+    # `tf.sort` asks for the shape, which takes int32 arithmetic.
+    ordered = tf.math.top_k(last, k=size).values
+    middle = exact.wide(ordered[..., size // 2]) + exact.wide(ordered[..., (size - 1) // 2])
+    return exact.narrow(middle * 0.5)

@@ -14,7 +14,7 @@ from tensorflow.python.trackable.base import Trackable
 from versions import needs_keras
 
 import scaler
-from scaler.backend import apply_steps, checkpoints, functional, graphs, layers, optimizers, twins
+from scaler.backend import apply_steps, graphs, layers, optimizers, packed, twins
 from scaler.backend.autograph import no_autograph
 from scaler.backend.versions import say_once
 from scaler.gate import joined
@@ -252,7 +252,7 @@ def test_without_deferred_values_it_is_said_that_windows_may_be_lost(monkeypatch
 
 def test_without_lookup_dependency_it_is_said_what_a_checkpoint_may_lose(monkeypatch):
     without = types.SimpleNamespace(optimizers=types.SimpleNamespace(Optimizer=object))
-    monkeypatch.setattr(checkpoints, "keras", without)
+    monkeypatch.setattr(packed, "keras", without)
     with pytest.warns(UserWarning, match=r"does not tell what a checkpoint looks for.*inner_optimizer"):
         scaler.LossScaleOptimizer(keras.optimizers.SGD())
 
@@ -478,4 +478,4 @@ def test_without_the_connections_of_layers_unit_scaling_is_refused(kind):
     from_layer = types.SimpleNamespace(_keras_history=types.SimpleNamespace(operation=object(), node_index=0))
     tensor = object() if kind == "tensor" else from_layer
     with pytest.raises(scaler.UnsupportedVersion, match=r"unit_scaled: Keras .* does not say"):
-        functional.calls_of(types.SimpleNamespace(outputs=[tensor]))
+        layers.calls_of(types.SimpleNamespace(outputs=[tensor]))

@@ -8,7 +8,7 @@ import tensorflow as tf
 from models import squared_error
 
 import scaler
-from scaler.backend import processor
+from scaler.backend import versions
 
 ARITHMETIC = "flags : fpu sse avx512f avx512_fp16 amx_tile\n"
 
@@ -19,8 +19,8 @@ def on_a(tmp_path, monkeypatch):
 
     def set_flags(flags, onednn=True):
         (tmp_path / "cpuinfo").write_text(flags)
-        monkeypatch.setattr(processor, "_CPU", tmp_path / "cpuinfo")
-        monkeypatch.setattr(processor, "_has_onednn", lambda: onednn)
+        monkeypatch.setattr(versions, "_CPU", tmp_path / "cpuinfo")
+        monkeypatch.setattr(versions, "_has_onednn", lambda: onednn)
         forget()
 
     yield set_flags
@@ -28,8 +28,8 @@ def on_a(tmp_path, monkeypatch):
 
 
 def forget():
-    processor.is_slow_in_float16.cache_clear()
-    processor.warn_of_slow_float16.cache_clear()
+    versions.is_slow_in_float16.cache_clear()
+    versions.warn_of_slow_float16.cache_clear()
 
 
 def said_by_steps(policy, jit_compile=None, steps=2):
@@ -91,7 +91,7 @@ def test_fit_is_warned_of(on_a):
 def test_a_processor_that_does_not_say_what_it_is_counts_as_fast(on_a, tmp_path):
     on_a(ARITHMETIC)
     (tmp_path / "cpuinfo").unlink()
-    assert not processor.is_slow_in_float16()
+    assert not versions.is_slow_in_float16()
 
 
 @pytest.mark.parametrize("value", ["0", "1"])
@@ -100,4 +100,4 @@ def test_without_tensorflows_own_word_the_environment_counts(monkeypatch, value)
 
     monkeypatch.delattr(_pywrap_util_port, "IsMklEnabled")
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", value)
-    assert processor._has_onednn() == (value == "1")
+    assert versions._has_onednn() == (value == "1")

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.backend.layers import cast_with_mask
+from loops.backend.variables import cast_with_mask
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.learning_rates import lower_rates, of_part
 from loops.diagnose.explain.remedies import Kind, Proposal

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from loops.backend import custom_gradients
+from loops.backend import steps
 from loops.diagnose.graph.changes import patched, with_value
 from loops.diagnose.graph.scaler_calls import count_of_operations, on_first_replica
 
@@ -79,7 +79,7 @@ def recording_layers(layers: Mapping[str, keras.layers.Layer]) -> Iterator[Where
         for owner, name, path in _regularized(layers):
             change = _Regularizer(_recording(path, getattr(owner, name), found.regularizers, graphs))
             stack.enter_context(with_value(owner, name, change))
-        stack.enter_context(custom_gradients.around(functools.partial(_recording_backward, found.customs, graphs)))
+        stack.enter_context(steps.custom_gradients(functools.partial(_recording_backward, found.customs, graphs)))
         yield found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from loops.backend.generators import ordered_by_force
+from loops.backend.steps import is_deterministic
 from loops.backend.versions import versions
 from loops.loop.state.operations import STATES, holds_state
 from loops.loop.state.pipeline import Findings, look, surely_endless
@@ -169,7 +169,7 @@ def unlike(findings: Findings, *, skipping: bool) -> list[str]:
             f"the dataset draws random numbers without a seed ({', '.join(drawn)}): a resumed run draws others, {when}."
             " Give random, sample_from_datasets or rejection_resample a seed=0, or set tf.random.set_seed before."
         )
-    if findings.unordered and not ordered_by_force():
+    if findings.unordered and not is_deterministic(if_unknown=False):
         found.append(
             f"the dataset's {', '.join(findings.unordered)} gives elements in the order in which they are ready "
             "(deterministic=False): two runs see them in different orders, resumed or not. Leave deterministic unset."

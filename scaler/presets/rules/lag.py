@@ -7,8 +7,9 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from scaler.strategies.base import Event, takes_int64
+from scaler.strategies.base import Event
 from scaler.strategies.dynamic import Dynamic, DynamicState
+from scaler.strategies.nested import AroundWithBounds
 
 
 class OneStepLateState(NamedTuple):
@@ -31,7 +32,7 @@ class OneStepLateState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class OneStepLate:
+class OneStepLate(AroundWithBounds):
     """Use what another strategy decides, one step late.
 
         every step:  scale = next; next = what the strategy makes of next
@@ -45,21 +46,6 @@ class OneStepLate:
 
     strategy: Dynamic
     sees_every_step: ClassVar[bool] = True
-
-    @property
-    def int64_counts(self) -> bool:
-        """Whether the strategy that decides can count in int64."""
-        return takes_int64(self.strategy)
-
-    @property
-    def min_scale(self) -> float:
-        """The floor of the strategy that decides."""
-        return self.strategy.min_scale
-
-    @property
-    def max_scale(self) -> float:
-        """Its ceiling."""
-        return self.strategy.max_scale
 
     def init(self) -> OneStepLateState:
         """The state before the first step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -11,17 +11,21 @@ from scaler.checks import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
     as_count,
+    check_backoff_factor,
     check_count,
     check_flag,
+    check_growth_factor,
     check_number,
     check_scale,
     is_symbolic,
 )
 from scaler.errors import InvalidArgument
-from scaler.presets.rules.precision import as_double, change, held, kept, larger, single, smaller
+from scaler.presets.rules.precision import EveryStep, after, as_double, change, first, held, larger, single, smaller
 from scaler.strategies.base import Event
 
 _REFILLS = ("growth", "finite", "backoff")
+DIVIDES: Any = object()
+"""In the place of a backoff factor: a backoff divides by the growth factor."""
 
 
 class StreakState(NamedTuple):
@@ -41,7 +45,7 @@ class StreakState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Streak:
+class Streak(EveryStep):
     """What `scaler.Dynamic` does, with the choices that other systems made.
 
         finite:      good += 1
@@ -83,8 +87,6 @@ class Streak:
     backoff_floor: float = SMALLEST_SCALE
     growth_ceiling: float = LARGEST_SCALE
     double: bool = False
-    int64_counts: ClassVar[bool] = True
-    sees_every_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("initial_scale", "backoff_floor", "growth_ceiling"):
@@ -123,45 +125,61 @@ class Streak:
 
     def init(self) -> StreakState:
         """The state before the first step."""
-        exact = self._rounded(as_double(self.initial_scale))
-        return StreakState(
-            loss_scale=tf.cast(exact, tf.float32),
-            exact_scale=exact,
-            good_steps=tf.constant(0, tf.int32),
-            budget=tf.cast(self.hysteresis, tf.int32),
-        )
+        good_steps, budget = tf.constant(0, tf.int32), tf.cast(self.hysteresis, tf.int32)
+        return first(StreakState, self._rounded(as_double(self.initial_scale)), good_steps, budget)
 
     def update(self, state: StreakState, event: Event) -> StreakState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite, hysteresis = event.finite, as_count(self.hysteresis, state.budget)
         interval = as_count(self.growth_interval, state.good_steps)
-        first = interval if self.first_interval is None else as_count(self.first_interval, state.good_steps)
+        to_first = interval if self.first_interval is None else as_count(self.first_interval, state.good_steps)
         # A checkpoint may bring counts that this strategy cannot reach.
-        counted, left = tf.clip_by_value(state.good_steps, 0, first - 1), tf.minimum(state.budget, hysteresis)
+        counted, left = tf.clip_by_value(state.good_steps, 0, to_first - 1), tf.minimum(state.budget, hysteresis)
         good_steps = tf.where(finite, counted + 1, tf.zeros_like(counted))
         budget = tf.where(finite, left, tf.maximum(left - 1, 0))
-        grow = tf.logical_and(finite, good_steps >= first)
+        grow = tf.logical_and(finite, good_steps >= to_first)
         back_off = tf.logical_and(tf.logical_not(finite), budget <= 0)
         happened = {"growth": grow, "finite": finite, "backoff": back_off}
 
-        scale = held(state.loss_scale, state.exact_scale)
-        scale = tf.where(grow, self._grown(scale, grow), tf.where(back_off, self._backed_off(scale, back_off), scale))
-        exact = kept(self._rounded(scale))
+        scale = held(state)
+        by = (1.0, self.growth_factor) if self.backoff_factor is None else (self.backoff_factor, 1.0)
+        higher = tf.minimum(change(scale, grow, self.growth_factor), as_double(self.growth_ceiling))
+        lower = tf.maximum(change(scale, back_off, *by), as_double(self.backoff_floor))
+        scale = self._rounded(tf.where(grow, higher, tf.where(back_off, lower, scale)))
         for name in self.refill:
             budget = tf.where(happened[name], hysteresis, budget)
-        return StreakState(
-            loss_scale=tf.cast(exact, tf.float32),
-            exact_scale=exact,
-            good_steps=tf.where(grow, first - interval, good_steps),
-            budget=budget,
-        )
-
-    def _grown(self, scale: tf.Tensor, where: tf.Tensor) -> tf.Tensor:
-        return tf.minimum(change(scale, where, self.growth_factor), as_double(self.growth_ceiling))
-
-    def _backed_off(self, scale: tf.Tensor, where: tf.Tensor) -> tf.Tensor:
-        by = (1.0, self.growth_factor) if self.backoff_factor is None else (self.backoff_factor, 1.0)
-        return tf.maximum(change(scale, where, *by), as_double(self.backoff_floor))
+        return after(state, scale, good_steps=tf.where(grow, to_first - interval, good_steps), budget=budget)
 
     def _rounded(self, scale: tf.Tensor) -> tf.Tensor:
+        """A float64 scale as the original holds it."""
         return scale if self.double else single(scale)
+
+
+def streak(
+    initial_scale: float,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    *,
+    in_float32: bool = False,
+    **choices: Any,
+) -> Streak:
+    """A `Streak` whose growth factor grows the scale, and whose backoff factor shrinks it.
+
+    Args:
+        initial_scale: As of `Streak`.
+        growth_factor: In (1, 2^126].
+        backoff_factor: In [2^-126, 1), or `DIVIDES`: a backoff divides by the growth factor.
+        growth_interval: As of `Streak`.
+        in_float32: Whether the original rounds the factors to float32.
+        choices: The other arguments of `Streak`.
+    """
+    check_growth_factor(growth_factor)
+    backoff: float | tf.Tensor | None = None
+    if backoff_factor is not DIVIDES:
+        check_backoff_factor(backoff_factor)
+        backoff = single(backoff_factor) if in_float32 else backoff_factor
+    growth = single(growth_factor) if in_float32 else growth_factor
+    return Streak(
+        initial_scale, growth_factor=growth, backoff_factor=backoff, growth_interval=growth_interval, **choices
+    )

@@ -17,8 +17,7 @@ from private_names import attributes, modules, sources, texts
 import loops
 import scaler
 from loops.backend import datasets, generators, steps
-from loops.backend.layers import layers_now
-from loops.backend.variables import variables_in_float32
+from loops.backend.variables import layers_now, variables_in_float32
 from loops.loop.state.pipeline import look
 from loops.loop.state.position import Position
 from loops.loop.state.randomness import generators as saved_generators

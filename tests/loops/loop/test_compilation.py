@@ -13,7 +13,7 @@ from models import squared_error
 
 import loops
 import scaler
-from loops.backend import xla
+from loops.backend import steps
 from loops.loop import calls
 from loops.loop import compilation as compiled
 
@@ -271,7 +271,7 @@ def test_a_release_that_does_not_list_kernels_runs_without(gpu, monkeypatch):
     from tensorflow.python.framework import kernels
 
     monkeypatch.delattr(kernels, "get_registered_kernels_for_op")
-    assert xla.not_for_xla(tf.function(lambda: tf.constant(1)).get_concrete_function()) is None
+    assert steps.not_for_xla(tf.function(lambda: tf.constant(1)).get_concrete_function()) is None
     with pytest.warns(UserWarning, match="does not list the kernels"):
         assert not compiles(loops.Loop(step(), DATA, steps_per_call=1))
 

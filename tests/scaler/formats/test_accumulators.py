@@ -252,12 +252,12 @@ def test_channels_first_is_the_same_with_other_axes():
     pictures, kernel = numbers(2, 5, 6, 4), numbers(3, 2, 2, 6)
     found = []
     for format in ("channels_last", "channels_first"):
-        one = scaler.formats.bilinear.Convolution((2, 1), "same", (1, 1), format)
+        one = scaler.formats.accumulators.Convolution((2, 1), "same", (1, 1), format)
         values = pictures if format == "channels_last" else np.moveaxis(pictures, -1, 1)
         with tf.GradientTape() as tape:
             tape.watch(values := tf.constant(values))
             accumulator = scaler.formats.accumulators.Accumulator("float16", 3)
-            result = scaler.formats.narrow_convolutions.convolve(one, values, tf.constant(kernel), accumulator)
+            result = one(values, tf.constant(kernel), accumulator)
             weighted = tf.reduce_sum(result * result)
         found.append([result.numpy(), tape.gradient(weighted, values).numpy()])
     for last, first in zip(*found, strict=True):

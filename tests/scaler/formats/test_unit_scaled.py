@@ -10,10 +10,10 @@ from mirrored import mirrored, one_for_each
 
 import scaler
 from loops import TrainStep
-from scaler.backend.functional import Call
+from scaler.backend.layers import Call
 from scaler.formats import emulated, unit_cross_entropy, unit_layers, unit_scaled
-from scaler.formats.unit_factors import factor_of_attention, factors_of_function
-from scaler.formats.unit_graph import places
+from scaler.formats.unit_layers import factor_of_attention, factors_of_function
+from scaler.formats.unit_scaled import places
 
 layers = keras.layers
 
