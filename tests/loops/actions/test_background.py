@@ -10,10 +10,9 @@ import tensorflow as tf
 from checkpoint_cases import Counting
 
 import loops
-from loops.actions.saves import BackgroundSaves
+from loops.actions.saves import BackgroundSaves, HostCopy
 from loops.backend import checkpoints
 from loops.loop.state import folder
-from loops.loop.state.state import HostCopy
 from scaler.backend.graphs import has_gpu
 
 
