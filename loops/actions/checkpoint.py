@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import scaler
 from loops.actions.best import Best
-from loops.actions.saves import BackgroundSaves, Saves
+from loops.actions.saves import Saves
 from loops.backend import checkpoints
 from loops.backend.versions import versions
 from loops.loop.failed_step import add_note
@@ -302,16 +302,15 @@ class Checkpoint:
             warnings.warn(f"{path} was saved with another schedule: {one}", ResumeWarning, stacklevel=3)
 
     def _saves_of(self, checkpoint: tf.train.Checkpoint, number: int, workers: Workers) -> Saves:
-        if self._background and checkpoints.readable():
-            return BackgroundSaves(checkpoint, self.place, self._keep, number, workers)
-        if self._background:
+        background = self._background and checkpoints.readable()
+        if self._background and not background:
             warnings.warn(
                 f"Checkpoint(background=True): {versions()} does not tell what a checkpoint writes, so it is "
                 "written at the visit.",
                 UserWarning,
                 stacklevel=3,
             )
-        return Saves(checkpoint, self.place, self._keep, number)
+        return Saves(checkpoint, self.place, self._keep, number, workers, background=background)
 
     def _then(self) -> Callable[[], None]:
         """What comes once the step is saved."""

@@ -1,6 +1,6 @@
 """How figures look: the style of their axes, the head of a panel, and what float16 makes of magnitudes.
 
-The same colour has the same fate everywhere.
+The same fate has the same colour in all figures.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import loops
-from loops.actions.saves import BackgroundSaves
+from loops.actions.saves import Saves
 from loops.loop.state import folder
 from loops.loop.state.folder import newest_common, of_worker
 from loops.loop.workers import Workers
@@ -153,7 +153,7 @@ def saves_beside(directory, workers):
     """What a `Checkpoint(keep=2, background=True)` writes with on each worker."""
     where = of_worker(directory, workers)
     where.mkdir(parents=True, exist_ok=True)
-    made = BackgroundSaves(tf.train.Checkpoint(facts=Facts(tf.Variable(FACTS))), where, 2, 0, workers)
+    made = Saves(tf.train.Checkpoint(facts=Facts(tf.Variable(FACTS))), where, 2, 0, workers, background=True)
     made.open()
     return made
 

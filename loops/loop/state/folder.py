@@ -22,6 +22,10 @@ NAME = "ckpt"
 _FACTS = "facts/.ATTRIBUTES/py_state"
 
 
+Found = tuple[int | None, dict[str, Any], dict[int, str]]
+"""A step or None, the facts of its checkpoint, and the reasons why newer ones could not be read, by step."""
+
+
 class Damaged(Exception):
     """A checkpoint that cannot be read, with the reason."""
 
@@ -70,7 +74,7 @@ def _check_sizes(path: str, reader: Any) -> None:
         raise ValueError(f"its index tells of {said} bytes, and its data has {there}")
 
 
-def newest_whole(folder: pathlib.Path, limit: int | None = None) -> tuple[int | None, dict[str, Any], dict[int, str]]:
+def newest_whole(folder: pathlib.Path, limit: int | None = None) -> Found:
     """The newest checkpoint that can be read.
 
     Args:
@@ -310,9 +314,6 @@ def _shortened(random: dict) -> dict:
 def of_worker(directory: pathlib.Path, workers: Workers) -> pathlib.Path:
     """The folder of this worker's checkpoints: the directory itself for worker 0, one inside of it for others."""
     return directory / f"worker-{workers.index}" if workers.index else directory
-
-
-Found = tuple[int | None, dict[str, Any], dict[int, str]]
 
 
 def newest_common(where: pathlib.Path, workers: Workers, found: Found) -> Found:
