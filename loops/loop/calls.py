@@ -295,7 +295,7 @@ class StepCalls:
         data, _ = function(stack(batches), tf.constant(len(batches)), tf.constant(1))
         result = self._read(data, len(batches), self._stacked_by.get(function, self._stacked))
         if self._held:
-            self._held.saw_all(batches, result.counters.data)
+            self._held.saw(batches, result.counters.data)
         return result
 
     def of_one(self, batch: Any) -> CallResult:
@@ -309,7 +309,7 @@ class StepCalls:
         rows = {name: value.numpy()[np.newaxis] for name, value in outputs.items()}
         result = call_result(found.numpy(), rows, self._counters, self.scalers)
         if self._held:
-            self._held.saw(self._held.parts(batch), result.counters.data)
+            self._held.saw([batch], result.counters.data)
         return result
 
     def of_none(self) -> CallResult:
@@ -360,7 +360,7 @@ class StepCalls:
             data, parts = self._called(self._next, iterator)
             result = self._read(data, 1, self._stacked)
             if held:
-                held.saw(parts, result.counters.data)
+                held.saw([parts], result.counters.data)
             return result
         places = held.most if held else 1
         if held:

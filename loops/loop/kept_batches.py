@@ -225,16 +225,11 @@ class HeldBatches:
             self._measured = True
             self.most = self._room_for([tf.TensorSpec(one.shape, one.dtype) for one in self._parts_of(newest) or ()])
 
-    def saw(self, parts: Sequence[tf.Tensor], step: int) -> None:
-        """Remembers the batch of a call that took one step."""
-        self.make_room(1)
-        self._calls.append(_Call(step, 1, 1, parts=list(parts)))
-
-    def saw_all(self, batches: Sequence[Any], newest: int) -> None:
+    def saw(self, batches: Sequence[Any], newest: int) -> None:
         """Remembers the batches of a call that took them from the host, as many of the last as there is room for.
 
         Args:
-            batches: One or more, as arrays.
+            batches: One or more, as tensors or arrays.
             newest: The number of the last one's step.
         """
         if not self._measured:

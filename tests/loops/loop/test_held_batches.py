@@ -71,7 +71,7 @@ def test_the_last_batch_says_how_many_of_unknown_size_there_is_room_for(monkeypa
 def test_nothing_is_copied():
     """What the host holds of a call of one step is the tensor that the step got."""
     held, given = HeldBatches({"x": tf.TensorSpec([2])}), tf.constant([1.0, 2.0])
-    held.saw(held.parts({"x": given}), 1)
+    held.saw([{"x": given}], 1)
     assert held.get(1)["x"] is given
     assert held.get(2) is None
 
