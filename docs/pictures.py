@@ -15,7 +15,7 @@ import tempfile
 import matplotlib
 from cycler import cycler
 
-from loops.study.report import report_study
+from loops.study.page import report_study
 from loops.support.drawing import svg_of
 from loops.support.palette import BLUE, RED
 from loops.support.plot_style import STYLE

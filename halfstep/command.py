@@ -10,23 +10,93 @@ import argparse
 import contextlib
 import importlib
 import os
+import platform
 import select
 import signal
 import sys
 import threading
 import types
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from halfstep import hiding, statuses
-from halfstep.parsing import parser
+from halfstep.commands import (
+    compare,
+    completion,
+    cure,
+    doctor,
+    explain,
+    inspect,
+    lint,
+    observe,
+    replay,
+    report,
+    shared,
+    study,
+    train,
+    tune,
+    watch,
+)
+from halfstep.front_door import hidden
+
+_COMMANDS = (train, report, watch, explain, inspect, doctor, lint, completion)
+_EXPERIMENTS = (study, replay, tune, compare, cure, observe)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands; it stores the name of the chosen one as `command`."""
+    result = argparse.ArgumentParser(
+        prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart."
+    )
+    result.add_argument("--version", action=PrintVersions, help="print this version, and TensorFlow's and Keras's")
+    commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in _COMMANDS:
+        module.add_parser(commands)
+    lab = commands.add_parser(
+        "lab",
+        help="experiments with precisions and strategies: study, replay, tune, compare, cure, observe",
+        description="Experiments: what another precision, strategy or layer would have done.",
+    )
+    experiments = lab.add_subparsers(dest="command", required=True, metavar="EXPERIMENT")
+    for module in _EXPERIMENTS:
+        module.add_parser(experiments)
+    return result
+
+
+class PrintVersions(argparse.Action):
+    """Prints the installed versions without importing the packages, and exits."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: Any):
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Prints them."""
+        print(versions())
+        parser.exit()
+
+
+def versions() -> str:
+    """The versions in one line."""
+    found = {"TensorFlow": _installed("tensorflow"), "Keras": _installed("keras"), "Python": platform.python_version()}
+    return f"halfstep {_installed('halfstep')} ({', '.join(f'{name} {one}' for name, one in found.items())})"
+
+
+def _installed(module: str) -> str:
+    """The version of the package that provides a module: several packages provide TensorFlow."""
+    import importlib.metadata as metadata
+
+    try:
+        return metadata.version(module)
+    except metadata.PackageNotFoundError:
+        packages = metadata.packages_distributions().get(module, [])
+        return metadata.version(packages[0]) if packages else "not installed"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand.
 
     Returns:
-        One of `halfstep.statuses`: 0 for success, 1 for failure, 2 for a usage error; docs/commands.md lists all. After
-        SIGINT or SIGTERM, a run that saves checkpoints has saved its last step, and --resume goes on from there.
+        An exit status: 0 for success, 1 for failure, 2 for a usage error; docs/commands.md lists all. After SIGINT or
+        SIGTERM, a run that saves checkpoints has saved its last step, and --resume goes on from there.
     """
     try:
         try:
@@ -35,10 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _flush()
     except BrokenPipeError:
         _give_up()
-        return statuses.EXIT_CLOSED_PIPE
+        return shared.EXIT_CLOSED_PIPE
     except OSError as error:
         _give_up()
-        return _fail(f"standard output: {error.strerror or error}.", statuses.EXIT_ERROR)
+        return _fail(f"standard output: {error.strerror or error}.", shared.EXIT_ERROR)
 
 
 def _answered(arguments: list[str]) -> int:
@@ -49,21 +119,20 @@ def _answered(arguments: list[str]) -> int:
         with _termination_is_an_exit():
             return _run(options)
     except KeyboardInterrupt:
-        return _fail("interrupted; what was written so far is kept.", statuses.EXIT_INTERRUPTED)
+        return _fail("interrupted; what was written so far is kept.", shared.EXIT_INTERRUPTED)
     except SystemExit as error:
-        if error.code != statuses.EXIT_TERMINATED:
+        if error.code != shared.EXIT_TERMINATED:
             raise
-        return _fail("terminated; what was written so far is kept.", statuses.EXIT_TERMINATED)
+        return _fail("terminated; what was written so far is kept.", shared.EXIT_TERMINATED)
 
 
 def _run(options: argparse.Namespace) -> int:
     # Hides TensorFlow's own log messages, except its errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    hidden = hiding.hidden()
-    if hidden:
-        return _fail(hidden, statuses.EXIT_ERROR)
+    if hides := hidden():
+        return _fail(hides, shared.EXIT_ERROR)
     try:
-        return importlib.import_module(f"halfstep.commands.{options.command}").run(options) or statuses.EXIT_DONE
+        return importlib.import_module(f"halfstep.commands.{options.command}").run(options) or shared.EXIT_DONE
     except Exception as error:
         answer = _message_and_status(error, hasattr(options, "out"))
         if answer is None:
@@ -85,17 +154,17 @@ def _message_and_status(error: Exception, has_out: bool) -> tuple[str, int] | No
     from loops.support.errors import WorkerLost
 
     if isinstance(error, scaler.InvalidArgument):
-        return str(error), statuses.EXIT_USAGE
+        return str(error), shared.EXIT_USAGE
     if isinstance(error, WorkerLost):
-        return str(error), statuses.EXIT_WORKER_LOST
+        return str(error), shared.EXIT_WORKER_LOST
     if isinstance(error, scaler.ScalerError):
-        return str(error), statuses.EXIT_ERROR
+        return str(error), shared.EXIT_ERROR
     if isinstance(error, OSError):
         reason = error.strerror or error
         if error.filename is None:
-            return f"standard output, or a file that was being written: {reason}.", statuses.EXIT_ERROR
+            return f"standard output, or a file that was being written: {reason}.", shared.EXIT_ERROR
         advice = " Choose a folder that can be written with --out." if has_out else ""
-        return f"{error.filename}: {reason}.{advice}", statuses.EXIT_ERROR
+        return f"{error.filename}: {reason}.{advice}", shared.EXIT_ERROR
     return None
 
 
@@ -107,7 +176,7 @@ def _termination_is_an_exit() -> Iterator[None]:
         return
 
     def leave(number: int, frame: types.FrameType | None) -> None:
-        raise SystemExit(statuses.EXIT_TERMINATED)
+        raise SystemExit(shared.EXIT_TERMINATED)
 
     before = signal.signal(signal.SIGTERM, leave)
     try:

@@ -14,7 +14,7 @@ import time
 import types
 from collections.abc import Sequence
 
-from halfstep.statuses import EXIT_INTERRUPTED, EXIT_WORKER_LOST
+from halfstep.commands.shared import EXIT_INTERRUPTED, EXIT_WORKER_LOST
 from loops.support.errors import LoopError, WorkerLost
 
 _LAUNCHED = "HALFSTEP_LAUNCHED"

@@ -31,7 +31,7 @@ from loops.diagnose.explain.action import Explain as Explain
 from loops.loop.counters import Counters as Counters
 from loops.loop.loop import Loop as Loop
 from loops.loop.visit import Visit as Visit
-from loops.loop.workers.workers import join_workers as join_workers
+from loops.loop.workers import join_workers as join_workers
 from loops.record.forecast import Forecast as Forecast
 from loops.record.keep_batches import KeepBatches as KeepBatches
 from loops.record.lines import Csv as Csv

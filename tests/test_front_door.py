@@ -15,7 +15,7 @@ import pytest
 import halfstep as hs
 import loops
 import scaler
-from halfstep import hiding
+from halfstep import front_door
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -217,6 +217,6 @@ def test_a_program_of_that_name_that_starts_itself_is_named(tmp_path):
 
 def test_a_package_that_nobody_asked_for_may_be_hidden(tmp_path):
     (tmp_path / "loops.py").write_text("")
-    assert hiding.hidden(("scaler",)) is None
-    assert [one["package"] for one in hiding.hiding_files(tmp_path)] == ["loops"]
-    assert hiding.hiding_files(ROOT) == []
+    assert front_door.hidden(("scaler",)) is None
+    assert [one["package"] for one in front_door.hiding_files(tmp_path)] == ["loops"]
+    assert front_door.hiding_files(ROOT) == []

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import loops
 import scaler
 from benchmarks.effects import EXPERIMENTS, Effect, choose, measure, pages
-from halfstep.commands import arguments
+from halfstep.commands import shared
 from halfstep.terminal import folded, width
 from loops.support.json_values import without_nan
 from loops.support.text import columns
@@ -68,8 +68,8 @@ def run(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks.effects", description="Measures a published effect again.")
     parser.add_argument("name", help=f"one of {', '.join(one.name for one in EXPERIMENTS)}; or list, or all")
-    parser.add_argument("--seeds", type=arguments.count, help="(default: the effect's own number)")
-    parser.add_argument("--steps", type=arguments.count, help="batches a run (default: the effect's own number)")
+    parser.add_argument("--seeds", type=shared.count, help="(default: the effect's own number)")
+    parser.add_argument("--steps", type=shared.count, help="batches a run (default: the effect's own number)")
     parser.add_argument("--out", default="benchmarks/results/effects", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     return parser

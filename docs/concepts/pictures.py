@@ -13,8 +13,7 @@ import loops.tasks
 import scaler
 from loops.support.drawing import svg_of
 from loops.support.palette import BLUE, GREEN, ORANGE, RED, SOFT, TEXT
-from loops.support.plot_style import STYLE
-from loops.support.ranges import shade
+from loops.support.plot_style import STYLE, shade
 
 HERE = pathlib.Path(__file__).parent
 AS_ONE = {"histtype": "stepfilled"}

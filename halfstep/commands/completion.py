@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halfstep.names import (
+from halfstep.commands.shared import (
     EMULATED,
     IMAGE_TASKS,
     POLICIES,

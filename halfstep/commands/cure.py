@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from halfstep.commands import arguments
+from halfstep.commands.shared import add_run, count
 
 if TYPE_CHECKING:
     from loops.diagnose.explain.cure import Cure
@@ -26,8 +26,8 @@ def add_parser(commands: Any) -> None:
         description="Exits with 1 if the step does not pass with every layer in float32 either, if that could not be "
         "tried, or if no layer may be in the format.",
     )
-    arguments.add_run(parser)
-    parser.add_argument("--step", type=arguments.count, required=True, metavar="N", help="the step")
+    add_run(parser)
+    parser.add_argument("--step", type=count, required=True, metavar="N", help="the step")
     parser.add_argument(
         "--format",
         metavar="NAME",
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     from halfstep.terminal import quiet, working
     from loops.diagnose.explain.cure import find_cure
     from loops.record.files import to_json
-    from loops.run.rewind.open import open_run
+    from loops.run.rewind.rewind import open_run
 
     quiet()
     loop = open_run(options.folder, options.build)

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _examine_machine(options: argparse.Namespace) -> None:
-    from halfstep.hiding import hiding_files, namesakes
+    from halfstep.front_door import hiding_files, namesakes
 
     with _without_logs():
         from halfstep.terminal import width, working

@@ -7,7 +7,7 @@ import math
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from halfstep.commands import arguments
+from halfstep.commands.shared import add_run, count
 
 if TYPE_CHECKING:
     from loops.diagnose.explain.explanation import Explanation
@@ -24,9 +24,9 @@ def add_parser(commands: Any) -> None:
         description="Runs a past step again from the nearest checkpoint, measures every tensor, and tries remedies. "
         "Writes nothing into RUN.",
     )
-    arguments.add_run(parser)
+    add_run(parser)
     parser.add_argument(
-        "--step", type=arguments.count, metavar="N", help="the step (default: the one that the log shows went wrong)"
+        "--step", type=count, metavar="N", help="the step (default: the one that the log shows went wrong)"
     )
     parser.add_argument("--picture", metavar="FILE", help="draw the magnitudes along the model into FILE, a PNG or SVG")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     from halfstep.terminal import quiet, working
     from loops.diagnose.explain.explain import explain
     from loops.record.files import to_json
-    from loops.run.rewind.open import open_run
+    from loops.run.rewind.rewind import open_run
 
     quiet()
     loop = open_run(options.folder, options.build)

@@ -17,7 +17,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    from loops.loop.state.describe import describe
+    from loops.loop.state.folder import describe
     from loops.record.files import CHECKPOINTS, to_json
 
     found = describe(options.directory, CHECKPOINTS)

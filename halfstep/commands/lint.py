@@ -9,7 +9,7 @@ import pathlib
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from halfstep.statuses import EXIT_FOUND
+from halfstep.commands.shared import EXIT_FOUND
 
 if TYPE_CHECKING:
     from loops.diagnose.lint.finding import Finding

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
-import pathlib
-import tempfile
 from typing import Any
 
-from halfstep.commands import arguments
-from halfstep.statuses import EXIT_FOUND
+from halfstep.commands.shared import EXIT_FOUND, count
 
 
 def add_parser(commands: Any) -> None:
@@ -24,7 +20,7 @@ def add_parser(commands: Any) -> None:
         help="a function of your program, importable from the current folder, that takes nothing, or an empty folder "
         "for the run, and returns the hs.Loop",
     )
-    parser.add_argument("--steps", type=arguments.count, default=10, help="steps of each run (default: 10)")
+    parser.add_argument("--steps", type=count, default=10, help="steps of each run (default: 10)")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
 
 
@@ -32,16 +28,9 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command."""
     from loops.diagnose.verify import verify
     from loops.record.files import to_json
-    from loops.support.user_function import called
+    from loops.support.user_function import called, in_empty_folders
 
-    numbers = itertools.count()
-    with tempfile.TemporaryDirectory(prefix="halfstep-observe-") as place:
-
-        def build() -> Any:
-            run = pathlib.Path(place) / str(next(numbers))
-            run.mkdir()
-            return called(options.build, run)
-
+    with in_empty_folders(lambda folder: called(options.build, folder)) as build:
         found = verify(build, options.steps)
     print(to_json({"neutral": found.neutral, **dataclasses.asdict(found)}) if options.json else found)
     return 0 if found.neutral else EXIT_FOUND

@@ -7,8 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from halfstep.commands import arguments
-from halfstep.names import FORMS
+from halfstep.commands.shared import FORMS, count
 
 if TYPE_CHECKING:
     import scaler
@@ -60,7 +59,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--step",
-        type=arguments.count,
+        type=count,
         metavar="N",
         help="with --live, the step: the nearest checkpoint may lie before or after it (default: the first checkpoint)",
     )

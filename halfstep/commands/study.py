@@ -8,9 +8,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from halfstep.commands import arguments
-from halfstep.names import EMULATED, FORMS, IMAGE_TASKS, SETUPS, UNIT_SCALED
-from halfstep.statuses import EXIT_ERROR, EXIT_SOME_FAILED
+from halfstep.commands.shared import (
+    EMULATED,
+    EXIT_ERROR,
+    EXIT_SOME_FAILED,
+    FORMS,
+    IMAGE_TASKS,
+    SETUPS,
+    UNIT_SCALED,
+    count,
+)
 
 STEPS = 400
 """Steps of a run without --steps."""
@@ -38,8 +45,8 @@ def add_parser(commands: Any) -> None:
         "the first run of each set-up a line says how long all of them take.",
         epilog="A run that fails, for example because its scaler is stuck, does not end the others: the report says "
         "which failed, where and why. Exit status: 0 if all runs finished, "
-        f"{EXIT_SOME_FAILED} if some failed, {EXIT_ERROR} if none of what was compared finished, or if nothing "
-        "could be written.",
+        f"{EXIT_SOME_FAILED} if some failed, {EXIT_ERROR} if none of what was compared finished, or if "
+        "nothing could be written.",
     )
     parser.add_argument(
         "task",
@@ -65,8 +72,8 @@ def add_parser(commands: Any) -> None:
         help="compare strategies instead of set-ups, in mixed float16, against float32; may be given several times: "
         + FORMS,
     )
-    parser.add_argument("--steps", type=arguments.count, default=STEPS, help="batches a run (default: %(default)s)")
-    parser.add_argument("--seeds", type=arguments.count, default=SEEDS, help="runs a set-up (default: %(default)s)")
+    parser.add_argument("--steps", type=count, default=STEPS, help="batches a run (default: %(default)s)")
+    parser.add_argument("--seeds", type=count, default=SEEDS, help="runs a set-up (default: %(default)s)")
     parser.add_argument("--out", default="study", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -79,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     from loops.record.files import to_json
     from loops.study.compare import run_study
     from loops.study.costs import has_costs
-    from loops.study.report import report_study
+    from loops.study.page import report_study
     from loops.study.setups import choose_setups, strategy_setups
     from loops.study.summaries import failed, failure
     from loops.support.drawing import require_matplotlib

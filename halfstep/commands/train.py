@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from halfstep.commands import arguments
-from halfstep.names import FORMS, POLICIES, TASKS
+from halfstep.commands.shared import FORMS, POLICIES, TASKS, count, seed
 
 
 def add_parser(commands: Any) -> None:
@@ -22,12 +21,12 @@ def add_parser(commands: Any) -> None:
         metavar="NAME[:OPTION=VALUE,...]",
         help=f"{FORMS} (default: %(default)s)",
     )
-    parser.add_argument("--steps", type=arguments.count, default=400, help="batches to take (default: %(default)s)")
-    parser.add_argument("--seed", type=arguments.seed, default=0, help="(default: %(default)s)")
+    parser.add_argument("--steps", type=count, default=400, help="batches to take (default: %(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="(default: %(default)s)")
     parser.add_argument("--out", default="run", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument(
         "--checkpoint-every",
-        type=arguments.count,
+        type=count,
         metavar="N",
         help="save DIR/checkpoints every N steps (default: never)",
     )
@@ -46,7 +45,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--trace",
-        type=arguments.count,
+        type=count,
         nargs="?",
         const=100,
         metavar="EVERY",
@@ -54,7 +53,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=arguments.count,
+        type=count,
         default=1,
         metavar="N",
         help="train in N processes on the CPUs of this machine, each with an equal share of every batch; on several "
@@ -62,7 +61,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--wait",
-        type=arguments.count,
+        type=count,
         default=300,
         metavar="SECONDS",
         help="how long workers wait for each other at the start (default: %(default)s)",
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
     from halfstep.launch import launch, leave_with_the_launcher
     from halfstep.terminal import progress
     from loops import tasks
-    from loops.loop.workers.workers import addresses, join_workers
+    from loops.loop.workers import addresses, join_workers
     from loops.record.files import to_json
     from loops.run.train import RunOptions, train
 

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from halfstep.names import TUNED
+from halfstep.commands.shared import TUNED
 
 
 def add_parser(commands: Any) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.steps import averages
+from loops.support.checks import check
 from loops.support.errors import LoopError
 
 
@@ -39,8 +40,7 @@ class Averaged:
     """
 
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer):
-        if not isinstance(model, keras.Model):
-            raise scaler.InvalidArgument(f"Averaged(model={model!r}): expected a keras.Model.")
+        check(f"Averaged(model={model!r})", isinstance(model, keras.Model), "a keras.Model")
         if not getattr(optimizer, "use_ema", False):
             raise scaler.InvalidArgument(
                 f"Averaged(optimizer={optimizer!r}): expected a Keras optimizer that averages weights, such as "

@@ -1,11 +1,12 @@
-"""The best result of an evaluation so far."""
+"""The best result of an evaluation so far, and the end of a run that no longer improves."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import scaler
 from loops.actions.evaluate import Evaluate
+from loops.loop.visit import Visit
+from loops.support.checks import check, check_count
 from loops.support.errors import LoopError
 
 if TYPE_CHECKING:
@@ -33,16 +34,10 @@ class Best:
     """
 
     def __init__(self, evaluate: Evaluate, metric: str, mode: str = "min", *, min_delta: float = 0.0):
-        if not isinstance(evaluate, Evaluate):
-            raise scaler.InvalidArgument(f"Best({evaluate!r}): expected an hs.Evaluate.")
-        if metric not in evaluate.metric_names:
-            raise scaler.InvalidArgument(
-                f"Best(metric={metric!r}): expected one of {', '.join(evaluate.metric_names)}."
-            )
-        if mode not in ("min", "max"):
-            raise scaler.InvalidArgument(f"Best(mode={mode!r}): expected 'min' or 'max', whichever is better.")
-        if not min_delta >= 0:
-            raise scaler.InvalidArgument(f"Best(min_delta={min_delta!r}): expected a number of at least 0.")
+        check(f"Best({evaluate!r})", isinstance(evaluate, Evaluate), "an hs.Evaluate")
+        check(f"Best(metric={metric!r})", metric in evaluate.metric_names, f"one of {', '.join(evaluate.metric_names)}")
+        check(f"Best(mode={mode!r})", mode in ("min", "max"), "'min' or 'max', whichever is better")
+        check(f"Best(min_delta={min_delta!r})", min_delta >= 0, "a number of at least 0")
         self._evaluate, self._metric, self._mode, self._min_delta = evaluate, metric, mode, float(min_delta)
         self.value: float | None = None
         self.step = self.since = self._seen = 0
@@ -93,3 +88,50 @@ class Best:
         """Restores what `save_state` returned."""
         self.value = None if value["value"] is None else float(value["value"])
         self.step, self.since, self._seen = value["step"], value["since"], value["seen"]
+
+
+class EarlyStop:
+    """Ends the run, as if its goal were reached, after `patience` evaluations without an improvement.
+
+    A metric that is NaN is not an improvement. A run that resumes from a checkpoint of a stopped one stops at once.
+
+    Args:
+        best: The metric to follow.
+        patience: The number of consecutive evaluations without improvement that ends the run.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    def __init__(self, best: Best, *, patience: int = 3):
+        check(f"EarlyStop({best!r})", isinstance(best, Best), "an hs.Best, such as hs.Best(evaluate, 'loss')")
+        check_count(f"EarlyStop(patience={patience!r})", patience)
+        self._best, self._patience = best, patience
+        self.state_keys, self.state_of = best.state_keys, best
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run should end, or None."""
+        if self._best.since < self._patience:
+            return None
+        return f"no improvement in {self._best.since} evaluations: {self._best.describe()}"
+
+    def begin(self, loop: Loop) -> None:
+        """Before the first step: makes sure that the evaluation is one of the loop's actions.
+
+        Raises:
+            LoopError: If it is not.
+        """
+        self._best.check(loop, "EarlyStop")
+
+    def __call__(self, visit: Visit) -> None:
+        """Reads the newest results."""
+        self._best.look()
+
+    def save_state(self) -> dict:
+        """The best result and the evaluations since, for a `Checkpoint`."""
+        return self._best.save_state()
+
+    def load_state(self, value: dict) -> None:
+        """Restores what `save_state` returned."""
+        self._best.load_state(value)

@@ -13,20 +13,18 @@ import tensorflow as tf
 
 import scaler
 from loops.actions.best import Best
-from loops.actions.saves import BackgroundSaves, Saves
+from loops.actions.saves import Saves
 from loops.backend import checkpoints
 from loops.backend.versions import versions
-from loops.loop.cadence import Cadence, Seconds
 from loops.loop.failed_step import add_note
 from loops.loop.state import folder
-from loops.loop.state.change import Changes, Resumed, is_another_strategy, rates_of, refuse_other_state, set_rates
-from loops.loop.state.describe import Found, newest_common, place
-from loops.loop.state.identity import flat
-from loops.loop.state.regrouped import regroup
-from loops.loop.state.settings import differences, meant_changes, other_rates, settings
+from loops.loop.state.compared import Changes, Resumed, constant_rates, flat, meant_changes, other_rates
+from loops.loop.state.described import settings
+from loops.loop.state.regrouped import how_to_go_on
 from loops.loop.state.values import NoText, exact
-from loops.loop.workers.workers import Workers
-from loops.support.checks import check_count
+from loops.loop.visit import Cadence, Seconds
+from loops.loop.workers import Workers
+from loops.support.checks import check, check_count
 from loops.support.errors import CheckpointError, ResumeWarning
 from loops.support.written.place import Place, as_path, reason
 
@@ -113,16 +111,18 @@ class Checkpoint:
         self._meant = Changes(changed)
         self._cadence = Cadence("Checkpoint", every)
         check_count(f"Checkpoint(keep={keep!r})", keep, 2)
-        if best is not None and not isinstance(best, Best):
-            raise scaler.InvalidArgument(
-                f"Checkpoint(best={best!r}): expected an hs.Best, such as hs.Best(evaluate, 'loss')."
-            )
+        check(
+            f"Checkpoint(best={best!r})",
+            best is None or isinstance(best, Best),
+            "an hs.Best, such as hs.Best(evaluate, 'loss')",
+        )
         self.directory = self.place = as_path("Checkpoint", "directory", directory)
         self.writes = Place(self.directory, "folder")
-        if run is not None and not isinstance(run, Mapping):
-            raise scaler.InvalidArgument(
-                f"Checkpoint(run={run!r}): expected a dict of names and values, such as {{'seed': 0}}."
-            )
+        check(
+            f"Checkpoint(run={run!r})",
+            run is None or isinstance(run, Mapping),
+            "a dict of names and values, such as {'seed': 0}",
+        )
         self._keep, self._resume, self._best = int(keep), bool(resume), best
         self._background = bool(background)
         self._run = _said(run or {})
@@ -149,9 +149,9 @@ class Checkpoint:
             self._check_workers(workers)
             if self._best:
                 self._best.check(loop, "Checkpoint(best=...)")
-            self.place = place(self.directory, workers)
+            self.place = folder.of_worker(self.directory, workers)
             found = self._look()
-        number, facts, damaged = newest_common(self.place, workers, found)
+        number, facts, damaged = folder.newest_common(self.place, workers, found)
         path = folder.prefix(self.place, number or 0)
         identity = self.identity(loop)
         with workers.all_or_none("go on from its checkpoint"):
@@ -159,7 +159,9 @@ class Checkpoint:
             changes = meant_changes(path, facts, identity, here, self._meant) if number is not None else {}
             # A position that cannot be saved is restored by skipping, in the first iterator: a probe would make it.
             loop.position.problem = facts["data"]["problem"] if facts else None
-            self._make_folder(loop)
+            if not loop.position.problem:
+                loop.position.probe()
+            self._make_folder()
         if facts and not (self._meant.are("Loop.jit_compile") or "replicas" in changes):
             loop.calls.go_on_as(bool(facts["settings"]["Loop"]["jit_compile"]))
         state = loop.state(identity, folder=self.directory)
@@ -278,57 +280,37 @@ class Checkpoint:
             changes: What of the run's identity is meant to differ, as `check_identity` returned it.
         """
         path, number = saved
-        # An optimizer is described twice: as a part of the step, and as a setting of any program.
-        known = {fact.split(".")[-1] for fact in changes}
-        unlike, changes = regroup(path, facts, state, changes, loop.counters.data)
-        different = {
-            fact: said
-            for fact, said in differences(facts.get("settings", {}), state.settings).items()
-            if fact.split(".")[-1] not in known and not unlike.explains(fact)
-        }
-        changes = {**changes, **{fact: said for fact, said in different.items() if self._meant.are(fact)}}
-        other = [said for fact, said in different.items() if fact not in changes]
-        saved_facts, here = (
-            flat({**one, **settings})
-            for one, settings in ((facts["identity"], facts.get("settings", {})), (state.identity, state.settings))
-        )
-        refuse_other_state(path, changes, saved_facts, here)
-        strategies = (one.get("strategy") for one in (saved_facts, here))
-        anew = "loss_scaler" if "strategy" in changes and is_another_strategy(*strategies) else ""
-        unlike = unlike._replace(apart=unlike.apart | {anew})
+        unlike, changes, others = how_to_go_on(path, facts, state, changes, self._meant, loop.counters.data)
         another_rate = any("learning_rate" in fact for fact in changes)
-        rates = rates_of(loop.train_step) if another_rate else {}
+        set_rates = constant_rates(loop.train_step) if another_rate else lambda: None
         state.check(path, facts, unlike)
-        if other:
+        if others:
             warnings.warn(
-                f"{path} was saved by a program with other settings: {'; '.join(other)}. A constant "
+                f"{path} was saved by a program with other settings: {'; '.join(others)}. A constant "
                 "learning rate goes on as it was saved; a schedule, and everything else, is this program's.",
                 ResumeWarning,
                 stacklevel=3,
             )
         state.restore(checkpoint, path, facts, unlike)
-        set_rates(rates)
-        if anew and "loss_scaler" in facts:
-            getattr(loop.train_step, anew).assign_scale(facts["loss_scaler"]["loss_scale"])
+        set_rates()
         for caveat in loop.position.caveats_of_a_new_start if unlike.restart is not None else ():
             warnings.warn(f"Checkpoint: {caveat}", ResumeWarning, stacklevel=3)
         said = list(changes.values())
         state.changes = [*facts.get("changes", []), *([{"step": number, "changed": said}] if said else [])]
         loop.resumed = Resumed(number, tuple(said))
-        for one in () if another_rate else other_rates(loop.train_step, facts.get("settings", {})):
+        for one in () if another_rate else other_rates(loop.train_step, facts["settings"]):
             warnings.warn(f"{path} was saved with another schedule: {one}", ResumeWarning, stacklevel=3)
 
     def _saves_of(self, checkpoint: tf.train.Checkpoint, number: int, workers: Workers) -> Saves:
-        if self._background and checkpoints.readable():
-            return BackgroundSaves(checkpoint, self.place, self._keep, number, workers)
-        if self._background:
+        background = self._background and checkpoints.readable()
+        if self._background and not background:
             warnings.warn(
                 f"Checkpoint(background=True): {versions()} does not tell what a checkpoint writes, so it is "
                 "written at the visit.",
                 UserWarning,
                 stacklevel=3,
             )
-        return Saves(checkpoint, self.place, self._keep, number)
+        return Saves(checkpoint, self.place, self._keep, number, workers, background=background)
 
     def _then(self) -> Callable[[], None]:
         """What comes once the step is saved."""
@@ -369,7 +351,7 @@ class Checkpoint:
                 "then each would keep another step. Evaluate the saved steps after the run."
             )
 
-    def _look(self) -> Found:
+    def _look(self) -> folder.Found:
         """The newest readable checkpoint of this worker's folder."""
         found = folder.numbers(self.place)
         if found and not self._resume:
@@ -386,16 +368,12 @@ class Checkpoint:
             )
         return number, facts, damaged
 
-    def _make_folder(self, loop: Loop) -> None:
-        if not loop.position.problem:
-            _ = loop.position.iterator  # Outside of the try: its errors are not about the folder.
+    def _make_folder(self) -> None:
         try:
             self.place.mkdir(parents=True, exist_ok=True)
             (self.place / "probe-folder").touch()
             (self.place / "probe-folder").unlink()
-            if not loop.position.problem:
-                loop.position.probe(self.place)
-        except (OSError, tf.errors.OpError) as error:
+        except OSError as error:
             raise CheckpointError(
                 f"Checkpoint({str(self.directory)!r}): the folder cannot be written ({reason(error)}). Choose another."
             ) from error

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.variables import cast_with_mask
-from loops.loop.cadence import Cadence, Seconds
-from loops.loop.visit import Visit
+from loops.loop.visit import Cadence, Seconds, Visit
 from loops.support.batches import explaining, parts, why_not
+from loops.support.checks import check
 from loops.support.errors import LoopError
 from loops.support.text import one_line
 
@@ -188,8 +188,7 @@ def _accuracy(y: Any, prediction: Any) -> Any:
 
 
 def _check(model: object, dataset: object, metrics: list) -> None:
-    if not callable(model):
-        raise scaler.InvalidArgument(f"Evaluate(model={model!r}): expected a keras.Model.")
+    check(f"Evaluate(model={model!r})", callable(model), "a keras.Model")
     if not isinstance(dataset, tf.data.Dataset):
         raise scaler.InvalidArgument(f"Evaluate(dataset={type(dataset).__name__}): expected a tf.data.Dataset.")
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:

@@ -10,16 +10,15 @@ import rich.console
 import rich.progress
 import rich.table
 
-import scaler
 from loops.actions.evaluate import Evaluate
-from loops.loop.cadence import Cadence, Seconds
-from loops.loop.visit import Visit
+from loops.loop.visit import Cadence, Seconds, Visit
+from loops.support.checks import check
 from loops.support.part_names import in_turn, named
 from loops.support.written.place import Place
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop
-    from loops.loop.state.change import Resumed
+    from loops.loop.state.compared import Resumed
 
 _BAR = 20
 """Width of the bar in columns, which leaves room for the numbers next to it."""
@@ -51,8 +50,11 @@ class Progress:
         every: int | Seconds = Seconds(10.0),  # noqa: B008 -- frozen
         console: rich.console.Console | None = None,
     ):
-        if console is not None and not isinstance(console, rich.console.Console):
-            raise scaler.InvalidArgument(f"Progress(console={console!r}): expected a rich.console.Console, or None.")
+        check(
+            f"Progress(console={console!r})",
+            console is None or isinstance(console, rich.console.Console),
+            "a rich.console.Console, or None",
+        )
         self._label = str(label)
         self.writes = Place(pathlib.Path("the console"), "stream")
         self._console = console or rich.console.Console(stderr=True)

@@ -18,7 +18,7 @@ from loops.actions.checkpoint import Checkpoint
 from loops.loop.state import folder
 from loops.loop.visit import Visit
 from loops.step.scalers_in_graph import find
-from loops.support.checks import check_count, is_count
+from loops.support.checks import check, check_count, is_count
 from loops.support.errors import LoopError, OutOfData
 from loops.support.json_values import read_object
 from loops.support.written.place import writing
@@ -75,10 +75,9 @@ class Rewind:
         check_count(f"Rewind(skip={skip!r})", skip, int(to) + 1)
         check_count(f"Rewind(spikes={spikes!r})", spikes)
         check_count(f"Rewind(most={most!r})", most)
-        if spikes > to:
-            raise scaler.InvalidArgument(
-                f"Rewind(to={to}, spikes={spikes}): expected no more spikes than steps: {spikes} of {to} never are."
-            )
+        check(
+            f"Rewind(to={to}, spikes={spikes})", spikes <= to, f"no more spikes than steps: {spikes} of {to} never are"
+        )
         self._to, self._skip, self._spikes, self._most = int(to), int(skip), int(spikes), int(most)
         self.stopped: str | None = None
         self.goes_back = False

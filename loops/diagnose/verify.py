@@ -19,7 +19,7 @@ import scaler
 from loops.diagnose.advice import without_advice
 from loops.loop.loop import Loop
 from loops.loop.visit import Visit
-from loops.run.digest import weights_digest
+from loops.run.train import weights_digest
 from loops.step.train_step import TrainStep
 from loops.support.checks import check_count
 from loops.support.user_function import in_empty_folders

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 import tensorflow as tf
 
 import scaler
-from loops.support.checks import check_count
+from loops.support.checks import check, check_count
 
 _NO_SOURCES = (
     *(str, bytes, Mapping, Set, list, tuple, range),
@@ -16,7 +16,9 @@ _NO_SOURCES = (
 """What can be iterated over, but gives no batches, or not those of every replica."""
 
 
-def check_parts(train_step: object, dataset: object, steps_per_call: object, actions: list) -> None:
+def check_arguments(
+    train_step: object, dataset: object, steps_per_call: object, strategy: object, actions: list, jit_compile: object
+) -> None:
     """Refuses arguments of the wrong kind, and a loop in a strategy's scope, where its counts become replicated."""
     around = tf.distribute.get_strategy()
     if tf.distribute.has_strategy() and not isinstance(around, tf.distribute.OneDeviceStrategy):
@@ -25,8 +27,7 @@ def check_parts(train_step: object, dataset: object, steps_per_call: object, act
             "optimizer, the loss scaler and the train step in the scope, and then, after the `with` block, "
             "Loop(step, dataset, strategy=strategy)."
         )
-    if not callable(train_step):
-        raise scaler.InvalidArgument(f"Loop(train_step={train_step!r}): expected a callable that takes a batch.")
+    check(f"Loop(train_step={train_step!r})", callable(train_step), "a callable that takes a batch")
     if not isinstance(dataset, tf.data.Dataset) and not _is_source(dataset):
         raise scaler.InvalidArgument(
             f"Loop(dataset={type(dataset).__name__}): expected a tf.data.Dataset, or an iterator or a loader of "
@@ -34,13 +35,16 @@ def check_parts(train_step: object, dataset: object, steps_per_call: object, act
         )
     if steps_per_call is not None:
         check_count(f"steps_per_call={steps_per_call!r}", steps_per_call)
+    compiles = isinstance(jit_compile, bool) or jit_compile == "auto"
+    check(f"Loop(jit_compile={jit_compile!r})", compiles, 'True, False or "auto"')
+    if strategy is not None:
+        _check_strategy(strategy, jit_compile is True)
     for action in actions:
         if isinstance(action, type):
             raise scaler.InvalidArgument(
                 f"Loop(actions=[{action.__name__}]): expected an action, and this is its class: {action.__name__}(...)."
             )
-        if not callable(action):
-            raise scaler.InvalidArgument(f"Loop(actions=[{action!r}]): expected callables that take a Visit.")
+        check(f"Loop(actions=[{action!r}])", callable(action), "callables that take a Visit")
 
 
 def _is_source(data: object) -> bool:
@@ -48,7 +52,7 @@ def _is_source(data: object) -> bool:
     return isinstance(data, Iterable) and not isinstance(data, _NO_SOURCES) and not hasattr(data, "shape")
 
 
-def check_strategy(strategy: object, jit_compile: bool) -> None:
+def _check_strategy(strategy: object, jit_compile: bool) -> None:
     """Refuses what is no strategy or keeps weights elsewhere, and a step XLA cannot compile for several replicas."""
     if not isinstance(strategy, tf.distribute.Strategy):
         raise scaler.InvalidArgument(f"Loop(strategy={strategy!r}): expected a tf.distribute.Strategy, or None.")

@@ -14,17 +14,23 @@ import tensorflow as tf
 import scaler
 from loops.loop import failed_step
 from loops.loop.arrays import spec_of, stack
-from loops.loop.call_result import CallResult, call_result, joined, status, status_size
-from loops.loop.compilation import COMPILED, can_be_compiled, has_gpu, may_compile
+from loops.loop.compilation import COMPILED, can_be_compiled, checks, has_gpu, looked_up, may_compile
 from loops.loop.counters import CounterVariables
-from loops.loop.fetched_calls import take_fetched
-from loops.loop.fetching import Fetching
-from loops.loop.held_batches import HeldBatches
-from loops.loop.index_checks import checks, looked_up
-from loops.loop.outputs import check_outputs
-from loops.loop.packing import pack, unpack
-from loops.loop.stacked import Arrays, Stacked
-from loops.loop.undecided import Undecided
+from loops.loop.fetching import Fetching, take_fetched
+from loops.loop.kept_batches import HeldBatches
+from loops.loop.results import (
+    Arrays,
+    CallResult,
+    Stacked,
+    call_result,
+    check_outputs,
+    joined,
+    pack,
+    status,
+    status_size,
+    unpack,
+)
+from loops.loop.silence import Undecided
 from loops.step.composed_step import ComposedStep
 from loops.step.frozen_weights import models_of, read_only
 from loops.step.scalers_in_graph import Found, find
@@ -35,6 +41,7 @@ from loops.support.text import one_line
 TrainStepFunction = Callable[..., dict[str, tf.Tensor]]
 Spectator = Callable[[Any, tf.Tensor], tf.Operation]
 """Takes a batch and the number of its step, in the graph, and returns an operation that the step waits for."""
+_NUMBER = tf.TensorSpec([], tf.int32)
 _Written = tuple[Arrays, list[tf.TensorArray]]
 """The outputs of a call's steps, and the batches that are held."""
 
@@ -115,16 +122,12 @@ class StepCalls:
     def __call__(self, iterator: tf.data.Iterator | Fetching, limit: int) -> CallResult:
         """Takes up to `limit` batches."""
         with self._fresh_after_failure():
-            result = self._take(iterator, limit)
-        self._worked = True
-        return result
+            return self._take(iterator, limit)
 
     def one(self, batch: Any) -> dict[str, np.ndarray]:
         """Takes one step with a given batch, and counts it. Returns each output of the step as an array."""
         with self._fresh_after_failure():
-            outputs = {name: value.numpy() for name, value in self._one(batch)[0].items()}
-        self._worked = True
-        return outputs
+            return {name: value.numpy() for name, value in self._one(batch)[0].items()}
 
     def show_batches(self, to: Spectator | None) -> None:
         """Passes each batch of later calls to a function, in their graph and just before its step.
@@ -145,11 +148,10 @@ class StepCalls:
         self._choose_functions()
 
     def _choose_functions(self) -> None:
-        loop = self._loop if self._held is None else self._loop_that_holds
-        written = (self._of_batch, self._of_iterator, loop, self._loop_over_stack)
+        written = (self._of_batch, self._of_iterator, self._loop)
         made = tuple(tf.function(one) for one in written)
         key = self._spectator, self._held is not None
-        self._one, self._next, self._many, self._stack = self._functions.setdefault(key, made)
+        self._one, self._next, self._many = self._functions.setdefault(key, made)
 
     def go_on_as(self, jit_compile: bool) -> None:
         """Has XLA compile the step as in the run that goes on, where the choice is still open."""
@@ -159,7 +161,7 @@ class StepCalls:
 
     def trace(self) -> tf.types.experimental.ConcreteFunction:
         """The step's concrete function for the dataset's batches; tracing it creates the step's variables."""
-        with self._fresh_after_failure():
+        with self._fresh_after_failure(calls=False):
             return self._traced(self._spec)
 
     def _traced(self, batch: Any) -> tf.types.experimental.ConcreteFunction:
@@ -205,7 +207,7 @@ class StepCalls:
         return result
 
     @contextlib.contextmanager
-    def _fresh_after_failure(self) -> Iterator[None]:
+    def _fresh_after_failure(self, *, calls: bool = True) -> Iterator[None]:
         """Compiles again if the first call fails: that tf.function would refuse the variables of its next trace.
 
         It also has the error say at which step it came, unless it is one of ours at the first step, which names
@@ -213,6 +215,7 @@ class StepCalls:
         """
         try:
             yield
+            self._worked = self._worked or calls
         except Exception as error:  # Of any kind, the user's own included: it is raised again as it is.
             if self.taken or isinstance(error, BadBatch) or not isinstance(error, scaler.ScalerError):
                 failed_step.note(error, self._name, self.taken + 1, self._spec, self._given)
@@ -273,7 +276,7 @@ class StepCalls:
         if not self.in_graph:
             return self._one.get_concrete_function(spec)
         many = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape], one.dtype), spec)
-        function = self._stack.get_concrete_function(many, tf.TensorSpec([], tf.int32))
+        function = self._many.get_concrete_function(many, _NUMBER, _NUMBER)
         self._stacked_by.setdefault(function, self._stacked)
         return function
 
@@ -288,11 +291,11 @@ class StepCalls:
     def _of_stack(self, batches: list[Any]) -> CallResult:
         self._given = batches[0]
         eagerly = tf.config.functions_run_eagerly()
-        function = self._stack if eagerly else self._function_of(self._relaxed or spec_of(batches[0]))
-        data = function(stack(batches), tf.constant(len(batches)))
+        function = self._many if eagerly else self._function_of(self._relaxed or spec_of(batches[0]))
+        data, _ = function(stack(batches), tf.constant(len(batches)), tf.constant(1))
         result = self._read(data, len(batches), self._stacked_by.get(function, self._stacked))
         if self._held:
-            self._held.saw_all(batches, result.counters.data)
+            self._held.saw(batches, result.counters.data)
         return result
 
     def of_one(self, batch: Any) -> CallResult:
@@ -306,7 +309,7 @@ class StepCalls:
         rows = {name: value.numpy()[np.newaxis] for name, value in outputs.items()}
         result = call_result(found.numpy(), rows, self._counters, self.scalers)
         if self._held:
-            self._held.saw(self._held.parts(batch), result.counters.data)
+            self._held.saw([batch], result.counters.data)
         return result
 
     def of_none(self) -> CallResult:
@@ -333,10 +336,7 @@ class StepCalls:
             rest = [self._take(iterator, limit - first.steps)] if first.steps else []
             return joined([first, *(one for one in rest if one.steps)])
         if not self._tries_xla and (self.in_graph or (self._endless and self._shapes_known)):
-            data, hold = self._many_steps(iterator, limit) if self.in_graph else self._next_step(iterator)
-            result = self._read(data, limit if self.in_graph else 1, self._stacked)
-            hold(result)
-            return result
+            return self._take_in_graph(iterator, int(limit))
         try:
             batch = next(iterator)
         except StopIteration:
@@ -353,23 +353,23 @@ class StepCalls:
             concrete = self._concrete[function] = function.get_concrete_function(*arguments)
         return concrete(*arguments)
 
-    def _many_steps(self, iterator: tf.data.Iterator, limit: int) -> tuple[tf.Tensor, Callable[[CallResult], None]]:
-        """What a call in the graph returns, and what to do with its result to hold its batches."""
-        held, steps = self._held, tf.constant(int(limit))
-        if held is None:
-            return self._called(self._many, iterator, steps), lambda result: None
-        held.make_room(int(limit))
-        places = held.most
-        data, whole = self._called(self._many, iterator, steps, tf.constant(places))
-        return data, lambda result: held.took(whole, result.counters.data, result.steps, places)
-
-    def _next_step(self, iterator: tf.data.Iterator) -> tuple[tf.Tensor, Callable[[CallResult], None]]:
-        """As `_many_steps`, for one step whose graph takes its batch."""
+    def _take_in_graph(self, iterator: tf.data.Iterator, limit: int) -> CallResult:
+        """A call whose graph takes its batches: up to so many steps in a loop there, or one."""
         held = self._held
-        if held is None:
-            return self._called(self._next, iterator), lambda result: None
-        data, parts = self._called(self._next, iterator)
-        return data, lambda result: held.saw(parts, result.counters.data)
+        if not self.in_graph:
+            data, parts = self._called(self._next, iterator)
+            result = self._read(data, 1, self._stacked)
+            if held:
+                held.saw([parts], result.counters.data)
+            return result
+        places = held.most if held else 1
+        if held:
+            held.make_room(limit)
+        data, batches = self._called(self._many, iterator, tf.constant(limit), tf.constant(places))
+        result = self._read(data, limit, self._stacked)
+        if held:
+            held.took(batches, result.counters.data, result.steps, places)
+        return result
 
     def _why_not_in_graph(self, iterator: tf.data.Iterator | Fetching) -> str | None:
         """Why the step cannot be taken in a loop inside the graph; None if it can."""
@@ -378,8 +378,7 @@ class StepCalls:
         if self._shapes_known:
             return None  # A Python loop would trace the step for the same shapes.
         try:
-            numbers = [tf.TensorSpec([], tf.int32)] * (2 if self._held else 1)
-            self._many.get_concrete_function(iterator, *numbers)
+            self._many.get_concrete_function(iterator, _NUMBER, _NUMBER)
         except Exception as error:  # Of any kind: if the step itself is wrong, the Python loop raises it again.
             self._compile()
             return f"it cannot be traced for batches of unknown shape ({one_line(error)})"
@@ -418,36 +417,35 @@ class StepCalls:
         outputs = self._counted(batch)
         self._stacked = Stacked(outputs)
         data = pack([self._status(1), *self._stacked.rows(outputs)])
-        return (data, self._held.parts(batch)) if self._held else data
+        return data, self._held.parts(batch) if self._held else []
 
     def _status(self, steps: tf.Tensor | int) -> tf.Tensor:
         return status(steps, self._counters, self.scalers)
 
     @scaler.authoring.no_autograph
-    def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor) -> Any:
-        return self._over_iterator(iterator, limit, None)
+    def _loop(self, batches: Any, limit: tf.Tensor, places: tf.Tensor) -> Any:
+        """Steps over an iterator, or over a stack of batches on the host.
 
-    @scaler.authoring.no_autograph
-    def _loop_that_holds(self, iterator: tf.data.Iterator, limit: tf.Tensor, places: tf.Tensor) -> Any:
-        return self._over_iterator(iterator, limit, places)
-
-    def _over_iterator(self, iterator: tf.data.Iterator, limit: tf.Tensor, places: tf.Tensor | None) -> Any:
-        empty = self._arrays(self._spec, limit), self._held.arrays(limit) if self._held else []
-        if self._endless:
-            steps, (arrays, batches) = self._all(lambda taken: iterator.get_next(), limit, empty, places)
+        Args:
+            batches: The iterator, or the stack.
+            limit: The most steps, or as many as the stack has.
+            places: In how many places the last batches of the iterator are held, if they are held.
+        """
+        if not isinstance(batches, tf.data.Iterator):
+            specs = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), batches)
+            steps, (arrays, held) = self._all(
+                lambda taken: tf.nest.map_structure(lambda part: part[taken], batches),
+                limit,
+                (self._arrays(specs, limit), []),
+                None,
+            )
         else:
-            steps, (arrays, batches) = self._until_the_end(iterator, limit, empty, places)
-        data = pack([self._status(steps), *self._stacked.stack(arrays)])
-        return (data, [batch.flow for batch in batches]) if self._held else data
-
-    @scaler.authoring.no_autograph
-    def _loop_over_stack(self, stack: Any, limit: tf.Tensor) -> tf.Tensor:
-        spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), stack)
-        empty: _Written = self._arrays(spec, limit), []
-        steps, (arrays, _) = self._all(
-            lambda taken: tf.nest.map_structure(lambda part: part[taken], stack), limit, empty, None
-        )
-        return pack([self._status(steps), *self._stacked.stack(arrays)])
+            empty = self._arrays(self._spec, limit), self._held.arrays(limit) if self._held else []
+            if self._endless:
+                steps, (arrays, held) = self._all(lambda taken: batches.get_next(), limit, empty, places)
+            else:
+                steps, (arrays, held) = self._until_the_end(batches, limit, empty, places)
+        return pack([self._status(steps), *self._stacked.stack(arrays)]), [batch.flow for batch in held]
 
     def _arrays(self, batch: Any, limit: tf.Tensor) -> Arrays:
         """Arrays for the outputs of the step for such batches; tracing the step also creates its variables."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import pathlib
 import time
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,41 +13,32 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.generators import caveats as hidden_generators
-from loops.loop import batch_files, failed_step
-from loops.loop.arguments import check_parts, check_strategy
-from loops.loop.call_result import CallResult
+from loops.loop import failed_step, kept_batches
+from loops.loop.arguments import check_arguments
 from loops.loop.calls import StepCalls, TrainStepFunction
-from loops.loop.compilation import check_jit_compile, has_steady_rows
+from loops.loop.compilation import has_steady_rows
 from loops.loop.counters import Counters, CounterVariables
-from loops.loop.out_of_data import END, why_endless_data_ended, why_out_of_data
-from loops.loop.outputs import Outputs, scalars_and_vectors
-from loops.loop.pace import Pace
-from loops.loop.replicate import check_batches, replicate
-from loops.loop.signature import taking_batches
+from loops.loop.failed_step import END, why_endless_data_ended, why_out_of_data
+from loops.loop.results import CallResult, Outputs, scalars_and_vectors
+from loops.loop.silence import Checks, warn_if_most_were_skipped
 from loops.loop.state.actions import ActionStates
-from loops.loop.state.change import Resumed
-from loops.loop.state.identity import identity
+from loops.loop.state.compared import Resumed
+from loops.loop.state.described import identity, settings
 from loops.loop.state.kernels import caveats as kernels_of
-from loops.loop.state.position import Position, position_in
+from loops.loop.state.position import Position, SourcePosition, position_in
 from loops.loop.state.resources import StepResources, resources_of
-from loops.loop.state.settings import settings
-from loops.loop.state.source_position import SourcePosition
 from loops.loop.state.state import RunState
-from loops.loop.state.trainable import trainable_flags
-from loops.loop.state.variables import variable_groups
-from loops.loop.undecided import warn_if_most_were_skipped
-from loops.loop.unseen import UnseenLosses
-from loops.loop.visit import Action, Visit
-from loops.loop.workers.workers import Workers, meet
-from loops.loop.zero_gradients import ZeroGradients
+from loops.loop.state.variables import trainable_flags, variable_groups
+from loops.loop.user_step import check_batches, replicate, taking_batches
+from loops.loop.visit import Action, Pace, Visit
+from loops.loop.workers import Workers, meet
 from loops.step.frozen_weights import named_by
 from loops.step.train_step import TrainStep
 from loops.support.batches import bad_batch
 from loops.support.checks import check_count
 from loops.support.errors import OutOfData
-from loops.support.part_names import of_part, part_names
 from loops.support.signals import Deferred, deferred_signals
-from loops.support.written.acting import enter, named, place_of
+from loops.support.written.place import enter, named, place_of
 from loops.support.written.run_locks import RunLocks
 
 
@@ -131,20 +120,16 @@ class Loop:
         if not isinstance(actions, Iterable):
             raise scaler.InvalidArgument(f"Loop(actions={actions!r}): expected a list of actions. Put it into one.")
         actions = list(actions)
-        check_parts(train_step, dataset, steps_per_call, actions)
-        check_jit_compile(jit_compile)
+        check_arguments(train_step, dataset, steps_per_call, strategy, actions, jit_compile)
         position = position_in(dataset)
         self._looked_at: tuple[tf.types.experimental.ConcreteFunction, StepResources] | None = None
-        loss_scaler = getattr(train_step, "loss_scaler", None)
         self.train_step = train_step
         self._windows = [one for one in named_by(train_step, TrainStep) if one.last_window == "apply"]
         train_step = taking_batches(train_step, position.element_spec)
         if strategy is not None:
-            check_strategy(strategy, jit_compile is True)
             check_batches(position.element_spec, strategy)
             train_step = replicate(train_step, strategy)
         self.workers = Workers(strategy)
-        self._loss_scaler = loss_scaler
         self.resumed: Resumed | None = None
         self._strategy = strategy
         self.element_spec = position.element_spec
@@ -169,8 +154,7 @@ class Loop:
         ]
         self.position, self._pace = position, pace
         self._stopped_elsewhere: str | None = None
-        self._contradicted = False
-        self._looks: dict[str, tuple[UnseenLosses, ZeroGradients]] = {}
+        self._checks = Checks(self.train_step)
 
     def restart(self, dataset: tf.data.Dataset | Iterable[Any], actions: Iterable[Action]) -> None:
         """Begins again at step 0 with the same traced step, over another dataset with the same `element_spec`.
@@ -251,7 +235,7 @@ class Loop:
             identity=identity,
             settings=settings(self.train_step, self.position.dataset, jit_compile=self._call.jit_compile),
             trainable=trainable_flags(self.train_step, groups),
-            loss_scaler=self._loss_scaler,
+            loss_scaler=getattr(self.train_step, "loss_scaler", None),
         )
 
     def caveats(self) -> list[str]:
@@ -309,10 +293,7 @@ class Loop:
             self.position.heed(signals.received if self.workers.count == 1 else [])
             stack.callback(self.position.heed, [])
             held = self._hold(stack)
-            for action in self.actions:
-                if hasattr(action, "begin"):
-                    with named(action):
-                        action.begin(self)
+            self._tell("begin", self)
             self._check_ahead(steps)
             for action in self.actions:
                 if isinstance(action, contextlib.AbstractContextManager):
@@ -336,7 +317,7 @@ class Loop:
                     whole = True
                     self._meet(signals, error)
                     if call.steps and not self._goes_back:
-                        self._check_scalers(visit, call)
+                        self._checks.check(visit, call, self.why_skipped)
                     scalers = [one for one, _ in call.readings]
                     signals.act()
                     ended, taken = call.steps < limit and self.position.ended, done + call.steps
@@ -345,7 +326,7 @@ class Loop:
                         of_source = self.position.dataset is None
                         raise OutOfData(why_out_of_data(taken, steps, of_source=of_source))
                 if done == before.data:
-                    self._say_nothing_to_do(done, steps)
+                    self._tell("nothing_to_do", done, steps, None if done >= steps else self.stopped)
                 if not self._goes_back:
                     warn_if_most_were_skipped(before, self.counters, scalers)
             except Exception as error:
@@ -360,11 +341,12 @@ class Loop:
             signals.act()
         return self.counters
 
-    def _say_nothing_to_do(self, done: int, goal: int) -> None:
+    def _tell(self, method: str, *facts: object) -> None:
+        """Calls a method of each action that has it."""
         for action in self.actions:
-            if hasattr(action, "nothing_to_do"):
+            if hasattr(action, method):
                 with named(action):
-                    action.nothing_to_do(done, goal, None if done >= goal else self.stopped)
+                    getattr(action, method)(*facts)
 
     @property
     def _goes_back(self) -> bool:
@@ -422,7 +404,7 @@ class Loop:
         except tf.errors.OpError as error:
             if isinstance(error, tf.errors.OutOfRangeError) and END in error.message:
                 raise OutOfData(why_endless_data_ended(self.counters.data)) from error
-            known = bad_batch(error, self.element_spec) or batch_files.write_error(error)
+            known = bad_batch(error, self.element_spec) or kept_batches.write_error(error)
             if known is None:
                 raise
             raise known from error
@@ -431,45 +413,6 @@ class Loop:
         if self._pace.chooses and not self._call.in_graph:
             self._pace.fix_at_one()
         return call
-
-    def _check_scalers(self, visit: Visit, call: CallResult) -> None:
-        """Raises if a loss scaler is stuck; warns of a non-finite loss, zero gradients, and contradicting outputs."""
-        if call.contradiction and not self._contradicted:
-            self._contradicted = True
-            warnings.warn(call.contradiction, UserWarning, stacklevel=3)
-        scalers = [one for one, _ in call.readings]
-        # With several scalers it is unknown whose loss it is, unless the step has parts with names.
-        only = scalers[0] if len(scalers) == 1 else None
-        self._look(visit, "", only)
-        # A step of one's own may give its outputs such names, and may keep anything as `scalers`.
-        own = getattr(self.train_step, "scalers", None)
-        by_part = own if isinstance(own, Mapping) else {}
-        for part in part_names(visit.outputs):
-            one, outputs = by_part.get(part, only), of_part(visit.outputs, part)
-            known = one if isinstance(one, scaler.LossScaler) else None
-            self._look(dataclasses.replace(visit, outputs=outputs), part, known)
-        checked = None
-        try:
-            for checked, reading in call.readings:
-                checked.check(reading)
-            if self._loss_scaler is not None and self._loss_scaler not in scalers:
-                checked = self._loss_scaler
-                checked.check()
-        except scaler.StuckError as error:
-            own_parts = [name for name, one in by_part.items() if one is checked] if len(by_part) > 1 else []
-            of = f"Part {own_parts[0]!r}:" if len(own_parts) == 1 else None
-            raise scaler.StuckError(" ".join(filter(None, [of, str(error), self.why_skipped()]))) from None
-
-    def _look(self, visit: Visit, part: str, loss_scaler: scaler.LossScaler | None) -> None:
-        """Warns of applied steps without a gradient, and of a loss that cannot be seen: of a part, or of the step."""
-        of = f" of part {part!r}" if part else ""
-        unseen_losses, zero_gradients = self._looks.setdefault(part, (UnseenLosses(bool(part)), ZeroGradients(of)))
-        if zero := zero_gradients.sentence(visit):
-            warnings.warn(zero, scaler.ScaleWarning, stacklevel=4)
-        unseen = unseen_losses.first(visit)
-        # A step that contradicted its scaler may be wrong again.
-        if unseen is not None and loss_scaler is not None and not self._contradicted:
-            scaler.authoring.warn_of_unseen_loss(loss_scaler, f"Step {unseen:,}{of}")
 
     def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
         """Raises the error, if there is one; else does what signals, stops and errors of other workers demand here."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from loops.loop import batch_files
+from loops.loop import kept_batches
 from loops.support.checks import check_count
 from loops.support.errors import LoopError
 from loops.support.written.place import Place, as_path, check_folder, writing
@@ -62,7 +62,7 @@ class KeepBatches:
                 f"KeepBatches: the loop has {replicas} replicas, but batches can be kept only on a single device. "
                 "Leave it out."
             )
-        if not batch_files.writable(loop.element_spec):
+        if not kept_batches.writable(loop.element_spec):
             raise LoopError(
                 f"KeepBatches: the batches are {loop.element_spec}, with a part that is not a tensor of values, such "
                 "as a dataset. Make tensors of it in the dataset's map, or leave KeepBatches out."
@@ -77,7 +77,7 @@ class KeepBatches:
             raise RuntimeError("KeepBatches is used by Loop.run, after its begin.")
         # Not in `begin`: a Checkpoint's `begin` may run later, and sets how many steps were taken.
         with writing("KeepBatches", self._folder):
-            batch_files.sweep(self._folder, self._loop.counters.data)
+            kept_batches.sweep(self._folder, self._loop.counters.data)
         self._loop.calls.show_batches(self._write)
         return self
 
@@ -91,4 +91,6 @@ class KeepBatches:
 
     def _write(self, batch: Any, step: tf.Tensor) -> tf.Operation:
         assert self._loop is not None
-        return batch_files.write(self._folder, batch, step, last=self.last, element_spec=self._loop.position.batch_spec)
+        return kept_batches.write(
+            self._folder, batch, step, last=self.last, element_spec=self._loop.position.batch_spec
+        )

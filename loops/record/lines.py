@@ -9,8 +9,7 @@ import os
 import warnings
 from typing import IO, TYPE_CHECKING, Any
 
-from loops.loop.cadence import Cadence, Seconds
-from loops.loop.visit import Visit
+from loops.loop.visit import Cadence, Seconds, Visit
 from loops.record.evaluations import EvaluationLines
 from loops.record.skips import skip_names
 from loops.support.errors import BadOutputs, LoopError, ResumeWarning

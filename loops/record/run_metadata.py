@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import scaler
 from loops.loop.state import folder as checkpoints
-from loops.loop.state.identity import flat
+from loops.loop.state.compared import flat
 from loops.record.files import CHECKPOINTS, REPLAY, read_summary
 from loops.record.summary import number as scale_text
 from loops.record.thinned import Counted, lacks_steps

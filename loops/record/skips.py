@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from loops.loop.unseen import of_applied
+from loops.loop.silence import ZEROS, in_a_row, of_applied
 from loops.loop.visit import Visit
-from loops.loop.zero_gradients import MANY, in_a_row
 from loops.record.columns import cause_name, cause_names
 from loops.record.thinned import Counted, Thinned, said_of, thinned
 from loops.step.composed_step import ComposedStep
@@ -254,7 +253,7 @@ def _zeros(attempts: Sequence[Mapping]) -> tuple[int, int]:
         for name in ("grad_norm", "loss")
     )
     count = in_a_row(np.ones(len(applied), bool), norms, losses)
-    return (count, applied[-count]["step"]) if count >= MANY else (0, 0)
+    return (count, applied[-count]["step"]) if count >= ZEROS else (0, 0)
 
 
 def _later(streak: Sequence[Mapping], step: int | None) -> tuple[int, ...]:

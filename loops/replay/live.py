@@ -18,8 +18,7 @@ from loops.actions.checkpoint import Checkpoint
 from loops.loop.loop import Loop
 from loops.loop.state import folder
 from loops.record.log import read_log
-from loops.run.rewind.open import open_run
-from loops.run.rewind.rewind import log_of, rewind
+from loops.run.rewind.rewind import log_of, open_run, rewind
 from loops.step.train_step import TrainStep
 from loops.support.errors import LoopError, OutOfData
 from loops.support.signals import deferred_signals

@@ -20,8 +20,7 @@ import tensorflow as tf
 import scaler
 from loops.loop.loop import Loop
 from loops.loop.state import folder as checkpoints
-from loops.loop.state.identity import check_layout, warn_of_places
-from loops.loop.state.variables import components, layout
+from loops.loop.state.variables import check_layout, components, layout, warn_of_places
 from loops.record.evaluations import MARK, STEP, metrics_of
 from loops.record.files import CHECKPOINTS, EVALUATIONS, check_run
 from loops.record.log import read_log

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import math
 import os
 import pathlib
@@ -22,10 +23,28 @@ from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, write_json
 from loops.record.lines import JsonLines
 from loops.record.log import read_log
 from loops.record.trace import Trace
-from loops.run.digest import weights_digest
 from loops.run.strategy_text import parse_strategy
 from loops.step.train_step import TrainStep
+from loops.support.checks import check
 from loops.tasks import Task
+
+
+def weights_digest(model: keras.Model) -> str:
+    """SHA-256 over the bytes of all of the model's variables, in hexadecimal.
+
+    The order is `model.variables`: layer by layer, trainable ones before the others, seed generators included. For each
+    variable the dtype and shape are hashed, then the values in C order, little-endian. Names are left out: Keras
+    numbers layers per process.
+    """
+    digest = hashlib.sha256()
+    for variable in model.variables:
+        values = np.ascontiguousarray(variable.numpy())
+        digest.update(f"{values.dtype.name} {values.shape}\n".encode())
+        if values.dtype.kind in "iuf":
+            values = values.astype(values.dtype.newbyteorder("<"))
+        digest.update(values.tobytes())
+    return digest.hexdigest()
+
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 """The Keras dtype policies of runs."""
@@ -65,8 +84,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.emulated is not None:
             scaler.formats.emulated(self.emulated)
-        if self.policy not in POLICIES:
-            raise scaler.InvalidArgument(f"policy {self.policy!r}: expected one of {', '.join(POLICIES)}.")
+        check(f"policy {self.policy!r}", self.policy in POLICIES, f"one of {', '.join(POLICIES)}")
         parse_strategy(self.strategy)
 
     def facts(self) -> dict:
@@ -159,7 +177,7 @@ def train(
         "loss_scale": float(step.loss_scaler.loss_scale),
         "weights_finite": all(bool(tf.reduce_all(tf.math.is_finite(w))) for w in model.trainable_variables),
         "weights_digest": weights_digest(model),
-        "digest_depends_on": numerical_settings(),
+        "digest_depends_on": _numerical_settings(),
     }
     if strategy:
         summary["workers"], summary["replicas"] = loop.workers.count, strategy.num_replicas_in_sync
@@ -224,7 +242,7 @@ def _copy(copied: keras.Model, model: keras.Model) -> keras.Model:
     return copied
 
 
-def numerical_settings() -> dict:
+def _numerical_settings() -> dict:
     """What else the bits of a run depend on: two runs on one machine agree if their options and these do."""
     threads = tf.config.threading
     return {

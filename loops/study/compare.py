@@ -25,8 +25,7 @@ from loops.loop.visit import Action, Visit
 from loops.record.files import STEPS, SUMMARY, write_json
 from loops.run.train import RunOptions, build, model_of, train
 from loops.step.train_step import TrainStep
-from loops.study.costs import Costs, costs_of
-from loops.study.energy import EnergyMeter
+from loops.study.costs import Costs, EnergyMeter, costs_of
 from loops.study.gradients import GradientAction, GradientProbe
 from loops.study.setups import Setup
 from loops.study.summaries import failed
@@ -156,17 +155,7 @@ def _run(
     progress: Callable[[str], Progress] | None,
 ) -> dict:
     folder = f"runs/{setup.name}-seed{seed}"
-    options = RunOptions(
-        policy=setup.policy,
-        strategy=setup.strategy,
-        steps=steps,
-        seed=seed,
-        masters=setup.masters,
-        loss_factor=setup.loss_factor,
-        emulated=setup.emulated,
-        unit_scaled=setup.unit_scaled,
-        learning_rate=setup.learning_rate,
-    )
+    options = setup.options(steps, seed)
     counting: list[GradientAction] = []
     last = _LastStep()
 

@@ -1,14 +1,16 @@
-"""The set-ups that a study compares."""
+"""The set-ups that a study compares, and one colour, line and marker for each of them, wherever it is drawn."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import scaler
 from loops.run.strategy_text import parse_strategy
 from loops.run.train import RunOptions
+from loops.support.checks import check
+from loops.support.palette import BLACK, BLUE, DASHES, GREEN, ORANGE, PINK, RED, Mark, mark
 
 SMALL = 2.0**-20
 """The factor of the small-loss set-ups, like a loss term with a weight of one in a million."""
@@ -39,6 +41,12 @@ class Setup:
     emulated: str | None = None
     unit_scaled: bool = False
     learning_rate: float = RunOptions.learning_rate
+
+    def options(self, steps: int, seed: int) -> RunOptions:
+        """The options of one of its runs."""
+        own = dataclasses.asdict(self)
+        del own["name"], own["title"]
+        return RunOptions(steps=steps, seed=seed, **own)
 
 
 # A short run would never grow its scale with an interval of 2000 steps.
@@ -97,8 +105,7 @@ def choose_setups(names: Sequence[str]) -> list[Setup]:
     """
     known = {setup.name: setup for setup in (*SETUPS, *FURTHER)}
     for name in names:
-        if name not in known:
-            raise scaler.InvalidArgument(f"set-up {name!r}: expected one of {', '.join(known)}.")
+        check(f"set-up {name!r}", name in known, f"one of {', '.join(known)}")
     return [setup for setup in known.values() if setup.name in names] if names else list(SETUPS)
 
 
@@ -121,3 +128,26 @@ def strategy_setups(texts: Sequence[str]) -> list[Setup]:
             name, number = f"{plain}-{number}", number + 1
         setups[name] = Setup(name, text, "mixed_float16", text)
     return list(setups.values())
+
+
+_SETUPS = {
+    "float32": (BLACK, "o"),
+    "mixed-none": (ORANGE, "s"),
+    "mixed-dynamic": (BLUE, "^"),
+    "float16-none": (RED, "D"),
+    "float16-static": (PINK, "v"),
+    "float16-dynamic": (GREEN, "X"),
+}
+
+
+def marks(summary: Mapping) -> dict[str, Mark]:
+    """The mark of each set-up of a study, by name. A small-loss set-up looks like its twin, dashed."""
+    found: dict[str, Mark] = {}
+    others = itertools.count()
+    for name in (row["name"] for row in summary["setups"]):
+        tint, marker = _SETUPS.get(name.removeprefix("small-"), (None, ""))
+        if tint:
+            found[name] = Mark(tint, DASHES[1] if name.startswith("small-") else (), marker)
+        else:
+            found[name] = mark(next(others))
+    return found

@@ -103,7 +103,7 @@ def bad_batch(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
     """
     label = label_in(error)
     if label:
-        return BadBatch(about_label(*label))
+        return BadBatch(_about_label(*label))
     index = _INDEX.search(error.message)
     if index:
         value, rows = int(index[1]), int(index[2])
@@ -127,7 +127,7 @@ def label_in(error: tf.errors.OpError) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def about_label(value: int, classes: int) -> str:
+def _about_label(value: int, classes: int) -> str:
     """A sentence on a label outside of a model's classes."""
     return f"a label is {value}, but the model has {classes} classes, 0 to {classes - 1}. {MEND_LABELS}"
 

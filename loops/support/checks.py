@@ -1,4 +1,4 @@
-"""Checks of integer arguments."""
+"""Checks of arguments, in one wording."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ from typing import Any
 import numpy as np
 
 import scaler
+
+
+def check(call: str, good: object, expected: str) -> None:
+    """Refuses an argument unless it is good.
+
+    Args:
+        call: What the user wrote, to begin the message with: "Best(mode='least')".
+        good: Whether it is.
+        expected: The end of the message.
+
+    Raises:
+        scaler.InvalidArgument: If it is not.
+    """
+    if not good:
+        raise scaler.InvalidArgument(f"{call}: expected {expected}.")
 
 
 def is_count(value: Any, least: int = 1) -> bool:
@@ -25,5 +40,4 @@ def check_count(call: str, value: Any, least: int = 1) -> None:
     Raises:
         scaler.InvalidArgument: If the value is refused.
     """
-    if not is_count(value, least):
-        raise scaler.InvalidArgument(f"{call}: expected an integer of at least {least}.")
+    check(call, is_count(value, least), f"an integer of at least {least}")

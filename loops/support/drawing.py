@@ -54,8 +54,6 @@ def save(figure: Figure, path: str | os.PathLike) -> None:
     Raises:
         NotWritable: If it cannot be written.
     """
-    from loops.support.drawing import svg_of
-
     try:
         if os.fspath(path).lower().endswith(".svg"):
             with open(path, "w", encoding="utf-8") as file:
@@ -65,9 +63,6 @@ def save(figure: Figure, path: str | os.PathLike) -> None:
     except (OSError, ValueError) as error:
         raise NotWritable(f"{path}: the figure cannot be written ({error}). Name a .png, .svg or .pdf.") from error
 
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _PAINT = re.compile(r"\b(fill|stroke): (#[0-9a-f]{6})\b")
 _PLACES = re.compile(r'\b(?:d|x|y|transform)="[^"]*"')

@@ -1,14 +1,20 @@
-"""How figures look: the style of their axes, and the head of a panel."""
+"""How figures look: the style of their axes, the head of a panel, and what float16 makes of magnitudes.
+
+The same fate has the same colour in all figures.
+"""
 
 from __future__ import annotations
 
+import math
 import textwrap
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
-from loops.support.palette import LINE, SOFT, TEXT, Mark
+from loops.support.palette import LINE, RED, SOFT, TEXT, TINY, YELLOW, Mark
 
 WIDTH, NARROW = 7.5, 5.6
 """The width of a figure in inches, and of one whose labels can be read on a phone, too."""
@@ -58,3 +64,45 @@ def head(axes: Axes, title: str, mark: Mark | None, note: str = "", room: int = 
 def few(count: int, most: int = 7) -> int:
     """The spacing of markers on a line of `count` points."""
     return max(1, count // most)
+
+
+class Range(NamedTuple):
+    """A range of magnitudes with one fate.
+
+    Attributes:
+        start: log2 of its lower end.
+        end: log2 of its upper end.
+        colour: "#RRGGBB".
+        strength: The opacity of its area: yellow is paler than the others.
+        said: Its name in a legend.
+    """
+
+    start: float
+    end: float
+    colour: str
+    strength: float
+    said: str
+
+
+ZERO = Range(-math.inf, -25, TINY, 0.13, "becomes zero (≤ $2^{-25}$)")
+SUBNORMAL = Range(-25, -14, YELLOW, 0.22, "subnormal ($2^{-24}$ to $2^{-14}$)")
+INFINITE = Range(16, math.inf, RED, 0.15, "becomes infinite (≥ 65520)")
+RANGES = (ZERO, SUBNORMAL, INFINITE)
+"""What float16 makes zero, keeps with fewer bits, and makes infinite; between the last two all is well."""
+
+
+def shade(axes: Axes, low: float, high: float) -> None:
+    """Shades the ranges between two ends of an axis of log2."""
+    for one in RANGES:
+        if one.start < high and one.end > low:
+            tint(axes, max(one.start, low), min(one.end, high), one)
+
+
+def tint(axes: Axes, low: float, high: float, look: Range) -> None:
+    """Shades one area in the colour of a range."""
+    axes.axvspan(low, high, color=look.colour, alpha=look.strength, linewidth=0, zorder=0)
+
+
+def range_legend() -> Mapping[str, Patch]:
+    """What stands beside the names of the ranges in a legend."""
+    return {one.said: Patch(color=one.colour, alpha=min(1.0, 2 * one.strength), linewidth=0) for one in RANGES}

@@ -12,7 +12,7 @@ from worker_cases import as_worker, configuration, free_ports, joins_nobody
 
 import loops
 import scaler
-from loops.loop.workers.workers import addresses, join_workers
+from loops.loop.workers import addresses, join_workers
 
 
 @pytest.fixture(autouse=True)

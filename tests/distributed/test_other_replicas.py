@@ -14,8 +14,8 @@ import tensorflow as tf
 import halfstep.commands.inspect as inspect
 import loops
 import scaler
-from loops.loop.state import replicas
-from loops.loop.state.describe import describe
+from loops.loop.state import regrouped
+from loops.loop.state.folder import describe
 
 STOP, END = 5, 9
 
@@ -296,5 +296,5 @@ def test_progress_and_inspect_say_it(tmp_path):
     [["v", "v/replica_1", "v", "v/replica_1", "w"], ["v", "v", "v/replica_1", "v/replica_1", "w"]],
 )
 def test_components_are_found_by_variable_in_any_order(names):
-    found = replicas.by_variable([(name, "float32", []) for name in names])
+    found = regrouped.by_variable([(name, "float32", []) for name in names])
     assert [[names[place] for place in one] for one in found] == [["v", "v/replica_1"], ["v", "v/replica_1"], ["w"]]

@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 import loops
-from loops.actions.saves import BackgroundSaves
+from loops.actions.saves import Saves
 from loops.loop.state import folder
-from loops.loop.state.describe import newest_common, place
-from loops.loop.workers.workers import Workers
+from loops.loop.state.folder import newest_common, of_worker
+from loops.loop.workers import Workers
 
 FACTS = json.dumps(
     {
@@ -74,7 +74,7 @@ def common(directory):
     """The step that each of two workers goes on from, and those it found damaged; or the error."""
 
     def of(workers):
-        where = place(directory, workers)
+        where = of_worker(directory, workers)
         number, _, damaged = newest_common(where, workers, folder.newest_whole(where))
         return number, sorted(damaged)
 
@@ -151,9 +151,9 @@ def test_what_workers_could_do_at_different_steps_is_refused(tmp_path):
 
 def saves_beside(directory, workers):
     """What a `Checkpoint(keep=2, background=True)` writes with on each worker."""
-    where = place(directory, workers)
+    where = of_worker(directory, workers)
     where.mkdir(parents=True, exist_ok=True)
-    made = BackgroundSaves(tf.train.Checkpoint(facts=Facts(tf.Variable(FACTS))), where, 2, 0, workers)
+    made = Saves(tf.train.Checkpoint(facts=Facts(tf.Variable(FACTS))), where, 2, 0, workers, background=True)
     made.open()
     return made
 
@@ -178,7 +178,7 @@ def test_none_begins_to_save_beside_its_steps_before_all_have_their_last_one(tmp
             made.save(number, nothing)
         made.end(7, nothing)
         made.close()
-        return folder.numbers(place(tmp_path, workers))
+        return folder.numbers(of_worker(tmp_path, workers))
 
     # At the end none waits for the others, which may be gone, and one more is kept for those that have less.
     assert Threads(2).run(of) == [[7, 6, 4]] * 2
@@ -210,7 +210,7 @@ def test_after_an_error_on_one_worker_there_is_a_step_that_all_have(tmp_path, mo
         except loops.CheckpointError as error:
             found.append((type(error), str(error)))
         made.close()
-        return [*found, folder.numbers(place(tmp_path, workers))]
+        return [*found, folder.numbers(of_worker(tmp_path, workers))]
 
     first, second = Threads(2).run(of)
     assert first[0][0] is loops.WorkerLost

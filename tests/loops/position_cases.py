@@ -47,7 +47,7 @@ def forgotten(make, place, cuts=range(1, 20), end=END):
 def resumed(make, place, cuts=CUTS, end=END):
     """At which cuts a resumed run sees what the run saw, and what it is told: as a loop with a checkpoint does it."""
     first = Position(make())
-    first.probe(place)
+    first.probe()
     caveats, whole, written = first.caveats, [], {}
     for cut in cuts:
         whole += take(first.iterator, cut - len(whole))
@@ -63,7 +63,7 @@ def resumed(make, place, cuts=CUTS, end=END):
             second.skip_to(cut)
         else:
             if cut == cuts[0]:
-                second.probe(place)
+                second.probe()
                 assert second.caveats == caveats
             tf.train.Checkpoint(position=second.iterator).read(written[cut])
         found[cut] = take(second.iterator, end - cut) == whole[cut:]

@@ -16,7 +16,7 @@ from loops.actions.progress import Progress
 from loops.diagnose.explain.at_hand import Recent, as_row, scalers_in
 from loops.diagnose.explain.explain import explain_recent
 from loops.diagnose.explain.explanation import Explanation
-from loops.loop.held_batches import HeldBatches
+from loops.loop.kept_batches import HeldBatches
 from loops.loop.visit import Visit
 from loops.record.explanations import Explanations
 from loops.support.checks import check_count

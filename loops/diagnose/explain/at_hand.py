@@ -17,12 +17,12 @@ from loops.diagnose.graph.scaler_calls import recording_scaler_calls
 from loops.loop.calls import StepCalls
 from loops.loop.counters import CounterVariables
 from loops.loop.loop import Loop
-from loops.loop.signature import taking_batches
 from loops.loop.state.kernels import PYTHON, kept_elsewhere
 from loops.loop.state.pipeline import operations_called
 from loops.loop.state.randomness import generators, set_generators
 from loops.loop.state.resources import StepResources, resources_of
 from loops.loop.state.variables import variable_groups
+from loops.loop.user_step import taking_batches
 from loops.record.log import difference
 from loops.run.rewind.replay_point import Snapshot
 from loops.step.composed_step import ComposedStep

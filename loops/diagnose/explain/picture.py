@@ -62,7 +62,7 @@ def _number_line(axes: Any, rows: Sequence[Magnitude]) -> None:
     """The axis of powers of two around the range of float16 and all values, with that range's ends."""
     from matplotlib.ticker import MaxNLocator
 
-    from loops.support.ranges import shade
+    from loops.support.plot_style import shade
 
     half = scaler.float_format("float16")
     values = [value for row in rows for value in (row.forward, row.backward) if value is not None]
@@ -80,7 +80,7 @@ def _number_line(axes: Any, rows: Sequence[Magnitude]) -> None:
 
 def _outside(axes: Any, names: Sequence[str]) -> None:
     """A panel beside the axis, with a column for each name, in the colour of what float16 makes of a magnitude."""
-    from loops.support.ranges import INFINITE, ZERO, tint
+    from loops.support.plot_style import INFINITE, ZERO, tint
 
     tint(axes, -0.5, len(names) - 0.5, ZERO if names == ["0"] else INFINITE)
     axes.set_xlim(-0.5, len(names) - 0.5)
@@ -110,7 +110,7 @@ def _explain(figure: Figure, shown: Sequence[tuple[str, str, str]]) -> None:
     """The legend: the marks, and what the areas are."""
     from matplotlib.lines import Line2D
 
-    from loops.support.ranges import range_legend
+    from loops.support.plot_style import range_legend
 
     legend = {name: Line2D([], [], color=colour, marker=shape, linestyle="") for colour, shape, name in shown}
     areas = range_legend()

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import scaler
 from loops.loop.loop import Loop
-from loops.loop.signature import taking_batches
+from loops.loop.user_step import taking_batches
 
 _MOVES = frozenset(
     [

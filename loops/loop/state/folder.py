@@ -1,22 +1,29 @@
-"""A folder of checkpoints: lists them, checks them, and removes what a killed save left behind."""
+"""A folder of checkpoints: lists, checks and describes them, and removes what a killed save left behind."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 import pathlib
 import re
 import shutil
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from loops.loop.state import facts
-from loops.loop.state.state import Copied
+from loops.loop.workers import Workers
+from loops.support.errors import CheckpointError
 
 NAME = "ckpt"
 _FACTS = "facts/.ATTRIBUTES/py_state"
+
+
+Found = tuple[int | None, dict[str, Any], dict[int, str]]
+"""A step or None, the facts of its checkpoint, and the reasons why newer ones could not be read, by step."""
 
 
 class Damaged(Exception):
@@ -67,7 +74,7 @@ def _check_sizes(path: str, reader: Any) -> None:
         raise ValueError(f"its index tells of {said} bytes, and its data has {there}")
 
 
-def newest_whole(folder: pathlib.Path, limit: int | None = None) -> tuple[int | None, dict[str, Any], dict[int, str]]:
+def newest_whole(folder: pathlib.Path, limit: int | None = None) -> Found:
     """The newest checkpoint that can be read.
 
     Args:
@@ -97,6 +104,30 @@ def newest_facts(folder: pathlib.Path) -> tuple[int | None, dict[str, Any]]:
         with contextlib.suppress(Damaged):
             return number, read_facts(prefix(folder, number), whole=False)
     return None, {}
+
+
+class Copied(NamedTuple):
+    """A value of a checkpoint that no step changes.
+
+    Attributes:
+        name: Its name in the file.
+        slices: Which part of the name's value it is.
+        value: An array in the memory of the copy, or a tensor.
+        dtype: The value's own: the array may have another of the same size.
+    """
+
+    name: str
+    slices: str
+    value: np.ndarray | tf.Tensor
+    dtype: tf.DType
+
+    @property
+    def tensor(self) -> tf.Tensor:
+        """The value, in the same memory."""
+        if isinstance(self.value, tf.Tensor):
+            return self.value
+        shared = tf.experimental.dlpack.from_dlpack(self.value.__dlpack__())
+        return shared if shared.dtype == self.dtype else tf.bitcast(shared, self.dtype)
 
 
 def write(folder: pathlib.Path, number: int, copied: Iterable[Copied]) -> None:
@@ -191,3 +222,125 @@ def _is_leftover(name: str, present: list[int]) -> bool:
         return True
     data = re.match(rf"{NAME}-(\d+)\.data-", name)
     return data is not None and int(data[1]) not in present
+
+
+def describe(directory: str | os.PathLike, subfolder: str = "") -> dict:
+    """The newest readable checkpoint of a folder, and the steps of the others.
+
+    Args:
+        directory: A folder of checkpoints.
+        subfolder: Searched if the folder itself has no checkpoints.
+
+    Returns:
+        `checkpoint`: its path; `step`; `others`: the steps of the other checkpoints, newest first; `damaged`: a reason
+        for each newer checkpoint that cannot be read, by step; `bytes` on disk; `counters`: data, attempted, applied,
+        skipped; `loss_scaler`: the strategy's state, if there is one; `identity`: that of the run that saved it;
+        `changes`: the steps from which it went on with other settings;
+        `data`: `batches` taken, the `problem` if the position could not be saved, and all `caveats`; `variables`: for
+        each group `count` and `values`; `held`: the step's tables and iterators; `random`: the saved state of each kind
+        of generator; `evaluations`: the newest `results` of each `Evaluate` and their `step`, by its name; `actions`:
+        those with a state; `versions`.
+
+    Raises:
+        CheckpointError: If there is no checkpoint, or none that can be read.
+    """
+    place = pathlib.Path(directory)
+    if not numbers(place) and numbers(place / subfolder):
+        place = place / subfolder
+    number, facts, damaged = newest_whole(place)
+    if number is None:
+        reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
+        raise CheckpointError(
+            f"{place}: none of its checkpoints can be read ({reasons})."
+            if reasons
+            else f"{place}: no checkpoint. Name the folder that was given to hs.Checkpoint, or a run's --out."
+        )
+    return {
+        "checkpoint": prefix(place, number),
+        "step": number,
+        "others": [other for other in numbers(place) if other != number],
+        "damaged": {str(step): why for step, why in damaged.items()},
+        "bytes": sum(path.stat().st_size for path in place.glob(f"{NAME}-{number}.*")),
+        "counters": facts["counters"],
+        "loss_scaler": facts.get("loss_scaler"),
+        "identity": facts["identity"],
+        "changes": facts.get("changes", []),
+        "data": facts["data"],
+        "variables": {
+            group: {"count": len(variables), "values": sum(_size(shape) for _, _, shape in variables)}
+            for group, variables in facts["variables"].items()
+        },
+        "held": facts.get("held", []),
+        "random": {"seed_generators": _seed_generators(facts), **_shortened(facts["random"])},
+        "evaluations": _evaluations(facts),
+        "actions": sorted(facts["actions"]),
+        "versions": facts["versions"],
+    }
+
+
+def _size(shape: list[int]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def _evaluations(facts: dict) -> dict[str, dict]:
+    """The states of actions with results, such as an `Evaluate`."""
+    return {
+        (facts["action_keys"].get(label) or [label])[-1]: state
+        for label, state in facts["actions"].items()
+        if isinstance(state, dict) and isinstance(state.get("results"), dict) and state.get("step")
+    }
+
+
+def _seed_generators(facts: dict) -> int:
+    names = [name for variables in facts["variables"].values() for name, _, _ in variables]
+    return sum("seed_generator_state" in name for name in names)
+
+
+def _shortened(random: dict) -> dict:
+    """Short states in full; for long ones the generator's name and position."""
+    short = {"python": {"generator": "MT19937", "position": random["python"][1][-1]}}
+    short["numpy"] = {"generator": random["numpy"][0], "position": random["numpy"][2]}
+    return {
+        "tf_generator": random["tf_generator"],
+        "keras_generator": random["keras_generator"],
+        "op_seeds": random["op_seeds"] is not None,
+        **short,
+    }
+
+
+def of_worker(directory: pathlib.Path, workers: Workers) -> pathlib.Path:
+    """The folder of this worker's checkpoints: the directory itself for worker 0, one inside of it for others."""
+    return directory / f"worker-{workers.index}" if workers.index else directory
+
+
+def newest_common(where: pathlib.Path, workers: Workers, found: Found) -> Found:
+    """As `newest_whole`, among the steps that all workers have. Every worker must call this.
+
+    Workers save at the same steps and synchronize between two saves. A kill thus finds a worker at most one save ahead
+    of another, and with two checkpoints each there is a common one.
+
+    Args:
+        where: This worker's folder.
+        workers: All workers.
+        found: What `newest_whole` returned for this folder.
+
+    Raises:
+        CheckpointError: On every worker, if workers have checkpoints, but none of a common step.
+    """
+    number, facts, damaged = found
+    while len(newest := {row[0] for row in workers.gather([number or 0])}) > 1:
+        number, facts, older = newest_whole(where, min(newest))
+        damaged = {**damaged, **older}
+    if workers.count > 1 and number is None:
+        counts = [row[0] for row in workers.gather([len(numbers(where))])]
+        # A kill during the very first save leaves one checkpoint with some and none with others.
+        if max(counts) > 1:
+            has = "; ".join(f"worker {worker} has {count}" for worker, count in enumerate(counts))
+            raise CheckpointError(
+                f"{where}: there is no step for which every worker has a whole checkpoint ({has}). Give each worker "
+                "the folder that it had, or remove the checkpoints of all to start from the beginning."
+            )
+    return number, facts, damaged

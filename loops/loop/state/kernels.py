@@ -60,6 +60,7 @@ _DRAW = {
     "Set its dropout to 0, and drop with keras.layers.Dropout": {"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"},
 }
 """Operations that keep their position in their kernel, by what to use instead."""
+_RANDOM = set().union(*_DRAW.values())
 PYTHON = {"EagerPyFunc", "PyFunc"}
 """Operations that call Python."""
 
@@ -70,8 +71,7 @@ def unsaved_random_operations(concrete: tf.types.experimental.ConcreteFunction) 
     Args:
         concrete: The step's concrete function.
     """
-    known = set().union(*_DRAW.values())
-    return sorted({node.op for node in nodes(concrete) if node.op in known and _draws(node)})
+    return sorted({node.op for node in nodes(concrete) if node.op in _RANDOM and _draws(node)})
 
 
 def caveats(concrete: tf.types.experimental.ConcreteFunction, called: Iterable[str] = ()) -> list[str]:
@@ -82,7 +82,13 @@ def caveats(concrete: tf.types.experimental.ConcreteFunction, called: Iterable[s
         called: The kinds of operations in functions of the datasets that the step starts.
     """
     random = unsaved_random_operations(concrete)
-    found = [_of_random([kind for kind in random if kind in kinds], remedy) for remedy, kinds in _DRAW.items()]
+    found = []
+    for remedy, kinds in _DRAW.items():
+        if own := [kind for kind in random if kind in kinds]:
+            found.append(
+                f"the train step draws random numbers with {', '.join(own)}, whose position cannot be saved. {remedy} "
+                "to lose nothing."
+            )
     known = stateful({*called, *(node.op for node in nodes(concrete))})
     if known is None:
         found.append(
@@ -90,8 +96,19 @@ def caveats(concrete: tf.types.experimental.ConcreteFunction, called: Iterable[s
             "resumed run loses. Compare a resumed run with an uninterrupted one."
         )
     others = _others(known or ())
-    found += [_of_python(sorted(others & PYTHON)), _of_others(sorted(others - PYTHON))]
-    return [sentence for sentence in found if sentence]
+    if python := sorted(others & PYTHON):
+        found.append(
+            f"the train step calls Python ({', '.join(python)}): its state is not saved, except for the global "
+            "generators of random and numpy.random. If it keeps anything else, such as a counter or its own "
+            "generator, a resumed run starts that again. Keep it in a tf.Variable to lose nothing."
+        )
+    if unknown := sorted(others - PYTHON):
+        found.append(
+            f"the train step uses {', '.join(unknown)}, which may keep a state outside of variables: it is not saved, "
+            "and a resumed run starts it again. Keep it in a tf.Variable or a tf.lookup.experimental.MutableHashTable "
+            "to lose nothing."
+        )
+    return found
 
 
 def kept_elsewhere(concrete: tf.types.experimental.ConcreteFunction, called: Iterable[str] = ()) -> list[str]:
@@ -105,7 +122,7 @@ def kept_elsewhere(concrete: tf.types.experimental.ConcreteFunction, called: Ite
 
 
 def _others(known: Iterable[str]) -> set[str]:
-    return {op for op in known if not _keeps_none(op)} - set().union(*_DRAW.values())
+    return {op for op in known if not _keeps_none(op)} - _RANDOM
 
 
 def _draws(node: Any) -> bool:
@@ -117,32 +134,3 @@ def _keeps_none(op: str) -> bool:
         return True
     # A dataset made inside the step starts again with each step; `held` examines the captured ones.
     return OPERATIONS.get(str(kind(op)), Memory.FILES) is not Memory.FILES
-
-
-def _of_random(operations: list[str], remedy: str) -> str:
-    if not operations:
-        return ""
-    return (
-        f"the train step draws random numbers with {', '.join(operations)}, whose position cannot be saved. {remedy} "
-        "to lose nothing."
-    )
-
-
-def _of_python(operations: list[str]) -> str:
-    if not operations:
-        return ""
-    return (
-        f"the train step calls Python ({', '.join(operations)}): its state is not saved, except for the global "
-        "generators of random and numpy.random. If it keeps anything else, such as a counter or its own generator, a "
-        "resumed run starts that again. Keep it in a tf.Variable to lose nothing."
-    )
-
-
-def _of_others(operations: list[str]) -> str:
-    if not operations:
-        return ""
-    return (
-        f"the train step uses {', '.join(operations)}, which may keep a state outside of variables: it is not saved, "
-        "and a resumed run starts it again. Keep it in a tf.Variable or a tf.lookup.experimental.MutableHashTable to "
-        "lose nothing."
-    )

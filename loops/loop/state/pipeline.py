@@ -25,7 +25,7 @@ from loops.loop.state.operations import (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Findings:
     """What was found in a pipeline.
 
@@ -39,13 +39,13 @@ class Findings:
         unsaid: What the installed TensorFlow hides, such as "inputs of map".
     """
 
-    problem: str | None
-    unseeded: list[str]
-    unseeded_again: list[str]
-    unordered: list[str]
-    unknown: list[str]
-    ignored: list[str]
-    unsaid: list[str]
+    problem: str | None = None
+    unseeded: set[str] = dataclasses.field(default_factory=set)
+    unseeded_again: set[str] = dataclasses.field(default_factory=set)
+    unordered: set[str] = dataclasses.field(default_factory=set)
+    unknown: set[str] = dataclasses.field(default_factory=set)
+    ignored: set[str] = dataclasses.field(default_factory=set)
+    unsaid: set[str] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,26 +73,13 @@ class _Draw:
 
 def look(dataset: tf.data.Dataset) -> Findings:
     """Examines every operation of a dataset, including those in the functions that they call."""
-    walk = _Walk(dataset)
-    for part in bottom_up(dataset):
-        walk.visit(part)
-    return Findings(
-        problem=walk.problem,
-        unseeded=sorted(walk.unseeded),
-        unseeded_again=sorted(walk.unseeded_again),
-        unordered=sorted(walk.unordered),
-        unknown=sorted(walk.unknown),
-        ignored=sorted(walk.ignored),
-        unsaid=sorted(walk.unsaid),
-    )
+    return _Walk(dataset).found
 
 
 def redrawing(dataset: tf.data.Dataset) -> list[str]:
     """The operations that draw other random numbers each time the dataset starts."""
-    walk = _Walk(dataset)
-    for part in bottom_up(dataset):
-        walk.visit(part)
-    return sorted({spelled(draw.kind) for draw in walk.draws(dataset) if draw.redraws and not draw.cached})
+    draws = _Walk(dataset).above[id(dataset)]
+    return sorted({spelled(draw.kind) for draw in draws if draw.redraws and not draw.cached})
 
 
 def operations_called(dataset: tf.data.Dataset) -> set[str]:
@@ -102,25 +89,24 @@ def operations_called(dataset: tf.data.Dataset) -> set[str]:
 
 
 class _Walk:
+    """A walk over a dataset's operations.
+
+    Attributes:
+        found: What was found.
+        above: By identity of an operation, the draws that are seen from above it.
+    """
+
     def __init__(self, dataset: tf.data.Dataset):
         options = dataset.options()
-        self.problem: str | None = None
-        self.unseeded: set[str] = set()
-        self.unseeded_again: set[str] = set()
-        self.unordered: set[str] = set()
-        self.unknown: set[str] = set()
-        self.ignored: set[str] = set()
-        self.unsaid: set[str] = set()
+        self.found = Findings()
+        self.above: dict[int, tuple[_Draw, ...]] = {}
         policy = options.experimental_external_state_policy
         self._ignores = policy not in (None, tf.data.experimental.ExternalStatePolicy.FAIL)
         self._unordered = {"false"} | ({"default"} if options.deterministic is False else set())
-        self._above: dict[int, tuple[_Draw, ...]] = {}
+        for part in bottom_up(dataset):
+            self._visit(part)
 
-    def draws(self, dataset: Any) -> tuple[_Draw, ...]:
-        """The operations that draw random numbers in a dataset that was visited."""
-        return self._above[id(dataset)]
-
-    def visit(self, dataset: Any) -> None:
+    def _visit(self, dataset: Any) -> None:
         """Examines one operation. Its inputs must have been visited before."""
         name = type(dataset).__name__
         what = kind(name) or name
@@ -128,28 +114,28 @@ class _Walk:
         self._look_at(what, memory, order(dataset, what))
         if memory is not None:
             hides = unsaid(dataset, what, is_source=memory is Memory.SOURCE)
-            self.unsaid |= {f"{part} of {spelled(what)}" for part in hides}
+            self.found.unsaid |= {f"{part} of {spelled(what)}" for part in hides}
         if what == "Cache" and argument(dataset, "filename", b""):
-            self.problem = self.problem or _files("cache in a file")
+            self.found.problem = self.found.problem or _files("cache in a file")
         if _selects_for_ever(dataset, what):
-            self.problem = self.problem or (
+            self.found.problem = self.found.problem or (
                 "a saved iterator over sample_from_datasets can hang once all of its datasets have ended. Repeat each "
                 "of them, sample_from_datasets([one.repeat(), other.repeat()], ...), to lose nothing"
             )
-        below = [self._above[id(part)] for part in inputs(dataset)]
+        below = [self.above[id(part)] for part in inputs(dataset)]
         found = tuple(dict.fromkeys(draw for part in below for draw in part))
         for draw in found if _starts_again(dataset, what) else _shared(below, what):
             self._start_again(draw, what)
         if what == "Concatenate":  # Its later inputs start when the first has ended.
-            self.unseeded_again |= {spelled(draw.kind) for part in below[1:] for draw in part if draw.unseeded}
+            self.found.unseeded_again |= {spelled(draw.kind) for part in below[1:] for draw in part if draw.unseeded}
         found = tuple(_above(draw, what, memory) for draw in found)
         own = draws(dataset, what)
         if own:
             found += (_Draw(id(dataset), what, *own),)
-            self.unseeded |= {spelled(what)} if own[0] else set()
-            self.unseeded_again |= {spelled(what)} if own[0] and what == "ShuffleAndRepeat" else set()
+            self.found.unseeded |= {spelled(what)} if own[0] else set()
+            self.found.unseeded_again |= {spelled(what)} if own[0] and what == "ShuffleAndRepeat" else set()
         found += self._hidden(dataset)
-        self._above[id(dataset)] = found
+        self.above[id(dataset)] = found
         for function in functions(dataset):
             self._enter(function, what)
 
@@ -164,9 +150,9 @@ class _Walk:
 
     def _start_again(self, draw: _Draw, restart: str) -> None:
         if draw.unseeded and (draw.culprit or not draw.cached):
-            self.unseeded_again.add(spelled(draw.kind))
+            self.found.unseeded_again.add(spelled(draw.kind))
         if draw.redraws and draw.culprit:
-            self.problem = self.problem or _forgotten(draw, spelled(restart))
+            self.found.problem = self.found.problem or _forgotten(draw, spelled(restart))
 
     def _enter(self, function: Any, what: str) -> None:
         for node in nodes(function.graph.as_graph_def()):
@@ -174,25 +160,25 @@ class _Walk:
         for node in captured(function):
             self._look_inside(node)
             if node.redraws:
-                self.problem = self.problem or _outside(node, spelled(what))
+                self.found.problem = self.found.problem or _outside(node, spelled(what))
 
     def _look_inside(self, node: Node, *, again: bool = True) -> None:
         """Examines an operation of a function, which starts with each call, or a hidden one."""
         if self._ignores and holds_state(node.op):
-            self.ignored.add(node.op)
+            self.found.ignored.add(node.op)
         if node.kind:
             self._look_at(node.kind, OPERATIONS.get(node.kind), node.deterministic)
         if node.unseeded:
-            self.unseeded.add(spelled(str(node.kind)))
-            self.unseeded_again |= {spelled(str(node.kind))} if again else set()
+            self.found.unseeded.add(spelled(str(node.kind)))
+            self.found.unseeded_again |= {spelled(str(node.kind))} if again else set()
 
     def _look_at(self, what: str, memory: Memory | None, deterministic: str) -> None:
         if memory is None:
-            self.unknown.add(what)
+            self.found.unknown.add(what)
         if memory is Memory.FILES:
-            self.problem = self.problem or _files(spelled(what))
+            self.found.problem = self.found.problem or _files(spelled(what))
         if deterministic in self._unordered:
-            self.unordered.add(spelled(what))
+            self.found.unordered.add(spelled(what))
 
 
 def surely_endless(dataset: tf.data.Dataset) -> bool:

@@ -13,7 +13,7 @@ from loops.backend import captured
 from loops.backend.steps import kinds_of_operations
 from loops.backend.versions import versions
 from loops.loop.state.pipeline import look, operations_called, redrawing
-from loops.loop.state.position import refusal, unlike
+from loops.loop.state.position import handle_of, refusal, serialized, unlike
 
 _WRITE_TABLES = {"LookupTableImportV2", "LookupTableInsertV2", "LookupTableRemoveV2"}
 _EXPORTS = "LookupTableExportV2"
@@ -51,7 +51,7 @@ class StepResources:
         """Copies all contents and positions into memory, and returns a function that restores them."""
         # A DenseHashTable exports the memory that it goes on writing, and keeps the memory it imports: copy both.
         contents = [(table, [np.array(part) for part in table.export()]) for table in self.tables]
-        positions = [(_handle(one), _position(one)) for one in self.iterators]
+        positions = [(handle_of(one), serialized(one, captured.dataset_of(one))) for one in self.iterators]
 
         def restore() -> None:
             for table, parts in contents:
@@ -117,19 +117,11 @@ def _of_iterator(iterator: tf.data.Iterator) -> tuple[bool, list[str]]:
     if dataset is None:
         return False, [f"{versions()} hides its dataset, so it is not saved. A resumed run starts it again."]
     findings = look(dataset)
-    problem = findings.problem or _refusal(iterator)
+    problem = findings.problem or refusal(iterator, dataset)
     lost = unlike(findings, skipping=bool(problem))
     if problem:
         lost.insert(0, f"its position cannot be saved: {problem}. A resumed run starts it again.")
     return not problem, lost
-
-
-def _refusal(iterator: tf.data.Iterator) -> str | None:
-    try:
-        _position(iterator)
-    except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
-        return refusal(error)
-    return None
 
 
 def _of_dataset(dataset: tf.data.Dataset) -> list[str]:
@@ -141,16 +133,3 @@ def _of_dataset(dataset: tf.data.Dataset) -> list[str]:
         "which cannot be saved. Shuffle with reshuffle_each_iteration=False, or call one iterator of it, to lose "
         "nothing."
     ]
-
-
-def _position(iterator: tf.data.Iterator) -> tf.Tensor:
-    """The serialized position, with the same policy as `tf.train.Checkpoint`."""
-    dataset = captured.dataset_of(iterator)
-    chosen = dataset.options().experimental_external_state_policy if dataset else None
-    policy = chosen or tf.data.experimental.ExternalStatePolicy.FAIL
-    return tf.raw_ops.SerializeIterator(resource_handle=_handle(iterator), external_state_policy=policy.value)
-
-
-def _handle(iterator: tf.data.Iterator) -> tf.Tensor:
-    (handle,) = tf.nest.flatten(iterator, expand_composites=True)
-    return handle

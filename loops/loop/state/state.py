@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from loops.backend.checkpoints import values
 from loops.loop.counters import CounterVariables
-from loops.loop.state import replicas
+from loops.loop.state import regrouped
 from loops.loop.state.actions import ActionStates
-from loops.loop.state.change import AS_SAVED, Unlike
+from loops.loop.state.compared import AS_SAVED, Unlike, differences
 from loops.loop.state.facts import FORMAT
-from loops.loop.state.identity import check_layout, warn_of_places
-from loops.loop.state.position import Position
+from loops.loop.state.position import Position, SourcePosition
 from loops.loop.state.randomness import generators, set_generators
 from loops.loop.state.resources import StepResources
-from loops.loop.state.settings import differences
-from loops.loop.state.source_position import SourcePosition
-from loops.loop.state.trainable import check_trainable
-from loops.loop.state.variables import Groups, layout
+from loops.loop.state.variables import Groups, check_layout, check_trainable, layout, warn_of_places
 from loops.support.errors import CheckpointError
 from loops.support.written.place import reason
 
 
+@dataclasses.dataclass(kw_only=True)
 class RunState:
     """Variables on every replica, tables, iterators, counters, the position, random generators and the actions' state.
 
@@ -35,50 +32,39 @@ class RunState:
     `load_state(value)` takes it before the first step of a resumed run.
 
     Attributes:
-        changes: The steps from which the run went on with other settings, and what they were.
-        complete: Whether the run is over: at its goal, or ended by an action.
-
-    Args:
         groups: From `variable_groups`.
         held: The step's tables and iterators.
         counters: The loop's.
         position: The loop's position in its dataset.
         actions: The states of the loop's.
-        identity: From `identity.identity`: must be the same in a run that resumes.
-        settings: From `settings.settings`: may differ in a run that resumes, with a warning.
-        trainable: From `trainable_flags`: must be the same in a run that resumes.
+        identity: From `described.identity`, and `settings` from there, too: see `compared` for what must be the same.
+        settings: The program's other settings.
+        trainable: From `trainable_flags`.
         loss_scaler: The train step's, or None; its state is described in the checkpoint.
+        changes: The steps from which the run went on with other settings, and what they were.
+        complete: Whether the run is over: at its goal, or ended by an action.
     """
 
-    def __init__(
-        self,
-        *,
-        groups: Groups,
-        held: StepResources,
-        counters: CounterVariables,
-        position: Position | SourcePosition,
-        actions: ActionStates,
-        identity: Mapping,
-        settings: Mapping,
-        trainable: Mapping[str, str],
-        loss_scaler: Any = None,
-    ):
-        self.groups, self.held = groups, held
-        self.identity, self.settings = dict(identity), dict(settings)
-        self._trainable = dict(trainable)
-        self._counters, self._position, self._loss_scaler = counters, position, loss_scaler
-        self._actions = actions
-        self.changes: list[dict] = []
-        self.complete = False
-        self._ahead = 0  # Batches of the dataset beyond the counters' own: they may once have had another size.
-        self._facts = _Facts(self._describe)
+    groups: Groups
+    held: StepResources
+    counters: CounterVariables
+    position: Position | SourcePosition
+    actions: ActionStates
+    identity: Mapping
+    settings: Mapping
+    trainable: Mapping[str, str]
+    loss_scaler: Any = None
+    changes: list[dict] = dataclasses.field(default_factory=list)
+    complete: bool = False
+    _ahead: int = 0
+    """Batches of the dataset beyond the counters' own: they may once have had another size."""
 
     def trackables(self) -> dict:
         """The objects to give to `tf.train.Checkpoint`."""
         saved: dict[str, Any] = {group: list(variables) for group, variables in self.groups.items()}
-        saved["counters"] = [self._counters.data, self._counters.attempted, self._counters.applied]
-        saved["facts"] = self._facts
-        saved |= self._position.trackables()
+        saved["counters"] = [self.counters.data, self.counters.attempted, self.counters.applied]
+        saved["facts"] = _Facts(self._describe)
+        saved |= self.position.trackables()
         if self.held.saved:
             saved["held"] = self.held.saved
         return saved
@@ -98,11 +84,11 @@ class RunState:
             {group: entries for group, entries in groups.items() if group not in unlike.apart}
             for groups in (facts["variables"], layout(self.groups))
         )
-        flags: list[Mapping] = [facts.get("trainable", {}), self._trainable]
+        flags: list[Mapping] = [facts["trainable"], self.trainable]
         if unlike.replicas:
-            flags = [replicas.first_of_each(groups, of) for groups, of in zip((saved, here), flags, strict=True)]
-            saved, here = (replicas.first_of_each(groups, groups) for groups in (saved, here))
-        check_layout(path, saved, here, [*differences(facts.get("settings", {}), self.settings).values()])
+            flags = [regrouped.first_of_each(groups, of) for groups, of in zip((saved, here), flags, strict=True)]
+            saved, here = (regrouped.first_of_each(groups, groups) for groups in (saved, here))
+        check_layout(path, saved, here, [*differences(facts["settings"], self.settings).values()])
         check_trainable(path, flags[0], flags[1], here)
         warn_of_places(path, saved, here)
         if (then := facts["held"]) != self.held.described:
@@ -123,12 +109,12 @@ class RunState:
         Raises:
             CheckpointError: If its parts are not those of this run.
         """
-        if self._position.problem and not facts["data"]["problem"]:
+        if self.position.problem and not facts["data"]["problem"]:
             raise CheckpointError(
-                f"{path} holds a position in the data, and this dataset's cannot be saved: {self._position.problem}. "
+                f"{path} holds a position in the data, and this dataset's cannot be saved: {self.position.problem}. "
                 "Use the dataset of that run, or choose another folder."
             )
-        self._position.go_to(path, facts["data"], unlike.restart)
+        self.position.go_to(path, facts["data"], unlike.restart)
         kept = {name: found for name, found in self.groups.items() if name not in unlike.apart}
         left = {*unlike.apart, *(kept if unlike.replicas else ()), *(() if unlike.restart is None else ("position",))}
         try:
@@ -149,14 +135,16 @@ class RunState:
                 "choose another folder."
             ) from error
         if unlike.replicas:
-            replicas.restore(path, facts["variables"], kept)
+            regrouped.restore(path, facts["variables"], kept)
         for variable in self.groups.get("window", ()) if "window" in unlike.apart else ():
             variable.assign(tf.zeros_like(variable))  # No window is open.
+        if "loss_scaler" in unlike.apart and "loss_scaler" in facts:
+            self.loss_scaler.assign_scale(facts["loss_scaler"]["loss_scale"])
         batches = facts["data"]["batches"] if unlike.restart is None else unlike.restart
         self._ahead = batches - facts["counters"]["data"]
-        if self._position.problem:
-            self._position.skip_to(batches)
-        self._actions.restore(path, facts, facts["counters"]["data"])
+        if self.position.problem:
+            self.position.skip_to(batches)
+        self.actions.restore(path, facts, facts["counters"]["data"])
         try:
             set_generators(facts["random"])
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -166,7 +154,7 @@ class RunState:
             ) from error
 
     def _describe(self) -> dict:
-        counters = self._counters.read()
+        counters = self.counters.read()
         facts: dict[str, Any] = {
             "format": FORMAT,
             "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__},
@@ -180,20 +168,20 @@ class RunState:
             },
             "data": {
                 "batches": counters.data + self._ahead,
-                "problem": self._position.problem,
-                "caveats": self._position.caveats,
-                **self._position.described(),
+                "problem": self.position.problem,
+                "caveats": self.position.caveats,
+                **self.position.described(),
             },
             "variables": layout(self.groups),
-            "trainable": self._trainable,
+            "trainable": self.trainable,
             "held": self.held.described,
             "changes": self.changes,
             "complete": self.complete,
-            **self._actions.save(),
+            **self.actions.save(),
             "random": generators(),
         }
-        if self._loss_scaler is not None:
-            state = self._loss_scaler.state._asdict()
+        if self.loss_scaler is not None:
+            state = self.loss_scaler.state._asdict()
             # The norms that a guard keeps of each variable are in the checkpoint, too many for a person to read.
             small = {name: value for name, value in state.items() if value.shape.rank < 2}
             facts["loss_scaler"] = {name: value.numpy().tolist() for name, value in small.items()}
@@ -211,83 +199,3 @@ class _Facts(tf.train.experimental.PythonState):
 
     def deserialize(self, string_value: str) -> None:
         """Does nothing: `restore` gets the facts, which were read before anything was assigned."""
-
-
-_ALIGNMENT = 64
-"""Bytes. TensorFlow copies memory that begins elsewhere."""
-_SHARED = (tf.float16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8)
-"""Dtypes that NumPy passes on without a copy."""
-
-
-class Copied(NamedTuple):
-    """A value of a checkpoint that no step changes.
-
-    Attributes:
-        name: Its name in the file.
-        slices: Which part of the name's value it is.
-        value: An array in the memory of the copy, or a tensor.
-        dtype: The value's own: the array may have another of the same size.
-    """
-
-    name: str
-    slices: str
-    value: np.ndarray | tf.Tensor
-    dtype: tf.DType
-
-    @property
-    def tensor(self) -> tf.Tensor:
-        """The value, in the same memory."""
-        if isinstance(self.value, tf.Tensor):
-            return self.value
-        shared = tf.experimental.dlpack.from_dlpack(self.value.__dlpack__())
-        return shared if shared.dtype == self.dtype else tf.bitcast(shared, self.dtype)
-
-
-class HostCopy:
-    """Copies all values of a checkpoint. A further copy overwrites the one before.
-
-    New memory takes a system longer to give than a copy takes. So it is asked for once.
-
-    Args:
-        checkpoint: Its variables on the host are counted now. What does not fit later gets memory of its own.
-    """
-
-    def __init__(self, checkpoint: tf.train.Checkpoint):
-        self._checkpoint = checkpoint
-        self._memory = np.empty(_size(checkpoint) + _ALIGNMENT, np.uint8)
-        self._first = -self._memory.ctypes.data % _ALIGNMENT
-
-    def get_memory(self) -> None:
-        """Has the system give all of the memory."""
-        np.copyto(self._memory, np.uint8(0))
-
-    def take(self) -> list[Copied]:
-        """Copies all values as they are now. Those of other devices, which are copies already, are kept as they are."""
-        copied, place = [], self._first
-        for name, slices, tensor, fetched in values(self._checkpoint):
-            value: np.ndarray | tf.Tensor = tensor
-            if tensor.dtype in (*_SHARED, tf.bfloat16) and not fetched:
-                source = np.asarray(tensor)
-                source = source.view(np.int16) if tensor.dtype == tf.bfloat16 else source
-                value = self._room(place, source)
-                np.copyto(value, source)
-                place += _rounded(source.nbytes)
-            elif tensor.dtype != tf.variant and not fetched:  # The variants of iterators are never written again.
-                value = tf.constant(tensor.numpy(), tensor.dtype)
-            copied.append(Copied(name, slices, value, tensor.dtype))
-        return copied
-
-    def _room(self, place: int, like: np.ndarray) -> np.ndarray:
-        """An array from a place in the memory on; one of its own where that ends before."""
-        part = self._memory[place : place + like.nbytes]
-        return part.view(like.dtype).reshape(like.shape) if part.nbytes == like.nbytes else np.empty_like(like)
-
-
-def _size(checkpoint: tf.train.Checkpoint) -> int:
-    found = tf.train.TrackableView(checkpoint).descendants()
-    known = [one for one in found if isinstance(one, tf.Variable) and one.shape.is_fully_defined()]
-    return sum(_rounded(one.shape.num_elements() * one.dtype.size) for one in known if "CPU" in one.device)
-
-
-def _rounded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

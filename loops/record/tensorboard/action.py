@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from loops.loop.cadence import Cadence, Seconds
-from loops.loop.visit import Visit
+from loops.loop.visit import Cadence, Seconds, Visit
 from loops.record.tensorboard.curves import (
     METADATA,
     SKIPS,

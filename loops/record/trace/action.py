@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loops.loop.cadence import Cadence, Seconds
-from loops.loop.visit import Visit
+from loops.loop.visit import Cadence, Seconds, Visit
 from loops.record.trace.file import TraceFile
 from loops.record.trace.frames import Frame, choose, frame_of, pack, unpack
 from loops.record.trace.gauges import gauge_values, gauges_of

@@ -1,25 +1,24 @@
-"""The batches of a run, with marks to go back to.
-
-The batches that a run stored, for data that cannot be read again.
-"""
+"""The batches of a run, with marks to go back to, and its steps repeated over them without calling any action."""
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 import tempfile
 import weakref
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from loops.loop.batch_files import KeptBatches
+from loops.loop.kept_batches import KeptBatches
 from loops.loop.loop import Loop
-from loops.loop.state.position import Position
-from loops.loop.state.source_position import SourcePosition
+from loops.loop.state.position import Position, SourcePosition
 from loops.record.keep_batches import KeepBatches
-from loops.support.errors import LoopError
+from loops.support.errors import LoopError, OutOfData
+from loops.support.signals import Deferred
+from loops.support.text import amount
+from loops.support.written.place import reason
 
 _MOST_BYTES = 2**30
 """The most memory for batches, if a position cannot be saved."""
@@ -67,13 +66,19 @@ class Batches:
         if self.by_one:
             self._marks[name] = self._given
             return
-        if self._folder is None:
-            # Removed with this object, or when the process ends.
-            folder = tempfile.TemporaryDirectory(prefix="halfstep-")
-            weakref.finalize(self, folder.cleanup)
-            self._folder = pathlib.Path(folder.name)
-        with writing_positions():
+        try:
+            if self._folder is None:
+                # Removed with this object, or when the process ends.
+                folder = tempfile.TemporaryDirectory(prefix="halfstep-")
+                weakref.finalize(self, folder.cleanup)
+                self._folder = pathlib.Path(folder.name)
             self._marks[name] = tf.train.Checkpoint(position=self.iterator).write(str(self._folder / name))
+        except (OSError, tf.errors.ResourceExhaustedError, tf.errors.UnknownError) as error:
+            raise LoopError(
+                f"{tempfile.gettempdir()}: the position in the dataset could not be written there ({reason(error)}). "
+                "Make room, or set TMPDIR to another folder: it needs several times the size of the dataset's shuffle "
+                "buffers and caches."
+            ) from error
 
     @property
     def lost(self) -> bool:
@@ -131,36 +136,18 @@ class Batches:
             self._held, self._lost = {}, True
 
 
-@contextlib.contextmanager
-def writing_positions() -> Iterator[None]:
-    """Turns errors of writing a position into one sentence.
-
-    Raises:
-        LoopError: If the system or TensorFlow raised an error.
-    """
-    try:
-        yield
-    except (OSError, tf.errors.ResourceExhaustedError, tf.errors.UnknownError) as error:
-        reason = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
-        raise LoopError(
-            f"{tempfile.gettempdir()}: the position in the dataset could not be written there "
-            f"({' '.join(reason.split())}). Make room, or set TMPDIR to another folder: it needs several times the "
-            "size of the dataset's shuffle buffers and caches."
-        ) from error
-
-
 def _bytes(tensor: tf.Tensor) -> int:
     return int(tf.size(tensor)) * max(tensor.dtype.size or 1, 1)
 
 
-def keeper_of(loop: Loop) -> KeepBatches | None:
+def _keeper_of(loop: Loop) -> KeepBatches | None:
     """The loop's `KeepBatches`, if it has one."""
     return next((action for action in loop.actions if isinstance(action, KeepBatches)), None)
 
 
 def stored_by(loop: Loop) -> KeptBatches | None:
     """The batches that the loop's `KeepBatches` has stored; None without one."""
-    keeper = keeper_of(loop)
+    keeper = _keeper_of(loop)
     return KeptBatches(keeper.directory, loop.position.batch_spec) if keeper else None
 
 
@@ -172,7 +159,7 @@ def caveats_of_data(loop: Loop, caveats: list[str], from_dataset: Set[int]) -> l
         caveats: The dataset's caveats.
         from_dataset: The replayed steps whose batches were not stored.
     """
-    keeper = keeper_of(loop)
+    keeper = _keeper_of(loop)
     if not caveats or (keeper and not from_dataset):
         return []
     if keeper is None:
@@ -183,3 +170,59 @@ def caveats_of_data(loop: Loop, caveats: list[str], from_dataset: Set[int]) -> l
         f"the batch of step {min(from_dataset)}{more} came from the dataset: {keeper.directory} holds the last "
         f"{keeper.last} of the run, and a damaged file is not used",
     ]
+
+
+Replayed = dict[int, dict[str, np.ndarray]]
+"""The scalar outputs of each step, by its number."""
+
+
+def run_to_step(
+    loop: Loop,
+    batches: Batches,
+    until: int,
+    rows: Sequence[Mapping],
+    signals: Deferred,
+    progress: Callable[[int], object] | None = None,
+) -> Replayed:
+    """Takes steps as the run did, in calls of the same length.
+
+    Args:
+        loop: The loop, at an earlier step.
+        batches: The loop's batches.
+        until: The step to stop after.
+        rows: Of the run's log: where a window ended early it ends so again, also that of the step after `until`.
+        signals: The signals received, which are acted on after each call.
+        progress: Called with the number of the last step, after each call.
+
+    Raises:
+        OutOfData: If the dataset ends before.
+    """
+    replayed: Replayed = {}
+    ends = sorted(row["step"] for row in rows if row.get("attempted"))
+    while (done := loop.counters.data) < until:
+        if loop.applies_last_windows:
+            following = next((step for step in ends if step > done), until + 1)
+            loop.end_windows(following == done + 1)
+            limit = max(1, min(following - 1, until) - done)
+        else:
+            limit = until - done
+        taken, outputs = _call(loop, batches, limit)
+        for place in range(taken):
+            replayed[done + 1 + place] = {name: values[place] for name, values in outputs.items()}
+        if not taken:
+            steps = amount(done, "step")
+            raise OutOfData(f"the dataset ended after {steps}, but the run went on at least to step {until}.")
+        signals.act()
+        if progress:
+            progress(done + taken)
+    loop.end_windows(until + 1 in ends)
+    return replayed
+
+
+def _call(loop: Loop, batches: Batches, left: int) -> tuple[int, dict[str, np.ndarray]]:
+    if not batches.by_one:
+        return loop.take(min(loop.longest_call, left))
+    batch = batches.next()
+    if batch is None:
+        return 0, {}
+    return 1, {name: value[np.newaxis] for name, value in loop.calls.one(batch).items()}

@@ -15,8 +15,7 @@ from loops.loop.loop import Loop
 from loops.loop.state.randomness import generators, set_generators
 from loops.loop.state.resources import StepResources
 from loops.record.log import difference
-from loops.run.rewind.batches import Batches
-from loops.run.rewind.open import run_to_step
+from loops.run.rewind.batches import Batches, run_to_step
 from loops.support.signals import deferred_signals
 
 

@@ -1,9 +1,13 @@
-"""Goes back to just before a step: from the newest checkpoint before it, or from the beginning."""
+"""Goes back to just before a step of a run: from the newest checkpoint before it, or from the beginning.
+
+The run is that of a loop, or one that is built again, with its own program or from the metadata of `halfstep train`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import pathlib
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,23 +17,98 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops import tasks
 from loops.actions.checkpoint import Checkpoint
 from loops.actions.rewind import Rewind
-from loops.loop.batch_files import KeptBatches
+from loops.loop.kept_batches import KeptBatches
 from loops.loop.loop import Loop
 from loops.loop.state import folder
-from loops.loop.state.identity import check_identity
+from loops.loop.state.compared import check_identity
 from loops.loop.state.kernels import unsaved_random_operations
 from loops.loop.state.state import RunState
+from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, check_run
 from loops.record.lines import JsonLines
 from loops.record.log import difference, read_log
-from loops.run.rewind.batches import Batches, caveats_of_data, stored_by, writing_positions
-from loops.run.rewind.open import run_to_step
+from loops.record.run_metadata import metadata_of
+from loops.run.rewind.batches import Batches, caveats_of_data, run_to_step, stored_by
 from loops.run.rewind.replay_point import START, ReplayPoint, Snapshot, batches_before
+from loops.run.train import RunOptions, build, run_identity
 from loops.support.checks import check_count
 from loops.support.errors import LoopError, ResumeWarning
 from loops.support.signals import deferred_signals
 from loops.support.text import amount
+from loops.support.user_function import called
+
+_NEVER = 2**62
+
+
+def open_run(run: str | os.PathLike, build_with: str | None = None) -> Loop:
+    """The loop of a run as it was before its first step, with its `Checkpoint` among the actions. Nothing is written.
+
+    Args:
+        run: The folder given to `halfstep train --out`, or to a program's actions.
+        build_with: `module:function`, importable from the current folder. The function is called with the folder as a
+            `pathlib.Path`, or without arguments if it takes none, and returns the `Loop`. By default the run is one of
+            `halfstep train`: operations are made deterministic for the whole process, and its seeds are set.
+
+    Raises:
+        scaler.InvalidArgument: If there is no such folder, module or function, or it does not return a `Loop`.
+        LoopError: If the folder is not that of a run of `halfstep train`, or its data is not available.
+    """
+    run = check_run(run)
+    return _of_train(run) if build_with is None else _of_program(run, build_with)
+
+
+def _of_program(run: pathlib.Path, text: str) -> Loop:
+    loop = called(text, run)
+    if not isinstance(loop, Loop):
+        raise scaler.InvalidArgument(f"--build {text}: it returned {loop!r}: expected an hs.Loop.")
+    if not any(isinstance(action, Checkpoint) for action in loop.actions):
+        raise scaler.InvalidArgument(
+            f"--build {text}: the loop that it returned has no hs.Checkpoint among its actions: expected that of "
+            f"the run, such as hs.Checkpoint(run / {CHECKPOINTS!r}, every=500)."
+        )
+    return loop
+
+
+def _of_train(run: pathlib.Path) -> Loop:
+    metadata = metadata_of(run).facts
+    if not metadata:
+        raise LoopError(
+            f"{run}: neither a readable checkpoint in {CHECKPOINTS} nor a {SUMMARY}, so the run is unknown. "
+            "Name the program that made it: --build module:function."
+        )
+    if metadata.get("replicas", 1) > 1 or metadata.get("workers", 1) > 1:
+        raise LoopError(
+            f"{run}: its {metadata['replicas']} replicas cannot be rewound without the program: name it with --build "
+            "module:function. It must return the loop on as many devices of one process, with a "
+            "tf.distribute.MirroredStrategy; run a program of several workers again in this way."
+        )
+    if "task" not in metadata:
+        raise LoopError(
+            f"{run}: a program made this run, not halfstep train. Name the function of the program that returns its "
+            "hs.Loop, as in --build my_run:build."
+        )
+    fields = {field.name for field in dataclasses.fields(RunOptions)} - {"steps"}
+    missing = sorted(fields - set(metadata))
+    if missing:
+        raise LoopError(
+            f"{run}: its files lack its {', '.join(missing)}, which those of halfstep train have. Name the program "
+            "that made the run: --build module:function."
+        )
+    task = tasks.load(metadata["task"])
+    options = RunOptions(steps=_NEVER, **{name: metadata[name] for name in fields})
+    return build(
+        task,
+        options,
+        lambda model: [
+            JsonLines(run / STEPS),
+            Checkpoint(run / CHECKPOINTS, every=_NEVER, run=run_identity(task, options)),
+        ],
+        # Probes may change the bits of a step: use them if the run did.
+        probes=(run / TRACE).is_file(),
+    )
+
 
 _FEW = 100
 """So many steps are quickly repeated from the beginning."""
@@ -197,8 +276,7 @@ def _begin(
     # A position that cannot be saved is restored by skipping, in the first iterator: a probe would make it.
     loop.position.problem = facts["data"]["problem"] if facts else None
     if not loop.position.problem:
-        with writing_positions(), tempfile.TemporaryDirectory(prefix="halfstep-") as place:
-            loop.position.probe(pathlib.Path(place))
+        loop.position.probe()
     _check_left_out(loop, saves, facts, number or 0, step)
     state = loop.state(identity, actions=())
     if number is None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loops.loop.unseen import of_applied
+from loops.loop.silence import of_applied
 from loops.record.run import Recorded
 
 UPDATE, MICRO_BATCH, STEP = "update", "applied micro-batch", "step"

@@ -21,7 +21,7 @@ from loops.diagnose.explain.remedies import Remedy
 from loops.record import Recorded, as_recorded
 from loops.record.skips import in_words, not_logged, what_is_wrong
 from loops.record.summary import Digest, digest, sentence
-from loops.run.rewind.open import open_run
+from loops.run.rewind.rewind import open_run
 from loops.run.train import POLICIES
 from loops.support.errors import LoopError
 from loops.support.pages import Table, render

@@ -10,10 +10,9 @@ import tensorflow as tf
 from checkpoint_cases import Counting
 
 import loops
-from loops.actions.saves import BackgroundSaves
+from loops.actions.saves import HostCopy, Saves
 from loops.backend import checkpoints
 from loops.loop.state import folder
-from loops.loop.state.state import HostCopy
 from scaler.backend.graphs import has_gpu
 
 
@@ -171,13 +170,13 @@ def test_an_error_of_the_thread_is_raised_at_the_next_visit_and_the_last_step_is
 @pytest.mark.parametrize(("failing", "said"), [([4], ["step 4"]), ([4, 5], ["step 5", "step 4"]), ([5], ["step 5"])])
 def test_an_error_at_the_end_is_raised_there(tmp_path, monkeypatch, failing, said):
     """The last step of a run, or its last save, which the end waits for."""
-    disk, end = Disk(monkeypatch, failing), BackgroundSaves.end
+    disk, end = Disk(monkeypatch, failing), Saves.end
 
     def opened_first(saves, number, then):  # Opened at a visit, the thread may be done before that visit looks.
         disk.open()
         end(saves, number, then)
 
-    monkeypatch.setattr(BackgroundSaves, "end", opened_first)
+    monkeypatch.setattr(Saves, "end", opened_first)
     run = Counting(tmp_path, background=True, every=4)
     with pytest.raises(loops.CheckpointError) as caught:
         run.go(5)

@@ -12,8 +12,8 @@ from loop_cases import line
 
 import loops
 import scaler
-from loops.loop.state.settings import differences, other_rates
-from loops.loop.state.settings import settings as state_settings
+from loops.loop.state.compared import differences, other_rates
+from loops.loop.state.described import settings as state_settings
 
 
 def state_differences(then, now):

@@ -15,7 +15,7 @@ from models import plain_model
 import loops
 import scaler
 from loops.loop.state import folder
-from loops.loop.state.identity import check_identity
+from loops.loop.state.compared import check_identity
 
 
 @pytest.fixture(scope="module")

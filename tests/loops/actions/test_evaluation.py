@@ -12,7 +12,7 @@ import loops
 import scaler
 from halfstep.commands.inspect import text
 from loops.loop.state import folder
-from loops.loop.state.describe import describe
+from loops.loop.state.folder import describe
 from loops.record.reading import read_run
 
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 import loops
 import scaler
 from halfstep.commands.inspect import text
-from loops.loop.state import change
-from loops.loop.state.describe import describe
+from loops.loop.state.compared import Changes
+from loops.loop.state.folder import describe
 
 
 def looping(
@@ -265,7 +265,7 @@ def test_progress_says_where_a_run_goes_on(place):
 
 
 def test_a_setting_may_be_named_as_the_refusal_names_it():
-    meant = change.Changes(["Layerwise.strategy"])
+    meant = Changes(["Layerwise.strategy"])
     meant.check(["Layerwise.strategy"])
     assert meant.are("Layerwise.strategy")
     assert not meant.are("strategy")

@@ -114,7 +114,7 @@ def test_study_compares_strategies(capsys, tmp_path):
 
 def test_study_prints_json_alone_also_with_nan(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("loops.study.compare.run_study", lambda *_, **__: {"setups": [{"final_loss": float("nan")}]})
-    monkeypatch.setattr("loops.study.report.report_study", lambda out: [])
+    monkeypatch.setattr("loops.study.page.report_study", lambda out: [])
     status, printed, _ = run(capsys, "lab", "study", "--out", tmp_path, "--json")
     assert status == 0
     assert strict(printed) == {"setups": [{"final_loss": None}]}

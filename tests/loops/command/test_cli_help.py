@@ -18,12 +18,12 @@ import tensorflow as tf
 
 import loops
 import scaler
-from halfstep import names, statuses
+from halfstep.command import parser, versions
+from halfstep.commands import shared
 from halfstep.commands.completion import SHELLS, script
 from halfstep.commands.study import STEPS
-from halfstep.parsing import parser, versions
 from loops import tasks
-from loops.loop.workers.workers import SECONDS
+from loops.loop.workers import SECONDS
 from loops.replay.tune import GRIDS
 from loops.run import strategy_text
 from loops.run.train import POLICIES, RunOptions
@@ -97,16 +97,16 @@ def test_every_command_has_help_and_a_module_that_runs_it():
 
 def test_help_names_what_there_is():
     presets = [name for name in scaler.presets.__all__ if not name.endswith("_stuck")]
-    assert names.PRESETS == tuple(presets) == tuple(strategy_text._PRESETS)
-    assert tuple(strategy_text._STRATEGIES) == names.STRATEGIES
-    assert strategy_text.FORMS == names.FORMS
-    assert tuple(tasks._TASKS) == names.TASKS
-    assert tasks.IMAGE_TASKS == names.IMAGE_TASKS
-    assert tuple(setup.name for setup in SETUPS) == names.SETUPS
-    assert tuple(setup.name for setup in EMULATED) == names.EMULATED
-    assert tuple(setup.name for setup in UNIT_SCALED) == names.UNIT_SCALED
-    assert tuple(GRIDS) == names.TUNED
-    assert POLICIES == names.POLICIES
+    assert shared.PRESETS == tuple(presets) == tuple(strategy_text._PRESETS)
+    assert tuple(strategy_text._STRATEGIES) == shared.STRATEGIES
+    assert strategy_text.FORMS == shared.FORMS
+    assert tuple(tasks._TASKS) == shared.TASKS
+    assert tasks.IMAGE_TASKS == shared.IMAGE_TASKS
+    assert tuple(setup.name for setup in SETUPS) == shared.SETUPS
+    assert tuple(setup.name for setup in EMULATED) == shared.EMULATED
+    assert tuple(setup.name for setup in UNIT_SCALED) == shared.UNIT_SCALED
+    assert tuple(GRIDS) == shared.TUNED
+    assert POLICIES == shared.POLICIES
 
 
 def test_defaults_are_those_of_what_runs():
@@ -182,11 +182,11 @@ def test_every_shell_has_the_same_words(shell):
     for word in (
         *COMMANDS,
         *EXPERIMENTS,
-        *names.POLICIES,
-        *names.SETUPS,
-        *names.EMULATED,
-        *names.UNIT_SCALED,
-        *names.PRESETS,
+        *shared.POLICIES,
+        *shared.SETUPS,
+        *shared.EMULATED,
+        *shared.UNIT_SCALED,
+        *shared.PRESETS,
     ):
         assert re.search(rf"\b{word}\b", written), word
     if shutil.which(shell):
@@ -232,7 +232,7 @@ def test_the_page_of_commands_has_each_in_a_line_that_is_understood():
 
 
 def test_the_page_of_commands_has_every_status():
-    numbers = {value for name, value in vars(statuses).items() if name.startswith("EXIT_")}
+    numbers = {value for name, value in vars(shared).items() if name.startswith("EXIT_")}
     assert [int(row[0]) for row in table("## Exit statuses")] == sorted(numbers)
-    assert statuses.EXIT_INTERRUPTED == signals.EXIT_INTERRUPTED
-    assert statuses.EXIT_TERMINATED == signals.EXIT_TERMINATED
+    assert shared.EXIT_INTERRUPTED == signals.EXIT_INTERRUPTED
+    assert shared.EXIT_TERMINATED == signals.EXIT_TERMINATED

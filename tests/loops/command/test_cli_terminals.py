@@ -17,7 +17,8 @@ import pytest
 import rich.console
 
 import halfstep as cli
-from halfstep import statuses, terminal
+from halfstep import terminal
+from halfstep.commands import shared as statuses
 from loops.diagnose.doctor.layer_times import FORMATS, SETTINGS
 from loops.diagnose.explain.remedies import Kind, Remedy
 from loops.diagnose.lint import finding as lint
@@ -91,7 +92,7 @@ COMMANDS = {
     "study": (
         [
             ("loops.study.compare", "run_study", {"setups": [{"name": NAME, **ROW, **SHARES}], "runs": []}),
-            ("loops.study.report", "report_study", []),
+            ("loops.study.page", "report_study", []),
         ],
         ["lab", "study"],
         f"{NAME} 98.7% (1 failed) -0.3 1.2e-02 1.5 3.2% 1.2%",
@@ -145,7 +146,7 @@ COMMANDS = {
     ),
     "explain": (
         [
-            ("loops.run.rewind.open", "open_run", None),
+            ("loops.run.rewind.rewind", "open_run", None),
             (
                 "loops.diagnose.explain.explain",
                 "explain",

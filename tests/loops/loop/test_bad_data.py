@@ -14,7 +14,7 @@ from mirrored import mirrored
 
 import loops
 import scaler
-from loops.loop.replicate import replicate
+from loops.loop.user_step import replicate
 from scaler.backend.graphs import has_gpu
 
 X = np.ones([64, 4], np.float32)

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import loops
-from loops.loop import held_batches
-from loops.loop.held_batches import HeldBatches
+from loops.loop import kept_batches
+from loops.loop.kept_batches import HeldBatches
 
 
 def step(batch):
@@ -56,14 +56,14 @@ def test_a_window_of_batches_is_held_over_calls(steps_per_call):
 @pytest.mark.parametrize("endless", [True, False])
 def test_the_oldest_give_way(monkeypatch, endless):
     # Three batches of 8 bytes for the number, and of one for what has no size of its own.
-    monkeypatch.setattr(held_batches, "_BYTES", 3 * 9)
+    monkeypatch.setattr(kept_batches, "_BYTES", 3 * 9)
     held = held_by(data(endless=endless), 10, steps_per_call=10)
     assert held.most == 3
     assert names(held) == [8, 9, 10]
 
 
 def test_the_last_batch_says_how_many_of_unknown_size_there_is_room_for(monkeypatch):
-    monkeypatch.setattr(held_batches, "_BYTES", 3 * (20 * 8 + 1))
+    monkeypatch.setattr(kept_batches, "_BYTES", 3 * (20 * 8 + 1))
     held = held_by(data(sizes=True), 20, steps_per_call=20)
     assert (names(held), held.most) == (list(range(5, 21)), 3)
 
@@ -71,7 +71,7 @@ def test_the_last_batch_says_how_many_of_unknown_size_there_is_room_for(monkeypa
 def test_nothing_is_copied():
     """What the host holds of a call of one step is the tensor that the step got."""
     held, given = HeldBatches({"x": tf.TensorSpec([2])}), tf.constant([1.0, 2.0])
-    held.saw(held.parts({"x": given}), 1)
+    held.saw([{"x": given}], 1)
     assert held.get(1)["x"] is given
     assert held.get(2) is None
 

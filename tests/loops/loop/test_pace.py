@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import loops
 import scaler
-from loops.loop import pace
-from loops.loop.pace import Pace
+from loops.loop.visit import MOST_STEPS, Pace
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_slow_steps_are_taken_one_by_one_and_fast_ones_within_bounds():
     for _ in range(20):
         slow.record(slow.steps, 3.0 * slow.steps)
         fast.record(fast.steps, 0.0)
-    assert (slow.steps, fast.steps) == (1, pace.MOST)
+    assert (slow.steps, fast.steps) == (1, MOST_STEPS)
 
 
 def test_a_given_number_stays():
@@ -76,7 +75,7 @@ def test_a_given_number_stays():
 @given(
     every=st.lists(st.integers(1, 60), max_size=3),
     goal=st.integers(1, 200),
-    lengths=st.lists(st.integers(1, pace.MOST), min_size=1, max_size=20),
+    lengths=st.lists(st.integers(1, MOST_STEPS), min_size=1, max_size=20),
 )
 def test_no_call_passes_a_step_at_which_an_action_acts(every, goal, lengths):
     acted = {one: [] for one in every}

@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loops.loop.packing import pack, unpack
+from loops.loop.results import pack, unpack
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
 

@@ -254,24 +254,24 @@ IN_NO_ORDER = {
 
 
 @pytest.mark.parametrize("name", IN_NO_ORDER)
-def test_an_order_that_no_two_runs_share_is_named(name, tmp_path):
+def test_an_order_that_no_two_runs_share_is_named(name):
     position = Position(IN_NO_ORDER[name]())
-    position.probe(tmp_path)
+    position.probe()
     assert len(position.caveats) == 1
     assert f"{name.split()[0]} gives elements {UNORDERED}" in position.caveats[0]
 
 
-def test_a_rejection_without_a_seed_is_named(tmp_path):
+def test_a_rejection_without_a_seed_is_named():
     rejecting = numbers().repeat().rejection_resample(odd, [0.3, 0.7], initial_dist=[0.5, 0.5])
     position = Position(rejecting)
-    position.probe(tmp_path)
+    position.probe()
     assert sum("RandomUniform (a map with random numbers)" in caveat for caveat in position.caveats) == 1
     assert sum(DRAWN in caveat for caveat in position.caveats) == 1
 
 
-def test_what_tensorflow_says_it_cannot_save_is_named(tmp_path):
+def test_what_tensorflow_says_it_cannot_save_is_named():
     position = Position(numbers().apply(tf.data.experimental.copy_to_device("/cpu:0")))
-    position.probe(tmp_path)
+    position.probe()
     assert "does not support checkpointing" in position.caveats[0]
 
 

@@ -16,8 +16,8 @@ import loops
 import scaler
 from loops.loop import fetching
 from loops.loop.arrays import arrays_of, size_of, spec_of, stack, tensors_of
-from loops.loop.held_batches import HeldBatches
-from loops.loop.source import Source
+from loops.loop.fetching import Source
+from loops.loop.kept_batches import HeldBatches
 from loops.run.rewind.batches import stored_by
 
 Pair = collections.namedtuple("Pair", ["x", "y"])

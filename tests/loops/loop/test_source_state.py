@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import loops
-from loops.loop.state.facts import _is_source
+from loops.loop.state.facts import _SOURCE, _fits
 from loops.loop.state.source_state import decode, encode
 from loops.support.json_values import read_object
 
@@ -150,4 +150,4 @@ def test_a_damaged_state_is_a_value_error(damaged):
     ],
 )
 def test_the_facts_of_a_source_have_a_form(value, good):
-    assert _is_source(value) is good
+    assert _fits(value, _SOURCE) is good

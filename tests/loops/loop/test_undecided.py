@@ -11,7 +11,7 @@ from models import plain_model
 
 import loops
 import scaler
-from loops.loop import undecided
+from loops.loop import silence
 
 LIMIT, MANY, FEW = 10.0, 50, 20
 FAR, TOO_HIGH = 2.0**60, scaler.Dynamic(2.0**80, max_scale=2.0**100)
@@ -20,9 +20,9 @@ FAR, TOO_HIGH = 2.0**60, scaler.Dynamic(2.0**80, max_scale=2.0**100)
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    assert (undecided.MANY, undecided.FEW) == (1000, 100)
-    monkeypatch.setattr(undecided, "MANY", MANY)
-    monkeypatch.setattr(undecided, "FEW", FEW)
+    assert (silence.UNDECIDED, silence.AT_END) == (1000, 100)
+    monkeypatch.setattr(silence, "UNDECIDED", MANY)
+    monkeypatch.setattr(silence, "AT_END", FEW)
 
 
 class Program:
@@ -212,10 +212,10 @@ def test_nothing_is_said_of_others(make, steps):
 @pytest.mark.parametrize(
     ("steps", "sound", "said"),
     [
-        (undecided.SKIPPED, 0, "none of its 20 attempted steps was applied. The step was skipped because the loss"),
-        (undecided.SKIPPED - 1, 0, None),
-        (undecided.SHORT, 14, "only 14 of its 50 attempted steps were applied. The step was skipped because the loss"),
-        (undecided.SHORT, 15, None),
+        (silence.SKIPPED, 0, "none of its 20 attempted steps was applied. The step was skipped because the loss"),
+        (silence.SKIPPED - 1, 0, None),
+        (silence.SHORT, 14, "only 14 of its 50 attempted steps were applied. The step was skipped because the loss"),
+        (silence.SHORT, 15, None),
     ],
 )
 def test_a_run_that_applied_few_steps_says_so_at_its_end(steps, sound, said):

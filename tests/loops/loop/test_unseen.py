@@ -10,7 +10,7 @@ from loop_cases import batch, line
 
 import loops
 import scaler
-from loops.loop.unseen import of_applied
+from loops.loop.silence import of_applied
 
 FAR = 300.0
 """A target whose square float16 does not hold; the derivative of that square it does."""

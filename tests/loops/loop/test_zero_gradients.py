@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import loops
 import scaler
-from loops.loop.zero_gradients import MANY, ZeroGradients
+from loops.loop.silence import ZEROS, ZeroGradients
 from loops.observe import explain
 from loops.record.skips import health, what_is_wrong
 
@@ -34,8 +34,8 @@ def said(*visits):
 def test_it_is_said_once_of_many_in_a_row():
     (text,) = said(*[visit([True] * 8, [0.0] * 8)] * 6)
     assert f"the last {3 * 8} applied steps had a norm of exactly zero" in text
-    (text,) = said(visit([True] * 3 + [True] * MANY, [1.0] * 3 + [0.0] * MANY))
-    assert f"the last {MANY} applied steps" in text
+    (text,) = said(visit([True] * 3 + [True] * ZEROS, [1.0] * 3 + [0.0] * ZEROS))
+    assert f"the last {ZEROS} applied steps" in text
 
 
 def test_of_a_composed_step_the_part_is_named():
@@ -47,13 +47,13 @@ def test_of_a_composed_step_the_part_is_named():
     ]
     loop = loops.Loop(loops.ComposedStep(parts), tf.data.Dataset.from_tensors(tf.ones([4, 2])).repeat())
     with pytest.warns(scaler.ScaleWarning, match="applied steps of part 'flat' had a norm of exactly zero"):
-        loop.run(MANY + 4)
+        loop.run(ZEROS + 4)
 
 
 def test_skipped_steps_and_micro_batches_do_not_end_a_row():
-    (text,) = said(*[visit([True, False], [0.0, np.nan])] * (MANY + 1))
-    assert f"the last {MANY} applied steps" in text
-    assert not said(*[visit([False, False], [0.0, 0.0])] * MANY)
+    (text,) = said(*[visit([True, False], [0.0, np.nan])] * (ZEROS + 1))
+    assert f"the last {ZEROS} applied steps" in text
+    assert not said(*[visit([False, False], [0.0, 0.0])] * ZEROS)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import loops
 import scaler
-from loops.loop import batch_files
+from loops.loop import kept_batches
 from loops.loop.state import folder
 from loops.record.log import read_columns
 from loops.record.trace import checked, frames
@@ -131,22 +131,22 @@ def test_a_link_to_a_folder_among_leftovers_is_removed_and_what_it_leads_to_stay
         lambda fields, part: (fields + ["1", "2"], part),
         lambda fields, part: (["9" * 5000, *fields[1:]], part),
         lambda fields, part: ([fields[0], "\xe9", *fields[2:]], part),
-        lambda fields, part: ([*fields[:3], str(batch_files._checksum(b"x").numpy().decode())], b"x"),
+        lambda fields, part: ([*fields[:3], str(kept_batches._checksum(b"x").numpy().decode())], b"x"),
     ],
     ids=["more tensors", "a number of 5000 digits", "not ASCII", "no tensor"],
 )
 def test_a_kept_batch_that_was_made_to_do_harm_is_none(change, tmp_path):
     spec = tf.TensorSpec([2], tf.float32)
-    batch_files.write(tmp_path, tf.constant([1.0, 2.0]), tf.constant(1, tf.int64), last=3, element_spec=spec)
+    kept_batches.write(tmp_path, tf.constant([1.0, 2.0]), tf.constant(1, tf.int64), last=3, element_spec=spec)
     path = next(tmp_path.iterdir())
     line, _, part = path.read_bytes().partition(b"\n")
     fields, part = change(line.decode().split()[1:], part)
     fields[2] = str(len(part)) if len(fields) == 4 else fields[2]
     text = " ".join(fields).encode()
-    path.write_bytes(batch_files._checksum(text).numpy() + b" " + text + b"\n" + part)
-    found = batch_files.KeptBatches(tmp_path, spec)
+    path.write_bytes(kept_batches._checksum(text).numpy() + b" " + text + b"\n" + part)
+    found = kept_batches.KeptBatches(tmp_path, spec)
     assert found.get(1) is None
-    batch_files.sweep(tmp_path, 1)
+    kept_batches.sweep(tmp_path, 1)
 
 
 def test_a_text_that_says_it_lies_outside_of_the_message_is_not_read():

@@ -12,7 +12,7 @@ from rewind_cases import listing, plain
 
 import loops
 import scaler
-from loops.loop import batch_files
+from loops.loop import kept_batches
 from loops.loop.state import folder
 from loops.run.rewind import batches as held
 from loops.run.rewind import read_log, rewind
@@ -48,7 +48,7 @@ def build(run, *, keep=True, last=100, dataset=None, every=4, steps_per_call=1, 
 
 
 def stored(run):
-    return batch_files.KeptBatches(run / "batches", NUMBER)
+    return kept_batches.KeptBatches(run / "batches", NUMBER)
 
 
 def steps_kept(run):
@@ -61,7 +61,7 @@ def logged(run):
 
 
 def tear(run, step):
-    (path,) = (path for path in (run / "batches").iterdir() if batch_files._step_of(path) == step)
+    (path,) = (path for path in (run / "batches").iterdir() if kept_batches._step_of(path) == step)
     path.write_bytes(path.read_bytes()[:-1])
 
 
@@ -231,8 +231,8 @@ def test_a_kill_in_the_middle_of_a_batch_loses_that_batch_alone(tmp_path):
     torn = next(found for _ in range(5) if (found := killed_while_it_writes(tmp_path)))
     assert len(torn) == 1
     spec = tf.TensorSpec([2**22], tf.int64)
-    steps = [batch_files._step_of(path) for path in (tmp_path / "batches").glob("batch-*")]
-    found = [batch_files.KeptBatches(tmp_path / "batches", spec).get(step) for step in steps if step is not None]
+    steps = [kept_batches._step_of(path) for path in (tmp_path / "batches").glob("batch-*")]
+    found = [kept_batches.KeptBatches(tmp_path / "batches", spec).get(step) for step in steps if step is not None]
     whole = [batch for batch in found if batch is not None]
     assert len(whole) == len(steps) - 1
     assert all(int(tf.reduce_min(batch)) == int(tf.reduce_max(batch)) for batch in whole)
@@ -246,7 +246,7 @@ def test_batches_of_another_dataset_are_not_taken(tmp_path):
     build(tmp_path).run(1)
     assert stored(tmp_path).get(1) is not None
     other = tf.data.Dataset.from_tensors((1.0, 2.0)).element_spec
-    assert batch_files.KeptBatches(tmp_path / "batches", other).get(1) is None
+    assert kept_batches.KeptBatches(tmp_path / "batches", other).get(1) is None
 
 
 def test_a_run_that_begins_anew_removes_those_of_the_one_before(tmp_path):
@@ -280,15 +280,15 @@ def test_every_kind_of_batch_comes_back_bit_for_bit(tmp_path):
     batch = of_all_kinds()
     dataset = tf.data.Dataset.from_tensors(batch).map(lambda part: (part, None))
     (given,) = dataset
-    assert batch_files.writable(dataset.element_spec)
+    assert kept_batches.writable(dataset.element_spec)
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int64)])
     def write(step):
-        batch_files.write(tmp_path, given, step, last=3, element_spec=dataset.element_spec)
+        kept_batches.write(tmp_path, given, step, last=3, element_spec=dataset.element_spec)
 
     write(5)
     assert [path.name for path in tmp_path.iterdir()] == ["batch-2"]
-    found = batch_files.KeptBatches(tmp_path, dataset.element_spec).get(5)
+    found = kept_batches.KeptBatches(tmp_path, dataset.element_spec).get(5)
     tf.nest.assert_same_structure(found, given, expand_composites=True)
     pairs = zip(*(tf.nest.flatten(one, expand_composites=True) for one in (found, given)), strict=True)
     for one, other in pairs:

@@ -13,7 +13,7 @@ from processes import kill_when
 from tensorboard_cases import descriptions, events
 
 import loops
-import loops.loop.cadence
+import loops.loop.visit
 
 VALUES = [1.0, math.nan, -math.inf, 4.0, 5.0, 6.0, 7.0]
 
@@ -31,7 +31,7 @@ def visit(first, last, seconds=0.0):
 
 
 def test_a_cadence_in_steps_is_that_of_their_multiples():
-    cadence = loops.loop.cadence.Cadence("A", 4)
+    cadence = loops.loop.visit.Cadence("A", 4)
     assert [cadence.due(visit(*one)) for one in [(1, 3), (4, 6), (7, 7), (8, 8), (9, 17), (18, 19)]] == [
         False,
         True,
@@ -41,17 +41,17 @@ def test_a_cadence_in_steps_is_that_of_their_multiples():
         False,
     ]
     # The first visit of a resumed run, and one after a call that broke off at step 8.
-    assert loops.loop.cadence.Cadence("A", 4).due(visit(9, 11)) is False
-    cadence = loops.loop.cadence.Cadence("A", 4)
+    assert loops.loop.visit.Cadence("A", 4).due(visit(9, 11)) is False
+    cadence = loops.loop.visit.Cadence("A", 4)
     assert [cadence.due(visit(5, 6)), cadence.due(visit(9, 9))] == [False, True]
-    assert loops.loop.cadence.Cadence("A", 4).rows(visit(3, 9)) == [1, 5]
+    assert loops.loop.visit.Cadence("A", 4).rows(visit(3, 9)) == [1, 5]
 
 
 def test_a_cadence_in_seconds_starts_anew_with_each_run():
-    cadence = loops.loop.cadence.Cadence("A", loops.Seconds(10))
+    cadence = loops.loop.visit.Cadence("A", loops.Seconds(10))
     times = [3.0, 10.0, 19.9, 20.5, 4.0, 10.0]
     assert [cadence.due(visit(1, 1, seconds)) for seconds in times] == [False, True, False, True, False, True]
-    assert loops.loop.cadence.Cadence("A", loops.Seconds(0)).rows(visit(3, 9)) == [6]
+    assert loops.loop.visit.Cadence("A", loops.Seconds(0)).rows(visit(3, 9)) == [6]
 
 
 def test_a_function_is_called_at_its_cadence():

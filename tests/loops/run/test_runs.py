@@ -10,8 +10,7 @@ import tensorflow as tf
 
 import scaler
 from loops.record.files import write_json
-from loops.run.digest import weights_digest
-from loops.run.train import RunOptions, _LastLosses, train
+from loops.run.train import RunOptions, _LastLosses, train, weights_digest
 from loops.study.compare import SharedTrace
 
 

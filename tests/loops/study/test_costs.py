@@ -13,11 +13,10 @@ from halfstep.commands.study import cost_rows
 from loops.loop.counters import Counters
 from loops.loop.visit import Visit
 from loops.study import costs as module
-from loops.study import report
 from loops.study.compare import run_study
-from loops.study.costs import Costs, cost_cells, costs_of, has_costs
-from loops.study.dots import costs_figure
-from loops.study.energy import EnergyMeter
+from loops.study.costs import Costs, EnergyMeter, cost_cells, costs_of, has_costs
+from loops.study.figures import costs_figure
+from loops.study.page import report_study
 from loops.study.setups import choose_setups
 
 
@@ -137,7 +136,7 @@ def costly(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_report_has_time_and_memory_where_they_are_known(costly):
-    written = report.report_study(costly)
+    written = report_study(costly)
     assert "costs.svg" in [path.name for path in written]
     page = Page(costly / "report.html")
     assert "float32 3.5 3 0.5" in page.text

@@ -9,11 +9,8 @@ import matplotlib.colors
 import pytest
 from test_study_report import BARE, DYNAMIC, FLOAT32, NONE, SMALL_DYNAMIC, figures_of, write_study
 
-from loops.study.curves import loss_figure, loss_scale_figure
-from loops.study.dots import comparison_figure
-from loops.study.histograms import gradients_figure, small_loss_figure
-from loops.study.marks import marks
-from loops.study.setups import SETUPS, Setup
+from loops.study.figures import comparison_figure, gradients_figure, loss_figure, loss_scale_figure, small_loss_figure
+from loops.study.setups import SETUPS, Setup, marks
 from loops.support.drawing import svg_of
 from loops.support.text import share
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import loops
-from loops.study import page, report, summaries
+from loops.study import page, summaries
 from loops.study.compare import summarise
+from loops.study.page import read_steps, report_study
 from loops.study.setups import SETUPS, SMALL, Setup
 
 STEPS = 30
@@ -130,7 +131,7 @@ def _run(setup, seed, skipped, nulls, counted):
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     folder = write_study(tmp_path_factory.mktemp("study"), [FLOAT32, NONE, SMALL_DYNAMIC], nulls={7, 8, STEPS})
-    return folder, report.report_study(folder), Page(folder / "report.html")
+    return folder, report_study(folder), Page(folder / "report.html")
 
 
 @pytest.mark.slow
@@ -208,7 +209,7 @@ def test_any_study_has_a_report(tmp_path, setups, options):
     for name in ("small_loss.svg", "loss_scale.svg"):
         (tmp_path / name).write_bytes(b"of an earlier study")
     folder = write_study(tmp_path, setups, **options)
-    report.report_study(folder)
+    report_study(folder)
     page = Page(folder / "report.html")
     for setup in setups:
         assert setup.title in page.text
@@ -221,7 +222,7 @@ def test_any_study_has_a_report(tmp_path, setups, options):
 @pytest.mark.slow
 def test_explains_float16_without_masters_where_it_fails(tmp_path):
     folder = write_study(tmp_path, [FLOAT32, BARE], seeds=1, steps=3)
-    report.report_study(folder)
+    report_study(folder)
     assert "What can happen without masters" in Page(folder / "report.html").text
 
 
@@ -251,7 +252,7 @@ def test_command_of_a_whole_study_names_no_setup():
 
 def figures_of(folder):
     summary = json.loads((folder / "summary.json").read_text())
-    return summary, report.read_steps(folder, summary)
+    return summary, read_steps(folder, summary)
 
 
 @pytest.mark.slow
@@ -261,7 +262,7 @@ def test_a_candidate_that_failed_is_in_the_report_with_the_others(tmp_path, last
     broken = {(DYNAMIC.name, seed): last for seed in (0, 1)}
     folder = write_study(tmp_path, [FLOAT32, NONE, DYNAMIC], broken=broken)
     # Where nothing moved a loss scale, none is drawn.
-    assert len(report.report_study(folder)) == (5 if last else 4)
+    assert len(report_study(folder)) == (5 if last else 4)
     page = Page(folder / "report.html")
     where = f"at step {last}" if last else "before its first step"
     for seed in (0, 1):
@@ -276,7 +277,7 @@ def test_a_candidate_that_failed_is_in_the_report_with_the_others(tmp_path, last
 @pytest.mark.slow
 def test_a_seed_that_failed_is_in_no_mean_and_is_named(tmp_path):
     folder = write_study(tmp_path, [FLOAT32, DYNAMIC], broken={(DYNAMIC.name, 1): 3})
-    report.report_study(folder)
+    report_study(folder)
     page = Page(folder / "report.html")
     assert f"{DYNAMIC.title} 98.1% 1 of 2 failed 0.5 0 8.5% 8.5% −0.5" in page.text
     assert "mixed-dynamic seed 1 failed at step 3" in page.text
@@ -288,7 +289,7 @@ def test_a_study_in_which_all_failed_has_a_report(tmp_path):
     setups = [FLOAT32, DYNAMIC, SMALL_DYNAMIC]
     broken = {(setup.name, seed): seed for setup in setups for seed in (0, 1)}
     folder = write_study(tmp_path, setups, broken=broken)
-    report.report_study(folder)
+    report_study(folder)
     assert "No run on digits finished." in Page(folder / "report.html").text
 
 
@@ -312,4 +313,4 @@ def test_a_run_outside_of_the_study_is_not_read(tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     summary["runs"][0]["folder"] = "../other/runs/float32-seed0"
     with pytest.raises(loops.LoopError, match="lies outside of the study's folder"):
-        report.read_steps(folder, summary)
+        read_steps(folder, summary)

@@ -16,10 +16,9 @@ from processes import server, start, wait_for
 
 import loops
 import scaler
-from loops.support.written import lock
-from loops.support.written.lock import Lock, LockHeld
+from loops.support.written import run_locks
 from loops.support.written.place import Place
-from loops.support.written.run_locks import RunLocks
+from loops.support.written.run_locks import Lock, LockHeld, RunLocks
 
 
 def hold(path, ready, forks):
@@ -172,7 +171,7 @@ def test_a_disk_without_locks_says_who_may_be_there(tmp_path, monkeypatch):
     def none(file):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock, "_lock", none)
+    monkeypatch.setattr(run_locks, "_lock", none)
     looping(loops.JsonLines(tmp_path / "steps.jsonl")).run(1)
     said = {"host": "orbit", "pid": 12, "since": "2026-01-01 00:00:00 UTC"}
     (tmp_path / ".steps.jsonl.lock").write_text(json.dumps(said))

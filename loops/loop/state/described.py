@@ -1,8 +1,8 @@
-"""Settings that a checkpoint does not restore: of a run's optimizers and loss scalers, and of its dataset."""
+"""What a run is: the options that distinguish it from others, and the other settings of its program, as JSON."""
 
 from __future__ import annotations
 
-import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,25 +12,70 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.datasets import argument, weights
+from loops.backend.steps import schedule
 from loops.backend.variables import native
-from loops.loop.state.change import Changes
-from loops.loop.state.identity import as_json, check_identity, describe_optimizer, flat, same
 from loops.loop.state.operations import kind, spelled
 from loops.loop.state.pipeline import bottom_up
-from loops.loop.state.values import text_of
+from loops.loop.state.values import described, text_of
 from loops.step.composed_step import ComposedStep
 from loops.step.frozen_weights import named_by
-from loops.support.errors import CheckpointError
+from loops.step.parts import Part
 
 _ARGUMENTS = (
     *("batch_size", "batch_sizes", "buffer_size", "seed", "seed2", "reshuffle_each_iteration", "num_shards", "index"),
     *("size", "shift", "stride", "start", "stop", "step", "cycle_length", "block_length"),
 )
-_UNSET_SEED = 87654321
-"""What TensorFlow pairs with the seed of an operation where no global seed is set."""
-_OF_A_STEP = ("retry", "jit_compile")
+_SWITCHES = ("retry", "jit_compile")
 _COUNTED = ("Skip", "Take")
 """Operations whose count decides which examples there are; that of a repeat is only how long a run may be."""
+
+
+def identity(
+    train_step: object, *, strategy: tf.distribute.Strategy | None, workers: int = 1, element_spec: Any, run: Mapping
+) -> dict:
+    """The options that determine what a run computes, as JSON.
+
+    Args:
+        train_step: Any callable; its attributes `optimizer` and `loss_scaler` are described if it has them.
+        strategy: The loop's.
+        workers: The number of processes.
+        element_spec: The dataset's.
+        run: Names and values by which the user distinguishes runs, from `values.exact`.
+    """
+    facts: dict[str, Any] = {"replicas": strategy.num_replicas_in_sync if strategy else 1}
+    if workers > 1:
+        facts["workers"] = workers
+    facts["batches"] = str(element_spec)
+    loss_scaler = getattr(train_step, "loss_scaler", None)
+    if loss_scaler is not None:
+        facts["strategy"] = text_of(loss_scaler.strategy)
+    optimizer = getattr(train_step, "optimizer", None)
+    if optimizer is not None:
+        facts["optimizer"] = _describe_optimizer(optimizer)
+    for name in ("accumulate", "clip_norm"):
+        if hasattr(train_step, name):
+            facts[name] = getattr(train_step, name)
+    windows = getattr(train_step, "windows", {})
+    if isinstance(windows, dict) and len(windows) > 1:
+        facts["accumulate"] = str(windows)
+    if isinstance(train_step, ComposedStep):
+        facts["parts"] = {part.name: _of_part(part, train_step) for part in train_step.parts}
+    clip = getattr(train_step, "clip", None)
+    if clip is not None:
+        facts["clip"] = text_of(clip)
+    facts["run"] = dict(run)
+    return as_json(facts)
+
+
+def _of_part(part: Part, step: ComposedStep) -> dict[str, Any]:
+    """As of a `TrainStep`."""
+    facts: dict[str, Any] = {
+        "strategy": text_of(step.scalers[part.name].strategy),
+        "optimizer": _describe_optimizer(part.optimizer),
+        "every": part.every,
+        "clip_norm": part.clip_norm,
+    }
+    return facts if part.clip is None else {**facts, "clip": text_of(part.clip)}
 
 
 def settings(train_step: object, dataset: tf.data.Dataset | None, *, jit_compile: bool | None = None) -> dict:
@@ -45,9 +90,9 @@ def settings(train_step: object, dataset: tf.data.Dataset | None, *, jit_compile
     models = named_by(train_step, keras.layers.Layer)
     if models:
         facts["layers"] = {"dtype_policy": _policies(models)}
-    for name, optimizer in _optimizers(train_step).items():
-        facts[name] = describe_optimizer(optimizer)
-    own = {name: value for name in _OF_A_STEP if isinstance(value := getattr(train_step, name, None), bool)}
+    for name, optimizer in optimizers_of(train_step).items():
+        facts[name] = _describe_optimizer(optimizer)
+    own = {name: value for name in _SWITCHES if isinstance(value := getattr(train_step, name, None), bool)}
     if own:
         _add(facts, type(train_step).__name__, own)
     if isinstance(train_step, ComposedStep):
@@ -109,56 +154,7 @@ def _groups(layerwise: scaler.layerwise.Layerwise, models: Sequence[keras.layers
     return "; ".join(f"variables {', '.join(map(str, group)) or 'none'}" for group in own)
 
 
-def differences(saved: Mapping, here: Mapping) -> dict[str, str]:
-    """The settings that both programs have with different values, by name, as sentences with both."""
-    then, now = _named_as_given(saved), _named_as_given(here)
-    names = [name for name in then if name in now and not same(then[name], now[name])]
-    return {name: f"{name} was {then[name]!r} and is {now[name]!r}" for name in names}
-
-
-def meant_changes(path: str, saved: Mapping, identity: Mapping, here: Mapping, meant: Changes) -> dict[str, str]:
-    """What of a run's identity is meant to differ, as `check_identity` returns it.
-
-    Args:
-        path: Of the checkpoint.
-        saved: The facts in it.
-        identity: That of this run.
-        here: The settings of this program.
-        meant: What may differ.
-
-    Raises:
-        CheckpointError: If something else differs; the message begins with the dtype policies, where they do.
-        scaler.InvalidArgument: If something else differs, and one of the names is that of no setting.
-    """
-    policy = differences(saved.get("settings", {}), here).get("layers.dtype_policy")
-    try:
-        return check_identity(path, saved["identity"], identity, meant, [policy] if policy else [])
-    except CheckpointError:
-        # It may be a misspelled name of what differs.
-        known = (saved["identity"], saved.get("settings", {}), identity, here, {"Loop.jit_compile": None})
-        meant.check(name for one in known for name in flat(one))
-        raise
-
-
-def other_rates(train_step: object, saved: Mapping) -> list[str]:
-    """What the learning rates are that changed schedules give, and what they were to be, as sentences.
-
-    Args:
-        train_step: Any callable, whose optimizers are restored.
-        saved: What `settings` returned in the program that saved them. It tells Keras's own schedules.
-    """
-    found = []
-    for name, optimizer in _optimizers(train_step).items():
-        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError, tf.errors.OpError):
-            then = saved[name]["learning_rate"]
-            schedule = getattr(keras.optimizers.schedules, then["class_name"]).from_config(then["config"])
-            before, now = float(schedule(optimizer.iterations)), float(optimizer.learning_rate)
-            at = f"at update {int(optimizer.iterations)} of {name}"
-            found += [f"{at} the learning rate was to be {before:g}, and is {now:g}."] if not same(before, now) else []
-    return found
-
-
-def _optimizers(train_step: object) -> dict[str, keras.optimizers.Optimizer]:
+def optimizers_of(train_step: object) -> dict[str, keras.optimizers.Optimizer]:
     """The optimizers that a step names, by their names in `settings`."""
     found: dict[str, Any] = {}
     for optimizer in reversed(named_by(train_step, keras.optimizers.Optimizer)):
@@ -166,13 +162,35 @@ def _optimizers(train_step: object) -> dict[str, keras.optimizers.Optimizer]:
     return found
 
 
-def _named_as_given(facts: Mapping) -> dict[str, Any]:
-    """Settings without nested dicts, with both seeds of an operation of a dataset by the names of a program."""
-    found = flat(facts)
-    for name in [name for name in found if f"{name}2" in found and name.endswith(".seed")]:
-        seed, found[name] = found[name], found.pop(f"{name}2")
-        found[f"the global seed (tf.random.set_seed) of {name[:-5]}"] = None if seed == _UNSET_SEED else seed
-    return found
+def _describe_optimizer(optimizer: object) -> Any:
+    """The class of a Keras optimizer with its configuration; the name of anything else."""
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        try:
+            config = optimizer.get_config()
+        except NotImplementedError:  # By a schedule of one's own, which Keras's `fit` takes.
+            config = {name: value for name, value in vars(optimizer).items() if _is_setting(name, value)}
+            config["learning_rate"] = schedule(optimizer)
+        return {"class": type(optimizer).__name__, **_without_names(config)}
+    return getattr(optimizer, "__qualname__", type(optimizer).__qualname__)
+
+
+def _without_names(config: Mapping) -> dict:
+    """A configuration without the names that Keras numbers in each process, also those of optimizers inside."""
+    return {
+        key: _without_names(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if key != "name"
+    }
+
+
+def _is_setting(name: str, value: object) -> bool:
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return plain and not name.startswith("_") and name != "built"
+
+
+def as_json(facts: Mapping) -> dict:
+    """The facts written as JSON and read back, as another process sees them."""
+    return json.loads(json.dumps(described(facts)))
 
 
 def _plain(value: Any) -> Any:
