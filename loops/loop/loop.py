@@ -42,8 +42,8 @@ from loops.loop.unseen import UnseenLosses
 from loops.loop.visit import Action, Visit
 from loops.loop.workers.workers import Workers, meet
 from loops.loop.zero_gradients import ZeroGradients
-from loops.step.frozen_weights import named_by
 from loops.step.train_step import TrainStep
+from loops.step.user_steps import named_by
 from loops.support.batches import bad_batch
 from loops.support.checks import check_count
 from loops.support.errors import OutOfData

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import scaler
 from loops.loop.counters import Counters
-from loops.step.scalers_in_graph import Found
+from loops.step.user_steps import Found
 
 MANY, FEW = 1000, 100
 """So many undecided steps are worth a word, in a run and at its end, where fewer may be an incomplete window."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 
 import scaler
-from loops.step.frozen_weights import named_by
+from loops.step.user_steps import named_by
 from loops.support.errors import CheckpointError
 
 _FIXED = {

@@ -16,8 +16,7 @@ from loops.backend.steps import schedule
 from loops.loop.state.change import NO_CHANGES, Changes, way_out
 from loops.loop.state.trainable import slots_of_others
 from loops.loop.state.values import described, text_of
-from loops.step.composed_step import ComposedStep
-from loops.step.parts import Part
+from loops.step.parts import Part, parts_in
 from loops.support.errors import CheckpointError, ResumeWarning
 
 _NUMBER = re.compile(r"^([^/]*?)_\d+/")
@@ -51,8 +50,8 @@ def identity(
     windows = getattr(train_step, "windows", {})
     if isinstance(windows, dict) and len(windows) > 1:
         facts["accumulate"] = str(windows)
-    if isinstance(train_step, ComposedStep):
-        facts["parts"] = {part.name: _of_part(part, train_step) for part in train_step.parts}
+    if parts := parts_in(train_step):
+        facts["parts"] = {part.name: _of_part(part, train_step) for part in parts}
     clip = getattr(train_step, "clip", None)
     if clip is not None:
         facts["clip"] = text_of(clip)
@@ -60,7 +59,7 @@ def identity(
     return as_json(facts)
 
 
-def _of_part(part: Part, step: ComposedStep) -> dict[str, Any]:
+def _of_part(part: Part, step: Any) -> dict[str, Any]:
     """As of a `TrainStep`."""
     facts: dict[str, Any] = {
         "strategy": text_of(step.scalers[part.name].strategy),

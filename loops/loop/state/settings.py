@@ -18,8 +18,8 @@ from loops.loop.state.identity import as_json, check_identity, describe_optimize
 from loops.loop.state.operations import kind, spelled
 from loops.loop.state.pipeline import bottom_up
 from loops.loop.state.values import text_of
-from loops.step.composed_step import ComposedStep
-from loops.step.frozen_weights import named_by
+from loops.step.parts import parts_in
+from loops.step.user_steps import named_by
 from loops.support.errors import CheckpointError
 
 _ARGUMENTS = (
@@ -50,10 +50,9 @@ def settings(train_step: object, dataset: tf.data.Dataset | None, *, jit_compile
     own = {name: value for name in _OF_A_STEP if isinstance(value := getattr(train_step, name, None), bool)}
     if own:
         _add(facts, type(train_step).__name__, own)
-    if isinstance(train_step, ComposedStep):
-        for part in train_step.parts:
-            if part.teacher is not None:
-                _add(facts, f"Part({part.name})", {"momentum": part.momentum})
+    for part in parts_in(train_step):
+        if part.teacher is not None:
+            _add(facts, f"Part({part.name})", {"momentum": part.momentum})
     for one in reversed(named_by(train_step, scaler.layerwise.Layerwise)):
         _add(facts, type(one).__name__, {"strategy": _of_groups(one), "groups": _groups(one, models)})
     for losses in reversed(named_by(train_step, scaler.PerLoss)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from loops.loop.state.variables import Groups, components
-from loops.step.frozen_weights import models_of
+from loops.step.user_steps import models_of
 from loops.support.errors import CheckpointError
 
 _TRAINED, _FROZEN, _UNKNOWN = "1", "0", "-"
