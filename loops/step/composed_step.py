@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -115,7 +114,8 @@ class ComposedStep(OwnStep):
         # The dtypes of the scalars that each loss function added when it was traced last.
         self._extra: dict[str, dict[str, tf.DType]] = {part.name: {} for part in parts}
         self._due_now: dict[str, bool] | None = None
-        self._fixed = Fixed(self, _SETTINGS, functools.partial(_layers_of, self.parts, self.models))
+        made_of = self.parts
+        self._fixed = Fixed(self, _SETTINGS, lambda: _layers_of(made_of, self.models))
 
     def __repr__(self) -> str:
         return f"ComposedStep of {', '.join(f'{name}: {one!r}' for name, one in self.scalers.items())}"

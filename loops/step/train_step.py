@@ -160,7 +160,7 @@ class TrainStep(OwnStep):
         check_probes(probes, model, layerwise)
         self._probing = Probing(probes)
         self._state = scaler.authoring.LayerState([model])
-        self._fixed = Fixed(self, _SETTINGS, lambda: {"the model's layers": layers_in([model])})
+        self._fixed = Fixed(self, _SETTINGS, lambda: {"the model's layers": layers_in([self.model])})
         self.masters: scaler.MasterWeights | None = None
         self.window: MicroBatches | None = None
         self._ready, self._traced = bool(model.built), False
