@@ -40,7 +40,7 @@ from loops.record.tensorboard import TensorBoard as TensorBoard
 from loops.record.trace import Trace as Trace
 from loops.run.evaluate_checkpoints import evaluate_checkpoints as evaluate_checkpoints
 from loops.step.composed_step import ComposedStep as ComposedStep
-from loops.step.loss_result import WeightedLoss as WeightedLoss
+from loops.step.losses import WeightedLoss as WeightedLoss
 from loops.step.parts import Part as Part
 from loops.step.schedule import ByAttempts as ByAttempts
 from loops.step.train_step import TrainStep as TrainStep

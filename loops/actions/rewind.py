@@ -17,7 +17,7 @@ import scaler
 from loops.actions.checkpoint import Checkpoint
 from loops.loop.state import folder
 from loops.loop.visit import Visit
-from loops.step.scalers_in_graph import find
+from loops.step.user_steps import find
 from loops.support.checks import check, check_count, is_count
 from loops.support.errors import LoopError, OutOfData
 from loops.support.json_values import read_object

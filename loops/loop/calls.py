@@ -31,10 +31,8 @@ from loops.loop.results import (
     unpack,
 )
 from loops.loop.silence import Undecided
-from loops.step.composed_step import ComposedStep
-from loops.step.frozen_weights import models_of, read_only
-from loops.step.scalers_in_graph import Found, find
-from loops.step.train_step import TrainStep
+from loops.step.parts import OwnStep
+from loops.step.user_steps import Found, find, models_of, read_only
 from loops.support.errors import BadBatch
 from loops.support.text import one_line
 
@@ -91,7 +89,7 @@ class StepCalls:
         self._models = models_of(written or train_step)
         self._of_windows = getattr(written or train_step, "accumulate", 1) > 1
         # These return what their own scalers did: no need to compare the two in every step.
-        self._trusted = isinstance(written or train_step, (TrainStep, ComposedStep))
+        self._trusted = isinstance(written or train_step, OwnStep)
         self._open = jit_compile is None
         self.said: list[str] = []
         self._has_chosen, self._is_tried, self._relaxes = False, False, True

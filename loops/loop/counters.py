@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from loops.step.scalers_in_graph import Found
+from loops.step.user_steps import Found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,8 +32,8 @@ from loops.loop.state.variables import trainable_flags, variable_groups
 from loops.loop.user_step import check_batches, replicate, taking_batches
 from loops.loop.visit import Action, Pace, Visit
 from loops.loop.workers import Workers, meet
-from loops.step.frozen_weights import named_by
 from loops.step.train_step import TrainStep
+from loops.step.user_steps import named_by
 from loops.support.batches import bad_batch
 from loops.support.checks import check_count
 from loops.support.errors import OutOfData

@@ -14,7 +14,7 @@ import scaler
 from loops.loop.counters import Counters
 from loops.loop.results import CallResult
 from loops.loop.visit import Visit
-from loops.step.scalers_in_graph import Found
+from loops.step.user_steps import Found
 from loops.support.part_names import of_part, part_names
 
 

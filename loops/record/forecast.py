@@ -14,7 +14,7 @@ from loops.loop.visit import Visit
 from loops.record.divergence import AHEAD, Alarm, Evidence, Seen, look, look_ahead
 from loops.record.trace.tensors import Tensor, tensors_of
 from loops.record.trace.visit_columns import columns_of
-from loops.step.composed_step import ComposedStep
+from loops.step.parts import parts_in
 from loops.support.errors import DivergenceWarning, ResumeWarning
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Forecast:
         Raises:
             scaler.InvalidArgument: If it has none.
         """
-        if isinstance(loop.train_step, ComposedStep):
+        if parts_in(loop.train_step):
             raise scaler.InvalidArgument(
                 "Forecast: a ComposedStep has no loss of its own that could rise: expected a TrainStep. Let it see the "
                 "parts in TensorBoard, or in the report of an hs.Trace."

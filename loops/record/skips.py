@@ -22,8 +22,7 @@ from loops.loop.silence import ZEROS, in_a_row, of_applied
 from loops.loop.visit import Visit
 from loops.record.columns import cause_name, cause_names
 from loops.record.thinned import Counted, Thinned, said_of, thinned
-from loops.step.composed_step import ComposedStep
-from loops.step.train_step import TrainStep
+from loops.step.parts import OwnStep
 from loops.support.part_names import part_names
 from loops.support.text import agreeing
 
@@ -333,11 +332,8 @@ def skip_names(visit: Visit, train_step: Any) -> dict[str, list[str | None]]:
         train_step: The loop's. The variables of a `TrainStep` and of a `ComposedStep` are known, there with the name of
             the part; of another step there is no column.
     """
-    if isinstance(train_step, ComposedStep):
-        paths = list(train_step.weights)
-    elif isinstance(train_step, TrainStep):
-        paths = [variable.path for variable in train_step.model.trainable_variables]
-    else:
+    if not isinstance(train_step, OwnStep):
         return {}
+    paths = train_step.names_of_weights()
     variables = [paths[value] if value >= 0 else None for value in visit.outputs["variable"].tolist()]
     return {"cause": cause_names(visit.outputs["cause"]), "variable": variables}

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
-from loops.step.loss_result import positive, sum_over_replicas
+from loops.step.losses import positive, replica_count, sum_over_replicas
 
 
 class MicroBatches(tf.Module):
@@ -63,11 +63,6 @@ class MicroBatches(tf.Module):
             # For each weight the `_kind` of its sum in the micro-batch that spoiled the window.
             self._broken = local_variable(tf.zeros([len(weights)], tf.int64), "broken", _SUM)
             self._before = [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
-
-    @property
-    def state(self) -> list:
-        """The argument."""
-        return list(self._state)
 
     def open(self, now: scaler.Snapshot) -> scaler.Snapshot:
         """Starts a window if none is open, and returns the state of layers from before its first micro-batch.
@@ -136,7 +131,7 @@ class MicroBatches(tf.Module):
             known = tf.where(tf.math.is_finite(weight), weight, 0.0)
             self._weight.assign(tf.where(self._opens, 0.0, self._weight) + known)
         if loss is not None and (self._may_end_early or weight is not None):
-            weighted = loss / _replicas() if weight is None else loss * weight
+            weighted = loss / replica_count() if weight is None else loss * weight
             total = tf.where(self._opens, 0.0, self._loss) + weighted
             self._loss.assign(tf.where(tf.math.is_finite(total), total, self._loss))
         self._take(sums, may_branch)
@@ -271,7 +266,7 @@ def _plus(
     # Cast first: the conversion to a dense tensor sums slices of equal index.
     dense = tf.convert_to_tensor(tf.cast(grad, total.dtype))
     # The gradient is of a replica's share of a mean over them. Sums of weighted ones do not depend on their number.
-    return moved + (dense if weight is None else dense * tf.cast(weight * _replicas(), total.dtype))
+    return moved + (dense if weight is None else dense * tf.cast(weight * replica_count(), total.dtype))
 
 
 def _at(sizes: tuple[tuple[int, int], ...], applied: tf.Tensor) -> tf.Tensor:
@@ -283,10 +278,6 @@ def _at(sizes: tuple[tuple[int, int], ...], applied: tf.Tensor) -> tf.Tensor:
 
 def _shown(sizes: tuple[tuple[int, int], ...]) -> str:
     return str(dict(sizes)) if len(sizes) > 1 else str(sizes[0][1])
-
-
-def _replicas() -> int:
-    return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def _sum_dtype(weight: Any) -> tf.DType:

@@ -9,20 +9,25 @@ import keras
 
 import scaler
 from loops.backend.steps import schedule
-from loops.step.named_losses import LOSSES
+from loops.step.losses import LOSSES
 from loops.step.schedule import ByAttempts
 from loops.support.checks import check_count, is_count
 
 
-def computes_in_float16(model: keras.Model) -> bool:
+def computes_in_float16(model: keras.layers.Layer) -> bool:
     """Whether any layer that the model has so far computes in float16."""
     return any(getattr(layer, "compute_dtype", None) == "float16" for layer in scaler.observe.layers_of(model))
 
 
-def default_scaler(model: keras.Model, layerwise: object) -> scaler.LossScaler:
+def default_scaler(models: Sequence[keras.layers.Layer], name: str = "loss_scaler") -> scaler.LossScaler:
     """The scaler of a step without `loss_scaler=`: only float16 flushes small gradients to zero and needs scaling."""
-    scales = layerwise is None and computes_in_float16(model)
-    return scaler.LossScaler(scaler.Dynamic() if scales else scaler.NoScaling())
+    scales = any(computes_in_float16(model) for model in models)
+    return scaler.LossScaler(scaler.Dynamic() if scales else scaler.NoScaling(), name=name)
+
+
+def has_16bit(variables: Sequence) -> bool:
+    """Whether any variable is stored in 16 bits, and needs a float32 master."""
+    return any(variable.dtype in ("float16", "bfloat16") for variable in variables)
 
 
 def check_late_layers(model: keras.Model) -> None:
@@ -67,13 +72,6 @@ def check_retry(retry: object, layerwise: object, jit_compile: bool, probes: obj
             "TrainStep(retry=True, jit_compile=True): a pass that is compiled by itself is not repeated. Compile the "
             "whole step: tf.function(step, jit_compile=True), or Loop(step, ..., jit_compile=True)."
         )
-
-
-NO_RETRY = (
-    "TrainStep(retry=True): the gradients of this step can be taken only once, because it calls Python (a "
-    "tf.py_function), or because a BatchNorm synchronises its statistics over replicas. Do without retry."
-)
-"""Why a step that is traced cannot be retried."""
 
 
 def check_made_masters(masters: object, variables: list) -> None:
@@ -204,23 +202,4 @@ def check_parts(model: object, loss_fn: object) -> None:
         raise scaler.InvalidArgument(
             f"TrainStep(loss_fn={loss_fn!r}): expected a function of (y, prediction), or the name of a Keras loss such "
             f"as 'mse'.{scaler.authoring.did_you_mean(loss_fn, LOSSES)}"
-        )
-
-
-def check_gives_gradients(model: keras.Model, grads: Sequence) -> None:
-    """Refuses a loss that depends on no weight of the model.
-
-    Args:
-        model: The model of a `TrainStep`.
-        grads: The gradients of its trainable variables, of which None stands for no dependence.
-
-    Raises:
-        scaler.InvalidArgument: If all of them are None.
-    """
-    if all(grad is None for grad in grads):
-        raise scaler.InvalidArgument(
-            f"TrainStep: the loss gives no gradient: it depends on none of the trainable variables of model "
-            f"{model.name!r}. Compute it from the prediction, the second argument of the loss function, without "
-            "tf.stop_gradient, NumPy, tf.argmax or a cast to integers in between, also in the model; and do not freeze "
-            "the layers that the prediction comes from."
         )

@@ -10,20 +10,28 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.backend.replica_losses import means
-from loops.step.again import Differentiate
-from loops.step.arguments import as_loss_scaler, computes_in_float16
-from loops.step.composed_outputs import outputs_of, scales_of, summed_up
-from loops.step.fixed import ComposedFixed
-from loops.step.frozen_weights import models_of
-from loops.step.part_group import Decided, PartGroup, Retried
-from loops.step.part_passes import PartPasses
-from loops.step.part_probes import PartProbes, check_part_probes
-from loops.step.parts import Part, check_composed
-from loops.step.turns import Turns
+from loops.backend.replica_losses import as_loss, means
+from loops.step.arguments import as_loss_scaler, default_scaler
+from loops.step.fixed import Fixed, layers_in
+from loops.step.losses import Loss, read_loss
+from loops.step.order import Decided, Group, Result, take_step
+from loops.step.parts import OwnStep, Part, PartGroup, Turns, check_composed, check_part_probes
+from loops.step.passes import Role, replicas_meet
+from loops.step.probe_rows import free_name
+from loops.step.probing import OUTPUTS as PROBED
+from loops.step.probing import Probing
+from loops.step.user_steps import models_of
+from loops.support.errors import BadOutputs
+
+OWN = (
+    *("loss", "attempted", "applied", "loss_scale", "grad_norm", "clipped_norm"),
+    *("norm_limit", "loss_limit", "clipped_tensors", "retries"),
+)
+"""What a part returns in any case, with a `scaler.SpikeGuard` or `retry`; its loss function may add others."""
+_SETTINGS = ("parts", "forward", "loss_scaler", "accumulate", "retry", "scalers", "optimizers")
 
 
-class ComposedStep(tf.Module):
+class ComposedStep(OwnStep):
     """A train step of several losses, each of which moves its own variables with its own optimizer.
 
         step = loops.ComposedStep(
@@ -85,15 +93,15 @@ class ComposedStep(tf.Module):
         loss_scaler = as_loss_scaler("ComposedStep", loss_scaler)
         check_composed(parts, forward, loss_scaler, accumulate, retry)
         check_part_probes(probes, parts, retry)
-        self._probes = PartProbes(probes or {}, int(accumulate))
         self.retry = retry
         self.parts, self.forward, self.accumulate = tuple(parts), forward, int(accumulate)
         self.loss_scaler = loss_scaler
         own = [model for part in parts for model in part.own_models]
         named = [model for function in (forward, *(part.loss_fn for part in parts)) for model in models_of(function)]
         self.models = list({id(model): model for model in (*own, *named)}.values())
-        scales = any(computes_in_float16(model) for model in self.models)
-        self.scalers = {part.name: loss_scaler or part.loss_scaler or _default(part, scales) for part in parts}
+        self.scalers = {
+            part.name: loss_scaler or part.loss_scaler or default_scaler(self.models, part.name) for part in parts
+        }
         self.optimizers = {part.name: part.optimizer for part in parts}
         self._trainable = scaler.weights.TrainableSet.of(weight for model in self.models for weight in model.weights)
         groups = [list(parts)] if loss_scaler else [[part] for part in parts]
@@ -102,9 +110,12 @@ class ComposedStep(tf.Module):
         ]
         self._state = scaler.authoring.LayerState(self.models)
         self._turns = Turns(self.accumulate) if any(part.every > 1 for part in parts) else None
-        self._passes = PartPasses(dict(self.scalers), list(self.models), self.accumulate, retry, self._probes)
+        self._probing = {part.name: Probing((probes or {}).get(part.name)) for part in parts}
+        # The dtypes of the scalars that each loss function added when it was traced last.
+        self._extra: dict[str, dict[str, tf.DType]] = {part.name: {} for part in parts}
         self._due_now: dict[str, bool] | None = None
-        self._fixed = ComposedFixed(self)
+        made_of = self.parts
+        self._fixed = Fixed(self, _SETTINGS, lambda: _layers_of(made_of, self.models))
 
     def __repr__(self) -> str:
         return f"ComposedStep of {', '.join(f'{name}: {one!r}' for name, one in self.scalers.items())}"
@@ -112,12 +123,12 @@ class ComposedStep(tf.Module):
     @property
     def probes(self) -> dict[str, scaler.observe.Watch]:
         """The watch of each part that is measured, by the part's name."""
-        return self._probes.watches
+        return {name: one.watch for name, one in self._probing.items() if one.watch is not None}
 
     @property
     def sparse_gradients(self) -> dict[str, frozenset[str]]:
         """For each of them the rows of gradients of the type `tf.IndexedSlices`, as of a `TrainStep`."""
-        return {name: one.sparse for name, one in self._probes.probing.items()}
+        return {name: self._probing[name].sparse for name in self.probes}
 
     @property
     def weights(self) -> dict[str, Any]:
@@ -125,19 +136,26 @@ class ComposedStep(tf.Module):
         found: dict[str, Any] = {}
         for part in self.parts:
             for one in part.variables:
-                name = free = f"{part.name}/{_path(one)}"
-                number = 1
-                while free in found:
-                    number += 1
-                    free = f"{name}:{number}"
-                found[free] = one
+                found[free_name(f"{part.name}/{_path(one)}", found)] = one
         return found
 
     @property
     def master_weights(self) -> list[scaler.MasterWeights]:
         """The float32 masters of the parts with 16-bit variables, and of their teachers."""
-        found = [masters for group in self.groups for masters in (*group.masters, *group.teachers_masters)]
+        found = [
+            masters
+            for group in self.groups
+            for masters in (*group.masters, *(teacher.masters for teacher in group.teachers if teacher))
+        ]
         return [masters for masters in found if masters is not None]
+
+    def names_of_weights(self) -> list[str]:
+        """The keys of `weights`."""
+        return list(self.weights)
+
+    def owners_of_windows(self) -> list[Any]:
+        """The groups."""
+        return list(self.groups)
 
     def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
         """Takes one (micro-)batch.
@@ -212,23 +230,36 @@ class ComposedStep(tf.Module):
 
     @scaler.authoring.no_autograph
     def _take(self, batch: Any) -> dict[str, tf.Tensor]:
-        names = ", ".join(self.scalers)
+        who = f"ComposedStep of {', '.join(self.scalers)}"
         self._trainable.keep(
-            f"ComposedStep of {names}",
-            "Make a new step and new optimizers after setting `trainable`: the masters belong to the step.",
+            who, "Make a new step and new optimizers after setting `trainable`: the masters belong to the step."
         )
-        self._fixed.keep()
-        self._probes.build(batch)
-        due = [self._due(part) for part in self.parts]
+        if changed := self._fixed.changed_since_made():
+            raise scaler.InvalidArgument(
+                f"{who}: changed since it was made: {changed}. Its parts would go on with what they were made with. "
+                "Make a new ComposedStep."
+            )
+        self._fixed.keep(who)
+        for name, probing in self._probing.items():
+            probing.check_examples(name, batch)
+            probing.build({0: self.accumulate})
+        due = {part.name: self._due(part) for part in self.parts}
+        results: list[Result] = []
+        for groups in [self.groups] if self.forward else [[group] for group in self.groups]:
+            results += self._take_together(groups, batch, due)
         outputs: dict[str, tf.Tensor] = {}
-        forward = self.forward
-        retries: list[tf.Tensor] = []
-        if forward:
-            found = self._together(forward, batch, due, outputs, retries)
-        else:
-            found = self._in_turn(batch, due, outputs, retries)
-        self._state.check(*(decided.applied for _, decided in found))
-        outputs |= summed_up(found) | ({"retries": sum(retries, tf.constant(0, tf.int64))} if self.retry else {})
+        decided, start = [], 0
+        for group, result in zip(self.groups, results, strict=True):
+            if result.decided is not None:
+                decided.append((result.decided, start))
+            for part, own in zip(group.parts, result.outputs, strict=True):
+                outputs |= {f"{part.name}/{name}": value for name, value in own.items()}
+                start += len(part.variables)
+        self._state.check(*(one.applied for one, _ in decided))
+        outputs |= _summed_up(decided)
+        if self.retry:
+            retries = [result.retries for result in results if result.retries is not None]
+            outputs["retries"] = sum(retries, tf.constant(0, tf.int64))
         if self._turns is not None:
             # A step that fails must not be counted.
             with tf.control_dependencies(list(outputs.values())):
@@ -244,69 +275,69 @@ class ComposedStep(tf.Module):
         due = self._turns.due(part.every)
         return bool(due) if tf.executing_eagerly() else due
 
-    def _together(
-        self, forward: Callable[[Any], Any], batch: Any, due: list, outputs: dict, retries: list
-    ) -> list[tuple[int, Decided]]:
-        """One forward pass, the gradients of all parts, and then the decisions."""
-        scales = scales_of(self.scalers, self.retry)
-        looks = [self._probes.look(group, due[self.parts.index(group.parts[0])]) for group in self.groups]
-        every = {name: look for one in looks for name, look in one.items()}
-        # What is traced for a retry calls the layers of a tf.function, which the pass then only repeats.
-        with self._state.watched() as moved:
-            again = [self._passes.again_together(self.parts, group.parts, forward, batch) for group in self.groups]
-            passes = self._passes.together(self.parts, due, forward, batch, every)
-        state = moved.snapshot()
-        before = [group.before(state) for group in self.groups]
-        taken = [[passes[part.name] for part in group.parts] for group in self.groups]
-        turns = [due[self.parts.index(group.parts[0])] for group in self.groups]
-        # All of them before any part moves, since a retry repeats the forward pass of all.
-        retried = [self._retried(*one, retries) for one in zip(self.groups, taken, again, turns, strict=True)]
-        found, start = [], 0
-        for group, own, kept, turn, last, look in zip(self.groups, taken, before, turns, retried, looks, strict=True):
-            decided = None if turn is False and not group.window else group.decide(own, kept, _when(turn), last)
-            if decided is None:
-                # The pass has moved their state, too.
-                kept.restore_unless(tf.constant(True))
-            found += [] if decided is None else [(self._first(start), decided)]
-            outputs |= outputs_of(group.parts, own, decided, last, scales, self._passes.extra)
-            outputs |= self._probes.outputs(group, own, None if turn is False else decided, look, batch)
-            start += len(group.parts)
-        return found
+    def _role(self, part: Part, masters: scaler.MasterWeights | None) -> Role:
+        return Role(
+            part.name,
+            self.scalers[part.name],
+            part.optimizer,
+            part.variables,
+            masters,
+            part.models,
+            lambda given: self._read(part, given),
+            f"ComposedStep: part {part.name!r} gives no gradient: its loss depends on none of its variables. "
+            "Compute it from its own model's predictions, without tf.stop_gradient or NumPy in between.",
+            self._probing[part.name],
+            part.clip_norm,
+            part.clip,
+        )
 
-    def _in_turn(self, batch: Any, due: list, outputs: dict, retries: list) -> list[tuple[int, Decided]]:
-        """The forward pass of a part, its gradients and its decision, and then those of the next."""
-        found = []
-        for place, (group, turn) in enumerate(zip(self.groups, due, strict=True)):
-            scales, extra = scales_of(self.scalers, self.retry), self._passes.extra
-            if turn is False:
-                outputs |= outputs_of(group.parts, [None], None, None, scales, extra)
-                outputs |= self._probes.outputs(group, [None], None, {}, batch)
-                continue
-            part, look = group.parts[0], self._probes.look(group, turn)
-            with self._state.watched() as moved:
-                again = self._passes.again_in_turn(part, batch)
-                taken = self._passes.in_turn(part, batch, turn, again, look.get(part.name))
-            before = group.before(moved.snapshot())
-            retried = self._retried(group, [taken], again, turn, retries)
-            decided = group.decide([taken], before, _when(turn), retried)
-            found.append((self._first(place), decided))
-            outputs |= outputs_of(group.parts, [taken], decided, retried, scales, extra)
-            outputs |= self._probes.outputs(group, [taken], decided, look, batch)
-        return found
+    def _read(self, part: Part, given: Any) -> Loss:
+        """The loss of a part, and the other scalars of its function."""
+        taken = (*OWN, *(PROBED if self._probing[part.name].watch else ()))
+        found = read_loss(as_loss(part.loss_fn)(given), taken)
+        if found.weight is not None:
+            raise BadOutputs(
+                f"ComposedStep: the loss function of part {part.name!r} returned a WeightedLoss, which only a "
+                "TrainStep takes: return a scalar, the mean over the batch."
+            )
+        loss = tf.convert_to_tensor(found.mean)
+        scaler.authoring.check_precision(self.scalers[part.name], loss, loss)
+        extra = {name: tf.convert_to_tensor(value) for name, value in found.extra.items()}
+        self._extra[part.name] = {name: value.dtype for name, value in extra.items()}
+        return found._replace(mean=loss, extra=extra)
 
-    def _retried(
-        self, group: PartGroup, taken: list, again: Differentiate | None, turn: tf.Tensor | bool, retries: list
-    ) -> Retried | None:
-        """The gradients of a group after a retry, whose number is added to `retries`; None without one."""
-        if not self.retry or turn is False:
-            return None
-        retried = group.retry(taken, again, turn)
-        retries.append(retried.retries)
-        return retried
-
-    def _first(self, place: int) -> int:
-        """Where the weights of a part begin among all."""
-        return sum(len(part.variables) for part in self.parts[:place])
+    def _take_together(self, groups: Sequence[PartGroup], batch: Any, due: Mapping[str, Any]) -> list[Result]:
+        """One forward pass, the gradients of all parts of the groups, and then the decisions."""
+        function = self.forward
+        now = []
+        for group in groups:
+            roles = [self._role(part, masters) for part, masters in zip(group.parts, group.masters, strict=True)]
+            names = " and ".join(repr(part.name) for part in group.parts)
+            no_retry = f"ComposedStep(retry=True): the gradients of {names} {NO_RETRY}" if self.retry else None
+            turn = due[group.parts[0].name]
+            now.append(Group(roles, group.window, self.accumulate, no_retry, turn=turn, others=group.others))
+        turn, part = now[0].turn, groups[0].parts[0]
+        if turn is False and not function:
+            return [now[0].left_out(self._extra)]
+        in_branch = turn is not True and not function
+        if in_branch and replicas_meet(self.models):
+            raise scaler.InvalidArgument(
+                f"ComposedStep: part {part.name!r} takes its turn at every {part.every}th call, and a "
+                "BatchNormalization that synchronises its statistics over replicas cannot be left out of a call. Let "
+                "the parts share one forward pass (forward=), or do without synchronized=True."
+            )
+        results = take_step(
+            now,
+            lambda: as_loss(function)(batch) if function else batch,
+            models=self.models,
+            state=self._state,
+            inputs=batch,
+            in_branch=in_branch,
+        )
+        for group, result in zip(groups, results, strict=True):
+            if result.decided is not None:
+                group.follow(result.decided.outcomes)
+        return results
 
     def _state_and_others(self, group: list[Part]) -> tuple[list, list]:
         """What a skip of these parts puts back, as far as it is known, and what the skips of others do."""
@@ -317,16 +348,39 @@ class ComposedStep(tf.Module):
         return [variable for key, variable in found.items() if key not in set(map(id, others))], others
 
 
+def _layers_of(parts: Sequence[Part], models: Sequence[keras.layers.Layer]) -> dict[str, tuple]:
+    """The layers of each part as they are now, and those of other models."""
+    own = [model for part in parts for model in part.own_models]
+    layers = {f"the layers of part {part.name!r}": layers_in(part.own_models) for part in parts}
+    known = {id(one) for each in (own, *layers.values()) for one in each}
+    others = layers_in(model for model in models if id(model) not in known)
+    return {**layers, "the layers of other models": tuple(one for one in others if id(one) not in known)}
+
+
 def _states(models: Sequence[keras.layers.Layer]) -> list:
     return [variable for model in models for variable in scaler.state_of(model)]
 
 
-def _default(part: Part, scales: bool) -> scaler.LossScaler:
-    return scaler.LossScaler(scaler.Dynamic() if scales else scaler.NoScaling(), name=part.name)
+def _summed_up(found: Sequence[tuple[Decided, int]]) -> dict[str, tf.Tensor]:
+    """What all parts did, and the first skip of them."""
+    attempted, applied = tf.constant(False), tf.constant(True)
+    cause, variable = tf.constant(int(scaler.Cause.NONE), tf.int64), tf.constant(-1, tf.int64)
+    for one, start in reversed(found):
+        skipped = tf.logical_and(one.attempted, tf.logical_not(one.applied))
+        attempted = tf.logical_or(attempted, one.attempted)
+        applied = tf.logical_and(applied, tf.logical_not(skipped))
+        cause = tf.where(skipped, one.cause, cause)
+        variable = tf.where(skipped, tf.where(one.variable < 0, one.variable, one.variable + start), variable)
+    applied = tf.logical_and(attempted, applied)
+    return {"attempted": attempted, "applied": applied, "cause": cause, "variable": variable}
 
 
-def _when(turn: tf.Tensor | bool) -> tf.Tensor | None:
-    return None if turn is True else tf.convert_to_tensor(turn)
+NO_RETRY = (
+    "can be taken only once, because the pass calls Python (a tf.py_function), because a BatchNorm synchronises its "
+    "statistics over replicas, or because a part with every= draws from tf.random.normal, prints or reads an iterator: "
+    "draw from a tf.random.Generator or a keras.random.SeedGenerator, or do without retry."
+)
+"""Why a step that is traced cannot be retried."""
 
 
 def _path(variable: keras.Variable | tf.Variable) -> str:

@@ -3,105 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
 import scaler
 from loops.backend.variables import layers_now
 
-if TYPE_CHECKING:
-    from loops.step.composed_step import ComposedStep
-    from loops.step.train_step import TrainStep
-
-_SETTINGS = ("optimizer", "loss_fn", "loss_scaler", "clip_norm", "clip", "windows", "last_window", "retry")
-_COMPOSED = ("parts", "forward", "loss_scaler", "accumulate", "retry", "scalers", "optimizers")
-
-
-_Parts = dict[str, tuple]
+_Fixed = dict[str, tuple]
 """What a step is made of, by name: objects, which stay alive so that no other one gets their place, and numbers."""
 
 
-def keep_fixed(step: TrainStep) -> None:
-    """Refuses changes of a step's settings and of its model's layers at later calls of the function being traced.
-
-    Raises:
-        scaler.InvalidArgument: With what was changed.
-    """
-
-    def look() -> _Parts:
-        return {"the model's layers": _layers([step.model]), **_settings(step, _SETTINGS)}
-
-    _keep(f"TrainStep of model {step.model.name!r}", "TrainStep", look, step)
-
-
-class ComposedFixed:
-    """What a `ComposedStep` may not change: its settings once it is made, the layers of its models once it is traced.
+class Fixed:
+    """What a step may not change once it is traced: its settings, and the layers of its models.
 
     Args:
         step: The step, with all attributes.
+        settings: The names of those that count.
+        layers: Returns the layers of its models as they are now, by what to call them.
     """
 
-    def __init__(self, step: ComposedStep) -> None:
-        self._step, self._made = step, _settings(step, _COMPOSED)
+    def __init__(self, step: object, settings: Iterable[str], layers: Callable[[], _Fixed]) -> None:
+        self._step, self._settings, self._layers = step, tuple(settings), layers
+        self._made = self._settings_now()
 
-    def keep(self) -> None:
-        """Refuses changes, now and at later calls of the function being traced.
+    def changed_since_made(self) -> str:
+        """The names of settings that are not as they were when this was made."""
+        return ", ".join(_changes(_identities(self._settings_now()), self._made))
+
+    def keep(self, who: str) -> None:
+        """Refuses changes at later calls of the function that is being traced.
+
+        Args:
+            who: The class and name of the step, for the sentence.
 
         Raises:
             scaler.InvalidArgument: With what was changed.
         """
-        who = f"ComposedStep of {', '.join(self._step.scalers)}"
-        changed = _changed(_known(_settings(self._step, _COMPOSED)), self._made)
-        if changed:
-            raise scaler.InvalidArgument(
-                f"{who}: changed since it was made: {changed}. Its parts would go on with what they were made with. "
-                "Make a new ComposedStep."
-            )
-        _keep(who, "ComposedStep", self._look, self._step)
+        traced, kind = self._now(), who.partition(" ")[0]
 
-    def _look(self) -> _Parts:
-        parts = self._made["parts"]
-        layers = {f"the layers of part {part.name!r}": _layers(part.own_models) for part in parts}
-        own = [part.own_models for part in parts]
-        known = {id(one) for each in (*own, *layers.values()) for one in each}
-        others = _layers(model for model in self._step.models if id(model) not in known)
-        layers["the layers of other models"] = tuple(layer for layer in others if id(layer) not in known)
-        return {**layers, **_settings(self._step, _COMPOSED)}
+        def check(now: _Fixed) -> None:
+            changes = _changes(now, traced)
+            if changes:
+                raise scaler.InvalidArgument(
+                    f"{who}: changed since it was traced: {', '.join(changes)}. Its compiled function would go on with "
+                    f"what it was traced with. Make a new {kind}, and a new Loop or tf.function around it."
+                )
 
+        scaler.authoring.at_each_call(lambda: _identities(self._now()), check, ("fixed", id(self._step)))
 
-def _keep(who: str, kind: str, look: Callable[[], _Parts], step: object) -> None:
-    traced = look()
+    def _now(self) -> _Fixed:
+        return {**self._layers(), **self._settings_now()}
 
-    def check(now: _Parts) -> None:
-        changed = _changed(now, traced)
-        if changed:
-            raise scaler.InvalidArgument(
-                f"{who}: changed since it was traced: {changed}. Its compiled function would go on with what it was "
-                f"traced with. Make a new {kind}, and a new Loop or tf.function around it."
-            )
-
-    scaler.authoring.at_each_call(lambda: _known(look()), check, ("fixed", id(step)))
+    def _settings_now(self) -> _Fixed:
+        return {name: _as_tuple(getattr(self._step, name)) for name in self._settings}
 
 
-def _changed(now: _Parts, before: _Parts) -> str:
-    """The names of what is not the same any more. `now` is as `_known` returns it."""
-    return ", ".join(name for name, value in _known(before).items() if value != now.get(name))
+def layers_in(models: Iterable[keras.layers.Layer]) -> tuple:
+    """Models and the layers in them now."""
+    return tuple(layer for model in models for layer in layers_now(model))
 
 
-def _known(parts: _Parts) -> _Parts:
+def _changes(now: _Fixed, before: _Fixed) -> list[str]:
+    """The names of what is not the same any more. `now` is as `_identities` returns it."""
+    return [name for name, value in _identities(before).items() if value != now.get(name)]
+
+
+def _identities(parts: _Fixed) -> _Fixed:
     """What is comparable: objects by their ids, and numbers."""
     return {
         name: tuple(one if isinstance(one, (int, float)) else id(one) for one in own) for name, own in parts.items()
     }
-
-
-def _layers(models: Iterable[keras.layers.Layer]) -> tuple:
-    return tuple(layer for model in models for layer in layers_now(model))
-
-
-def _settings(step: object, names: Iterable[str]) -> _Parts:
-    return {name: _as_tuple(getattr(step, name)) for name in names}
 
 
 def _as_tuple(setting: Any) -> tuple:

@@ -1,17 +1,19 @@
-"""The parts of a `ComposedStep`: what each moves, by which loss and optimizer, and what is refused of them."""
+"""The parts of a `ComposedStep`: what each moves, when it is its turn, who decides about it, and what is refused."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 import scaler
-from loops.step.arguments import as_loss_scaler, as_optimizer, check_optimizer
-from loops.step.teachers import check_teacher
+from loops.step.accumulation import MicroBatches, local_variable
+from loops.step.arguments import as_loss_scaler, as_optimizer, check_optimizer, has_16bit
+from loops.step.teachers import Teacher, check_teacher
 from loops.support.checks import check_count
 
 
@@ -102,6 +104,118 @@ class Part:
         return list({id(variable): variable for variable in found}.values())
 
 
+class Turns(tf.Module):
+    """Counts the calls of a step, and tells whose turn it is.
+
+    Each replica counts by itself. A checkpoint holds the count, so that a resumed run goes on in the middle of a turn.
+
+    Args:
+        window: Calls that make one step.
+    """
+
+    def __init__(self, window: int):
+        super().__init__(name="turns")
+        self._window = window
+        with tf.init_scope():
+            self._calls = local_variable(tf.constant(0, tf.int64), "calls")
+
+    def due(self, every: int) -> tf.Tensor:
+        """Whether it is the turn of a part in this call, scalar bool."""
+        return tf.equal((self._calls // self._window + 1) % every, 0)
+
+    def nearest(self, every: int) -> int:
+        """How many calls from the next one it is to a part's turn: 0 in its turn, else back to the last one.
+
+        Before the first turn it is the number of calls until then. Called outside of a step, on one replica.
+        """
+        calls = int(self._calls)
+        step = calls // self._window + 1
+        if step % every == 0:
+            return 0
+        return (step // every * every or every) * self._window - 1 - calls
+
+    def go_back(self, calls: int) -> None:
+        """As if so many calls had not been, on every replica; called outside of a step."""
+        for part in getattr(self._calls, "values", (self._calls,)):
+            part.assign_sub(calls)
+
+    def end(self) -> None:
+        """Counts this call."""
+        self._calls.assign_add(1)
+
+
+class PartGroup(tf.Module):
+    """Parts about which one loss scaler decides: one alone, or all of a step.
+
+    Args:
+        parts: The parts.
+        loss_scaler: Their scaler.
+        accumulate: Micro-batches per step.
+        state: State of layers that is put back if the parts are skipped, as far as it is known beforehand.
+        others: The state that other groups put back.
+
+    Attributes:
+        parts: The argument.
+        loss_scaler: The argument.
+        weights: The variables that each part moves.
+        masters: The masters of each part, or None.
+        teachers: The teacher of each part, or None.
+        window: The sums of all of them, or None.
+        others: The ids of the state that other groups put back.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], loss_scaler: scaler.LossScaler, accumulate: int, state: list, others: list
+    ):
+        super().__init__(name="part_group")
+        self.parts, self.loss_scaler = list(parts), loss_scaler
+        self.weights = [part.variables for part in parts]
+        self.others = frozenset(map(id, others))
+        self.masters = [scaler.MasterWeights(one) if has_16bit(one) else None for one in self.weights]
+        self.teachers = [
+            part.teacher and Teacher(part.teacher, part.model, masters, part.momentum)
+            for part, masters in zip(self.parts, self.masters, strict=True)
+        ]
+        flat = [variable for weights in self.weights for variable in weights]
+        self.window = MicroBatches({0: accumulate}, flat, state) if accumulate > 1 else None
+
+    def follow(self, outcomes: Sequence[scaler.Outcome]) -> None:
+        """Has each teacher follow the part that has one, where it was applied."""
+        for teacher, outcome in zip(self.teachers, outcomes, strict=True):
+            if teacher:
+                teacher.follow(outcome.finite)
+
+
+class OwnStep(tf.Module):
+    """A train step of this package, and what others ask of it.
+
+    Attributes:
+        parts: Those of a `ComposedStep`. A `TrainStep` has none, and its outputs have no part's name.
+    """
+
+    parts: Sequence[Part] = ()
+
+    def owners_of_windows(self) -> list[Any]:
+        """What may sum micro-batches, in an attribute `window`."""
+        raise NotImplementedError
+
+    def names_of_weights(self) -> list[str]:
+        """The names of all weights, in the order of the output `variable`."""
+        raise NotImplementedError
+
+    def retraced(self) -> contextlib.AbstractContextManager[None]:
+        """Within this context a step that is traced takes what the next call takes, as it is now."""
+        raise NotImplementedError
+
+    def go_back(self, calls: int) -> None:
+        """Takes turns as so many calls ago, where parts take turns. All other variables are as they are."""
+
+
+def parts_in(train_step: object) -> Sequence[Part]:
+    """The parts of a `ComposedStep`; none of any other train step."""
+    return train_step.parts if isinstance(train_step, OwnStep) else ()
+
+
 def check_composed(parts: Any, forward: Any, loss_scaler: Any, accumulate: Any, retry: Any) -> None:
     """Refuses parts that do not fit together.
 
@@ -175,3 +289,52 @@ def _refuse_shared(parts: Sequence[Part], what: str, of: Callable[[Part], Iterab
                     f"ComposedStep: {what} {name!r} is in the parts {owners[id(one)]!r} and {part.name!r}: expected "
                     "it in one of them."
                 )
+
+
+def check_part_probes(probes: Any, parts: Sequence[Part], retry: bool) -> None:
+    """Refuses watches that do not belong to the parts.
+
+    Args:
+        probes: The argument of `ComposedStep`.
+        parts: Its parts.
+        retry: Its argument.
+
+    Raises:
+        scaler.InvalidArgument: With the name of the part.
+    """
+    if probes is None:
+        return
+    names = [part.name for part in parts]
+    if not isinstance(probes, Mapping) or not probes or not set(probes) <= set(names):
+        raise scaler.InvalidArgument(
+            f"ComposedStep(probes={probes!r:.100}): expected a dict of hs.observe.watch(model) by the names of "
+            f"parts, of which there are {', '.join(names)}."
+        )
+    if retry:
+        raise scaler.InvalidArgument(
+            "ComposedStep(retry=True, probes=...): probes measure the first backward pass and not the one that is "
+            "applied. Use one of the two."
+        )
+    owners: dict[int, str] = {}
+    for part in parts:
+        if part.name in probes:
+            _check_watch(part, probes[part.name])
+            other = owners.setdefault(id(probes[part.name]), part.name)
+            if other != part.name:
+                raise scaler.InvalidArgument(
+                    f"ComposedStep(probes=...): the parts {other!r} and {part.name!r} have one watch, whose rows are "
+                    "those of one part: expected an hs.observe.watch(...) for each."
+                )
+
+
+def _check_watch(part: Part, watch: Any) -> None:
+    if not isinstance(watch, scaler.observe.Watch):
+        raise scaler.InvalidArgument(
+            f"ComposedStep(probes=...): part {part.name!r} has {watch!r:.100}: expected hs.observe.watch(model)."
+        )
+    held = {id(variable) for variable in watch.model.variables}
+    if not any(id(variable) in held for variable in part.variables):
+        raise scaler.InvalidArgument(
+            f"ComposedStep(probes=...): part {part.name!r} has a watch of model {watch.model.name!r}, which has none "
+            "of the variables that this part moves: expected a watch of a Keras model that has some."
+        )

@@ -1,25 +1,22 @@
-"""What a `TrainStep` with probes measures, at each place in the order of a step.
-
-The rows of probes that are made of weights, of their gradients and updates, and of an optimizer's slots.
-"""
+"""The probes of a step: what is measured at each place in the order of its calls, for each part in its own pass."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 import scaler
-from loops.step.before import Before, rms_by_layer
-from loops.step.noise_scale import PARTS, NoiseScale
+from loops.step.probe_rows import PARTS, Before, NoiseScale, rms_by_layer, weights_of
 
 ATTENTION, UPDATE_RMS, NOISE_SCALE = scaler.observe.GAUGES
 LOGIT, ENTROPY = scaler.observe.GAUGES[ATTENTION]
 RMS, RATIO = scaler.observe.GAUGES[UPDATE_RMS]
 OUTPUTS = ("counts", "amax", "swallowed_updates", LOGIT, ENTROPY, RMS, RATIO, NOISE_SCALE)
-"""The additional outputs of a `TrainStep` with probes."""
+"""The additional outputs of a step with probes."""
+_ZEROS = {"counts": 0, "amax": 0}
 _NAN = float("nan")
 
 
@@ -43,8 +40,24 @@ def unseen(seen: Seen | None) -> Seen | None:
     return Seen(nothing, None if seen.attention is None else tf.fill(seen.attention.shape, _NAN))
 
 
+class Look(NamedTuple):
+    """What is known before the weights move.
+
+    Attributes:
+        due: Whether this call is measured, scalar bool; None for always.
+        at_its_turn: The same at a call that is known to be the part's turn.
+        before: The weights as they are.
+        loss_scale: What the gradients are scaled by, scalar float32.
+    """
+
+    due: tf.Tensor | None = None
+    at_its_turn: tf.Tensor | None = None
+    before: Before | None = None
+    loss_scale: tf.Tensor | None = None
+
+
 class Probing:
-    """The measurements of a `TrainStep`, in the order of its calls. Without a watch they add no operations.
+    """The measurements of a `TrainStep` or of a part, in the order of a step's calls; without a watch no operations.
 
     Args:
         watch: The tensors to measure, or None.
@@ -59,6 +72,7 @@ class Probing:
         self._in_the_pass: list[str] = []
         self._attend: list[str] = []
         self._noise: NoiseScale | None = None
+        self._last: dict[str, tf.TensorSpec] = {}
         self.sparse: frozenset[str] = frozenset()
 
     def build(self, windows: Mapping[int, int]) -> None:
@@ -85,23 +99,46 @@ class Probing:
 
         tf.distribute.get_replica_context().merge_call(create)
 
-    def due(self, loss_scaler: scaler.LossScaler) -> tf.Tensor | None:
-        """Whether this call is measured, scalar bool; None for always or never."""
-        if self.watch is None or self.watch.every == 1:
-            return None
-        return tf.equal((loss_scaler.counters.attempted + 1) % self.watch.every, 0)
+    def check_examples(self, name: str, batch: Any) -> None:
+        """Refuses a batch whose first tensor does not tell the number of examples, where that is needed."""
+        needed = self.watch is not None and NOISE_SCALE in self.watch.kinds
+        if needed and getattr(tf.nest.flatten(batch)[0], "shape", tf.TensorShape(None)).rank == 0:
+            raise scaler.InvalidArgument(
+                f"ComposedStep(probes=...): the gradient noise scale of part {name!r} needs the number of examples, "
+                "which is the first dimension of the first tensor of a batch, and here that is a scalar: expected a "
+                "batch that begins with a tensor of examples."
+            )
 
-    @contextlib.contextmanager
-    def forward(self) -> Iterator[scaler.observe.Collection | None]:
-        """Surrounds the forward pass, and keeps its watched tensors for `measured`."""
+    def look(
+        self,
+        variables: list,
+        masters: scaler.MasterWeights | None,
+        loss_scaler: scaler.LossScaler,
+        loss_scale: tf.Tensor,
+        turn: tf.Tensor | bool = True,
+    ) -> Look:
+        """Looks at variables before they move.
+
+        Args:
+            variables: Those that the step moves.
+            masters: Their masters, or None.
+            loss_scaler: Counts the steps.
+            loss_scale: Its scale now.
+            turn: Whether it is the part's turn; at other calls nothing is measured.
+        """
         if self.watch is None:
-            yield None
-            return
-        with self.watch.collect() as collection:
-            yield collection
+            return Look()
+        due = at_its_turn = None
+        if self.watch.every > 1:
+            due = at_its_turn = tf.equal((loss_scaler.counters.attempted + 1) % self.watch.every, 0)
+        if turn is not True:
+            now = tf.convert_to_tensor(turn)
+            due = now if due is None else tf.logical_and(due, now)
+        before = Before(variables, masters, {"weights", "updates", UPDATE_RMS} & {*self.watch.kinds} != set(), due)
+        return Look(due, at_its_turn, before, loss_scale)
 
     def measured(self, collection: scaler.observe.Collection | None, due: tf.Tensor | None) -> Seen | None:
-        """The measurements of the forward and the backward pass, after both."""
+        """The measurements of the forward and the backward pass, after both and before the pass of another part."""
         if collection is None or self.watch is None:
             return None
         rows, scores = collection.rows(), collection.scores
@@ -115,43 +152,40 @@ class Probing:
 
         return Seen(found, scaler.observe.if_due(due, attention, _NAN))
 
-    def before(
-        self, variables: list, masters: scaler.MasterWeights | None, due: tf.Tensor | None = None
-    ) -> Before | None:
-        """Keeps the weights as they are before the update."""
-        if self.watch is None:
-            return None
-        return Before(variables, masters, {"weights", "updates", UPDATE_RMS} & {*self.watch.kinds} != set(), due)
-
     def outputs(
         self,
+        look: Look,
         seen: Seen | None,
-        due: tf.Tensor | None,
         grads: list,
-        before: Before | None,
-        applied: tf.Tensor,
         optimizer: Any,
-        noise: Callable[[NoiseScale, list], tf.Tensor],
+        attempted: tf.Tensor,
+        outcome: scaler.Outcome,
+        inputs: Any,
     ) -> dict[str, tf.Tensor]:
-        """The outputs `OUTPUTS` of the step.
+        """The outputs `OUTPUTS` of the step, after its decision.
 
         Args:
+            look: What `look` returned.
             seen: What `measured` returned.
-            due: What `due` returned.
-            grads: Scaled gradients of the variables in `before`.
-            before: What `before` returned.
-            applied: Whether the weights moved, scalar bool.
+            grads: Scaled gradients of the variables that `look` saw.
             optimizer: The optimizer with the slots to measure.
-            noise: Has the noise scale measured of scaled gradients.
+            attempted: Whether there was a decision, scalar bool.
+            outcome: What was decided.
+            inputs: The examples of the batch, or tensors that begin with them.
         """
-        if self.watch is None or seen is None or before is None:
+        if self.watch is None or seen is None or look.before is None:
             return {}
-        kinds, weights = self.watch.kinds, weights_of(self.watch, before, grads, optimizer)
-        self.sparse = frozenset(name for name, row in weights.rows.items() if row.sparse)
+        kinds, before, applied = self.watch.kinds, look.before, outcome.finite
+        weights = weights_of(self.watch, before, grads, optimizer)
+        gradients = {name: grads[place] for name, (kind, place) in weights.rows.items() if kind == "weight_gradients"}
+        self.sparse = frozenset(name for name, grad in gradients.items() if isinstance(grad, tf.IndexedSlices))
 
-        def look() -> dict[str, tf.Tensor]:
+        def measure() -> dict[str, tf.Tensor]:
             updates = before.updates(applied) if {"updates", UPDATE_RMS} & {*kinds} else []
-            rows = {name: [row.values(updates)] for name, row in weights.rows.items()}
+            slots = list(map(tf.convert_to_tensor, weights.slots))
+            values = before.values if "weights" in kinds else []
+            of_kind = {"weight_gradients": grads, "weights": values, "updates": updates, "slots": slots}
+            rows = {name: [of_kind[kind][place]] for name, (kind, place) in weights.rows.items()}
             counts, amax = scaler.observe.measured(rows)
             found = {"counts": counts, "amax": _of_sums(amax, rows)}
             if "updates" in kinds:
@@ -163,20 +197,47 @@ class Probing:
                 of_layers = tf.where(applied, rms_by_layer(weights.layers, *of), _NAN)
                 found[RMS], found[RATIO] = tf.unstack(of_layers, axis=1)
             if self._noise is not None:
-                found[NOISE_SCALE] = noise(self._noise, scaler.gradients.derivatives(grads, before.variables))
+                derivatives = scaler.gradients.derivatives(grads, before.variables)
+                found[NOISE_SCALE] = self._noise.measured(
+                    derivatives, look.loss_scale, inputs, attempted, outcome.grad_norm
+                )
             return found
 
-        found = scaler.observe.if_due(due, look, {"counts": 0, "amax": 0})
+        found = scaler.observe.if_due(look.due, measure, _ZEROS)
         if seen.attention is not None:
             found[LOGIT], found[ENTROPY] = tf.unstack(seen.attention, axis=1)
         layers = list(dict.fromkeys(weights.layers))
         names = {LOGIT: self._attend, ENTROPY: self._attend, RMS: layers, RATIO: layers, NOISE_SCALE: list(PARTS)}
         self.watch.found([*self._in_the_pass, *weights.rows], {name: of for name, of in names.items() if name in found})
-        return {
-            **found,
+        found |= {
             "counts": tf.concat([seen.rows.counts, found["counts"]], axis=0),
             "amax": tf.concat([seen.rows.amax, found["amax"]], axis=0),
         }
+        self._last = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in found.items()}
+        return found
+
+    def left_out(self) -> dict[str, tf.Tensor]:
+        """The outputs of an eager call without the part's turn. Before its first turn nothing is known of the rows."""
+        return {
+            name: tf.fill(like.shape, tf.constant(_ZEROS.get(name, _NAN), like.dtype))
+            for name, like in self._last.items()
+        }
+
+
+@contextlib.contextmanager
+def collect_all(probings: Mapping[str, Probing]) -> Iterator[dict[str, scaler.observe.Collection]]:
+    """Surrounds a forward pass, and keeps the watched tensors of each part that shares it.
+
+    Args:
+        probings: By the names of parts; "" is that of a whole step.
+    """
+    found: dict[str, scaler.observe.Collection] = {}
+    with contextlib.ExitStack() as opened:
+        for name, one in probings.items():
+            if one.watch is not None:
+                beside = list(found.values()) if name else None
+                found[name] = opened.enter_context(one.watch.collect(beside))
+        yield found
 
 
 def _of_sums(amax: tf.Tensor, rows: dict[str, list]) -> tf.Tensor:
@@ -211,117 +272,39 @@ def check_probes(probes: object, model: Any, layerwise: object) -> None:
         )
 
 
-_FLOATS = (tf.float16, tf.bfloat16, tf.float32)
-
-
-class Row(NamedTuple):
-    """A row of the probes.
+class Watched(NamedTuple):
+    """A watch of a step, and the names of what it measures.
 
     Attributes:
-        values: Returns its tensor from the updates of all variables: read where it is called, and at no other step.
-        sparse: Whether it is a gradient of the type `tf.IndexedSlices`.
+        part: The name of the part; "" for that of a whole step.
+        watch: The watch, known after the step's first trace.
+        sparse: Its rows that are gradients of the type `tf.IndexedSlices`.
     """
 
-    values: Callable[[Sequence[tf.Tensor]], Any]
-    sparse: bool = False
+    part: str
+    watch: Any
+    sparse: frozenset[str] = frozenset()
+
+    def output(self, name: str) -> str:
+        """An output of the step: "amax", or "critic/amax" of a part."""
+        return f"{self.part}/{name}" if self.part else name
+
+    def row(self, name: str) -> str:
+        """A row among those of all parts: "activations/dense", or "activations/critic/dense" of a part."""
+        kind, _, path = name.partition("/")
+        return f"{kind}/{self.part}/{path}" if self.part else name
 
 
-class Weights(NamedTuple):
-    """The trainable variables that are watched.
-
-    Attributes:
-        rows: The rows by name.
-        layers: For each variable that is watched the path of its innermost layer.
-        places: Their positions in the step's trainable variables.
-        counted: The positions of those whose values are counted: all but float64.
-    """
-
-    rows: dict[str, Row]
-    layers: list[str]
-    places: list[int]
-    counted: list[int]
-
-
-def weights_of(watch: scaler.observe.Watch, before: Before, grads: Sequence, optimizer: Any) -> Weights:
-    """What a watch asks for of the trainable variables.
+def watched_by(train_step: Any) -> list[Watched]:
+    """The watches of a train step, in the order of its outputs; none without probes.
 
     Args:
-        watch: The watch.
-        before: The variables.
-        grads: The scaled gradient of each of them, or None.
-        optimizer: The optimizer with the slots.
+        train_step: Any.
     """
-    kinds, variables = watch.kinds, before.variables
-    holders, names = _names(watch.model, variables)
-    watched, own = watch.holds(), {id(variable) for variable in watch.model.variables}
-
-    def holds(variable: Any) -> bool:
-        # A part of a step may move more than the model that is watched. What takes its gradient as its value is no
-        # weight: the scales and histories of float8 layers.
-        return id(variable) in own and watched(variable) and not scaler.gradients.overwrites(variable)
-
-    held = [place for place, variable in enumerate(variables) if holds(variable)]
-    uncounted = [place for place in held if tf.as_dtype(variables[place].dtype) not in _FLOATS]
-    if {"weight_gradients", "weights", "updates"} & {*kinds}:
-        watch.leave_out([names[place] for place in uncounted], "float64 has exponents outside of the bins.")
-    counted = [place for place in held if place not in uncounted]
-    rows: dict[str, Row] = {}
-    if "weight_gradients" in kinds:
-        rows |= {
-            f"weight_gradients/{names[place]}": _gradient(grads[place]) for place in counted if grads[place] is not None
-        }
-    if "weights" in kinds:
-        rows |= {f"weights/{names[place]}": _weight(before, place) for place in counted}
-    if "updates" in kinds:
-        rows |= {f"updates/{names[place]}": _update(place) for place in counted}
-    if "slots" in kinds:
-        rows |= _slots(optimizer, dict(zip(names, variables, strict=True)), holds)
-    return Weights(rows, [holders[place] for place in held], held, counted)
-
-
-def _gradient(grad: Any) -> Row:
-    return Row(lambda updates: grad, isinstance(grad, tf.IndexedSlices))
-
-
-def _weight(before: Before, place: int) -> Row:
-    return Row(lambda updates: before.values[place])
-
-
-def _update(place: int) -> Row:
-    return Row(lambda updates: updates[place])
-
-
-def _slot(slot: Any) -> Row:
-    return Row(lambda updates: tf.convert_to_tensor(slot))
-
-
-def _names(model: Any, variables: list) -> tuple[list[str], list[str]]:
-    """The path of each variable's innermost layer, and a unique name: that path and the variable's name."""
-    holders: dict[int, str] = {}
-    for path, layer in scaler.observe.layers_by_path(model).items():
-        holders |= {id(variable): path for variable in layer.variables}
-    paths = [holders.get(id(variable), model.name) for variable in variables]
-    names: list[str] = []
-    for path, variable in zip(paths, variables, strict=True):
-        name = free = f"{path}/{variable.name}"
-        number = 1
-        while free in names:
-            number += 1
-            free = f"{name}:{number}"
-        names.append(free)
-    return paths, names
-
-
-def _slots(optimizer: Any, variables: dict[str, Any], holds: Callable[[Any], bool]) -> dict[str, Row]:
-    """The optimizer's float variables, except those of weights that are not watched; named after their weight."""
-    out = tuple(f"{name}/" for name, variable in variables.items() if not holds(variable))
-    found: dict[str, Row] = {}
-    for slot in getattr(optimizer, "variables", []):
-        if tf.as_dtype(slot.dtype) in _FLOATS and not slot.path.endswith("learning_rate"):
-            # Drops the optimizer's name: Keras numbers optimizers per process.
-            own = slot.path.partition("/")[2] or slot.path
-            for name, variable in variables.items():
-                own = own.replace(f"{variable.path.replace('/', '_')}_", f"{name}/", 1)
-            if not own.startswith(out):
-                found[f"slots/{own}"] = _slot(slot)
-    return found
+    probes = getattr(train_step, "probes", None)
+    if probes is None:
+        return []
+    sparse: Any = getattr(train_step, "sparse_gradients", frozenset())
+    if isinstance(probes, Mapping):
+        return [Watched(part, watch, sparse.get(part, frozenset())) for part, watch in probes.items()]
+    return [Watched("", probes, frozenset(sparse))]

@@ -12,13 +12,10 @@ import tensorflow as tf
 import scaler
 from loops.backend.replica_losses import as_loss, means
 from loops.step.accumulation import MicroBatches
-from loops.step.again import taken_again
 from loops.step.arguments import (
-    NO_RETRY,
     as_loss_scaler,
     as_optimizer,
     check_accumulate,
-    check_gives_gradients,
     check_late_layers,
     check_made_masters,
     check_masters,
@@ -27,11 +24,13 @@ from loops.step.arguments import (
     check_scaling,
     computes_in_float16,
     default_scaler,
+    has_16bit,
 )
-from loops.step.fixed import keep_fixed
-from loops.step.loss_result import Loss, read_loss, share_of_weight
-from loops.step.named_losses import as_loss_function
-from loops.step.noise_scale import NoiseScale
+from loops.step.fixed import Fixed, layers_in
+from loops.step.losses import Loss, as_loss_function, read_loss
+from loops.step.order import Group, clips_by_tensor, take_step
+from loops.step.parts import OwnStep
+from loops.step.passes import Role, Taken, take
 from loops.step.probing import OUTPUTS as PROBED
 from loops.step.probing import Probing, check_probes
 from loops.support.batches import explaining, parts
@@ -48,9 +47,10 @@ OUTPUTS = (
     "swallowed",
 )
 """The outputs of every `TrainStep`; its loss function may add others."""
+_SETTINGS = ("optimizer", "loss_fn", "loss_scaler", "clip_norm", "clip", "windows", "last_window", "retry")
 
 
-class TrainStep(tf.Module):
+class TrainStep(OwnStep):
     """A train step for a Keras model: forward, backward, accumulate, then apply or skip.
 
         step = loops.TrainStep(model, loss_fn, optimizer, loss_scaler=scaler.LossScaler(scaler.Dynamic()))
@@ -140,7 +140,7 @@ class TrainStep(tf.Module):
         self.model = model
         self.loss_fn = loss_fn
         self.optimizer = optimizer = as_optimizer("TrainStep", optimizer)
-        self.loss_scaler = loss_scaler or default_scaler(model, layerwise)
+        self.loss_scaler = loss_scaler or default_scaler([model] if layerwise is None else [])
         self._unscaled_by_default = loss_scaler is None and layerwise is None and not computes_in_float16(model)
         self.windows = {0: accumulate} if isinstance(accumulate, int) else dict(accumulate)
         self.accumulate, self.last_window = max(self.windows.values()), last_window
@@ -153,14 +153,14 @@ class TrainStep(tf.Module):
         self._make_masters, self.layerwise = masters, layerwise
         check_retry(retry, layerwise, jit_compile, probes)
         self.retry = retry
-        self._counts_clipped = getattr(self.loss_scaler.strategy, "by_tensor", None) == "clip"
-        clipped = ("clipped_tensors",) if self._counts_clipped else ()
+        clipped = ("clipped_tensors",) if clips_by_tensor(self.loss_scaler) else ()
         self._limits = (*scaler.authoring.spike_limits(self.loss_scaler), *clipped)
         self._jit_compile = jit_compile
         self._compiled = self._make_compiled()
         check_probes(probes, model, layerwise)
         self._probing = Probing(probes)
         self._state = scaler.authoring.LayerState([model])
+        self._fixed = Fixed(self, _SETTINGS, lambda: {"the model's layers": layers_in([self.model])})
         self.masters: scaler.MasterWeights | None = None
         self.window: MicroBatches | None = None
         self._ready, self._traced = bool(model.built), False
@@ -213,6 +213,14 @@ class TrainStep(tf.Module):
         with explaining("TrainStep", self.model, x, y), means():
             return self._take(x, y, sample_weight)
 
+    def names_of_weights(self) -> list[str]:
+        """The paths of the model's trainable variables."""
+        return [variable.path for variable in self.model.trainable_variables]
+
+    def owners_of_windows(self) -> list[Any]:
+        """The step itself."""
+        return [self]
+
     def end_window(self) -> None:
         """Has the next micro-batch end its window, full or not. Call it before the last batch of your own loop.
 
@@ -251,7 +259,7 @@ class TrainStep(tf.Module):
     def _make_compiled(self) -> Callable | None:
         if not self._jit_compile:
             return None
-        return tf.function(lambda *batch: self._differentiate(*batch)[:5], jit_compile=True)
+        return tf.function(lambda *arguments: self._pass(*arguments), jit_compile=True)
 
     @property
     def probes(self) -> scaler.observe.Watch | None:
@@ -287,64 +295,31 @@ class TrainStep(tf.Module):
             raise scaler.InvalidArgument(f"TrainStep.{name}: the step is already traced. Set it before the first call.")
 
     @scaler.authoring.no_autograph
-    def _take(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
-        self._build(x)
+    def _take(self, *batch: Any) -> dict[str, tf.Tensor]:
+        self._build(batch[0])
+        who = f"TrainStep of model {self.model.name!r}"
         self._trainable.keep(
-            f"TrainStep of model {self.model.name!r}",
-            "Make a new TrainStep and a new optimizer after setting `trainable`: the masters belong to the step.",
+            who, "Make a new TrainStep and a new optimizer after setting `trainable`: the masters belong to the step."
         )
-        keep_fixed(self)
+        self._fixed.keep(who)
         self._traced = True
         self._probing.build(self.windows)
-        due = self._probing.due(self.loss_scaler)
-        weights = self._probing.before(self.model.trainable_variables, self.masters, due)
-        loss_scale, limits = self.loss_scaler.loss_scale, scaler.authoring.spike_limits(self.loss_scaler)
-        with self._state.watched() as moved:
-            if self._compiled:
-                (loss, weight, extra, grads, seen), again = self._compiled(due, x, y, sample_weight), None
-            else:
-                loss, weight, extra, grads, seen, again = self._differentiate(due, x, y, sample_weight)
-        now = moved.snapshot()
-        before = self.window.open(now) if self.window else now
-        if again:
-            batch = (loss_scale, x, y, sample_weight)
-            again = taken_again(lambda small: self._gradients_again(small, *batch), now, again)
-        if self.retry and again is None:
-            raise scaler.InvalidArgument(NO_RETRY)
-        if self.layerwise:
-            grads, groups = grads
-            self.layerwise.update(groups)
-        # The mean of the replicas' losses is to be the loss of the whole batch.
-        share = None if weight is None or _replicas() == 1 else share_of_weight(weight)
-        attempted, outcome, retried = self._decide(loss, grads, before, again, weight, share)
-        loss = loss if share is None else loss * share
-        self._state.check(outcome.finite)
-        swallowed = getattr(self.masters, "swallowed", None)
-
-        def noise(of: NoiseScale, grads: list) -> tf.Tensor:
-            return of.measured(grads, loss_scale, x, attempted, outcome.grad_norm)
-
-        return {
-            "loss": loss,
-            "attempted": attempted,
-            "applied": outcome.finite,
-            # Which scale the gradients carry is known here, unless a window or the function of XLA kept them.
-            "loss_scale": loss_scale if self.window or self._compiled else outcome.loss_scale,
-            "grad_norm": outcome.grad_norm,
-            "clipped_norm": outcome.clipped_norm,
-            "cause": outcome.cause,
-            "variable": self._among_weights(outcome.variable),
-            **({} if swallowed is None else {"swallowed": swallowed}),
-            **retried,
-            **limits,
-            **({"clipped_tensors": outcome.clipped_tensors} if self._counts_clipped else {}),
-            **extra,
-            **self._probing.outputs(seen, due, grads, weights, outcome.finite, self.optimizer, noise),
-        }
-
-    def _among_weights(self, position: tf.Tensor) -> tf.Tensor:
-        """The position, or -1 for one of the optimizer's variables, which come after the weights."""
-        return tf.where(position < len(self.model.trainable_variables), position, -1)
+        compiled = self._compiled
+        (result,) = take_step(
+            [Group([self._role(*batch)], self.window, self._length, NO_RETRY if self.retry else None)],
+            self._forward(batch[0]),
+            models=[self.model],
+            state=self._state,
+            inputs=batch[0],
+            compiled=compiled and (lambda due: compiled(due, *batch)),
+        )
+        decided = result.decided
+        assert decided is not None  # It is always its turn.
+        self._state.check(decided.applied)
+        outputs = {**result.outputs[0], "cause": decided.cause, "variable": decided.variable}
+        if (swallowed := getattr(self.masters, "swallowed", None)) is not None:
+            outputs["swallowed"] = swallowed
+        return {name: outputs[name] for name in (*OUTPUTS, *outputs) if name in outputs}
 
     def _build(self, x: Any) -> None:
         if self._ready:
@@ -373,126 +348,60 @@ class TrainStep(tf.Module):
         if self._make_masters:
             self.masters = self._make_masters(variables)
             check_made_masters(self.masters, variables)
-        elif not self.allow_16bit_updates and any(v.dtype in ("float16", "bfloat16") for v in variables):
+        elif not self.allow_16bit_updates and has_16bit(variables):
             self.masters = scaler.MasterWeights(variables)
         if self.accumulate > 1:
             early = self.last_window == "apply"
             self.window = MicroBatches(self.windows, variables, scaler.state_of(self.model), early)
 
-    @scaler.authoring.no_autograph
-    def _differentiate(self, due: tf.Tensor | None, x: Any, y: Any, sample_weight: Any) -> tuple:
-        """The loss, its weight, scalars, scaled gradients, measurements, and for a retry what takes them again."""
-        weights = self.model.trainable_variables
-        with tf.GradientTape(persistent=self.retry) as tape, self._probing.forward() as probed:
-            prediction, found = self._forward(x, y, sample_weight)
-            scaler.authoring.check_precision(self.loss_scaler, prediction, found.shown)
-            weight, extra = found.weight, found.extra
-            loss = self._whole(found)
-            scaled = self.loss_scaler.scale(self._share(loss))
-        if self.layerwise:
-            by_group = self.layerwise.gradient(tape, scaled, weights)
-            check_gives_gradients(self.model, by_group[0])
-            return loss, weight, extra, by_group, None, None
-        grads = tape.gradient(scaled, weights)
-        check_gives_gradients(self.model, grads)
-        if not self.window:  # A window checks that each micro-batch has the same gradients.
-            scaler.authoring.check_connected(self.loss_scaler, grads, weights)
-        seen = self._probing.measured(probed, due)
-        synchronized = (getattr(layer, "synchronized", False) for layer in scaler.observe.layers_of(self.model))
-        # Their gradients contain collective operations, which would hang in the branch of a retry.
-        if not self.retry or (_replicas() > 1 and any(synchronized)):
-            return loss, weight, extra, grads, seen, None
-
-        @scaler.authoring.no_autograph
-        def differentiate_again(small: tf.Tensor) -> list:
-            return tape.gradient(scaled, weights, output_gradients=small)
-
-        return loss, weight, extra, grads, seen, differentiate_again
-
-    def _forward(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Loss]:
-        """The prediction, and what the loss function returned."""
-        prediction = scaler.authoring.with_user_autograph(self.model)(x, training=True)
-        arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
+    def _role(self, x: Any, y: Any, sample_weight: Any) -> Role:
+        del x
         taken = (*OUTPUTS, *(PROBED if self.probes else ()), *self._limits)
-        return prediction, read_loss(as_loss(self.loss_fn)(*arguments), taken)
 
-    def _whole(self, found: Loss) -> tf.Tensor:
-        """The loss in float32, plus the model's own losses; 0 for a batch with a weight of 0."""
-        loss = tf.cast(found.mean, tf.float32)
-        for penalty in self.model.losses:
-            loss += tf.cast(penalty, tf.float32)
-        return loss if found.weight is None else loss * tf.cast(tf.not_equal(found.weight, 0.0), tf.float32)
+        def read(prediction: Any) -> Loss:
+            arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
+            found = read_loss(as_loss(self.loss_fn)(*arguments), taken)
+            scaler.authoring.check_precision(self.loss_scaler, prediction, found.shown)
+            return found
 
-    def _share(self, loss: tf.Tensor) -> tf.Tensor:
-        """Of the mean over micro-batches and replicas, whose gradients are summed."""
-        count = self._length * _replicas()
-        return loss / (count if isinstance(count, int) else tf.cast(count, loss.dtype))
+        return Role(
+            "",
+            self.loss_scaler,
+            self.optimizer,
+            self.model.trainable_variables,
+            self.masters,
+            [self.model],
+            read,
+            f"TrainStep: the loss gives no gradient: it depends on none of the trainable variables of model "
+            f"{self.model.name!r}. Compute it from the prediction, the second argument of the loss function, without "
+            "tf.stop_gradient, NumPy, tf.argmax or a cast to integers in between, also in the model; and do not freeze "
+            "the layers that the prediction comes from.",
+            self._probing,
+            self.clip_norm,
+            self.clip,
+            self.allow_16bit_updates,
+            self.layerwise,
+        )
+
+    @scaler.authoring.no_autograph
+    def _pass(self, due: tf.Tensor | None, *batch: Any) -> Taken:
+        """The forward and backward pass that XLA compiles."""
+        return take([self._role(*batch)], self._forward(batch[0]), self._length, turns=[True], due=[due])[0]
+
+    def _forward(self, x: Any) -> Callable[[], Any]:
+        return lambda: scaler.authoring.with_user_autograph(self.model)(x, training=True)
 
     @property
     def _length(self) -> int | tf.Tensor:
         """Micro-batches of this window."""
         return self.window.length(self.loss_scaler.counters.applied) if self.window else 1
 
-    @scaler.authoring.no_autograph
-    def _gradients_again(self, small: tf.Tensor, loss_scale: tf.Tensor, x: Any, y: Any, sample_weight: Any) -> list:
-        """Gradients from a new forward pass, with `small` as the gradient of the scaled loss."""
-        with tf.GradientTape() as tape:
-            _, found = self._forward(x, y, sample_weight)
-            scaled = self._share(self._whole(found)) * loss_scale
-        return tape.gradient(scaled, self.model.trainable_variables, output_gradients=small)
 
-    def _decide(
-        self,
-        loss: tf.Tensor,
-        grads: list,
-        before: scaler.Snapshot,
-        again: Callable | None,
-        weight: tf.Tensor | None,
-        share: tf.Tensor | None,
-    ) -> tuple[tf.Tensor, scaler.Outcome, dict[str, tf.Tensor]]:
-        """Whether a step was attempted, its outcome, and what a retry returns."""
-        complete: bool | tf.Tensor = True
-        loss_scale, retried, judged = None, {}, None
-        if self.window:
-            loss_scale = self.loss_scaler.scale_of_gradients
-        if again:
-            grads, loss_scale, retries = self.loss_scaler.retry(grads, again)
-            retried = {"loss_scale": loss_scale, "retries": retries}
-        if self.window:
-            may_branch = not scaler.authoring.selects(self.loss_scaler)
-            self.window.add(grads, loss_scale, may_branch, length=self._length, loss=loss, weight=weight)
-            before.restore_unless(self.window.whole)
-            grads, judged = self.window.mean(grads, weight is not None)
-            complete = self.window.complete
-        elif share is not None:
-            judged = loss * share / _replicas()
-            grads = [_times(grad, share, of) for grad, of in zip(grads, self.model.trainable_variables, strict=True)]
-        outcome = self.loss_scaler.apply(
-            self.optimizer,
-            grads,
-            self.masters or self.model.trainable_variables,
-            clip_norm=self.clip_norm,
-            clip=self.clip,
-            rollback=before,
-            allow_16bit_updates=self.allow_16bit_updates,
-            when=complete,
-            loss_scale=loss_scale,
-            loss=judged,
-        )
-        return tf.convert_to_tensor(complete), outcome, retried
-
-
-def _replicas() -> int:
-    return tf.distribute.get_strategy().num_replicas_in_sync
-
-
-def _times(grad: Any, share: tf.Tensor, variable: Any) -> Any:
-    """A replica's gradient times its share of the weight, in float32: 16 bits might overflow."""
-    if grad is None or scaler.gradients.overwrites(variable):
-        return grad
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.cast(grad.values, tf.float32) * share, grad.indices, grad.dense_shape)
-    return tf.cast(grad, tf.float32) * share
+NO_RETRY = (
+    "TrainStep(retry=True): the gradients of this step can be taken only once, because it calls Python (a "
+    "tf.py_function), or because a BatchNorm synchronises its statistics over replicas. Do without retry."
+)
+"""Why a step that is traced cannot be retried."""
 
 
 def _zeros(spec: Any) -> tf.Tensor | tf.RaggedTensor:

@@ -25,8 +25,8 @@ from loops.loop.state.variables import variable_groups
 from loops.loop.user_step import taking_batches
 from loops.record.log import difference
 from loops.run.rewind.replay_point import Snapshot
-from loops.step.composed_step import ComposedStep
-from loops.step.scalers_in_graph import find
+from loops.step.parts import OwnStep
+from loops.step.user_steps import find
 from loops.support.errors import LoopError
 from loops.support.json_values import without_nan
 from loops.support.text import amount
@@ -146,7 +146,7 @@ class StepAtHand:
         self._now.restore()
         for scaling, value in self._scales:
             scaling.assign_scale(value)
-        if isinstance(self.train_step, ComposedStep):
+        if isinstance(self.train_step, OwnStep):
             self.train_step.go_back(self._since)
 
     def at_checkpoint(self) -> contextlib.AbstractContextManager[None]:

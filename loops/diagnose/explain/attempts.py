@@ -21,9 +21,9 @@ from loops.diagnose.graph.models import owned_by_parts, weights_in_step
 from loops.diagnose.graph.scaler_calls import ScalerCalls, recording_scaler_calls
 from loops.loop.state.variables import variable_groups
 from loops.loop.user_step import taking_batches
-from loops.step.composed_step import ComposedStep
-from loops.step.scalers_in_graph import find
+from loops.step.parts import OwnStep
 from loops.step.train_step import TrainStep
+from loops.step.user_steps import find
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,6 +347,5 @@ def not_regrouped() -> Iterator[None]:
 @contextlib.contextmanager
 def retraced(train_step: Any) -> Iterator[None]:
     """Traces again what a step of this package would keep: what XLA compiled, and whose turn it is."""
-    ours = isinstance(train_step, (TrainStep, ComposedStep))
-    with train_step.retraced() if ours else contextlib.nullcontext():
+    with train_step.retraced() if isinstance(train_step, OwnStep) else contextlib.nullcontext():
         yield

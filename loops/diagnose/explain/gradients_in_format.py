@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -15,8 +15,7 @@ from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.found_models import called_in, models_of
 from loops.diagnose.graph.models import layers_in_float32
 from loops.diagnose.graph.scaler_calls import recording_scaler_calls
-from loops.step.composed_step import ComposedStep
-from loops.step.parts import Part
+from loops.step.parts import Part, parts_in
 from loops.support.errors import LoopError
 
 MOST = 0.5
@@ -94,7 +93,7 @@ class GradientsInFormat:
     def _why_not(self, layer: keras.layers.Layer, called: Mapping[int, keras.layers.Layer]) -> str | None:
         """Why this step shows nothing of a layer, or None."""
         step, number = self._attempts.moment.train_step, self._attempts.moment.step
-        owners = _owners(layer, step.parts) if isinstance(step, ComposedStep) else []
+        owners = _owners(layer, parts_in(step))
         turns = [(step.nearest_turn(part), part.name) for part in owners]
         if turns and all(calls for calls, _ in turns):
             calls, name = turns[0]
@@ -104,13 +103,13 @@ class GradientsInFormat:
 
     def _joint(self) -> list[str]:
         step = self._attempts.moment.train_step
-        joint = isinstance(step, ComposedStep) and step.loss_scaler is not None and len(step.parts) > 1
-        return [part.name for part in step.parts] if joint else []
+        parts = parts_in(step)
+        return [part.name for part in parts] if len(parts) > 1 and step.loss_scaler is not None else []
 
     def _names_of_scalers(self) -> dict[int, str]:
         """What each scaler's gradients are called: by the part of a `ComposedStep`, or by the scaler's own name."""
         step = self._attempts.moment.train_step
-        found = {id(one): name for name, one in step.scalers.items()} if isinstance(step, ComposedStep) else {}
+        found = {id(one): name for name, one in step.scalers.items()} if parts_in(step) else {}
         for one in self._attempts.scalers:
             if id(one) not in found:
                 taken, name, number = set(found.values()), str(one.name), 1
@@ -207,7 +206,7 @@ class GradientsInFormat:
             yield take
 
 
-def _owners(layer: keras.layers.Layer, parts: tuple[Part, ...]) -> list[Part]:
+def _owners(layer: keras.layers.Layer, parts: Sequence[Part]) -> list[Part]:
     """The parts that move weights of the layer."""
     own = {id(variable) for variable in layer.variables}
     return [part for part in parts if any(id(variable) in own for variable in part.variables)]

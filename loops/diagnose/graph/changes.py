@@ -18,9 +18,7 @@ import scaler
 from loops.backend.steps import schedule as made_with
 from loops.backend.variables import variables_in_float32
 from loops.loop.state.randomness import generators, set_generators
-from loops.step.composed_step import ComposedStep
-from loops.step.part_group import PartGroup
-from loops.step.train_step import TrainStep
+from loops.step.parts import OwnStep
 
 APART = 1e-3
 """The distance by which a value is moved away from a singular point: float16 can represent 1 - 1e-3 and 1e-3."""
@@ -61,9 +59,8 @@ def with_value(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def windows_of(train_step: Any) -> list[Any]:
     """The objects whose attribute `window` sums micro-batches: a `TrainStep`, or the groups of a `ComposedStep`."""
-    owners = train_step.groups if isinstance(train_step, ComposedStep) else [train_step]
-    kinds = (TrainStep, PartGroup)
-    return [owner for owner in owners if isinstance(owner, kinds) and owner.window is not None]
+    owners = train_step.owners_of_windows() if isinstance(train_step, OwnStep) else []
+    return [owner for owner in owners if owner.window is not None]
 
 
 @contextlib.contextmanager

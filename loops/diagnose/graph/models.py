@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.graph.changes import in_policy
-from loops.step.composed_step import ComposedStep
+from loops.step.parts import parts_in
 
 
 def parts_of(train_step: Any) -> list[Any]:
@@ -61,7 +61,7 @@ def optimizers_of(train_step: Any, first: str | None = None) -> dict[str, keras.
         train_step: The step.
         first: The part whose optimizer comes first, or None.
     """
-    if not isinstance(train_step, ComposedStep):
+    if not parts_in(train_step):
         own = optimizer_of(train_step)
         return {} if own is None else {"": own}
     found = sorted(train_step.optimizers.items(), key=lambda item: item[0] != first)
@@ -78,10 +78,8 @@ def failed_part(train_step: Any, outputs: Mapping[str, Any]) -> str | None:
     Returns:
         Its name; None for a step without parts, or if no part was skipped.
     """
-    if not isinstance(train_step, ComposedStep):
-        return None
     left = int(outputs.get("variable", -1))
-    for part in train_step.parts if left >= 0 else ():
+    for part in parts_in(train_step) if left >= 0 else ():
         if left < len(part.variables):
             return part.name
         left -= len(part.variables)
@@ -89,7 +87,7 @@ def failed_part(train_step: Any, outputs: Mapping[str, Any]) -> str | None:
     def skipped(name: str) -> bool:
         return bool(outputs.get(f"{name}/attempted", True)) and not bool(outputs.get(f"{name}/applied", True))
 
-    return next((part.name for part in train_step.parts if skipped(part.name)), None)
+    return next((part.name for part in parts_in(train_step) if skipped(part.name)), None)
 
 
 def weights_in_step(train_step: Any, part: str | None = None) -> list[Any]:
@@ -99,8 +97,8 @@ def weights_in_step(train_step: Any, part: str | None = None) -> list[Any]:
         train_step: The step.
         part: For a `ComposedStep`, of which part; None for all of them.
     """
-    if isinstance(train_step, ComposedStep):
-        return [one for own in train_step.parts if part in (None, own.name) for one in own.variables]
+    if parts := parts_in(train_step):
+        return [one for own in parts if part in (None, own.name) for one in own.variables]
     found = [one for model in models_in_step(train_step) for one in model.trainable_variables]
     return list({id(one): one for one in found}.values())
 
@@ -109,7 +107,7 @@ def owned_by_parts(train_step: Any) -> set[int]:
     """The ids of the variables that belong to a model, an optimizer, a scaler or a metric of the step."""
     kinds = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, scaler.LossScaler)
     parts = [*models_in_step(train_step), optimizer_of(train_step), *parts_of(train_step)]
-    if isinstance(train_step, ComposedStep):
+    if parts_in(train_step):
         parts += [*train_step.optimizers.values(), *train_step.scalers.values(), *train_step.master_weights]
     variables = [variable for part in parts if isinstance(part, kinds) for variable in part.variables]
     variables += [one for part in parts if isinstance(part, scaler.MasterWeights) for one in part.weights]

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 import scaler
 from loops.loop.state.described import optimizers_of
-from loops.step.frozen_weights import named_by
+from loops.step.user_steps import named_by
 from loops.support.errors import CheckpointError
 
 _WORKERS = "workers"

@@ -17,9 +17,8 @@ from loops.backend.variables import native
 from loops.loop.state.operations import kind, spelled
 from loops.loop.state.pipeline import bottom_up
 from loops.loop.state.values import described, text_of
-from loops.step.composed_step import ComposedStep
-from loops.step.frozen_weights import named_by
-from loops.step.parts import Part
+from loops.step.parts import Part, parts_in
+from loops.step.user_steps import named_by
 
 _ARGUMENTS = (
     *("batch_size", "batch_sizes", "buffer_size", "seed", "seed2", "reshuffle_each_iteration", "num_shards", "index"),
@@ -58,8 +57,8 @@ def identity(
     windows = getattr(train_step, "windows", {})
     if isinstance(windows, dict) and len(windows) > 1:
         facts["accumulate"] = str(windows)
-    if isinstance(train_step, ComposedStep):
-        facts["parts"] = {part.name: _of_part(part, train_step) for part in train_step.parts}
+    if parts := parts_in(train_step):
+        facts["parts"] = {part.name: _of_part(part, train_step) for part in parts}
     clip = getattr(train_step, "clip", None)
     if clip is not None:
         facts["clip"] = text_of(clip)
@@ -67,7 +66,7 @@ def identity(
     return as_json(facts)
 
 
-def _of_part(part: Part, step: ComposedStep) -> dict[str, Any]:
+def _of_part(part: Part, step: Any) -> dict[str, Any]:
     """As of a `TrainStep`."""
     facts: dict[str, Any] = {
         "strategy": text_of(step.scalers[part.name].strategy),
@@ -95,10 +94,9 @@ def settings(train_step: object, dataset: tf.data.Dataset | None, *, jit_compile
     own = {name: value for name in _SWITCHES if isinstance(value := getattr(train_step, name, None), bool)}
     if own:
         _add(facts, type(train_step).__name__, own)
-    if isinstance(train_step, ComposedStep):
-        for part in train_step.parts:
-            if part.teacher is not None:
-                _add(facts, f"Part({part.name})", {"momentum": part.momentum})
+    for part in parts_in(train_step):
+        if part.teacher is not None:
+            _add(facts, f"Part({part.name})", {"momentum": part.momentum})
     for one in reversed(named_by(train_step, scaler.layerwise.Layerwise)):
         _add(facts, type(one).__name__, {"strategy": _of_groups(one), "groups": _groups(one, models)})
     for losses in reversed(named_by(train_step, scaler.PerLoss)):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from loops.backend import captured
 from loops.backend.variables import native
-from loops.step.frozen_weights import models_of
+from loops.step.user_steps import models_of
 from loops.support.errors import CheckpointError, ResumeWarning
 
 Groups = dict[str, list[tf.Variable]]

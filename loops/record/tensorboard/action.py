@@ -25,9 +25,8 @@ from loops.record.tensorboard.curves import (
     skip_texts,
 )
 from loops.record.trace.tensors import tensors_of
-from loops.step.composed_step import ComposedStep
-from loops.step.train_step import TrainStep
-from loops.step.watched import watched_by
+from loops.step.parts import OwnStep
+from loops.step.probing import watched_by
 from loops.support.written.place import Place, as_path, check_folder
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ class TensorBoard:
             raise RuntimeError("TensorBoard is written by Loop.run; outside of it, use it in a with statement.")
         self._step = visit.counters.data
         rows = self._cadence.rows(visit)
-        named = isinstance(self._train_step, (TrainStep, ComposedStep))
+        named = isinstance(self._train_step, OwnStep)
         points = [(visit.first + row, *curve) for row in rows for curve in curves_of(visit, row, named).items()] + (
             [(self._step, *curve) for curve in self._of_the_host(visit).items()] if rows else []
         )

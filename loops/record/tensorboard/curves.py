@@ -15,7 +15,7 @@ from loops.record.skips import skip_names
 from loops.record.trace.gauges import gauge_values, gauges_of, noise_pairs
 from loops.record.trace.tensors import tensors_of_watch
 from loops.record.trace.visit_columns import margins, measured
-from loops.step.watched import Watched, watched_by
+from loops.step.probing import Watched, watched_by
 from loops.support.part_names import columns_of
 from scaler import observe
 

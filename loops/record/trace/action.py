@@ -19,8 +19,8 @@ from loops.record.trace.messages import arrow
 from loops.record.trace.stream import UNMEASURED, batch_of, opening, read_gauges, read_tensors, schema_of
 from loops.record.trace.tensors import Tensor, lacks_of, tensors_of
 from loops.record.trace.visit_columns import any_measured, causes_of, columns_of, joined, rows_measured, skipped
-from loops.step.composed_step import ComposedStep
-from loops.step.watched import watched_by
+from loops.step.parts import parts_in
+from loops.step.probing import watched_by
 from loops.support.checks import check_count
 from loops.support.errors import LoopError, ResumeWarning, TraceWarning
 from loops.support.written.place import Place, as_path, writing
@@ -189,7 +189,7 @@ class Trace:
                 stacklevel=3,
             )
         self._gauges = gauges_of(self._train_step)
-        parts = [part.name for part in self._train_step.parts] if isinstance(self._train_step, ComposedStep) else []
+        parts = [part.name for part in parts_in(self._train_step)]
         schema = schema_of(self._tensors, lacks_of(self._train_step, self._replicas), self._gauges, parts)
         if not self._file.end:
             self._file.add(opening(schema))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from loops.step.watched import watched_by
+from loops.step.probing import watched_by
 
 
 def gauges_of(train_step: Any) -> list[str]:

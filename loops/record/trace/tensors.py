@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 import scaler
-from loops.step.composed_step import ComposedStep
-from loops.step.watched import Watched, watched_by
+from loops.step.parts import parts_in
+from loops.step.probing import Watched, watched_by
 
 _SCALED = ("activation_gradients", "weight_gradients")
 _FLOAT32 = ("updates", "slots")
@@ -91,10 +91,8 @@ def lacks_of(train_step: Any, replicas: int) -> list[str]:
     watches = watched_by(train_step)
     if not watches:
         return []
-    if isinstance(train_step, ComposedStep):
-        moved = {part.name: part.variables for part in train_step.parts}
-    else:
-        moved = {"": watches[0].watch.model.trainable_variables}
+    moved = {part.name: part.variables for part in parts_in(train_step)}
+    moved = moved or {"": watches[0].watch.model.trainable_variables}
     own = {one.part: one.watch for one in watches}
     found = {
         "replicas": replicas > 1,

@@ -12,9 +12,8 @@ import scaler
 from loops.loop.visit import Visit
 from loops.record.columns import cause_names
 from loops.record.trace.tensors import Tensor
-from loops.step.composed_step import ComposedStep
-from loops.step.train_step import TrainStep
-from loops.step.watched import Watched, watched_by
+from loops.step.parts import OwnStep, parts_in
+from loops.step.probing import Watched, watched_by
 
 _FLOAT32 = scaler.float_format("float32")
 _ABOVE = 1.0 + 2.0**-52
@@ -58,7 +57,7 @@ def columns_of(visit: Visit, tensors: Sequence[Tensor], train_step: Any) -> dict
     scaler there is none unless every part is measured, since any of them may overflow.
     """
     columns = dict(visit.outputs)
-    parts = [part.name for part in train_step.parts] if isinstance(train_step, ComposedStep) else []
+    parts = [part.name for part in parts_in(train_step)]
     if parts and train_step.loss_scaler is not None:
         columns["loss_scale"] = visit.outputs[f"{parts[0]}/loss_scale"]
     if tensors:
@@ -123,7 +122,7 @@ def _unscaled(tensors: tuple[Tensor, ...]) -> tuple[np.ndarray, np.ndarray]:
 def causes_of(outputs: Mapping[str, np.ndarray], train_step: Any) -> list[str | None]:
     """Why each step was skipped, as names of `scaler.Cause`; all None of a step that a user wrote."""
     steps = len(next(iter(outputs.values())))
-    if not isinstance(train_step, (TrainStep, ComposedStep)):
+    if not isinstance(train_step, OwnStep):
         return [None] * steps
     return cause_names(outputs["cause"])
 

@@ -338,7 +338,7 @@ def test_a_scaler_of_keras_with_other_names_is_not_taken_for_none(monkeypatch, n
         return loops.Loop(step, tf.data.Dataset.range(3)).run(3)
 
     assert attempt() == loops.Counters(3, 3, 3)
-    monkeypatch.setattr(f"loops.step.scalers_in_graph.{name}", "renamed")
+    monkeypatch.setattr(f"loops.step.user_steps.{name}", "renamed")
     assert attempt().known is False
 
 

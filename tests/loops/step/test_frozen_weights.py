@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from loops.step.frozen_weights import models_of
+from loops.step.user_steps import models_of
 
 GLOBAL = keras.layers.Dense(1, name="global")
 

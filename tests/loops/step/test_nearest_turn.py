@@ -2,7 +2,7 @@
 
 import pytest
 
-from loops.step.turns import Turns
+from loops.step.parts import Turns
 
 
 @pytest.mark.parametrize("window", [1, 3])
