@@ -119,7 +119,7 @@ def products_of(traced: Traced) -> list[Product]:
     for operation in (one for one in traced.graph.get_operations() if one in used):
         multiplications = _multiplications(operation)
         if multiplications:
-            place = traced.place_of_node(operation.name.removeprefix("gradient_tape/"))
+            place = traced.place_of_node(operation.name)
             dtype, sides = operation.outputs[0].dtype.name, _sides(operation)
             found.append(Product(place, operation.type, dtype, multiplications, sides))
     return found

@@ -6,7 +6,6 @@ Restores everything that a forward pass may change, bit for bit.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -95,13 +94,11 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def with_changed_inputs(layer: keras.layers.Layer, change: Callable) -> Iterator[None]:
     """Applies a function to each input of a layer before its call."""
-    call = layer.call
 
-    @functools.wraps(call)  # Keras reads the signature.
-    def changed(*arguments: Any, **options: Any) -> Any:
+    def changed(layer: keras.layers.Layer, call: Callable, /, *arguments: Any, **options: Any) -> Any:
         return call(*tf.nest.map_structure(change, arguments), **options)
 
-    with patched(layer, "call", changed):
+    with scaler.authoring.calls_through([layer], changed):
         yield
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
+from loops.diagnose.graph.calls import count_of_operations, on_first_replica
 from loops.diagnose.graph.changes import patched
 
 
@@ -152,14 +153,3 @@ def _derivatives(grads: list, variables: Any) -> list:
     known = variables.weights if isinstance(variables, scaler.MasterWeights) else variables
     fit = isinstance(known, Sequence) and len(known) == len(grads)
     return scaler.gradients.derivatives(grads, known) if fit else grads
-
-
-def on_first_replica() -> bool:
-    """Whether the first replica is being traced, or the only one."""
-    context = tf.distribute.get_replica_context()
-    return context is None or tf.get_static_value(context.replica_id_in_sync_group) == 0
-
-
-def count_of_operations() -> int:
-    """The number of operations so far in the graph that is being traced; 0 in eager mode."""
-    return 0 if tf.executing_eagerly() else len(tf.compat.v1.get_default_graph().get_operations())

@@ -126,8 +126,7 @@ def _stressed(traced: Traced, seen: InputRanges) -> list[Finding]:
         layer = call.layer
         if layer.compute_dtype != "float16" or not float_inputs(call) or _is_container(call) or id(layer) in faulty:
             continue
-        inner = {id(one.layer): one.layer for one in traced.calls if any(layer is around for around in one.inside)}
-        weighted = sum(bool(one.weights) for one in inner.values())
+        weighted = sum(bool(one.weights) for one in traced.inside(layer))
         key = _shared_key(call)
         if key not in known:
             known[key] = _failures(call, weighted)
@@ -168,7 +167,7 @@ def _shared_key(call: LayerCall) -> object:
     except (NotImplementedError, TypeError, ValueError):
         text = str(id(call.layer))
     sizes = tuple(_octaves(variable) for variable in call.layer.weights)
-    return type(call.layer), text, repr((call.args, call.kwargs)), sizes
+    return type(call.layer), text, repr(call.signature), sizes
 
 
 def _octaves(variable: keras.Variable) -> tuple:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.changes import patched
 
 MARGIN = 10.0
 """The factor by which a layer's inputs may grow in training beyond those on the sample."""
@@ -45,30 +43,25 @@ class InputRanges:
     """
 
     def __init__(self, layers: Iterable[keras.layers.Layer]):
+        self._layers = list(layers)
         # Variables can also be assigned inside a loop, or inside a function that the model calls.
-        self._measured = {id(one): (one, tf.Variable([_NOT_RUN, 0.0, 0.0], trainable=False)) for one in layers}
+        self._measured = {id(one): tf.Variable([_NOT_RUN, 0.0, 0.0], trainable=False) for one in self._layers}
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
         """Measures the layers whenever a function runs that was traced in this context."""
-        with contextlib.ExitStack() as stack:
-            for layer, found in self._measured.values():
-                stack.enter_context(patched(layer, "call", _measuring(layer.call, found)))
+
+        def measure(layer: keras.layers.Layer, call: Callable, /, *args: Any, **kwargs: Any) -> Any:
+            _measure(self._measured[id(layer)], (args, kwargs))
+            return call(*args, **kwargs)
+
+        with scaler.authoring.calls_through(self._layers, measure):
             yield
 
     def inputs(self, layer: keras.layers.Layer) -> Inputs | None:
         """The inputs of a layer, or None if it did not run."""
-        amax, total, magnitudes = self._measured[id(layer)][1].numpy().tolist()
+        amax, total, magnitudes = self._measured[id(layer)].numpy().tolist()
         return None if amax == _NOT_RUN else Inputs(amax, abs(total) > _ONE_SIGN * magnitudes)
-
-
-def _measuring(call: Callable, found: tf.Variable) -> Callable:
-    @functools.wraps(call)
-    def measured(*args: Any, **kwargs: Any) -> Any:
-        _measure(found, (args, kwargs))
-        return call(*args, **kwargs)
-
-    return measured
 
 
 @scaler.authoring.no_autograph

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.calls import Traced, rounding_is_no_warning
+from loops.diagnose.graph.calls import Traced, loss_of, rounding_is_no_warning
 from loops.diagnose.graph.models import layers_in_float32
 from loops.diagnose.lint.finding import Finding, Kind
 from loops.support.batches import parts
@@ -24,7 +24,9 @@ def half_outputs(traced: Traced, model_name: str) -> list[Finding]:
     findings = []
     for prediction in traced.predictions:
         if prediction.dtype == tf.float16:
-            made = [call.layer for call in traced.calls if any(one is prediction for one in call.outputs)]
+            made = [
+                call.layer for call in traced.calls if any(one is prediction for one in tf.nest.flatten(call.outputs))
+            ]
             layer = traced.place(made[0]) if made else model_name
             findings.append(
                 Finding(
@@ -102,8 +104,7 @@ def _tried(loss: Callable, sample: Any, predictions: list[tf.Tensor]) -> str:
 def _loss_and_slope(loss: Callable, y: Any, prediction: tf.Tensor, weight: Any) -> tuple[float, float]:
     with tf.GradientTape() as tape:
         tape.watch(prediction)
-        result = loss(y, prediction) if weight is None else loss(y, prediction, weight)
-        value = tf.convert_to_tensor(result[0] if isinstance(result, tuple) else result)
+        value = tf.convert_to_tensor(loss_of(loss, prediction, y, weight))
     gradient = tape.gradient(value, prediction, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     return float(_worst(value)), float(_worst(gradient))
 
@@ -122,9 +123,7 @@ def lost_share(model: keras.Model, loss: Callable, sample: Any) -> str:
 
     def count() -> tf.Tensor:
         with tf.GradientTape() as tape:
-            prediction = model(x, training=True)
-            result = loss(y, prediction) if weight is None else loss(y, prediction, weight)
-            value = tf.cast(result[0] if isinstance(result, tuple) else result, tf.float32)
+            value = tf.cast(loss_of(loss, model(x, training=True), y, weight), tf.float32)
         weights = model.trainable_variables
         gradients = scaler.gradients.derivatives(tape.gradient(value, weights), weights)
         return scaler.observe.exponents([one for one in gradients if one is not None])

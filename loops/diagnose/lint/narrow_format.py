@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.calls import Traced
+from loops.diagnose.graph.calls import Traced, loss_of
 from loops.diagnose.graph.changes import restored
 from loops.diagnose.graph.models import layers_in_float32
 from loops.diagnose.lint.finding import Finding, Kind, note
@@ -44,9 +44,7 @@ def errors_in(format: scaler.formats.Emulated, model: keras.Model, loss: Callabl
             lambda values: None if values is None else values[first:last], (x, y, weight)
         )
         with restored(model), tf.GradientTape() as tape:
-            prediction = model(part_x, training=True)
-            result = loss(part_y, prediction) if weight is None else loss(part_y, prediction, part_weight)
-            value = tf.cast(result[0] if isinstance(result, tuple) else result, tf.float32)
+            value = tf.cast(loss_of(loss, model(part_x, training=True), part_y, part_weight), tf.float32)
         weights = model.trainable_variables
         found = scaler.gradients.derivatives(tape.gradient(value, weights), weights)
         wide = [tf.cast(tf.convert_to_tensor(one), tf.float32) for one in found if one is not None]

@@ -11,12 +11,11 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.calls import Traced, functional_operations, rounding_is_no_warning
+from loops.diagnose.graph.calls import Traced, functional_operations, loss_of, rounding_is_no_warning
 from loops.diagnose.graph.changes import restored
 from loops.diagnose.graph.models import layers_in_float32
-from loops.diagnose.graph.origin import origins, pass_of
+from loops.diagnose.graph.origin import Frame, origins, pass_of
 from loops.diagnose.graph.scan import Scan, scan
-from loops.diagnose.graph.whereabouts import Frame
 from loops.diagnose.lint.arguments import explaining_misfit
 from loops.diagnose.lint.finding import Finding, Kind, note
 from loops.diagnose.lint.input_range import InputRanges
@@ -99,10 +98,10 @@ def _forward(model: keras.Model, loss: Callable, sample: tuple) -> dict[str, tf.
     """The outputs, the loss and the layers' additional losses, by their names in a finding."""
     x, y, weight = parts(sample, "lint")
     prediction = model(x, training=True)
-    result = loss(y, prediction) if weight is None else loss(y, prediction, weight)
+    value = loss_of(loss, prediction, y, weight)
     outputs = [one for one in tf.nest.flatten(prediction) if tf.is_tensor(one)]
     named = {"the output" if len(outputs) == 1 else f"output {place}": one for place, one in enumerate(outputs)}
-    named["the loss"] = tf.convert_to_tensor(result[0] if isinstance(result, tuple) else result)
+    named["the loss"] = tf.convert_to_tensor(value)
     named.update({f"model.losses[{place}]": tf.convert_to_tensor(one) for place, one in enumerate(model.losses)})
     return named
 

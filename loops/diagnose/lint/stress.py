@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,7 @@ def _of_few_examples(call: LayerCall) -> LayerCall:
             return spec
         return tf.TensorSpec([_EXAMPLES, *spec.shape[1:]], spec.dtype)
 
-    args, kwargs = tf.nest.map_structure(first, (call.args, call.kwargs))
-    return dataclasses.replace(call, args=args, kwargs=kwargs)
+    return dataclasses.replace(call, given=tf.nest.map_structure(first, call.signature))
 
 
 def _size(call: LayerCall) -> int:
@@ -141,24 +141,20 @@ def _both(call: LayerCall, inputs: tuple) -> tf.Tensor:
 def _run(call: LayerCall, inputs: tuple) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """The floating-point outputs, and the gradients of the floating-point inputs."""
     values = iter(inputs)
-    watched = []
-
-    def value(spec: Any) -> Any:
-        if not isinstance(spec, tf.TensorSpec):
-            return spec
-        if spec.dtype.is_floating:
-            watched.append(tf.cast(next(values), spec.dtype))
-            return watched[-1]
-        return tf.ones(_known(spec), spec.dtype) if spec.dtype == tf.bool else tf.zeros(_known(spec), spec.dtype)
-
-    args, kwargs = tf.nest.map_structure(value, (call.args, call.kwargs))
+    given = [_given(spec, values) for spec in call.specs]
+    watched = [one for one in given if one.dtype.is_floating]
     with tf.GradientTape() as tape:
         tape.watch(watched)
-        outputs = call.layer(*args, **kwargs)
-    outputs = [one for one in tf.nest.flatten(outputs) if tf.is_tensor(one) and one.dtype.is_floating]
+        outputs = call.again(given)
     ones = [tf.cast(_signs(output), output.dtype) for output in outputs]
     zero = tf.UnconnectedGradients.ZERO
     return outputs, tape.gradient(outputs, watched, output_gradients=ones, unconnected_gradients=zero)
+
+
+def _given(spec: tf.TensorSpec, floats: Iterator[tf.Tensor]) -> tf.Tensor:
+    if spec.dtype.is_floating:
+        return tf.cast(next(floats), spec.dtype)
+    return tf.ones(_known(spec), spec.dtype) if spec.dtype == tf.bool else tf.zeros(_known(spec), spec.dtype)
 
 
 def _signs(like: tf.Tensor) -> tf.Tensor:
@@ -187,9 +183,8 @@ def _compared(values: list[tf.Tensor], expected: list[tf.Tensor]) -> tf.Tensor:
 
 
 def _floats(call: LayerCall) -> list[tf.TensorSpec]:
-    specs = [one for one in tf.nest.flatten((call.args, call.kwargs)) if isinstance(one, tf.TensorSpec)]
-    floats = [spec for spec in specs if spec.dtype.is_floating]
-    if any(spec.shape.rank is None for spec in specs):
+    floats = [spec for spec in call.specs if spec.dtype.is_floating]
+    if any(spec.shape.rank is None for spec in call.specs):
         return []
     return [tf.TensorSpec(_known(spec), spec.dtype) for spec in floats]
 

@@ -31,8 +31,8 @@ def not_compiled(traced: Traced) -> list[Finding]:
         if id(call.layer) in faulty | done:
             continue
         done.add(id(call.layer))
-        inside = [one.layer for one in reversed(traced.calls) if any(call.layer is outer for outer in one.inside)]
-        why = _why_not(call, [layer for layer in inside if not isinstance(layer, keras.Model)])
+        inside = [one for one in reversed(traced.inside(call.layer)) if not isinstance(one, keras.Model)]
+        why = _why_not(call, inside)
         if why is not None:
             faulty |= {id(one) for one in (call.layer, *call.inside)}
             findings.append(_finding(traced.place(why[0]), *why))
@@ -46,10 +46,9 @@ def _why_not(call: LayerCall, inside: Sequence[keras.layers.Layer]) -> tuple[ker
         call: The call of the layer.
         inside: The layers inside of it.
     """
-    specs = [one for one in tf.nest.flatten((call.args, call.kwargs)) if isinstance(one, tf.TensorSpec)]
-    if any(not spec.shape.is_fully_defined() for spec in specs):
+    if any(not spec.shape.is_fully_defined() for spec in call.specs):
         return None
-    values = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
+    values = [tf.zeros(spec.shape, spec.dtype) for spec in call.specs]
     with restored(call.layer):
         for said, backward in (("forward pass", False), ("backward pass", True)):
             try:
@@ -87,15 +86,10 @@ def _run(call: LayerCall, values: Sequence[tf.Tensor], backward: bool, *, compil
 
 
 def _pass(call: LayerCall, given: Sequence[tf.Tensor], backward: bool) -> Any:
-    rest = iter(given)
-    args, kwargs = tf.nest.map_structure(
-        lambda spec: next(rest) if isinstance(spec, tf.TensorSpec) else spec, (call.args, call.kwargs)
-    )
     watched = [one for one in given if one.dtype.is_floating]
     with tf.GradientTape() as tape:
         tape.watch(watched)
-        outputs = call.layer(*args, **kwargs)
-    outputs = [one for one in tf.nest.flatten(outputs) if tf.is_tensor(one) and one.dtype.is_floating]
+        outputs = call.again(given)
     if not backward:
         return outputs
     sources = [*watched, *call.layer.trainable_variables]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.variables import native
-from loops.diagnose.graph.calls import LayerCall, Traced, recording_calls, rounding_is_no_warning
+from loops.diagnose.graph.calls import LayerCall, Traced, loss_of, recording_calls, rounding_is_no_warning
 from loops.diagnose.memory.buffers import saved_buffers
 from loops.support.batches import explaining, parts
 
@@ -69,10 +69,10 @@ def saved_tensors(model: keras.Model, loss: Callable[..., Any], batch: Any) -> S
     ):
         graph = tf.function(differentiate).get_concrete_function(*specs).graph
     handles = [graph.capture(native(variable).handle) for variable in model.trainable_variables]
-    traced = Traced(graph, calls, [], found["seed"], frozenset(), [])
+    traced = Traced(graph, calls, [], found["seed"])
     saved = SavedTensors(collections.Counter(), collections.Counter(), collections.Counter(), traced)
     for buffer in saved_buffers(graph, found["seed"], found["batch"], handles):
-        place = traced.place_of_node(buffer.node.removeprefix("gradient_tape/"))
+        place = traced.place_of_node(buffer.node)
         if buffer.bytes is None:
             saved.uncounted[place] += 1
         else:
@@ -82,6 +82,5 @@ def saved_tensors(model: keras.Model, loss: Callable[..., Any], batch: Any) -> S
 
 def mean_loss(model: keras.Model, loss: Callable[..., Any], prediction: Any, y: Any, weight: Any) -> tf.Tensor:
     """The loss in float32, plus the model's own penalties."""
-    result = loss(y, prediction) if weight is None else loss(y, prediction, weight)
-    value = tf.cast(result[0] if isinstance(result, tuple) else result, tf.float32)
+    value = tf.cast(loss_of(loss, prediction, y, weight), tf.float32)
     return tf.add_n([value, *(tf.cast(penalty, tf.float32) for penalty in model.losses)])

@@ -42,12 +42,9 @@ def checkpointed(model: keras.Model) -> Iterator[None]:
     Use it for tracing only: a recomputed block draws new random numbers, as for Dropout, and updates its statistics
     twice.
     """
-    with contextlib.ExitStack() as stack:
-        if isinstance(model, keras.Sequential):
-            stack.enter_context(patched(model, "call", _in_parts(blocks_of(model))))
-        else:
-            for (layer,) in blocks_of(model):
-                stack.enter_context(patched(layer, "call", _recomputing(layer, layer.call)))
+    in_parts = isinstance(model, keras.Sequential)
+    layers = [model] if in_parts else [layer for (layer,) in blocks_of(model)]
+    with scaler.authoring.calls_through(layers, _in_parts if in_parts else _recomputing):
         yield
 
 
@@ -56,13 +53,10 @@ def _held(model: keras.Model) -> list[keras.layers.Layer]:
     return [layer for path, layer in paths.items() if "/" not in path and layer is not model]
 
 
-def _in_parts(blocks: list[list[keras.layers.Layer]]) -> Callable:
-    def call(inputs: Any, training: bool | None = None, mask: Any = None, **options: Any) -> Any:
-        for block in blocks:
-            inputs = tf.recompute_grad(functools.partial(_through, block, training))(inputs)
-        return inputs
-
-    return call
+def _in_parts(model: keras.Sequential, call: Callable, /, inputs: Any, training: Any = None, **options: Any) -> Any:
+    for block in blocks_of(model):
+        inputs = tf.recompute_grad(functools.partial(_through, block, training))(inputs)
+    return inputs
 
 
 def _through(block: list[keras.layers.Layer], training: bool | None, x: Any) -> Any:
@@ -71,18 +65,15 @@ def _through(block: list[keras.layers.Layer], training: bool | None, x: Any) -> 
     return x
 
 
-def _recomputing(layer: keras.layers.Layer, call: Callable) -> Callable:
-    def recompute(*args: Any, **kwargs: Any) -> Any:
-        def again(*tensors: Any) -> Any:
-            given = iter(tensors)
-            filled = tf.nest.map_structure(lambda one: next(given) if _flows(one) else one, (args, kwargs))
-            # The layer itself casts inputs and weights. In the second call the outer call's `training` is lost.
-            with patched(layer, "call", call):
-                return layer(*filled[0], **{"training": True, **filled[1]})
+def _recomputing(layer: keras.layers.Layer, call: Callable, /, *args: Any, **kwargs: Any) -> Any:
+    def again(*tensors: Any) -> Any:
+        given = iter(tensors)
+        filled = tf.nest.map_structure(lambda one: next(given) if _flows(one) else one, (args, kwargs))
+        # The layer itself casts inputs and weights. In the second call the outer call's `training` is lost.
+        with patched(layer, "call", call):
+            return layer(*filled[0], **{"training": True, **filled[1]})
 
-        return tf.recompute_grad(again)(*(one for one in tf.nest.flatten((args, kwargs)) if _flows(one)))
-
-    return recompute
+    return tf.recompute_grad(again)(*(one for one in tf.nest.flatten((args, kwargs)) if _flows(one)))
 
 
 def _flows(value: Any) -> bool:
