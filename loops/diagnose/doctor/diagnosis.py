@@ -17,9 +17,8 @@ from loops.diagnose.doctor.trials import Trial, error_line, try_all
 from loops.diagnose.graph.census import Row, census
 from loops.diagnose.graph.changes import restored
 from loops.diagnose.graph.models import loss_in_float32, own_policy
-from loops.diagnose.memory.activations import saved_tensors
-from loops.diagnose.memory.count import footprints
-from loops.diagnose.memory.footprint import Footprint
+from loops.diagnose.memory.footprint import Footprint, footprints
+from loops.diagnose.memory.saved import saved_tensors
 from loops.support.errors import LoopError
 
 SECONDS = 2.0

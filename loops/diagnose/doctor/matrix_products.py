@@ -12,7 +12,7 @@ import tensorflow as tf
 from loops.diagnose.doctor.timing import PairedTiming, Spread, time_interleaved
 from loops.diagnose.graph.calls import Traced
 from loops.diagnose.graph.census import Census
-from loops.diagnose.memory.buffers import needed
+from loops.diagnose.graph.operations import CONVOLUTIONS, MATRICES, needed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +64,7 @@ def _casting(sizes: dict[str, int]) -> Callable[[], None]:
 
 
 _MULTIPLE = 8
-_MATRICES = ("MatMul", "BatchMatMulV2", "BatchMatMulV3")
-_CONVOLUTIONS = ("Conv2D", "Conv3D", "Conv2DBackpropInput", "Conv3DBackpropInputV2")
+_OF_INPUTS = ("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 _OF_FILTERS = ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
 
 
@@ -158,13 +157,13 @@ def _product(sides: tuple[int, ...], dtype: str) -> Callable[[], None]:
 
 
 def _multiplications(operation: tf.Operation) -> int:
-    if operation.type in _MATRICES:
+    if operation.type in MATRICES:
         left, out = operation.inputs[0].shape, operation.outputs[0].shape
         turned = operation.get_attr("transpose_a" if operation.type == "MatMul" else "adj_x")
         return _size(out) * ((left[-2] if turned else left[-1]) or 0) if left.rank else 0
-    if operation.type in _CONVOLUTIONS:
+    if operation.type in CONVOLUTIONS or operation.type in _OF_INPUTS:
         # Each value of the convolution's output is a sum over all sides of the filter but the last.
-        result = operation.outputs[0] if "Backprop" not in operation.type else operation.inputs[2]
+        result = operation.outputs[0] if operation.type in CONVOLUTIONS else operation.inputs[2]
         filters = operation.inputs[1].shape
         return _size(result.shape) * _size(filters[:-1])
     if operation.type in _OF_FILTERS:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.graph.models import loss_in_float32
-from loops.diagnose.memory.count import copy_of
+from loops.diagnose.memory.footprint import copy_of
 from loops.loop.loop import Loop
 from loops.step.train_step import TrainStep
 from loops.support.batches import explaining, parts

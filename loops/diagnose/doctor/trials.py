@@ -15,7 +15,7 @@ import scaler
 from loops.diagnose.doctor.program import Program
 from loops.diagnose.doctor.timing import STEPS_A_CALL, Batches, PairedTiming, Running, milliseconds, time_interleaved
 from loops.diagnose.graph.models import own_policy, under
-from loops.diagnose.memory.recompute import blocks_of, checkpointed
+from loops.diagnose.memory.footprint import blocks_of, checkpointed
 
 _TIMED = ("float32", "mixed_float16", "mixed_bfloat16")
 _LONG = 500.0

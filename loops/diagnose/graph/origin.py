@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.diagnose.graph.operations import CALLS
 
 
 class Part(enum.Enum):
@@ -160,10 +161,6 @@ def differentiated(frame: Frame, frames: Mapping[str, Frame]) -> Frame:
     return frames.get(f"{scope}:0", frame) if frame.name.startswith("gradient_tape/") else frame
 
 
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "While", "StatelessWhile", "Case")
-"""Calls and loops: they may capture a resource that does not affect their outputs."""
-
-
 def is_measured(dtype: tf.DType) -> bool:
     """Whether the dtype can hold a NaN or an infinity."""
     return bool(dtype.is_floating or dtype.is_complex)
@@ -210,13 +207,13 @@ def sources_of_other_inputs(
             continue
         blind = blind or _opaque(tensor)
         waiting += tensor.op.inputs
-    return found, blind and operation.type not in _CALLS
+    return found, blind and operation.type not in CALLS
 
 
 def _opaque(tensor: tf.Tensor) -> bool:
     """Whether the tensor is a string, a resource or a variant from outside the graph."""
     kind = tensor.op.type
-    outside = kind == "Placeholder" or (kind not in _CALLS and tensor.op.op_def.is_stateful)
+    outside = kind == "Placeholder" or (kind not in CALLS and tensor.op.op_def.is_stateful)
     return outside and tensor.dtype in (tf.string, tf.resource, tf.variant)
 
 

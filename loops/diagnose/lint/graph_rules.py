@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from loops.diagnose.graph.calls import Traced
 from loops.diagnose.graph.literals import lost_literals
+from loops.diagnose.graph.operations import CONVOLUTIONS, MATRICES, root_of
 from loops.diagnose.lint.finding import Finding, Kind, note
 from loops.support.text import agreeing, amount
 
@@ -24,7 +25,8 @@ def lost_constants(traced: Traced, twin: Traced) -> list[Finding]:
 
 _NARROW = {"float16": "2^-11", "bfloat16": "2^-8"}
 """Formats in which a moving statistic stalls, with the smallest part of a number that every number can still gain."""
-_SUMS = ("AddV2", "Add", "Sub", "Mul", "Cast", "Identity")
+_AVERAGING = ("AddV2", "Add", "Sub", "Mul", "Cast")
+"""What a moving average makes of its old value."""
 
 
 def narrow_statistics(traced: Traced) -> list[Finding]:
@@ -51,10 +53,10 @@ def _averages(handle: tf.Tensor) -> bool:
             return True
         stack = [operation.inputs[1]] if operation.type == "AssignVariableOp" else []
         while stack:
-            source = stack.pop().op
+            source = root_of(stack.pop()).op
             if source.type == "ReadVariableOp" and source.inputs[0] is handle:
                 return True
-            if source.type in _SUMS:
+            if source.type in _AVERAGING:
                 stack += list(source.inputs)
     return False
 
@@ -79,7 +81,8 @@ def _stalls(place: str, layer: keras.layers.Layer, variables: list) -> Finding:
 
 _LAST_INTEGER = 2048
 _GATHERS = ("GatherV2", "ResourceGather")
-_MOVES = ("Cast", "Identity", "Reshape", "Squeeze", "ExpandDims", "StridedSlice", "SelectV2", "AddV2")
+_ON_THE_WAY = ("Cast", "StridedSlice", "SelectV2", "AddV2")
+"""What Keras makes of indices: it wraps negative ones."""
 
 
 def rounded_indices(traced: Traced) -> list[Finding]:
@@ -109,13 +112,13 @@ def rounded_indices(traced: Traced) -> list[Finding]:
 
 def _were_half(tensor: tf.Tensor) -> bool:
     while tensor.dtype != tf.float16:
-        if tensor.op.type not in _MOVES:
+        tensor = root_of(tensor)
+        if tensor.op.type not in _ON_THE_WAY:
             return False
         tensor = tensor.op.inputs[2 if tensor.op.type == "SelectV2" else 0]  # Inputs 0 and 1: condition, fill value.
     return True
 
 
-_PRODUCTS = ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv3D")
 _MULTIPLE = 8
 
 
@@ -123,7 +126,7 @@ def odd_shapes(traced: Traced) -> list[Finding]:
     """A note for each layer that multiplies in float16 by a matrix with a side that is not a multiple of 8."""
     matrices: dict[str | None, tuple] = {}
     for operation in traced.graph.get_operations():
-        if operation.type in _PRODUCTS and operation.outputs[0].dtype == tf.float16:
+        if operation.type in MATRICES | CONVOLUTIONS and operation.outputs[0].dtype == tf.float16:
             shape = operation.inputs[1].shape
             place = traced.place_of_node(operation.name)
             if shape.rank is not None and _odd(shape.as_list()):

@@ -12,10 +12,10 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.graph.calls import Traced, loss_of, rounding_is_no_warning
 from loops.diagnose.graph.models import layers_in_float32
+from loops.diagnose.graph.operations import MOVES
 from loops.diagnose.lint.finding import Finding, Kind
 from loops.support.batches import parts
 
-_MOVES = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "StridedSlice", "Transpose", "Pack", "ConcatV2")
 _PREDICTIONS = (0.0, 1e-4, 0.5, 1.0, 300.0, 5e3)
 
 
@@ -75,7 +75,7 @@ def _computed_in_half(traced: Traced) -> list[tf.Operation]:
         # Keras may read the logits in front of a softmax, so the predictions are bypassed.
         if operation.type in ("Const", "Placeholder") or operation.name in traced.model_operations:
             continue
-        if operation.type not in _MOVES and any(one.dtype == tf.float16 for one in operation.outputs):
+        if operation.type not in MOVES | {"Cast"} and any(one.dtype == tf.float16 for one in operation.outputs):
             found[operation.name] = operation
         stack += list(operation.inputs)
     return list(found.values())

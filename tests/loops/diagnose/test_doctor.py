@@ -24,8 +24,8 @@ from loops.diagnose.doctor.text import advice, sized, text
 from loops.diagnose.doctor.timing import STEPS_A_CALL, Batches, PairedTiming, Running, Spread, time_interleaved
 from loops.diagnose.doctor.trials import Kind, Trial, try_all
 from loops.diagnose.graph.census import Census, Row
-from loops.diagnose.memory.activations import saved_tensors
 from loops.diagnose.memory.footprint import Bytes, Footprint
+from loops.diagnose.memory.saved import saved_tensors
 
 
 def small(policy="mixed_float16"):

@@ -1,27 +1,92 @@
-"""Finds the buffers of a forward pass that the backward pass still needs, from the graph alone."""
+"""Which tensors a forward pass saves for the backward pass, by layer, from a traced step that is not run."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
 
-_SAME_BUFFER = frozenset(
-    ["EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape", "Squeeze", "StopGradient"]
-)
-"""Operations whose output shares the buffer of their input."""
+import scaler
+from loops.backend.variables import native
+from loops.diagnose.graph.calls import LayerCall, Traced, loss_of, recording_calls, rounding_is_no_warning
+from loops.diagnose.graph.operations import LOOPS, READS, depending, needed, root_of
+from loops.support.batches import explaining, parts
+
 _LISTS = ("EmptyTensorList", "TensorListReserve")
-_LOOPS = ("While", "StatelessWhile")
 
 
-def root_of(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor that owns the buffer of this one."""
-    while tensor.op.type in _SAME_BUFFER:
-        tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
-    return tensor
+@dataclasses.dataclass(frozen=True)
+class SavedTensors:
+    """The tensors that the forward pass saves for the backward pass.
+
+    A layer stands for its name, or for its path where several layers have that name; None stands for the loss and for
+    all operations outside of layers.
+
+    Attributes:
+        activations: The bytes of tensors computed from the batch, by layer.
+        copies: The bytes of copies of weights, such as float32 weights cast to 16 bits, by layer.
+        uncounted: The number of tensors whose static shape is unknown, by layer.
+        traced: The graph, with the calls of the layers.
+    """
+
+    activations: collections.Counter[str | None]
+    copies: collections.Counter[str | None]
+    uncounted: collections.Counter[str | None]
+    traced: Traced
+
+    def bytes(self) -> int:
+        """All bytes of known size."""
+        return sum(self.activations.values()) + sum(self.copies.values())
+
+
+def saved_tensors(model: keras.Model, loss: Callable[..., Any], batch: Any) -> SavedTensors:
+    """Traces a forward and a backward pass, and counts the tensors saved between them.
+
+    Args:
+        model: A model that is built.
+        loss: A function of (y, prediction), or of (y, prediction, sample_weight), as `TrainStep` takes it.
+        batch: `(x, y)` or `(x, y, sample_weight)`, of tensors.
+    """
+    given = parts(batch, "doctor")
+    found: dict[str, Any] = {}
+
+    def differentiate(x: Any, y: Any, weight: Any) -> list:
+        found["batch"] = [one for one in tf.nest.flatten((x, y, weight), expand_composites=True) if tf.is_tensor(one)]
+        with tf.GradientTape() as tape:
+            value = mean_loss(model, loss, model(x, training=True), y, weight)
+        # Not a constant, which TensorFlow would fold into its products.
+        found["seed"] = tf.identity(tf.constant(1.0))
+        return tape.gradient(value, model.trainable_variables, output_gradients=found["seed"])
+
+    calls: list[LayerCall] = []
+    specs = tf.nest.map_structure(lambda one: tf.type_spec_from_value(one) if tf.is_tensor(one) else one, given)
+    with (
+        recording_calls(scaler.observe.layers_of(model), calls),
+        rounding_is_no_warning(),
+        explaining("doctor", model, given[0], given[1]),
+    ):
+        graph = tf.function(differentiate).get_concrete_function(*specs).graph
+    handles = [graph.capture(native(variable).handle) for variable in model.trainable_variables]
+    traced = Traced(graph, calls, [], found["seed"])
+    saved = SavedTensors(collections.Counter(), collections.Counter(), collections.Counter(), traced)
+    for buffer in saved_buffers(graph, found["seed"], found["batch"], handles):
+        place = traced.place_of_node(buffer.node)
+        if buffer.bytes is None:
+            saved.uncounted[place] += 1
+        else:
+            (saved.copies if buffer.copies_weights else saved.activations)[place] += buffer.bytes
+    return saved
+
+
+def mean_loss(model: keras.Model, loss: Callable[..., Any], prediction: Any, y: Any, weight: Any) -> tf.Tensor:
+    """The loss in float32, plus the model's own penalties."""
+    value = tf.cast(loss_of(loss, prediction, y, weight), tf.float32)
+    return tf.add_n([value, *(tf.cast(penalty, tf.float32) for penalty in model.losses)])
 
 
 def bytes_of(tensor: tf.Tensor) -> int | None:
@@ -35,7 +100,7 @@ def bytes_of(tensor: tf.Tensor) -> int | None:
 
 def _bytes_of_list(tensor: tf.Tensor) -> int | None:
     """The bytes of a tensor list in which a loop saves one value per iteration for its gradient."""
-    if tensor.op.type not in _LOOPS:
+    if tensor.op.type not in LOOPS:
         return None
     creator = root_of(tensor.op.inputs[tensor.value_index]).op
     if creator.type not in _LISTS:
@@ -59,7 +124,6 @@ def _length(tensor: tf.Tensor) -> int:
 
 
 _THERE_ANYWAY = ("Const", "Placeholder", "ReadVariableOp", "ZerosLike")
-_READS = ("ReadVariableOp", "ResourceGather")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +156,9 @@ def saved_buffers(
         batch: The inputs of the graph that hold the batch.
         weights: The handles of the trained variables in the graph.
     """
-    backward = _reached({seed.op}) & needed({one.op for one in graph.outputs})
+    backward = depending({seed.op}) & needed({one.op for one in graph.outputs})
     of_batch = {one.ref() for one in batch}
-    fed_by_batch = _reached({one.op for one in batch})
+    fed_by_batch = depending({one.op for one in batch})
     handles = {one.ref() for one in weights}
     found: dict[object, Buffer] = {}
     for operation in graph.get_operations():
@@ -110,32 +174,10 @@ def saved_buffers(
             origins = _origins(root.op)
             if origins:  # Without an origin it is a constant.
                 copies = root.op not in fed_by_batch and all(
-                    one.type in _READS and one.inputs[0].ref() in handles for one in origins
+                    one.type in READS and one.inputs[0].ref() in handles for one in origins
                 )
                 found[key] = Buffer(root.op.name, bytes_of(root), copies)
     return list(found.values())
-
-
-def _reached(start: set[tf.Operation]) -> set[tf.Operation]:
-    """These operations and all that depend on them."""
-    found, waiting = set(start), collections.deque(start)
-    while waiting:
-        for output in waiting.popleft().outputs:
-            for consumer in output.consumers():
-                if consumer not in found:
-                    found.add(consumer)
-                    waiting.append(consumer)
-    return found
-
-
-def needed(end: set[tf.Operation]) -> set[tf.Operation]:
-    """These operations and all on which they depend."""
-    found, waiting = set(end), list(end)
-    while waiting:
-        fresh = {tensor.op for tensor in waiting.pop().inputs} - found
-        found |= fresh
-        waiting += fresh
-    return found
 
 
 def _key(root: tf.Tensor) -> object:
@@ -150,7 +192,7 @@ def _key(root: tf.Tensor) -> object:
 
 def _origins(operation: tf.Operation) -> list[tf.Operation]:
     """The sources of an operation's data: reads of variables, inputs of the graph, random numbers."""
-    return [one for one in needed({operation}) if one.type in _READS or (not one.inputs and not _is_constant(one))]
+    return [one for one in needed({operation}) if one.type in READS or (not one.inputs and not _is_constant(one))]
 
 
 def _is_constant(operation: tf.Operation) -> bool:
