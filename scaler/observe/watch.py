@@ -209,12 +209,11 @@ class Watch:
             )
         if not {ACTIVATIONS, GRADIENTS, ATTENTION} & {*self.kinds}:
             return
+        self.leave_out(collection.left_out, _ELSEWHERE)
         if not layers:
-            self.leave_out(collection.left_out, _ELSEWHERE)
             return
         wanted = self._only if self._only is not None else layers if self._asked is not None else ()
         unseen = [path for path in sorted(wanted) if path not in collection.names]
-        self.leave_out(collection.left_out, _ELSEWHERE)
         self.leave_out(
             [path for path in unseen if path in collection.called], "it has no float16, bfloat16 or float32 output."
         )
@@ -251,7 +250,7 @@ class Watch:
             collection, path = current(self), paths.get(id(layer))
             if collection is None or path is None:
                 return outputs
-            collection.calls(path)
+            collection.called.add(path)
             return tf.nest.map_structure(
                 lambda one: collection.see(one, path, by_layer=True) if is_probed(one) else one, outputs
             )

@@ -18,6 +18,7 @@ from loops.diagnose.graph.models import parts_of
 from loops.diagnose.graph.operations import BRANCHES, CALLS, MOVES
 from loops.loop.loop import Loop
 from loops.loop.signature import taking_batches
+from loops.support.text import columns
 
 _TYPES = ("T", "dtype", "Tparams", "U")
 _SUFFIX = re.compile(r"_\d+$")
@@ -73,9 +74,7 @@ class Census:
     def __str__(self) -> str:
         header = ("layer", "operation", "dtype", "count", "in branches", "promised", "")
         cells = [header, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-        return "\n".join([line.rstrip() for line in lines] + [f"casts write {self.cast_bytes:,} bytes a step"])
+        return f"{columns(cells, left=len(header))}\ncasts write {self.cast_bytes:,} bytes a step"
 
 
 def census(step_or_function: Any, *args: Any) -> Census:
@@ -104,7 +103,7 @@ def census(step_or_function: Any, *args: Any) -> Census:
             counted[one.place, one.node.op, dtype].append(one)
     order = list(dict.fromkeys(place for place, _, _ in counted))
     by_place = sorted(counted.items(), key=lambda item: order.index(item[0][0]))
-    return Census([_row(*kind, found, names) for kind, found in by_place])
+    return Census([_row(place, op, dtype, found, names) for (place, op, dtype), found in by_place])
 
 
 @dataclasses.dataclass(frozen=True)

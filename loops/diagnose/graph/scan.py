@@ -17,10 +17,15 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.calls import Whereabouts, backward_layers, recording_layers
+from loops.diagnose.graph.calls import (
+    ScalerCalls,
+    Whereabouts,
+    backward_layers,
+    recording_layers,
+    recording_scaler_calls,
+)
 from loops.diagnose.graph.operations import needed
 from loops.diagnose.graph.origin import Frame, Part, computed_from, is_measured, magnitude, sources_of_other_inputs
-from loops.diagnose.graph.scaler_calls import ScalerCalls, recording_scaler_calls
 from loops.loop.state.variables import components
 
 _UNSEEN = (tf.string, tf.resource, tf.variant)

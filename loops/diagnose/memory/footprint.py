@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -14,41 +13,13 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.changes import patched
-from loops.diagnose.graph.models import POLICIES, following, loss_in_float32, own_policy, under
-from loops.diagnose.memory.saved import SavedTensors, saved_tensors
+from loops.diagnose.graph.calls import Traced
+from loops.diagnose.graph.changes import POLICIES, following, loss_in_float32, own_policy, patched, under
+from loops.diagnose.memory.saved import Bytes, saved_tensors
 
 _HALF = ("float16", "bfloat16")
 _FEWEST = 4
 """The fewest layers of a Sequential that are worth dividing into blocks."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Bytes:
-    """The memory that a training step needs, in bytes, for a layer or for all.
-
-    Attributes:
-        weights: The model's variables, trained or not.
-        masters: Float32 copies of 16-bit weights.
-        slots: The optimizer's variables; None if the optimizer is a function, whose variables are unknown.
-        gradients: The gradients of the trained variables.
-        copies: Copies of weights that the backward pass reads, such as weights cast to 16 bits.
-        activations: Tensors computed from the batch that the forward pass saves for the backward pass.
-        uncounted: The number of saved tensors whose static shape is unknown.
-    """
-
-    weights: int = 0
-    masters: int = 0
-    slots: int | None = 0
-    gradients: int = 0
-    copies: int = 0
-    activations: int = 0
-    uncounted: int = 0
-
-    @property
-    def total(self) -> int:
-        """The sum of all known bytes: slightly above the peak of a step, without the workspace of operations."""
-        return self.weights + self.masters + (self.slots or 0) + self.gradients + self.copies + self.activations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +41,7 @@ class Footprint:
     @property
     def all(self) -> Bytes:
         """The sum over the layers."""
-        return total(list(self.layers.values()))
+        return sum(self.layers.values(), Bytes())
 
     @property
     def total_recomputed(self) -> int | None:
@@ -86,12 +57,6 @@ class Footprint:
         sums = {**dataclasses.asdict(whole), "total": whole.total, "total_recomputed": self.total_recomputed}
         layers = [{"layer": name, **dataclasses.asdict(one)} for name, one in self.layers.items()]
         return {"policy": self.policy, **sums, "layers": layers}
-
-
-def total(parts: Sequence[Bytes]) -> Bytes:
-    """The sum of several; its slots are None if those of any are."""
-    values = {field.name: [getattr(one, field.name) for one in parts] for field in dataclasses.fields(Bytes)}
-    return Bytes(**{name: None if None in each else sum(each) for name, each in values.items()})
 
 
 def slot_values(model: keras.Model, optimizer: Any) -> Mapping[int, int] | None:
@@ -170,36 +135,33 @@ def _footprint(
 ) -> Footprint:
     # 16-bit weights give the same computation as float32 weights under a mixed policy, without the casts.
     casts = policy != own_policy(model) and policy in _HALF
-    traced_as = f"mixed_{policy}" if casts else policy
-    with under(model, traced_as):
-        saved = saved_tensors(model, loss_in_float32(loss), batch)
-        recomputed = _recomputed(model, loss, batch, saved, not casts) if checkpointing and blocks_of(model) else None
-    layers: dict[str | None, Bytes] = collections.defaultdict(Bytes)
-    held = _held_by_layer(model, policy, slots, masters, saved)
-    for place in dict.fromkeys([*held, *saved.activations, *saved.copies, *saved.uncounted]):
-        layers[place] = dataclasses.replace(
-            held.get(place, Bytes()),
-            copies=0 if casts else saved.copies.get(place, 0),
-            activations=saved.activations.get(place, 0),
-            uncounted=saved.uncounted.get(place, 0),
-        )
-    return Footprint(policy, dict(layers), recomputed)
+    loss, recomputed = loss_in_float32(loss), None
+
+    def saved() -> tuple[dict[str | None, Bytes], Traced]:
+        found, traced = saved_tensors(model, loss, batch)
+        return {place: dataclasses.replace(one, copies=0) if casts else one for place, one in found.items()}, traced
+
+    with under(model, f"mixed_{policy}" if casts else policy):
+        layers, traced = saved()
+        if checkpointing and blocks_of(model):
+            with checkpointed(model):
+                again = sum(saved()[0].values(), Bytes())
+            largest = max(_activations_of(block, layers, traced) for block in blocks_of(model))
+            recomputed = again.activations + again.copies + largest
+    held = _held_by_layer(model, policy, slots, masters, traced)
+    places = dict.fromkeys([*held, *layers])
+    both = {place: held.get(place, Bytes()) + layers.get(place, Bytes()) for place in places}
+    return Footprint(policy, both, recomputed)
 
 
-def _recomputed(model: keras.Model, loss: Callable[..., Any], batch: Any, plain: SavedTensors, copies: bool) -> int:
-    """The bytes saved with gradient checkpointing, plus those of the largest block while it is recomputed."""
-    with checkpointed(model):
-        saved = saved_tensors(model, loss_in_float32(loss), batch)
-    sizes = []
-    for block in blocks_of(model):
-        inside = {id(one) for layer in block for one in scaler.observe.layers_of(layer)}
-        places = {plain.traced.place(call.layer) for call in plain.traced.calls if id(call.layer) in inside}
-        sizes.append(sum(plain.activations.get(place, 0) for place in places))
-    return sum(saved.activations.values()) + (sum(saved.copies.values()) if copies else 0) + max(sizes)
+def _activations_of(block: Sequence[keras.layers.Layer], saved: Mapping[str | None, Bytes], traced: Traced) -> int:
+    inside = {id(one) for layer in block for one in scaler.observe.layers_of(layer)}
+    places = {traced.place(call.layer) for call in traced.calls if id(call.layer) in inside}
+    return sum(saved[place].activations for place in places if place in saved)
 
 
 def _held_by_layer(
-    model: keras.Model, policy: str, slots: Mapping[int, int] | None, masters: bool, saved: SavedTensors
+    model: keras.Model, policy: str, slots: Mapping[int, int] | None, masters: bool, traced: Traced
 ) -> dict[str | None, Bytes]:
     """The bytes of the variables and of the gradients, by layer."""
     change = {id(layer) for layer in following(model)} if policy != own_policy(model) else set()
@@ -214,8 +176,8 @@ def _held_by_layer(
             dtype = _dtype_under(variable.dtype, policy) if id(layer) in change else variable.dtype
             rows.append(_of_variable(variable, dtype, id(variable) in trained, slots, masters))
         if rows:
-            place = saved.traced.place(layer)
-            found[place] = total([found.get(place, Bytes()), *rows])
+            place = traced.place(layer)
+            found[place] = sum(rows, found.get(place, Bytes()))
     return dict(reversed(found.items()))
 
 

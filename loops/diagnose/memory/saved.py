@@ -21,36 +21,50 @@ _LISTS = ("EmptyTensorList", "TensorListReserve")
 
 
 @dataclasses.dataclass(frozen=True)
-class SavedTensors:
-    """The tensors that the forward pass saves for the backward pass.
-
-    A layer stands for its name, or for its path where several layers have that name; None stands for the loss and for
-    all operations outside of layers.
+class Bytes:
+    """The memory that a training step needs, in bytes, for a layer or for all.
 
     Attributes:
-        activations: The bytes of tensors computed from the batch, by layer.
-        copies: The bytes of copies of weights, such as float32 weights cast to 16 bits, by layer.
-        uncounted: The number of tensors whose static shape is unknown, by layer.
-        traced: The graph, with the calls of the layers.
+        weights: The model's variables, trained or not.
+        masters: Float32 copies of 16-bit weights.
+        slots: The optimizer's variables; None if the optimizer is a function, whose variables are unknown.
+        gradients: The gradients of the trained variables.
+        copies: Copies of weights that the backward pass reads, such as weights cast to 16 bits.
+        activations: Tensors computed from the batch that the forward pass saves for the backward pass.
+        uncounted: The number of saved tensors whose static shape is unknown.
     """
 
-    activations: collections.Counter[str | None]
-    copies: collections.Counter[str | None]
-    uncounted: collections.Counter[str | None]
-    traced: Traced
+    weights: int = 0
+    masters: int = 0
+    slots: int | None = 0
+    gradients: int = 0
+    copies: int = 0
+    activations: int = 0
+    uncounted: int = 0
 
-    def bytes(self) -> int:
-        """All bytes of known size."""
-        return sum(self.activations.values()) + sum(self.copies.values())
+    @property
+    def total(self) -> int:
+        """The sum of all known bytes: slightly above the peak of a step, without the workspace of operations."""
+        return self.weights + self.masters + (self.slots or 0) + self.gradients + self.copies + self.activations
+
+    def __add__(self, other: Bytes) -> Bytes:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+        return Bytes(*sums)
 
 
-def saved_tensors(model: keras.Model, loss: Callable[..., Any], batch: Any) -> SavedTensors:
+def saved_tensors(model: keras.Model, loss: Callable[..., Any], batch: Any) -> tuple[dict[str | None, Bytes], Traced]:
     """Traces a forward and a backward pass, and counts the tensors saved between them.
 
     Args:
         model: A model that is built.
         loss: A function of (y, prediction), or of (y, prediction, sample_weight), as `TrainStep` takes it.
         batch: `(x, y)` or `(x, y, sample_weight)`, of tensors.
+
+    Returns:
+        By layer the activations, the copies and the number of tensors that are not counted; and the trace. A layer
+        stands for its name, or for its path where several layers have that name; None stands for the loss and for all
+        operations outside of layers.
     """
     given = parts(batch, "doctor")
     found: dict[str, Any] = {}
@@ -58,7 +72,8 @@ def saved_tensors(model: keras.Model, loss: Callable[..., Any], batch: Any) -> S
     def differentiate(x: Any, y: Any, weight: Any) -> list:
         found["batch"] = [one for one in tf.nest.flatten((x, y, weight), expand_composites=True) if tf.is_tensor(one)]
         with tf.GradientTape() as tape:
-            value = mean_loss(model, loss, model(x, training=True), y, weight)
+            value = tf.cast(loss_of(loss, model(x, training=True), y, weight), tf.float32)
+            value = tf.add_n([value, *(tf.cast(penalty, tf.float32) for penalty in model.losses)])
         # Not a constant, which TensorFlow would fold into its products.
         found["seed"] = tf.identity(tf.constant(1.0))
         return tape.gradient(value, model.trainable_variables, output_gradients=found["seed"])
@@ -73,20 +88,10 @@ def saved_tensors(model: keras.Model, loss: Callable[..., Any], batch: Any) -> S
         graph = tf.function(differentiate).get_concrete_function(*specs).graph
     handles = [graph.capture(native(variable).handle) for variable in model.trainable_variables]
     traced = Traced(graph, calls, [], found["seed"])
-    saved = SavedTensors(collections.Counter(), collections.Counter(), collections.Counter(), traced)
-    for buffer in saved_buffers(graph, found["seed"], found["batch"], handles):
-        place = traced.place_of_node(buffer.node)
-        if buffer.bytes is None:
-            saved.uncounted[place] += 1
-        else:
-            (saved.copies if buffer.copies_weights else saved.activations)[place] += buffer.bytes
-    return saved
-
-
-def mean_loss(model: keras.Model, loss: Callable[..., Any], prediction: Any, y: Any, weight: Any) -> tf.Tensor:
-    """The loss in float32, plus the model's own penalties."""
-    value = tf.cast(loss_of(loss, prediction, y, weight), tf.float32)
-    return tf.add_n([value, *(tf.cast(penalty, tf.float32) for penalty in model.losses)])
+    saved: dict[str | None, Bytes] = collections.defaultdict(Bytes)
+    for node, size in saved_buffers(graph, found["seed"], found["batch"], handles):
+        saved[traced.place_of_node(node)] += size
+    return saved, traced
 
 
 def bytes_of(tensor: tf.Tensor) -> int | None:
@@ -126,24 +131,9 @@ def _length(tensor: tf.Tensor) -> int:
 _THERE_ANYWAY = ("Const", "Placeholder", "ReadVariableOp", "ZerosLike")
 
 
-@dataclasses.dataclass(frozen=True)
-class Buffer:
-    """A tensor that is saved until the backward pass has used it.
-
-    Attributes:
-        node: The name of the operation that created it.
-        bytes: Its size in bytes; None if its static shape is unknown.
-        copies_weights: Whether it holds only weights, such as weights cast to another dtype.
-    """
-
-    node: str
-    bytes: int | None
-    copies_weights: bool
-
-
 def saved_buffers(
     graph: tf.Graph, seed: tf.Tensor, batch: Iterable[tf.Tensor], weights: Sequence[tf.Tensor]
-) -> list[Buffer]:
+) -> list[tuple[str, Bytes]]:
     """The buffers that operations before the backward pass create and operations of the backward pass read.
 
     An operation belongs to the backward pass if it depends on the gradient of the loss, and an output of the graph
@@ -155,12 +145,15 @@ def saved_buffers(
         seed: The gradient of the loss, where the backward pass begins.
         batch: The inputs of the graph that hold the batch.
         weights: The handles of the trained variables in the graph.
+
+    Returns:
+        The name of the operation that created each, and its bytes. Copies hold only weights.
     """
     backward = depending({seed.op}) & needed({one.op for one in graph.outputs})
     of_batch = {one.ref() for one in batch}
     fed_by_batch = depending({one.op for one in batch})
     handles = {one.ref() for one in weights}
-    found: dict[object, Buffer] = {}
+    found: dict[object, tuple[str, Bytes]] = {}
     for operation in graph.get_operations():
         if operation not in backward:
             continue
@@ -176,7 +169,9 @@ def saved_buffers(
                 copies = root.op not in fed_by_batch and all(
                     one.type in READS and one.inputs[0].ref() in handles for one in origins
                 )
-                found[key] = Buffer(root.op.name, bytes_of(root), copies)
+                size = bytes_of(root)
+                kind = "uncounted" if size is None else "copies" if copies else "activations"
+                found[key] = root.op.name, Bytes(**{kind: 1 if size is None else size})
     return list(found.values())
 
 
