@@ -33,7 +33,7 @@ class Collection:
     Args:
         kinds: Of "activations" and "activation_gradients", those to take.
         takes: Whether to take what is probed under a name, by layer (True) or by hand (False).
-        watch: The watch that it collects for, or None.
+        watch: The watch that it collects for.
         layers: The ids of the layers of its model: it alone takes what is probed by hand in them.
 
     Attributes:
@@ -41,13 +41,7 @@ class Collection:
         called: The layers and probes that were called, those that are not taken as well.
     """
 
-    def __init__(
-        self,
-        kinds: tuple[str, ...],
-        takes: Callable[[str, bool], bool] = lambda name, by_layer: True,
-        watch: Any = None,
-        layers: frozenset[int] = frozenset(),
-    ):
+    def __init__(self, kinds: tuple[str, ...], takes: Callable[[str, bool], bool], watch: Any, layers: frozenset[int]):
         self._kinds = kinds
         self._takes = takes
         self.watch, self.layers = watch, layers

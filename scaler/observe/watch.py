@@ -30,6 +30,9 @@ GAUGES = {
 """Ready probes by their kind, which measure a number of each layer or step: the outputs of a `TrainStep` with each."""
 
 
+_Layers = Mapping[str, keras.layers.Layer]
+
+
 class Watch:
     """Which tensors of a model's steps are measured: what `watch` makes, and `loops.TrainStep(probes=...)` takes.
 
@@ -176,8 +179,8 @@ class Watch:
 
         known = layers_by_path(self.model)
         # With one collection no one else could own what is probed by hand.
-        marked = [] if beside is None else [one for path, one in known.items() if path not in layers]
-        with self._watched(layers, attend, [one for one in marked if not _shows_others(one)]):
+        others = [] if beside is None else [one for path, one in known.items() if path not in layers]
+        with self._watched(layers, attend, [one for one in others if not _shows_others(one)]):
             collection = Collection(self.kinds, takes, self, frozenset(map(id, known.values())))
             with collection.forward(beside or ()):
                 yield collection
@@ -235,12 +238,7 @@ class Watch:
             )
 
     @contextlib.contextmanager
-    def _watched(
-        self,
-        layers: dict[str, keras.layers.Layer],
-        attend: dict[str, keras.layers.Layer],
-        marked: Sequence[keras.layers.Layer],
-    ) -> Iterator[None]:
+    def _watched(self, layers: _Layers, attend: _Layers, marked: Sequence[keras.layers.Layer]) -> Iterator[None]:
         """Has layers say that they are called, and show their outputs or their logits."""
         paths = {id(layer): path for path, layer in layers.items()}
 

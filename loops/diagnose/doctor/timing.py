@@ -125,20 +125,18 @@ class Running:
     def __init__(self, program: Program, step: TrainStep, *, many: bool = False):
         self._batch = program.batch
         self._times = step.accumulate
-        self.skipped = self.attempted = 0
         function: Any = tf.function(step, jit_compile=program.compiled or None)
         if many:
             self._times, function = 1, tf.function(_many(function))
         self._call = function.get_concrete_function(tf.nest.map_structure(tf.type_spec_from_value, program.batch))
 
-    def __call__(self, batch: Any = None) -> None:
-        """Takes a step, with all of its micro-batches."""
+    def __call__(self, batch: Any = None) -> tuple[bool, bool]:
+        """Takes a step, with all of its micro-batches; whether it was attempted, and whether it was skipped."""
         for _ in range(self._times):
             outputs = self._call(self._batch if batch is None else batch)
         attempted, applied = bool(outputs["attempted"]), bool(outputs["applied"])
         tf.test.experimental.sync_devices()
-        self.attempted += attempted
-        self.skipped += attempted and not applied
+        return attempted, attempted and not applied
 
 
 def _many(step: Callable) -> Callable:
@@ -161,11 +159,11 @@ def batches_like(like: Any, dataset: tf.data.Dataset) -> Iterator[Any]:
     Raises:
         OutOfData: If there is none in the whole dataset, as in a dataset that cannot be read twice.
     """
-    found = True
+    found, shapes = True, _shapes(like)
     while found:
         found = False
         for batch in map(tuple, dataset):
-            if _shapes(batch) == _shapes(like):
+            if _shapes(batch) == shapes:
                 found = True
                 yield batch
     raise OutOfData(
@@ -206,14 +204,8 @@ def pipeline_of(program: Program, step: Running, seconds: float) -> Pipeline | N
         return None
     batches = batches_like(program.batch, program.dataset)
     alone = time_interleaved(batches.__next__, batches.__next__, seconds / 2).before
-    seen: list[tuple[int, int]] = []
-
-    def with_pipeline() -> None:
-        before = step.attempted, step.skipped
-        step(next(batches))
-        seen.append((step.attempted - before[0], step.skipped - before[1]))
-
-    turns = time_interleaved(step, with_pipeline, seconds)
+    seen: list[tuple[bool, bool]] = []
+    turns = time_interleaved(step, lambda: seen.append(step(next(batches))), seconds)
     return Pipeline(alone, turns, sum(attempted for attempted, _ in seen), sum(skipped for _, skipped in seen))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -432,72 +433,59 @@ def recording_scaler_calls(
     calls = ScalerCalls(nonzero=nonzero)
     with contextlib.ExitStack() as stack:
         for one in scalers:
-            stack.enter_context(patched(one, "scale", _scale(one.scale, calls, factor)))
-            stack.enter_context(scaler.authoring.apply_replaced(one, _apply_shares(one, calls, moves)))
-            stack.enter_context(patched(one, "unscale", _unscale(one.unscale, calls)))
+            apply = functools.partial(_apply_shares, one, calls, moves)
+            stack.enter_context(patched(one, "scale", functools.partial(_scale, one.scale, calls, factor)))
+            stack.enter_context(scaler.authoring.apply_replaced(one, apply))
+            stack.enter_context(patched(one, "unscale", functools.partial(_unscale, one.unscale, calls)))
         yield calls
 
 
-def _scale(original: Callable, calls: ScalerCalls, factor: tf.Variable | tf.Tensor | None) -> Callable:
-    def scale(loss: Any) -> tf.Tensor:
-        if on_first_replica():
-            calls.moments.append((True, count_of_operations()))
-            calls.losses.append(tf.convert_to_tensor(loss))
-        return original(loss if factor is None else tf.cast(loss, tf.float32) * factor)
-
-    return scale
+def _scale(original: Callable, calls: ScalerCalls, factor: tf.Variable | tf.Tensor | None, loss: Any) -> tf.Tensor:
+    if on_first_replica():
+        calls.moments.append((True, count_of_operations()))
+        calls.losses.append(tf.convert_to_tensor(loss))
+    return original(loss if factor is None else tf.cast(loss, tf.float32) * factor)
 
 
-def _apply_shares(one: scaler.LossScaler, calls: ScalerCalls, moves: bool) -> Callable:
-    def apply_shares(
-        original: Callable, shares: Sequence[scaler.Share], **options: Any
-    ) -> tuple[scaler.Outcome, list[scaler.Outcome]]:
-        # Of a step that would take its gradients again the first ones are explained.
-        options.pop("again", None)
-        grads = [grad for share in shares for grad in share.grads]
-        derivatives = _derivatives(grads, [weight for share in shares for weight in share.weights])
-        calls.take(grads, derivatives)
-        if moves:
-            outcome, outcomes = original(shares, **options)
-        else:
-            outcome = _outcome_of_gradients(one, grads)
-            outcomes = [outcome] * len(shares)
-        calls.applied.append(derivatives)
-        calls.finite.append(outcome.finite)
-        calls.owners.append(one)
-        return outcome, outcomes
-
-    return apply_shares
+def _apply_shares(
+    one: scaler.LossScaler,
+    calls: ScalerCalls,
+    moves: bool,
+    original: Callable,
+    shares: Sequence[scaler.Share],
+    **options: Any,
+) -> tuple[scaler.Outcome, list[scaler.Outcome]]:
+    # Of a step that would take its gradients again the first ones are explained.
+    options.pop("again", None)
+    grads = [grad for share in shares for grad in share.grads]
+    derivatives = _derivatives(grads, [weight for share in shares for weight in share.weights])
+    calls.take(grads, derivatives)
+    if moves:
+        outcome, outcomes = original(shares, **options)
+    else:
+        outcome = _outcome_of_gradients(one, grads)
+        outcomes = [outcome] * len(shares)
+    calls.applied.append(derivatives)
+    calls.finite.append(outcome.finite)
+    calls.owners.append(one)
+    return outcome, outcomes
 
 
 def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
     finite = scaler.gradients.all_finite([grad for grad in grads if grad is not None])
-    nan, nothing, no = tf.constant(float("nan")), tf.constant(-1, tf.int64), tf.constant(False)
-    outcome = scaler.Outcome(
-        finite=finite,
-        loss_scale=one.loss_scale,
-        grad_norm=nan,
-        cause=tf.cast(tf.where(finite, int(scaler.Cause.NONE), int(scaler.Cause.OVERFLOW)), tf.int64),
-        has_nan=no,
-        index=nothing,
-        clipped_norm=nan,
-        count=tf.constant(0, tf.int64),
-        nearest=nothing,
-        lower_helps=no,
-    )
+    cause = tf.where(finite, int(scaler.Cause.NONE), int(scaler.Cause.OVERFLOW))
+    nan = float("nan")
+    outcome = scaler.Outcome(finite, one.loss_scale, nan, tf.cast(cause, tf.int64), False, -1, clipped_norm=nan)
     # A step may return any field, and replicas put tensors together.
     return scaler.Outcome(
         *(tf.constant(one, tf.int64) if type(one) is int else tf.convert_to_tensor(one) for one in outcome)
     )
 
 
-def _unscale(original: Callable, calls: ScalerCalls) -> Callable:
-    def unscale(grads: Sequence, variables: Any = None) -> list:
-        grads = list(grads)
-        calls.take(grads, _derivatives(grads, variables))
-        return original(grads, variables)
-
-    return unscale
+def _unscale(original: Callable, calls: ScalerCalls, grads: Sequence, variables: Any = None) -> list:
+    grads = list(grads)
+    calls.take(grads, _derivatives(grads, variables))
+    return original(grads, variables)
 
 
 def _derivatives(grads: list, variables: Any) -> list:

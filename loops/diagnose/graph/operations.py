@@ -1,6 +1,7 @@
 """What the operations of a graph do: one table for the census, lint, memory, doctor and explain, and walks along them.
 
-A column is a question, and its rows are the types of operations for which the answer is yes.
+A column is a question, and its rows are the types of operations for which the answer is yes. What an operation does
+with a loss scale is another table, `scaler/misuse/operations.py`.
 """
 
 from __future__ import annotations

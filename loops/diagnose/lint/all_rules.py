@@ -9,8 +9,6 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.calls import trace
-from loops.diagnose.graph.changes import restored
 from loops.diagnose.graph.models import taken_apart
 from loops.diagnose.lint.finding import Finding
 from loops.diagnose.lint.graph_rules import (
@@ -23,17 +21,9 @@ from loops.diagnose.lint.graph_rules import (
 )
 from loops.diagnose.lint.on_request import not_compiled, unfit_for_format
 from loops.diagnose.lint.sample import on_the_sample
-from loops.diagnose.lint.set_up import fitting_scaling, half_loss, half_outputs, missing_masters, scaling_of
+from loops.diagnose.lint.set_up import fitting_scaling, half_loss, half_outputs, missing_masters
 from loops.diagnose.lint.stress import fails_under_stress
-from loops.diagnose.lint.subject import (
-    InputRanges,
-    Subject,
-    as_tensors,
-    build,
-    checked_sample,
-    explaining_misfit,
-    in_one_sentence,
-)
+from loops.diagnose.lint.subject import Subject, subject_of
 from loops.loop.loop import Loop
 from loops.support.errors import OutOfData
 
@@ -90,17 +80,8 @@ def lint(
     """
     if format is not None:
         scaler.formats.emulated(format)
-    sample = checked_sample(model, loss, sample)
-    scaling = scaling_of(optimizer)
-    sample = as_tensors(sample)
-    build(model, sample)
     rules = (*RULES, *([not_compiled] if xla else []), *([unfit_for_format] if format is not None else []))
-    with restored(model):
-        seen = InputRanges(scaler.observe.layers_of(model))
-        # This trace is measured too, since a `tf.function` inside the model is traced only once.
-        with in_one_sentence(), explaining_misfit(model, sample), seen.measuring():
-            traced = trace(model, loss, sample)
-        subject = Subject(model, loss, sample, scaling, traced, seen, format)
+    with subject_of(model, optimizer, loss, sample, format) as subject:
         findings = [finding for rule in rules for finding in rule(subject)]
     return sorted(findings, key=lambda finding: finding.is_note)
 

@@ -14,8 +14,7 @@ from loops.diagnose.graph.calls import Traced, derivatives_of, loss_of, rounding
 from loops.diagnose.graph.changes import layers_in_float32
 from loops.diagnose.graph.operations import MOVES, needed
 from loops.diagnose.lint.finding import Finding, Kind, Texts
-from loops.diagnose.lint.subject import Scaling, Subject
-from loops.step.train_step import TrainStep
+from loops.diagnose.lint.subject import Subject
 from loops.support.batches import parts
 from loops.support.text import agreeing, amount
 
@@ -56,44 +55,6 @@ _OUTPUT = Texts(
 SMALLEST_UPDATE = {"float16": "2^-11", "bfloat16": "2^-8"}
 """The smallest part of a number that every number of a format can still gain."""
 _PREDICTIONS = (0.0, 1e-4, 0.5, 1.0, 300.0, 5e3)
-
-
-def scaling_of(optimizer: Any) -> Scaling:
-    """The scaling of an optimizer, or of the train step that holds it.
-
-    Raises:
-        scaler.InvalidArgument: For anything else.
-    """
-    if isinstance(optimizer, TrainStep):
-        strategy = optimizer.loss_scaler.strategy
-        return Scaling(
-            _moves(strategy) or optimizer.layerwise is not None,
-            not optimizer.allow_16bit_updates,
-            f"the TrainStep scales by {type(strategy).__name__}",
-        )
-    kind = type(optimizer).__name__
-    if isinstance(optimizer, scaler.LossScaleOptimizer):
-        strategy = optimizer.loss_scaler.strategy
-        return Scaling(_moves(strategy), True, f"the optimizer scales by {type(strategy).__name__}")
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return Scaling(True, False, "the optimizer is keras.optimizers.LossScaleOptimizer")
-    if isinstance(optimizer, keras.optimizers.Optimizer):
-        factor = optimizer.loss_scale_factor
-        description = f"the optimizer is {kind}" + (f" with loss_scale_factor={factor:g}" if factor else "")
-        return Scaling(bool(factor) and factor != 1, False, description)
-    if callable(optimizer):
-        return Scaling(False, False, f"the optimizer is the function {getattr(optimizer, '__name__', kind)}")
-    raise scaler.InvalidArgument(
-        f"lint(optimizer={optimizer!r}): expected a Keras optimizer, an hs.LossScaleOptimizer, an hs.TrainStep "
-        "that holds the optimizer, or a function of (grads, variables)."
-    )
-
-
-def _moves(strategy: Any) -> bool:
-    """Whether a strategy ever uses a loss scale other than 1."""
-    low, high = scaler.strategies.float_bounds_of(strategy)
-    fixed = isinstance(strategy, (scaler.NoScaling, scaler.Static)) or float(low) == float(high)
-    return not fixed or float(strategy.init().loss_scale) != 1.0
 
 
 def fitting_scaling(subject: Subject) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What the rules of lint read: the model and its sample, one trace of both, and the inputs of the layers there."""
+"""What the rules of lint read: model, sample and set-up, one trace of them, and the inputs of the layers there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.calls import Traced
+from loops.diagnose.graph.calls import Traced, trace
+from loops.diagnose.graph.changes import restored
+from loops.step.train_step import TrainStep
 from loops.support.batches import explaining, parts
 from loops.support.errors import BadBatch, OutOfData
 
@@ -59,7 +61,30 @@ class Subject:
     format: str | None
 
 
-def checked_sample(model: object, loss: object, sample: Any) -> tuple:
+@contextlib.contextmanager
+def subject_of(
+    model: keras.Model, optimizer: Any, loss: Callable, sample: Any, format: str | None
+) -> Iterator[Subject]:
+    """Checks and prepares the arguments of lint, and traces the model, whose state is restored at the end.
+
+    Raises:
+        scaler.InvalidArgument: For arguments of the wrong kind.
+        BadBatch: For a sample that is empty, or does not fit the model and the loss.
+        OutOfData: For an empty dataset.
+    """
+    sample = _checked_sample(model, loss, sample)
+    scaling = _scaling_of(optimizer)
+    sample = _as_tensors(sample)
+    _build(model, sample)
+    with restored(model):
+        seen = InputRanges(scaler.observe.layers_of(model))
+        # This trace is measured too, since a `tf.function` inside the model is traced only once.
+        with in_one_sentence(), explaining_misfit(model, sample), seen.measuring():
+            traced = trace(model, loss, sample)
+        yield Subject(model, loss, sample, scaling, traced, seen, format)
+
+
+def _checked_sample(model: object, loss: object, sample: Any) -> tuple:
     """Checks the types of a model, a loss and a sample; returns the sample, or the first batch of a dataset.
 
     Raises:
@@ -86,7 +111,7 @@ def checked_sample(model: object, loss: object, sample: Any) -> tuple:
     return tuple(sample)
 
 
-def as_tensors(sample: Any) -> tuple:
+def _as_tensors(sample: Any) -> tuple:
     """Converts a batch to tensors.
 
     Raises:
@@ -103,6 +128,44 @@ def as_tensors(sample: Any) -> tuple:
     if any(tensor.shape.rank and tensor.shape[0] == 0 for tensor in tf.nest.flatten(tensors)):
         raise BadBatch(f"lint: the sample is empty: {_lengths(tensors)}. Give a batch with at least one example.")
     return tensors
+
+
+def _scaling_of(optimizer: Any) -> Scaling:
+    """The scaling of an optimizer, or of the train step that holds it.
+
+    Raises:
+        scaler.InvalidArgument: For anything else.
+    """
+    if isinstance(optimizer, TrainStep):
+        strategy = optimizer.loss_scaler.strategy
+        return Scaling(
+            _moves(strategy) or optimizer.layerwise is not None,
+            not optimizer.allow_16bit_updates,
+            f"the TrainStep scales by {type(strategy).__name__}",
+        )
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, scaler.LossScaleOptimizer):
+        strategy = optimizer.loss_scaler.strategy
+        return Scaling(_moves(strategy), True, f"the optimizer scales by {type(strategy).__name__}")
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return Scaling(True, False, "the optimizer is keras.optimizers.LossScaleOptimizer")
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        factor = optimizer.loss_scale_factor
+        description = f"the optimizer is {kind}" + (f" with loss_scale_factor={factor:g}" if factor else "")
+        return Scaling(bool(factor) and factor != 1, False, description)
+    if callable(optimizer):
+        return Scaling(False, False, f"the optimizer is the function {getattr(optimizer, '__name__', kind)}")
+    raise scaler.InvalidArgument(
+        f"lint(optimizer={optimizer!r}): expected a Keras optimizer, an hs.LossScaleOptimizer, an hs.TrainStep "
+        "that holds the optimizer, or a function of (grads, variables)."
+    )
+
+
+def _moves(strategy: Any) -> bool:
+    """Whether a strategy ever uses a loss scale other than 1."""
+    low, high = scaler.strategies.float_bounds_of(strategy)
+    fixed = isinstance(strategy, (scaler.NoScaling, scaler.Static)) or float(low) == float(high)
+    return not fixed or float(strategy.init().loss_scale) != 1.0
 
 
 @contextlib.contextmanager
@@ -162,7 +225,7 @@ def _lengths(sample: tuple) -> str:
     return ", ".join(lengths)
 
 
-def build(model: keras.Model, sample: tuple) -> None:
+def _build(model: keras.Model, sample: tuple) -> None:
     """Builds a model on the sample, unless it is built already.
 
     Raises:

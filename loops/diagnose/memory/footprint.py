@@ -116,42 +116,26 @@ def footprints(
         masters: Whether the model's own 16-bit weights have float32 masters.
         checkpointing: Whether to count gradient checkpointing as well.
     """
-    slots = slot_values(model, optimizer)
-    own = own_policy(model)
-    return [
-        _footprint(model, loss, batch, slots, policy, checkpointing, masters or policy != own)
-        for policy in dict.fromkeys([own, *policies])
-    ]
-
-
-def _footprint(
-    model: keras.Model,
-    loss: Callable[..., Any],
-    batch: Any,
-    slots: Mapping[int, int] | None,
-    policy: str,
-    checkpointing: bool,
-    masters: bool,
-) -> Footprint:
-    # 16-bit weights give the same computation as float32 weights under a mixed policy, without the casts.
-    casts = policy != own_policy(model) and policy in _HALF
-    loss, recomputed = loss_in_float32(loss), None
-
-    def saved() -> tuple[dict[str | None, Bytes], Traced]:
-        found, traced = saved_tensors(model, loss, batch)
-        return {place: dataclasses.replace(one, copies=0) if casts else one for place, one in found.items()}, traced
-
-    with under(model, f"mixed_{policy}" if casts else policy):
-        layers, traced = saved()
-        if checkpointing and blocks_of(model):
-            with checkpointed(model):
-                again = sum(saved()[0].values(), Bytes())
-            largest = max(_activations_of(block, layers, traced) for block in blocks_of(model))
-            recomputed = again.activations + again.copies + largest
-    held = _held_by_layer(model, policy, slots, masters, traced)
-    places = dict.fromkeys([*held, *layers])
-    both = {place: held.get(place, Bytes()) + layers.get(place, Bytes()) for place in places}
-    return Footprint(policy, both, recomputed)
+    slots, own, loss = slot_values(model, optimizer), own_policy(model), loss_in_float32(loss)
+    blocks = blocks_of(model) if checkpointing else []
+    found = []
+    for policy in dict.fromkeys([own, *policies]):
+        # 16-bit weights give the same computation as float32 weights under a mixed policy, without the casts.
+        casts = policy != own and policy in _HALF
+        again = Bytes()
+        with under(model, f"mixed_{policy}" if casts else policy):
+            saved, traced = saved_tensors(model, loss, batch)
+            if blocks:
+                with checkpointed(model):
+                    again = sum(saved_tensors(model, loss, batch)[0].values(), again)
+        layers = _held_by_layer(model, policy, slots, masters or policy != own, traced)
+        for place, one in saved.items():
+            kept = dataclasses.replace(one, copies=0) if casts else one
+            layers[place] = layers.get(place, Bytes()) + kept
+        largest = max((_activations_of(block, saved, traced) for block in blocks), default=0)
+        recomputed = again.activations + (0 if casts else again.copies) + largest
+        found.append(Footprint(policy, layers, recomputed if blocks else None))
+    return found
 
 
 def _activations_of(block: Sequence[keras.layers.Layer], saved: Mapping[str | None, Bytes], traced: Traced) -> int:
