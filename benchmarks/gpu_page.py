@@ -24,8 +24,7 @@ from typing import NamedTuple
 import pages
 import paired
 
-from loops.diagnose.doctor.gpu import Surroundings, about_gpus, unusable
-from loops.diagnose.doctor.machine import surroundings
+from loops.diagnose.doctor.machine import Surroundings, about_gpus, surroundings, unusable
 
 NO_GPU = 3
 ROOT = pathlib.Path(__file__).parents[1]

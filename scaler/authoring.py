@@ -19,6 +19,7 @@ from scaler.backend.autograph import with_user_autograph as with_user_autograph
 from scaler.backend.graphs import at_each_call as at_each_call
 from scaler.backend.graphs import repeat_checks as repeat_checks
 from scaler.backend.layers import alive as alive
+from scaler.backend.layers import calls_through as calls_through
 from scaler.backend.spelling import did_you_mean as did_you_mean
 from scaler.backend.spelling import from_keras as from_keras
 from scaler.backend.spelling import suggest_arguments as suggest_arguments
@@ -41,6 +42,7 @@ __all__ = [
     "alive",
     "apply_replaced",
     "at_each_call",
+    "calls_through",
     "check_arguments",
     "check_connected",
     "check_precision",

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from loops.diagnose.doctor.gpu import Gpu, Surroundings
+from loops.diagnose.doctor.machine import Gpu, Surroundings
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -49,8 +49,7 @@ def _examine_machine(options: argparse.Namespace) -> None:
     with _without_logs():
         from halfstep.terminal import width, working
         from loops.diagnose.doctor import layer_times
-        from loops.diagnose.doctor.gpu import about_gpus
-        from loops.diagnose.doctor.machine import machine, surroundings
+        from loops.diagnose.doctor.machine import about_gpus, machine, surroundings
 
         gpus, found = about_gpus(surroundings()), machine()
     others = [*namesakes(), *hiding_files(pathlib.Path.cwd())]
@@ -93,8 +92,7 @@ def _without_logs() -> Iterator[None]:
 def _examine_model(options: argparse.Namespace) -> None:
     from halfstep.terminal import quiet, width, working
     from loops.diagnose.doctor import diagnosis
-    from loops.diagnose.doctor.picture import check_picture, write_picture
-    from loops.diagnose.doctor.text import text
+    from loops.diagnose.doctor.shown import check_picture, text, write_picture
     from loops.record.files import to_json
     from loops.support.user_function import called
 

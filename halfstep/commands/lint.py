@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
-    from loops.diagnose.lint.user_program import lint_program
+    from loops.diagnose.lint.all_rules import lint_program
     from loops.support.user_function import called
 
     with tempfile.TemporaryDirectory(prefix="halfstep-lint-") as folder:

@@ -104,6 +104,38 @@ def _note_calls() -> None:
     keras.Operation.__call__ = noted
 
 
+@contextlib.contextmanager
+def calls_through(layers: Iterable[Any], around: Callable[..., Any]) -> Iterator[None]:
+    """Within this context each call of these layers is `around(layer, call, *arguments, **named)`.
+
+    Args:
+        layers: Keras layers, or other operations of a functional model.
+        around: Gets the layer, its own `call`, and what the layer is called with. It returns the outputs.
+    """
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            own, through = vars(layer).get("call"), _through(layer, layer.call, around)
+            # Not as Keras sets attributes: it would keep track of what the function holds.
+            object.__setattr__(layer, "call", through)
+            stack.callback(_put_back, layer, own)
+        yield
+
+
+def _through(layer: Any, call: Callable, around: Callable) -> Callable:
+    @functools.wraps(call)  # Keras reads the signature.
+    def through(*arguments: Any, **named: Any) -> Any:
+        return around(layer, call, *arguments, **named)
+
+    return through
+
+
+def _put_back(layer: Any, own: Callable | None) -> None:
+    if own is None:
+        object.__delattr__(layer, "call")
+    else:
+        object.__setattr__(layer, "call", own)
+
+
 def state_of(model: keras.layers.Layer) -> list[Any]:
     """What the forward pass of a model moves by itself, for `snapshot`: once the model is built.
 

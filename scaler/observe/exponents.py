@@ -1,27 +1,50 @@
-"""How many values there are of each exponent, counted in the graph from their bits.
+"""How many values there are of each exponent, counted in the graph from their bits: one bin for each, the rest apart.
+
+    index   0        1 ... 277           278        279
+    holds   zero     2^-149 ... 2^127    infinity   NaN
+
+The bin of the exponent e holds the magnitudes in [2^e, 2^(e+1)). The subnormals of float32 and bfloat16 lie in the
+bins up to -127, those of float16 in the bins -24 to -15: each in bins of their own.
 
 Arithmetic on some machines takes subnormals for zero, so nothing here computes with the values themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from scaler.backend import bits, graphs
 from scaler.backend.autograph import no_autograph
-from scaler.backend.graphs import has_gpu
+from scaler.backend.graphs import has_gpu, in_xla, traced_once
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient, values_of
-from scaler.observe.bins import BINS, LOWEST, NAN
 
-_INFINITY = 0x7F800000
+LOWEST = -149
+"""The exponent of float32's smallest subnormal number."""
+HIGHEST = 127
+"""The exponent of float32's largest number."""
+ZERO = 0
+"""The index of zeros of either sign."""
+INFINITY = HIGHEST - LOWEST + 2
+"""The index of infinities of either sign."""
+NAN = INFINITY + 1
+"""The index of NaN."""
+BINS = NAN + 1
+"""How many bins there are."""
+_INFINITY_BITS = 0x7F800000
 _FIRST_NORMAL = 0x00800000
 _FIELDS = 256
 """Values of the 8 bits in which float32 and bfloat16 keep the exponent; 0 is zero or subnormal, 255 is not finite."""
 _SUBNORMAL_BINS = -126 - LOWEST
-_DTYPES = (tf.float16, tf.bfloat16, tf.float32)
+DTYPES = (tf.float16, tf.bfloat16, tf.float32)
+
+
+def bin_of(exponent: int) -> int:
+    """The index of the bin that holds [2^exponent, 2^(exponent + 1)), for an exponent from LOWEST to HIGHEST."""
+    return exponent - LOWEST + 1
 
 
 @no_autograph
@@ -40,12 +63,7 @@ def exponents(tensors: Gradient | Sequence[Gradient]) -> tf.Tensor:
     Raises:
         InvalidArgument: For another dtype, and for what is no tensor.
     """
-    return counts_of([tensors if isinstance(tensors, (list, tuple)) else [tensors]])[0]
-
-
-def counts_of(rows: Sequence[Sequence[Gradient]]) -> tf.Tensor:
-    """Counts each of several lists of tensors, int64 [rows, 280]; see `counts_and_largest`."""
-    return counts_and_largest(rows)[0]
+    return counts_and_largest([tensors if isinstance(tensors, (list, tuple)) else [tensors]])[0][0]
 
 
 def counts_and_largest(rows: Sequence[Sequence[Gradient]]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -60,7 +78,7 @@ def counts_and_largest(rows: Sequence[Sequence[Gradient]]) -> tuple[tf.Tensor, t
     values = [flat_values(row) for row in rows]
     # XLA joins the operations on a value into one loop, so that the exact way costs little more there. On a GPU the
     # second look would wait for the first.
-    at_once = graphs.in_xla() or has_gpu() or not any(values)
+    at_once = in_xla() or has_gpu() or not any(values)
     return _exact(values) if at_once else _fast_where_possible(values)
 
 
@@ -81,7 +99,7 @@ def _known(values: tf.types.experimental.TensorLike) -> tf.Tensor:
             f"a {type(values).__name__} where a tensor should be: expected a tensor, a tf.IndexedSlices, or a list of "
             "them."
         ) from None
-    if values.dtype not in _DTYPES:
+    if values.dtype not in DTYPES:
         raise InvalidArgument(
             f"a tensor of dtype {values.dtype.name}: expected float16, bfloat16 or float32; cast it first."
         )
@@ -157,7 +175,7 @@ def magnitude_bits(values: tf.Tensor) -> tf.Tensor:
 
 def _count_bins(magnitude: tf.Tensor) -> tf.Tensor:
     index = tf.cast(_bin(magnitude), tf.int32)
-    if graphs.in_xla() or not has_gpu():
+    if in_xla() or not has_gpu():
         return _count(index, BINS)
     # Of ones of its own TensorFlow would make a constant, which for int32 lies in the host's memory.
     ones = tf.cast(magnitude <= bits.constant(bits.MAGNITUDE), tf.int32)
@@ -170,7 +188,7 @@ def _bin(magnitude: tf.Tensor) -> tf.Tensor:
     as_float = tf.bitcast(tf.cast(magnitude, tf.float32), bits.kind())
     subnormal = tf.maximum(_field(as_float), bits.constant(126)) - bits.constant(126)
     finite = tf.where(magnitude < bits.constant(_FIRST_NORMAL), subnormal, normal)
-    return tf.where(magnitude > bits.constant(_INFINITY), bits.constant(NAN), finite)
+    return tf.where(magnitude > bits.constant(_INFINITY_BITS), bits.constant(NAN), finite)
 
 
 def _field(magnitude: tf.Tensor) -> tf.Tensor:
@@ -180,3 +198,97 @@ def _field(magnitude: tf.Tensor) -> tf.Tensor:
 def _count(indices: tf.Tensor, size: int) -> tf.Tensor:
     # Its GPU kernel takes no int64 weights, and refuses to run where operations have to be deterministic.
     return tf.raw_ops.DenseBincount(input=indices, size=size, weights=tf.constant([], tf.int64))
+
+
+class Measured(NamedTuple):
+    """What was measured, in the order of the rows.
+
+    Attributes:
+        counts: Int64 [rows, 280], as `exponents` counts.
+        amax: Float32 [rows], the largest magnitude: infinity if there is one, NaN if there is one, 0 without values.
+    """
+
+    counts: tf.Tensor
+    amax: tf.Tensor
+
+
+def measured(rows: Mapping[str, Sequence[Gradient]], when: tf.Tensor | None = None) -> Measured:
+    """Counts and largest magnitudes.
+
+    Args:
+        rows: For each row the tensors that are counted together, of the kinds that `exponents` takes.
+        when: Scalar bool, whether to measure; where it is false, all of it is 0. Always, if not given.
+
+    Raises:
+        InvalidArgument: For what is no such mapping, and for a tensor of another dtype.
+    """
+    if not isinstance(rows, Mapping) or not all(isinstance(row, (list, tuple)) for row in rows.values()):
+        raise InvalidArgument(
+            f"measured(rows of type {type(rows).__name__}): expected a dict with a list of tensors for each row, such "
+            "as collection.rows()."
+        )
+    if not rows:
+        return Measured(tf.zeros([0, BINS], tf.int64), tf.zeros([0]))
+    return if_due(when, lambda: Measured(*counts_and_largest(list(rows.values()))))
+
+
+def swallowed_share(weights: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+    """The share of the updates other than 0 for which w + dw == w in the dtype of w, scalar float32; 0 without any.
+
+    Args:
+        weights: Float16, bfloat16 or float32, of any shape.
+        updates: Float32, of that shape.
+    """
+    wanted = tf.not_equal(updates, tf.zeros_like(updates))
+    after = tf.saturate_cast(tf.cast(weights, tf.float32) + updates, weights.dtype)
+    # Of bits: XLA may leave out a cast to 16 bits whose result is compared in float32.
+    lost = tf.logical_and(wanted, tf.equal(_bits(after), _bits(weights)))
+    count = tf.maximum(tf.math.count_nonzero(wanted), tf.constant(1, tf.int64))
+    return tf.cast(tf.math.count_nonzero(lost), tf.float32) / tf.cast(count, tf.float32)
+
+
+def _bits(values: tf.Tensor) -> tf.Tensor:
+    pattern = tf.bitcast(values, tf.uint32 if values.dtype == tf.float32 else tf.uint16)
+    negative_zero = tf.constant(1 << (8 * pattern.dtype.size - 1), pattern.dtype)
+    return tf.where(tf.equal(pattern, negative_zero), tf.constant(0, pattern.dtype), pattern)
+
+
+@no_autograph
+def if_due(due: tf.Tensor | None, measure: Callable[[], Any], fill: float | Mapping[str, float] | None = 0.0) -> Any:
+    """What a function measures at a step that is to be measured, and a number in its place at others.
+
+    Operations that the function adds run only at a step that is due, in a graph: in eager mode it is always called.
+
+    Args:
+        due: Scalar bool, whether the step is to be measured; None for always.
+        measure: Returns tensors in any structure.
+        fill: All values at other steps. For a dict of tensors also a dict, and NaN for what it lacks. With None there
+            are no values: the tensors are empty. XLA, which needs their shapes, has zeros in their place.
+    """
+    if due is None:
+        return measure()
+
+    def others(like: Any) -> Any:
+        if isinstance(fill, Mapping):
+            return {name: _filled(one, fill.get(name, float("nan"))) for name, one in like.items()}
+        return tf.nest.map_structure(lambda one: _filled(one, fill), like)
+
+    if tf.executing_eagerly():
+        found = measure()
+        return found if due else others(found)
+    seen: list[Any] = []
+
+    def measured() -> Any:
+        # TensorFlow visits the operations of a branch that is not taken, unless they stand in a function of their own.
+        found = traced_once(measure)()
+        # Traced first: what it is like is known once the other branch is traced.
+        seen.append(tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), found))
+        return found
+
+    return tf.cond(due, measured, lambda: others(seen[-1]))
+
+
+def _filled(like: Any, fill: float | None) -> tf.Tensor:
+    if fill is None:
+        return tf.zeros(like.shape if in_xla() else [0], like.dtype)
+    return tf.fill(like.shape, tf.constant(like.dtype.as_numpy_dtype(fill)))

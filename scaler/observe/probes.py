@@ -15,9 +15,9 @@ from scaler.backend.attention import Scores
 from scaler.backend.layers import carry
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient
+from scaler.observe.exponents import DTYPES
 
 ACTIVATIONS, GRADIENTS = "activations", "activation_gradients"
-DTYPES = (tf.float16, tf.bfloat16, tf.float32)
 
 
 class Collection:
@@ -33,17 +33,15 @@ class Collection:
     Args:
         kinds: Of "activations" and "activation_gradients", those to take.
         takes: Whether to take what is probed under a name, by layer (True) or by hand (False).
-        watch: The watch that it collects for, or None.
+        watch: The watch that it collects for.
         layers: The ids of the layers of its model: it alone takes what is probed by hand in them.
+
+    Attributes:
+        dtypes: For each name the dtypes of the tensors that were probed, such as ("float16",), in their order.
+        called: The layers and probes that were called, those that are not taken as well.
     """
 
-    def __init__(
-        self,
-        kinds: tuple[str, ...],
-        takes: Callable[[str, bool], bool] = lambda name, by_layer: True,
-        watch: Any = None,
-        layers: frozenset[int] = frozenset(),
-    ):
+    def __init__(self, kinds: tuple[str, ...], takes: Callable[[str, bool], bool], watch: Any, layers: frozenset[int]):
         self._kinds = kinds
         self._takes = takes
         self.watch, self.layers = watch, layers
@@ -51,9 +49,9 @@ class Collection:
         self._forward: bool | None = None
         self._seen: dict[str, dict[str, list[Gradient]]] = {ACTIVATIONS: {}, GRADIENTS: {}}
         self._order: dict[str, None] = {}
-        self._dtypes: dict[str, tuple[str, ...]] = {}
         self._elsewhere: dict[str, None] = {}
-        self._called: set[str] = set()
+        self.dtypes: dict[str, tuple[str, ...]] = {}
+        self.called: set[str] = set()
         self._scores: dict[str, list[Callable[[], Scores]]] = {}
 
     @contextlib.contextmanager
@@ -85,7 +83,7 @@ class Collection:
 
     def see(self, x: tf.Tensor, name: str, *, by_layer: bool) -> tf.Tensor:
         """The same values, which are remembered, and their gradient once there is one."""
-        self._called.add(name)
+        self.called.add(name)
         if not self._takes(name, by_layer) or graphs.asks_for_shapes():
             return x
         self._order[name] = None
@@ -94,7 +92,7 @@ class Collection:
             return x
         if not self._forward:
             return x
-        self._dtypes[name] = (*self._dtypes.get(name, ()), x.dtype.name)
+        self.dtypes[name] = (*self.dtypes.get(name, ()), x.dtype.name)
         if ACTIVATIONS in self._kinds:
             self._seen[ACTIVATIONS].setdefault(name, []).append(x)
         return carry(x, self._identity(x, name)) if GRADIENTS in self._kinds else x
@@ -126,23 +124,9 @@ class Collection:
         }
 
     @property
-    def dtypes(self) -> dict[str, tuple[str, ...]]:
-        """For each name the dtypes of the tensors that were probed, such as ("float16",), in their order."""
-        return dict(self._dtypes)
-
-    @property
     def left_out(self) -> list[str]:
         """The names that were probed in other graphs, if only once: an RNN calls its cell before the loop as well."""
         return list(self._elsewhere)
-
-    def calls(self, name: str) -> None:
-        """Remembers that a layer was called, whatever its outputs are."""
-        self._called.add(name)
-
-    @property
-    def called(self) -> frozenset[str]:
-        """The layers and probes that were called, those that are not taken as well."""
-        return frozenset(self._called)
 
     @property
     def names(self) -> list[str]:

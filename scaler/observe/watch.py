@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import numbers
 import threading
 import warnings
@@ -14,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend.attention import Scores, show_scores
-from scaler.backend.layers import layers_by_path
+from scaler.backend.layers import calls_through, layers_by_path
 from scaler.errors import InvalidArgument
 from scaler.observe.attention import NO_LAYER, NOT_KERAS, divided
 from scaler.observe.probes import ACTIVATIONS, GRADIENTS, Collection, current, inside, is_probed
@@ -29,6 +28,9 @@ GAUGES = {
     NOISE_SCALE: ("noise_scale",),
 }
 """Ready probes by their kind, which measure a number of each layer or step: the outputs of a `TrainStep` with each."""
+
+
+_Layers = Mapping[str, keras.layers.Layer]
 
 
 class Watch:
@@ -52,7 +54,7 @@ class Watch:
         self._left_out: list[str] = []
         self._dtypes: dict[str, tuple[str, ...]] = {}
         self._open, self._lock = 0, threading.Lock()
-        self._put_back: list[Callable[[], None]] = []
+        self._seen = contextlib.ExitStack()
 
     @property
     def names(self) -> list[str]:
@@ -177,8 +179,8 @@ class Watch:
 
         known = layers_by_path(self.model)
         # With one collection no one else could own what is probed by hand.
-        marked = [] if beside is None else [one for path, one in known.items() if path not in layers]
-        with self._watched(layers, attend, [one for one in marked if not _shows_others(one)]):
+        others = [] if beside is None else [one for path, one in known.items() if path not in layers]
+        with self._watched(layers, attend, [one for one in others if not _shows_others(one)]):
             collection = Collection(self.kinds, takes, self, frozenset(map(id, known.values())))
             with collection.forward(beside or ()):
                 yield collection
@@ -210,12 +212,11 @@ class Watch:
             )
         if not {ACTIVATIONS, GRADIENTS, ATTENTION} & {*self.kinds}:
             return
+        self.leave_out(collection.left_out, _ELSEWHERE)
         if not layers:
-            self.leave_out(collection.left_out, _ELSEWHERE)
             return
         wanted = self._only if self._only is not None else layers if self._asked is not None else ()
         unseen = [path for path in sorted(wanted) if path not in collection.names]
-        self.leave_out(collection.left_out, _ELSEWHERE)
         self.leave_out(
             [path for path in unseen if path in collection.called], "it has no float16, bfloat16 or float32 output."
         )
@@ -237,27 +238,35 @@ class Watch:
             )
 
     @contextlib.contextmanager
-    def _watched(
-        self,
-        layers: dict[str, keras.layers.Layer],
-        attend: dict[str, keras.layers.Layer],
-        marked: Sequence[keras.layers.Layer],
-    ) -> Iterator[None]:
+    def _watched(self, layers: _Layers, attend: _Layers, marked: Sequence[keras.layers.Layer]) -> Iterator[None]:
+        """Has layers say that they are called, and show their outputs or their logits."""
+        paths = {id(layer): path for path, layer in layers.items()}
+
+        def see(layer: keras.layers.Layer, call: Callable, /, *arguments: Any, **named: Any) -> Any:
+            with inside(layer):
+                outputs = call(*arguments, **named)
+            collection, path = current(self), paths.get(id(layer))
+            if collection is None or path is None:
+                return outputs
+            collection.called.add(path)
+            return tf.nest.map_structure(
+                lambda one: collection.see(one, path, by_layer=True) if is_probed(one) else one, outputs
+            )
+
         # Replicas take turns in one step, each in a thread, and share the layers: the first opens, the last closes.
         with self._lock:
             self._open += 1
             if self._open == 1:
-                self._put_back = [_replace_call(layer, path, self) for path, layer in layers.items()]
-                self._put_back += [_replace_call(layer, None, self) for layer in marked]
-                self._put_back += [self._show_scores(layer, path) for path, layer in attend.items()]
+                self._seen.enter_context(calls_through([*layers.values(), *marked], see))
+                for path, layer in attend.items():
+                    self._seen.callback(self._show_scores(layer, path))
         try:
             yield
         finally:
             with self._lock:
                 self._open -= 1
                 if not self._open:
-                    for put_back in self._put_back:
-                        put_back()
+                    self._seen.close()
 
     def _show_scores(self, layer: keras.layers.Layer, path: str) -> Callable[[], None]:
         """Has an attention layer show its logits, and returns what undoes it."""
@@ -375,31 +384,3 @@ def _shows_others(layer: keras.layers.Layer) -> bool:
     """Whether its outputs are those of layers in it, or its inputs: a Sequential, a functional model, an Input."""
     of_keras = type(layer).call.__module__.partition(".")[0] == "keras"
     return isinstance(layer, keras.layers.InputLayer) or (isinstance(layer, keras.Model) and of_keras)
-
-
-def _replace_call(layer: keras.layers.Layer, path: str | None, watch: Watch) -> Callable[[], None]:
-    """Has a layer say that it is called, and with a path show its outputs; returns what undoes it."""
-    call = layer.call
-    own = vars(layer).get("call")
-
-    @functools.wraps(call)
-    def watched(*arguments: Any, **named: Any) -> Any:
-        with inside(layer):
-            outputs = call(*arguments, **named)
-        collection = current(watch)
-        if collection is None or path is None:
-            return outputs
-        collection.calls(path)
-        return tf.nest.map_structure(
-            lambda one: collection.see(one, path, by_layer=True) if is_probed(one) else one, outputs
-        )
-
-    def put_back() -> None:
-        if own is None:
-            object.__delattr__(layer, "call")
-        else:
-            object.__setattr__(layer, "call", own)
-
-    # Not as Keras sets attributes: it would keep track of what the function holds.
-    object.__setattr__(layer, "call", watched)
-    return put_back

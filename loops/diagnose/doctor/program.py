@@ -10,8 +10,9 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.models import loss_in_float32
-from loops.diagnose.memory.count import copy_of
+from loops.diagnose.graph.changes import loss_in_float32
+from loops.diagnose.graph.models import taken_apart
+from loops.diagnose.memory.footprint import copy_of
 from loops.loop.loop import Loop
 from loops.step.train_step import TrainStep
 from loops.support.batches import explaining, parts
@@ -23,7 +24,6 @@ class Program:
     """A program to diagnose.
 
     Attributes:
-        name: The name of the function that returned it, for errors.
         model: The model, which is built.
         loss: A function of (y, prediction), or of (y, prediction, sample_weight).
         optimizer: A Keras optimizer without a loss scaler around it, or a function of (grads, variables).
@@ -35,7 +35,6 @@ class Program:
         steps_per_call: The `steps_per_call` of its `Loop`; None if the loop chooses it.
     """
 
-    name: str
     model: keras.Model
     loss: Callable[..., Any]
     optimizer: Any
@@ -46,20 +45,14 @@ class Program:
     compiled: bool = False
     steps_per_call: int | None = 1
 
-    @property
-    def has_masters(self) -> bool:
-        """Whether 16-bit weights have float32 masters."""
-        return not self.settings.get("allow_16bit_updates", False)
-
-    def step(self, *, as_it_is: bool = True, jit_compile: bool | None = None) -> TrainStep:
+    def step(self, *, as_it_is: bool = True, **changes: Any) -> TrainStep:
         """A new step of the program, with a new optimizer and loss scaler.
 
         Args:
             as_it_is: Whether to use the program's own strategy. If False, as under another dtype policy, the loss
                 scaler is the default one for the policy.
-            jit_compile: Whether XLA compiles the forward and backward pass; the program's own setting if None.
+            **changes: Other settings of the step, such as `jit_compile`.
         """
-        settings = {**self.settings, **({} if jit_compile is None else {"jit_compile": jit_compile})}
         keras_one = isinstance(self.optimizer, keras.optimizers.Optimizer)
         chosen = as_it_is and self.strategy is not None
         return TrainStep(
@@ -67,11 +60,10 @@ class Program:
             loss_in_float32(self.loss),
             copy_of(self.optimizer) if keras_one else self.optimizer,
             loss_scaler=scaler.LossScaler(self.strategy) if chosen else None,
-            **settings,
+            **{**self.settings, **changes},
         )
 
 
-_PARTS = ("model", "optimizer", "loss", "sample")
 _SETTINGS = ("accumulate", "clip_norm", "clip", "jit_compile", "allow_16bit_updates")
 
 
@@ -88,7 +80,13 @@ def program_of(built: Any, name: str) -> Program:
         OutOfData: If the dataset is empty.
         BadBatch: If a batch does not fit the model.
     """
-    model, optimizer, loss, sample, step = _taken_apart(built, name)
+    model, optimizer, loss, sample = taken_apart(built, name)
+    step: Any = built.train_step if isinstance(built, Loop) else None
+    if step is not None and (step.layerwise is not None or built.replicas > 1):
+        raise scaler.InvalidArgument(
+            f"{name}: it returned a Loop on {built.replicas} replicas, or with layerwise=, whose step cannot be "
+            "created again under another policy: return one for a single device, without layerwise=."
+        )
     if not isinstance(model, keras.Model):
         raise scaler.InvalidArgument(f"{name}: its model is {model!r}: expected a keras.Model.")
     if not callable(loss):
@@ -100,35 +98,12 @@ def program_of(built: Any, name: str) -> Program:
         raise scaler.InvalidArgument(
             f"{name}: model {model.name!r} has no trainable variables, so there is no training step to diagnose."
         )
-    optimizer, strategy = (optimizer, step.loss_scaler.strategy) if step else _unwrapped(optimizer, name)
+    optimizer, strategy = (step.optimizer, step.loss_scaler.strategy) if step else _unwrapped(optimizer, name)
     called = (built.calls.jit_compile, built.steps_per_call) if isinstance(built, Loop) else ()
     settings = {setting: getattr(step, setting) for setting in _SETTINGS} if step else {}
     if step is not None and step.masters is not None and type(step.masters) is not scaler.MasterWeights:
         settings["masters"] = type(step.masters)
-    return Program(name, model, loss, optimizer, strategy, settings, batch, dataset, *called)
-
-
-def _taken_apart(built: Any, name: str) -> tuple:
-    if isinstance(built, Loop):
-        step = built.train_step
-        if not isinstance(step, TrainStep):
-            raise scaler.InvalidArgument(
-                f"{name}: it returned a Loop whose train step is {step!r}, so its model and loss are unknown: expected "
-                "an hs.TrainStep, or return (model, optimizer, loss, sample)."
-            )
-        if step.layerwise is not None or built.replicas > 1:
-            raise scaler.InvalidArgument(
-                f"{name}: it returned a Loop on {built.replicas} replicas, or with layerwise=, whose step cannot be "
-                "created again under another policy: return one for a single device, without layerwise=."
-            )
-        return step.model, step.optimizer, step.loss_fn, built.position.dataset, step
-    if isinstance(built, Mapping) and set(built) == set(_PARTS):
-        return (*(built[part] for part in _PARTS), None)
-    if isinstance(built, tuple) and len(built) == len(_PARTS):
-        return (*built, None)
-    raise scaler.InvalidArgument(
-        f"{name}: it returned {type(built).__name__}: expected an hs.Loop, or a tuple or dict of {', '.join(_PARTS)}."
-    )
+    return Program(model, loss, optimizer, strategy, settings, batch, dataset, *called)
 
 
 def _first(sample: Any, name: str) -> Any:

@@ -1,16 +1,26 @@
-"""Times two functions interleaved, since a machine is slower in one minute than in the next."""
+"""Times a step interleaved with itself under one change, since a machine is slower in one minute than in the next.
+
+A change is a row: what it is called, how to make it, and how to time the step with it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import enum
+import functools
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+import scaler
 from loops.diagnose.doctor.program import Program
+from loops.diagnose.graph.changes import own_policy, under
+from loops.diagnose.memory.footprint import blocks_of, checkpointed
 from loops.step.train_step import TrainStep
 from loops.support.errors import OutOfData
 
@@ -18,6 +28,11 @@ _WARM_UP = 2
 _FEWEST, _MOST = 9, 400
 _LONGEST, _FEWEST_OF_LONG = 60.0, 3
 """The seconds after which fewer rounds are enough, and how many."""
+STEPS_A_CALL = 20
+"""The number of steps in a call that takes several."""
+_TIMED = ("float32", "mixed_float16", "mixed_bfloat16")
+_LONG = 500.0
+"""The milliseconds above which a step gains nothing from fewer calls."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +113,6 @@ def milliseconds(function: Callable[[], object]) -> float:
     return 1000 * (time.perf_counter() - start)
 
 
-STEPS_A_CALL = 20
-"""The number of steps in a call that takes several."""
-
-
 class Running:
     """A traced step. It keeps the dtype policy and other settings with which it was traced.
 
@@ -114,20 +125,18 @@ class Running:
     def __init__(self, program: Program, step: TrainStep, *, many: bool = False):
         self._batch = program.batch
         self._times = step.accumulate
-        self.skipped = self.attempted = 0
         function: Any = tf.function(step, jit_compile=program.compiled or None)
         if many:
             self._times, function = 1, tf.function(_many(function))
         self._call = function.get_concrete_function(tf.nest.map_structure(tf.type_spec_from_value, program.batch))
 
-    def __call__(self, batch: Any = None) -> None:
-        """Takes a step, with all of its micro-batches."""
+    def __call__(self, batch: Any = None) -> tuple[bool, bool]:
+        """Takes a step, with all of its micro-batches; whether it was attempted, and whether it was skipped."""
         for _ in range(self._times):
             outputs = self._call(self._batch if batch is None else batch)
         attempted, applied = bool(outputs["attempted"]), bool(outputs["applied"])
         tf.test.experimental.sync_devices()
-        self.attempted += attempted
-        self.skipped += attempted and not applied
+        return attempted, attempted and not applied
 
 
 def _many(step: Callable) -> Callable:
@@ -144,39 +153,185 @@ def _many(step: Callable) -> Callable:
     return many
 
 
-@dataclasses.dataclass
-class Batches:
-    """Repeats the batches of a dataset, and leaves out those of another shape than the first.
+def batches_like(like: Any, dataset: tf.data.Dataset) -> Iterator[Any]:
+    """Repeats the batches of a dataset, and leaves out those of another shape than this one.
 
-    Attributes:
-        dataset: The dataset of the batches.
-        like: A batch of the wanted shape.
+    Raises:
+        OutOfData: If there is none in the whole dataset, as in a dataset that cannot be read twice.
     """
-
-    dataset: tf.data.Dataset
-    like: Any
-
-    def __post_init__(self) -> None:
-        self._iterator: Iterator[Any] = iter(self.dataset)
-        self._shapes = _shapes(self.like)
-
-    def next(self) -> Any:
-        """The next batch of the wanted shape.
-
-        Raises:
-            OutOfData: If there is none in the whole dataset, as in a dataset that cannot be read twice.
-        """
-        for _ in range(2):
-            for found in self._iterator:
-                batch = tuple(found)
-                if _shapes(batch) == self._shapes:
-                    return batch
-            self._iterator = iter(self.dataset)
-        raise OutOfData(
-            "the dataset gave no further batch of the shape of its first one: expected one that can be read again from "
-            "its beginning, such as a dataset of tensors or files."
-        )
+    found, shapes = True, _shapes(like)
+    while found:
+        found = False
+        for batch in map(tuple, dataset):
+            if _shapes(batch) == shapes:
+                found = True
+                yield batch
+    raise OutOfData(
+        "the dataset gave no further batch of the shape of its first one: expected one that can be read again from its "
+        "beginning, such as a dataset of tensors or files."
+    )
 
 
 def _shapes(batch: Any) -> list:
     return [one.shape for one in tf.nest.flatten(batch)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """The times of the input pipeline.
+
+    Attributes:
+        alone: The milliseconds of one batch, with nothing else running.
+        turns: The times of the step with a batch in memory, and of the step with a batch from the pipeline.
+        attempted: The number of steps with batches from the pipeline.
+        skipped: The number of these steps that were skipped.
+    """
+
+    alone: Spread
+    turns: PairedTiming
+    attempted: int
+    skipped: int
+
+    @property
+    def share(self) -> float:
+        """The share of the pipeline in the time of a step with its pipeline."""
+        return max(0.0, 1 - 1 / self.turns.ratio.median)
+
+
+def pipeline_of(program: Program, step: Running, seconds: float) -> Pipeline | None:
+    """Compares the step alone with the step with its pipeline; None for a program without a pipeline."""
+    if program.dataset is None:
+        return None
+    batches = batches_like(program.batch, program.dataset)
+    alone = time_interleaved(batches.__next__, batches.__next__, seconds / 2).before
+    seen: list[tuple[bool, bool]] = []
+    turns = time_interleaved(step, lambda: seen.append(step(next(batches))), seconds)
+    return Pipeline(alone, turns, sum(attempted for attempted, _ in seen), sum(skipped for _, skipped in seen))
+
+
+class Kind(str, enum.Enum):
+    """What a trial changes."""
+
+    PREFETCH = "prefetch"
+    STEPS_PER_CALL = "steps_per_call"
+    JIT_COMPILE = "jit_compile"
+    POLICY = "policy"
+    RECOMPUTE = "recompute"
+
+
+_CHANGES = {
+    Kind.PREFETCH: ("prefetch", "end the dataset with .prefetch(tf.data.AUTOTUNE)"),
+    Kind.STEPS_PER_CALL: (
+        f"{STEPS_A_CALL} steps a call",
+        f"hs.Loop(..., steps_per_call={STEPS_A_CALL}); in fit compile(steps_per_execution={STEPS_A_CALL})",
+    ),
+    Kind.JIT_COMPILE: (
+        "jit_compile=True",
+        "hs.TrainStep(..., jit_compile=True); in fit compile(jit_compile=True)",
+    ),
+    Kind.POLICY: ("{policy}", "keras.config.set_dtype_policy('{policy}') before the model is created"),
+    Kind.RECOMPUTE: (
+        "gradient checkpointing",
+        "tf.recompute_grad around each block, which saves memory and costs time",
+    ),
+}
+"""What each is called, and what to write for it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A change that was tried.
+
+    Attributes:
+        kind: The kind of the change.
+        turns: The times before and after; None if it could not be tried.
+        problem: Why it could not be tried, or None.
+        policy: The dtype policy that was tried, or None.
+    """
+
+    kind: Kind
+    turns: PairedTiming | None
+    problem: str | None = None
+    policy: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The change in a few words."""
+        return _CHANGES[self.kind][0].format(policy=self.policy)
+
+    @property
+    def advice(self) -> str:
+        """What to write to make the change."""
+        return _CHANGES[self.kind][1].format(policy=self.policy)
+
+    @property
+    def verdict(self) -> str:
+        """One of "faster", "slower", "the same" and "not tried"."""
+        return self.turns.verdict if self.turns else "not tried"
+
+    def as_dict(self) -> dict:
+        """The trial as values for JSON."""
+        return {"name": self.name, "advice": self.advice, **dataclasses.asdict(self), "verdict": self.verdict}
+
+
+def try_all(program: Program, step: Running, seconds: float) -> Iterator[Trial]:
+    """Tries changes that may make the step faster, one after the other.
+
+    Args:
+        program: The program.
+        step: The step as it is.
+        seconds: The seconds for which each change is measured, without tracing.
+    """
+
+    def changed(change: contextlib.AbstractContextManager, **settings: Any) -> PairedTiming:
+        with change:
+            after = Running(program, program.step(**settings))
+        return time_interleaved(step, after, seconds)
+
+    if program.dataset is not None:
+        plain = batches_like(program.batch, program.dataset)
+        ahead = batches_like(program.batch, program.dataset.prefetch(tf.data.AUTOTUNE))
+        yield Trial(Kind.PREFETCH, time_interleaved(lambda: step(next(plain)), lambda: step(next(ahead)), seconds))
+    if program.settings.get("accumulate", 1) == 1 and program.steps_per_call == 1:
+        yield _many_steps_a_call(program, step, seconds)
+    if not (program.settings.get("jit_compile") or program.compiled):
+        yield _try(Kind.JIT_COMPILE, lambda: changed(contextlib.nullcontext(), jit_compile=True))
+    for policy in _TIMED:
+        if policy != own_policy(program.model):
+            other = under(program.model, policy)
+            yield _try(Kind.POLICY, functools.partial(changed, other, as_it_is=False), policy)
+    if blocks_of(program.model):
+        yield _try(Kind.RECOMPUTE, lambda: changed(checkpointed(program.model)))
+
+
+def _many_steps_a_call(program: Program, step: Running, seconds: float) -> Trial:
+    def many_times() -> None:
+        for _ in itertools.repeat(None, STEPS_A_CALL):
+            step()
+
+    def measure() -> PairedTiming:
+        many = Running(program, program.step(), many=True)
+        return time_interleaved(many_times, many, seconds).of_one(STEPS_A_CALL)
+
+    step()
+    took = milliseconds(step)
+    if took > _LONG:
+        problem = f"a step takes {took / 1000:.1f} s, and the time between two steps does not matter"
+        return Trial(Kind.STEPS_PER_CALL, None, problem)
+    return _try(Kind.STEPS_PER_CALL, measure)
+
+
+def _try(kind: Kind, measure: Callable[[], PairedTiming], policy: str | None = None) -> Trial:
+    try:
+        return Trial(kind, measure(), policy=policy)
+    except (scaler.ScalerError, tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
+        return Trial(kind, None, error_line(error), policy)
+
+
+def error_line(error: Exception) -> str:
+    """An error in one line, without the stack that TensorFlow adds."""
+    kind = type(error).__name__
+    lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if line.startswith(f"{kind}: ")]
+    line = named[-1] if named else lines[-1] if str(error).startswith("in user code") else next(iter(lines), "")
+    return f"{kind}: {line.removeprefix(f'{kind}: ')}"[:300]

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.advice import without_advice
+from loops.diagnose.graph.calls import recording_scaler_calls
 from loops.diagnose.graph.changes import without_windows
-from loops.diagnose.graph.scaler_calls import recording_scaler_calls
 from loops.loop.calls import StepCalls
 from loops.loop.counters import CounterVariables
 from loops.loop.loop import Loop

@@ -16,9 +16,9 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.explain.learning_rates import held, size_of_update
+from loops.diagnose.graph.calls import ScalerCalls, recording_scaler_calls
 from loops.diagnose.graph.changes import windows_of, without_windows
 from loops.diagnose.graph.models import owned_by_parts, weights_in_step
-from loops.diagnose.graph.scaler_calls import ScalerCalls, recording_scaler_calls
 from loops.loop.state.variables import variable_groups
 from loops.loop.user_step import taking_batches
 from loops.step.parts import OwnStep

@@ -16,11 +16,10 @@ from loops.diagnose.explain.attempts import Attempt, Attempts
 from loops.diagnose.explain.explanation import Explanation, Growth
 from loops.diagnose.explain.learning_rates import Held, held, largest, rate_of, size_of_update
 from loops.diagnose.explain.own_words import said_by_scaler
+from loops.diagnose.graph.calls import recording_layers, recording_scaler_calls
 from loops.diagnose.graph.changes import in_policy
 from loops.diagnose.graph.literals import Literal, lost_literals
 from loops.diagnose.graph.models import optimizers_of, weights_in_step
-from loops.diagnose.graph.scaler_calls import recording_scaler_calls
-from loops.diagnose.graph.whereabouts import recording_layers
 from loops.record.columns import cause_name
 
 _LARGE = 100.0

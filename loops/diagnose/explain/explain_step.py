@@ -33,10 +33,8 @@ from loops.diagnose.explain.sentence import describe
 from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
 from loops.diagnose.explain.since_checkpoint import lost_weight, risen_rate
 from loops.diagnose.graph.models import failed_part, models_in_step, paths_of
-from loops.diagnose.graph.origin import differentiated, nearest_layer, origins, pass_of
-from loops.diagnose.graph.overflow import octaves_over
+from loops.diagnose.graph.origin import Frame, differentiated, nearest_layer, octaves_over, origins, pass_of
 from loops.diagnose.graph.scan import Scan
-from loops.diagnose.graph.whereabouts import Frame
 from loops.step.train_step import TrainStep
 
 _VERDICTS = {

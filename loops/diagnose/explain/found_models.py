@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 
 from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.graph.calls import recording_scaler_calls
 from loops.diagnose.graph.models import models_in_step, outermost
-from loops.diagnose.graph.scaler_calls import recording_scaler_calls
 from loops.support.errors import LoopError
 
 

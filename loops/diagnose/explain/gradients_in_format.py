@@ -13,8 +13,8 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.found_models import called_in, models_of
-from loops.diagnose.graph.models import layers_in_float32
-from loops.diagnose.graph.scaler_calls import recording_scaler_calls
+from loops.diagnose.graph.calls import recording_scaler_calls
+from loops.diagnose.graph.changes import layers_in_float32
 from loops.step.parts import Part, parts_in
 from loops.support.errors import LoopError
 

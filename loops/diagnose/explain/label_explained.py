@@ -9,8 +9,8 @@ from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.labels import Label, example_with
 from loops.diagnose.explain.sentence import describe
 from loops.diagnose.explain.shares import in_whole_batch
+from loops.diagnose.graph.origin import Frame
 from loops.diagnose.graph.scan import Scan
-from loops.diagnose.graph.whereabouts import Frame
 
 
 def of_refused_label(moment: Any, label: Label) -> Explanation:

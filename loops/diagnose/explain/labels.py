@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from loops.diagnose.graph.origin import Frame
 from loops.diagnose.graph.scan import Scan
-from loops.diagnose.graph.whereabouts import Frame
 from loops.support.batches import label_in
 
 _KERNEL = "SparseSoftmaxCrossEntropyWithLogits"

@@ -10,8 +10,7 @@ import keras
 import scaler
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.scan_results import amax_in_float32, scan_step
-from loops.diagnose.graph.origin import origins
-from loops.diagnose.graph.overflow import octaves_over
+from loops.diagnose.graph.origin import octaves_over, origins
 
 _SMALLEST_SCALE = -14
 """log2 of a scale at which a float16 backward pass can hardly overflow."""

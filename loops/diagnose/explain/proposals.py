@@ -31,7 +31,7 @@ from loops.diagnose.graph.changes import (
     zeroed,
 )
 from loops.diagnose.graph.models import optimizers_of
-from loops.diagnose.graph.whereabouts import Frame
+from loops.diagnose.graph.origin import Frame
 from loops.step.train_step import TrainStep
 from loops.support.batches import parts
 

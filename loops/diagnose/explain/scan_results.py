@@ -15,9 +15,8 @@ import keras
 import scaler
 from loops.diagnose.explain.attempts import Attempt, Attempts
 from loops.diagnose.explain.explanation import Magnitude
-from loops.diagnose.graph.overflow import operation_in_float32
+from loops.diagnose.graph.origin import Frame, Part, magnitude, operation_in_float32
 from loops.diagnose.graph.scan import Scan, scan
-from loops.diagnose.graph.whereabouts import Frame, Part, magnitude
 from loops.step.train_step import TrainStep
 
 

@@ -1,4 +1,7 @@
-"""Traces a model and its loss once, and records the arguments of each layer call."""
+"""Records what a function calls while it is traced: layers, regularizers, custom gradients, and loss scalers.
+
+`trace` traces a model and its loss so. `recording_calls` does it for any other function.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.changes import patched
+from loops.backend import steps
+from loops.diagnose.graph.changes import patched, with_value
 from loops.support.batches import parts
+
+_BACKWARD = "gradient_tape/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,19 +29,79 @@ class LayerCall:
 
     Attributes:
         layer: The layer.
-        args: The positional arguments, with a `tf.TensorSpec` in place of each tensor.
-        kwargs: The keyword arguments, likewise.
+        given: The positional and the keyword arguments.
         inside: The layers that called it, the outermost first.
         scope: The name scope of its operations.
-        outputs: The tensors that it returned, in the traced graph.
+        outputs: What it returned.
+        graph: The graph in which it was called.
+        first: The number of its first operation in the graph.
+        end: The number of the first operation after it.
     """
 
     layer: keras.layers.Layer
-    args: tuple
-    kwargs: dict
+    given: tuple[tuple, dict]
     inside: tuple[keras.layers.Layer, ...]
     scope: str
-    outputs: list
+    outputs: Any
+    graph: tf.Graph
+    first: int
+    end: int
+
+    @property
+    def signature(self) -> tuple[tuple, dict]:
+        """The arguments with a `tf.TensorSpec` in place of each tensor."""
+        return tf.nest.map_structure(_spec, self.given)
+
+    @property
+    def specs(self) -> list[tf.TensorSpec]:
+        """The tensors among the arguments."""
+        return [one for one in tf.nest.flatten(self.signature) if isinstance(one, tf.TensorSpec)]
+
+    def again(self, tensors: Iterable) -> list[tf.Tensor]:
+        """Calls the layer with other tensors, one for each of `specs`; returns the floating-point outputs."""
+        rest = iter(tensors)
+        args, kwargs = tf.nest.map_structure(
+            lambda one: next(rest) if isinstance(one, tf.TensorSpec) else one, self.signature
+        )
+        outputs = tf.nest.flatten(self.layer(*args, **kwargs))
+        return [one for one in outputs if tf.is_tensor(one) and one.dtype.is_floating]
+
+
+def _spec(value: Any) -> Any:
+    return tf.TensorSpec(value.shape, value.dtype) if tf.is_tensor(value) and hasattr(value, "shape") else value
+
+
+@contextlib.contextmanager
+def recording_calls(layers: Iterable[keras.layers.Layer], calls: list[LayerCall]) -> Iterator[None]:
+    """Adds each call of these layers to a list when it returns. Of several replicas, the first one is recorded."""
+    around: list[keras.layers.Layer] = []
+
+    def record(layer: keras.layers.Layer, call: Callable, /, *args: Any, **kwargs: Any) -> Any:
+        graph, first = tf.compat.v1.get_default_graph(), count_of_operations()
+        scope, inside = graph.get_name_scope(), tuple(around)
+        around.append(layer)
+        try:
+            outputs = call(*args, **kwargs)
+        finally:
+            around.pop()
+        if on_first_replica():
+            end = count_of_operations()
+            calls.append(LayerCall(layer, (args, kwargs), inside, scope, outputs, graph, first, end))
+        return outputs
+
+    with scaler.authoring.calls_through(layers, record):
+        yield
+
+
+def on_first_replica() -> bool:
+    """Whether the first replica is being traced, or the only one."""
+    context = tf.distribute.get_replica_context()
+    return context is None or tf.get_static_value(context.replica_id_in_sync_group) == 0
+
+
+def count_of_operations() -> int:
+    """The number of operations so far in the graph that is being traced; 0 in eager mode."""
+    return 0 if tf.executing_eagerly() else len(tf.compat.v1.get_default_graph().get_operations())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +121,17 @@ class Traced:
     calls: list[LayerCall]
     predictions: list[tf.Tensor]
     loss: tf.Tensor
-    model_operations: frozenset[str]
-    operations: list[tuple[str, str]]
+    model_operations: frozenset[str] = frozenset()
+    operations: Sequence[tuple[str, str]] = ()
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
         """Each layer that was called, once."""
         return list({id(call.layer): call.layer for call in self.calls}.values())
+
+    def inside(self, layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+        """The layers that a layer called, one for each call, inner ones first."""
+        return [call.layer for call in self.calls if any(layer is around for around in call.inside)]
 
     def place(self, layer: keras.layers.Layer) -> str:
         """A layer's name, or its path where another layer has the same name."""
@@ -70,7 +140,8 @@ class Traced:
 
     def place_of_node(self, node: str) -> str | None:
         """The innermost layer, or operation of a functional model, whose name scope contains the node."""
-        around: list[tuple[str, Any]] = [(call.scope, call.layer) for call in self.calls] + self.operations
+        node = node.removeprefix(_BACKWARD)
+        around: list[tuple[str, Any]] = [*((call.scope, call.layer) for call in self.calls), *self.operations]
         around = [(scope, one) for scope, one in around if scope and node.startswith(f"{scope}/")]
         if not around:
             return None
@@ -86,52 +157,53 @@ def trace(model: keras.Model, loss: Callable, sample: Any) -> Traced:
         loss: A function of (y, prediction), or of (y, prediction, sample_weight).
         sample: A batch of tensors, `(x, y)` or `(x, y, sample_weight)`.
     """
-    x, y, weight = parts(sample, "lint")
     found: dict[str, Any] = {}
 
     def forward(x: Any, y: Any, weight: Any) -> tf.Tensor:
         prediction = model(x, training=True)
         made = tf.compat.v1.get_default_graph().get_operations()
         found["model_operations"] = frozenset(operation.name for operation in made)
-        result = loss(y, prediction) if weight is None else loss(y, prediction, weight)
+        found["loss"] = tf.convert_to_tensor(loss_of(loss, prediction, y, weight))
         found["predictions"] = [one for one in tf.nest.flatten(prediction) if tf.is_tensor(one)]
-        found["loss"] = tf.convert_to_tensor(result[0] if isinstance(result, tuple) else result)
         return found["loss"]
+
+    def in_scope(operation: keras.Operation, call: Callable, /, *args: Any, **kwargs: Any) -> Any:
+        # Keras does so for layers only.
+        with tf.name_scope(operation.name) as scope:
+            operations.append((scope.rstrip("/"), operation.name))
+            return call(*args, **kwargs)
 
     calls: list[LayerCall] = []
     operations: list[tuple[str, str]] = []
     with (
-        _scoped(functional_operations(model), operations),
+        scaler.authoring.calls_through(functional_operations(model), in_scope),
         recording_calls(scaler.observe.layers_of(model), calls),
         rounding_is_no_warning(),
     ):
-        concrete = tf.function(forward).get_concrete_function(*tf.nest.map_structure(_spec, (x, y, weight)))
-    return Traced(concrete.graph, calls, found["predictions"], found["loss"], found["model_operations"], operations)
+        concrete = tf.function(forward).get_concrete_function(*tf.nest.map_structure(_spec, parts(sample, "lint")))
+    return Traced(concrete.graph, calls, operations=operations, **found)
+
+
+def loss_of(loss: Callable, prediction: Any, y: Any, weight: Any) -> Any:
+    """The loss of predictions, without what the function returns beside it."""
+    result = loss(y, prediction) if weight is None else loss(y, prediction, weight)
+    return result[0] if isinstance(result, tuple) else result
+
+
+def derivatives_of(model: keras.Model, loss: Callable, sample: Any) -> list:
+    """The gradients of the loss in float32, without those of variables that take a new value for one."""
+    x, y, weight = parts(sample, "lint")
+    with tf.GradientTape() as tape:
+        value = tf.cast(loss_of(loss, model(x, training=True), y, weight), tf.float32)
+    weights = model.trainable_variables
+    found = scaler.gradients.derivatives(tape.gradient(value, weights), weights)
+    return [one for one in found if one is not None]
 
 
 def functional_operations(model: keras.Model) -> list[keras.Operation]:
     """The operations of functional models that are not layers, such as that of `keras.ops.log(x)`."""
     inside = [one for layer in scaler.observe.layers_of(model) for one in getattr(layer, "operations", ())]
     return list({id(one): one for one in inside if not isinstance(one, keras.layers.Layer)}.values())
-
-
-@contextlib.contextmanager
-def _scoped(operations: Iterable[keras.Operation], scopes: list[tuple[str, str]]) -> Iterator[None]:
-    """Runs each operation in its own name scope, which Keras does for layers only, and adds the scope to a list."""
-    with contextlib.ExitStack() as stack:
-        for operation in operations:
-            stack.enter_context(patched(operation, "call", _in_scope(operation, operation.call, scopes)))
-        yield
-
-
-def _in_scope(operation: keras.Operation, call: Callable, scopes: list[tuple[str, str]]) -> Callable:
-    @functools.wraps(call)
-    def scoped(*args: Any, **kwargs: Any) -> Any:
-        with tf.name_scope(operation.name) as scope:
-            scopes.append((scope.rstrip("/"), operation.name))
-            return call(*args, **kwargs)
-
-    return scoped
 
 
 @contextlib.contextmanager
@@ -142,41 +214,282 @@ def rounding_is_no_warning() -> Iterator[None]:
         yield
 
 
+class Whereabouts:
+    """The layers of operations, by their number in the graph of a step.
+
+    Args:
+        layers: The layers by path.
+
+    Attributes:
+        recorded: The calls of the layers.
+        regularizers: For each call of a regularizer the layer's path, the number of its first operation, and of the
+            first one after it.
+        customs: For each function with a custom gradient its name, the number of the last operation of its call, of the
+            first operation of its backward pass, and of the first one after that.
+    """
+
+    def __init__(self, layers: Mapping[str, keras.layers.Layer]) -> None:
+        self._graph = tf.compat.v1.get_default_graph()
+        self._paths = {id(layer): path for path, layer in layers.items()}
+        self.recorded: list[LayerCall] = []
+        self.regularizers: list[tuple[str, int, int]] = []
+        self.customs: list[tuple[str, int, int, int]] = []
+
+    def count_here(self) -> int | None:
+        """The number of operations so far; None in another graph than the step's, or on a further replica."""
+        here = tf.compat.v1.get_default_graph() is self._graph and on_first_replica()
+        return count_of_operations() if here else None
+
+    @property
+    def calls(self) -> list[tuple[str, int, int]]:
+        """For each call the layer's path, the number of its first operation, and of the first one after it."""
+        # A call inside another layer's loop counts as that layer.
+        here = [call for call in self.recorded if call.graph is self._graph]
+        return [(self._paths[id(call.layer)], call.first, call.end) for call in here]
+
+    @property
+    def order(self) -> list[str]:
+        """The layers' paths in the order in which their calls ended, each once: inner layers before outer ones."""
+        return list(dict.fromkeys(path for path, _, _ in self.calls))
+
+    def by_number(self, count: int) -> list[str | None]:
+        """The innermost layer of each operation of the forward pass or of a custom gradient; else None."""
+        layers: list[str | None] = [None] * count
+        # Outer calls end after inner ones, and must not hide them.
+        for path, first, end in [*reversed(self.calls), *self.regularizers]:
+            layers[first:end] = [path] * (end - first)
+        for _, last, first, end in self.customs:
+            layers[first:end] = [layer or layers[last] for layer in layers[first:end]]
+        return layers
+
+    def in_customs(self) -> dict[int, str]:
+        """The name of the function with a custom gradient, by the numbers of the operations of that gradient."""
+        # Inner ones end before outer ones.
+        return {number: name for name, _, first, end in reversed(self.customs) for number in range(first, end)}
+
+    def in_regularizers(self) -> set[int]:
+        """The numbers of the operations that regularizers created."""
+        return {number for _, first, end in self.regularizers for number in range(first, end)}
+
+
 @contextlib.contextmanager
-def recording_calls(layers: Iterable[keras.layers.Layer], calls: list[LayerCall]) -> Iterator[None]:
-    """Adds each call of these layers to a list."""
-    around: list[keras.layers.Layer] = []
-    wrapped = []
-    try:
-        for layer in layers:
-            own = vars(layer).get("call")
-            wrapped.append((layer, own))
-            layer.call = _recording(layer, layer.call, around, calls)
-        yield
-    finally:
-        for layer, own in wrapped:
-            if own is None:
-                del layer.call
-            else:
-                layer.call = own
+def recording_layers(layers: Mapping[str, keras.layers.Layer]) -> Iterator[Whereabouts]:
+    """Records the calls of layers, of their regularizers and of custom gradients, in the graph that is being traced.
+
+    Args:
+        layers: The layers by path. Each is restored at the end.
+    """
+    found = Whereabouts(layers)
+
+    def recording_backward(name: str, backward: Callable) -> Callable:
+        at = found.count_here()
+
+        def record(*grads: Any) -> Any:
+            first = found.count_here()
+            result = backward(*grads)
+            if at is not None and first is not None:
+                found.customs.append((name, at - 1, first, count_of_operations()))
+            return result
+
+        return record
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(recording_calls(layers.values(), found.recorded))
+        for owner, name, path in _regularized(layers):
+            stack.enter_context(with_value(owner, name, _Regularizer(getattr(owner, name), path, found)))
+        stack.enter_context(steps.custom_gradients(recording_backward))
+        yield found
 
 
-def _recording(
-    layer: keras.layers.Layer, call: Callable, around: list[keras.layers.Layer], calls: list[LayerCall]
-) -> Callable:
-    def record(*args: Any, **kwargs: Any) -> Any:
-        scope, inside = tf.compat.v1.get_default_graph().get_name_scope(), tuple(around)
-        around.append(layer)
-        try:
-            outputs = call(*args, **kwargs)
-        finally:
-            around.pop()
-        given, named = tf.nest.map_structure(_spec, (args, kwargs))
-        calls.append(LayerCall(layer, given, named, inside, scope, tf.nest.flatten(outputs)))
-        return outputs
+class _Regularizer(keras.regularizers.Regularizer):
+    """Calls another regularizer, and records it. A variable accepts no plain function.
 
-    return record
+    Args:
+        function: A function of the variable's value.
+        path: The path of the layer.
+        found: Where the call is recorded.
+    """
+
+    def __init__(self, function: Callable, path: str, found: Whereabouts):
+        self._function, self._path, self._found = function, path, found
+
+    def __call__(self, value: Any) -> Any:
+        """The penalty of a value."""
+        first = self._found.count_here()
+        result = self._function(value)
+        if first is not None:
+            self._found.regularizers.append((self._path, first, count_of_operations()))
+        return result
 
 
-def _spec(value: Any) -> Any:
-    return tf.TensorSpec(value.shape, value.dtype) if tf.is_tensor(value) and hasattr(value, "shape") else value
+def _regularized(layers: Mapping[str, keras.layers.Layer]) -> list[tuple[Any, str, str]]:
+    """Each owner of a regularizer, the attribute's name, and the path of the innermost layer."""
+    # A functional model also holds operations, such as keras.ops.exp, which have no variables and no regularizers.
+    real = {path: layer for path, layer in layers.items() if isinstance(layer, keras.layers.Layer)}
+    of_outputs = [(layer, path) for path, layer in real.items() if callable(layer.activity_regularizer)]
+    owners: dict[int, tuple[Any, str]] = {}
+    for path in sorted(real, key=len):
+        variables = real[path].trainable_variables
+        owners |= {id(one): (one, path) for one in variables if getattr(one, "regularizer", None) is not None}
+    return [
+        *((layer, "activity_regularizer", path) for layer, path in of_outputs),
+        *((one, "regularizer", path) for one, path in owners.values()),
+    ]
+
+
+def backward_layers(names: Sequence[str], forward: Sequence[str | None]) -> list[str | None]:
+    """The layer of each operation, also in the backward pass, whose scopes TensorFlow names after the forward pass.
+
+    Args:
+        names: The names of all operations.
+        forward: The layer of each operation, from `Whereabouts.by_number`.
+    """
+    scopes: dict[str, str | None] = {}
+    for name, layer in zip(names, forward, strict=True):
+        if layer is not None or not name.startswith(_BACKWARD):
+            scopes.setdefault(_scope(name), layer)
+    return [
+        layer if layer is not None or not name.startswith(_BACKWARD) else _of_scope(name[len(_BACKWARD) :], scopes)
+        for name, layer in zip(names, forward, strict=True)
+    ]
+
+
+def _scope(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _of_scope(name: str, scopes: Mapping[str, str | None]) -> str | None:
+    scope = _scope(name)
+    while scope:
+        if scope in scopes:
+            return scopes[scope]
+        scope = _scope(scope)
+    return None
+
+
+@dataclasses.dataclass
+class ScalerCalls:
+    """The recorded tensors, in the order of the calls. Of several replicas, the first one is recorded.
+
+    Attributes:
+        losses: The unscaled losses.
+        gradients: The scaled gradients of each `apply` and `unscale`.
+        applied: The scaled gradients of each `apply` alone, None in the place of a variable's new value.
+        finite: For each `apply` a scalar bool, whether it applied the gradients; on several replicas, one from each.
+        owners: For each of these the scaler.
+        moments: For each call, whether it took a loss, and the number of operations in the graph at that time.
+        nonzero: For each `apply` and `unscale` a float32 variable, one element for each gradient. The step assigns to
+            it how many values of the gradient are not zero; infinities and NaN count, a variable's new value does not.
+    """
+
+    losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    gradients: list[list] = dataclasses.field(default_factory=list)
+    applied: list[list] = dataclasses.field(default_factory=list)
+    finite: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    owners: list[scaler.LossScaler] = dataclasses.field(default_factory=list)
+    moments: list[tuple[bool, int]] = dataclasses.field(default_factory=list)
+    nonzero: Sequence[tf.Variable] = ()
+
+    def losses_finite(self) -> list[tf.Tensor]:
+        """A scalar bool for each loss, except for those inside an inner `tf.function`, which cannot be read."""
+        here = tf.compat.v1.get_default_graph()
+        return [tf.reduce_all(tf.math.is_finite(loss)) for loss in self.losses if loss.graph is here]
+
+    def take(self, grads: list, derivatives: list) -> None:
+        """Records gradients that were passed to a scaler, and those of them that are no new values."""
+        if on_first_replica():
+            self.moments.append((False, count_of_operations()))
+            place = len(self.gradients)
+            if place < len(self.nonzero) and self.nonzero[place].shape == [len(grads)]:
+                self.nonzero[place].assign([_nonzero(one) for one in derivatives])
+            self.gradients.append(grads)
+
+
+def _nonzero(grad: Any) -> tf.Tensor:
+    if grad is None:
+        return tf.constant(0.0)
+    values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
+    return tf.cast(tf.math.count_nonzero(values), tf.float32)
+
+
+@contextlib.contextmanager
+def recording_scaler_calls(
+    scalers: Sequence[scaler.LossScaler],
+    factor: tf.Variable | tf.Tensor | None = None,
+    *,
+    moves: bool = True,
+    nonzero: Sequence[tf.Variable] = (),
+) -> Iterator[ScalerCalls]:
+    """Records the calls of the scalers' `scale`, `unscale` and `apply`.
+
+    Args:
+        scalers: The scalers of the step. Each is restored at the end.
+        factor: Float32 scalar, a power of two, that multiplies each loss on its way into `scale`. It scales the
+            gradients as a loss scale multiplied by it would, while the strategy's state stays the same.
+        moves: Whether `apply` updates the weights. If False it only checks whether the gradients are finite, which
+            makes tracing much faster: most of a step's graph is its update.
+        nonzero: The variables that count non-zero values, see `ScalerCalls`.
+    """
+    calls = ScalerCalls(nonzero=nonzero)
+    with contextlib.ExitStack() as stack:
+        for one in scalers:
+            apply = functools.partial(_apply_shares, one, calls, moves)
+            stack.enter_context(patched(one, "scale", functools.partial(_scale, one.scale, calls, factor)))
+            stack.enter_context(scaler.authoring.apply_replaced(one, apply))
+            stack.enter_context(patched(one, "unscale", functools.partial(_unscale, one.unscale, calls)))
+        yield calls
+
+
+def _scale(original: Callable, calls: ScalerCalls, factor: tf.Variable | tf.Tensor | None, loss: Any) -> tf.Tensor:
+    if on_first_replica():
+        calls.moments.append((True, count_of_operations()))
+        calls.losses.append(tf.convert_to_tensor(loss))
+    return original(loss if factor is None else tf.cast(loss, tf.float32) * factor)
+
+
+def _apply_shares(
+    one: scaler.LossScaler,
+    calls: ScalerCalls,
+    moves: bool,
+    original: Callable,
+    shares: Sequence[scaler.Share],
+    **options: Any,
+) -> tuple[scaler.Outcome, list[scaler.Outcome]]:
+    # Of a step that would take its gradients again the first ones are explained.
+    options.pop("again", None)
+    grads = [grad for share in shares for grad in share.grads]
+    derivatives = _derivatives(grads, [weight for share in shares for weight in share.weights])
+    calls.take(grads, derivatives)
+    if moves:
+        outcome, outcomes = original(shares, **options)
+    else:
+        outcome = _outcome_of_gradients(one, grads)
+        outcomes = [outcome] * len(shares)
+    calls.applied.append(derivatives)
+    calls.finite.append(outcome.finite)
+    calls.owners.append(one)
+    return outcome, outcomes
+
+
+def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
+    finite = scaler.gradients.all_finite([grad for grad in grads if grad is not None])
+    cause = tf.where(finite, int(scaler.Cause.NONE), int(scaler.Cause.OVERFLOW))
+    nan = float("nan")
+    outcome = scaler.Outcome(finite, one.loss_scale, nan, tf.cast(cause, tf.int64), False, -1, clipped_norm=nan)
+    # A step may return any field, and replicas put tensors together.
+    return scaler.Outcome(
+        *(tf.constant(one, tf.int64) if type(one) is int else tf.convert_to_tensor(one) for one in outcome)
+    )
+
+
+def _unscale(original: Callable, calls: ScalerCalls, grads: Sequence, variables: Any = None) -> list:
+    grads = list(grads)
+    calls.take(grads, _derivatives(grads, variables))
+    return original(grads, variables)
+
+
+def _derivatives(grads: list, variables: Any) -> list:
+    """The gradients without new values; all where the variables are not known, or do not fit, which is refused."""
+    known = variables.weights if isinstance(variables, scaler.MasterWeights) else variables
+    fit = isinstance(known, Sequence) and len(known) == len(grads)
+    return scaler.gradients.derivatives(grads, known) if fit else grads

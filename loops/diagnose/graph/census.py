@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import inspect
 import itertools
 import math
 import re
@@ -15,23 +14,12 @@ import keras
 import tensorflow as tf
 
 import scaler
+from loops.diagnose.graph.models import parts_of
+from loops.diagnose.graph.operations import BRANCHES, CALLS, MOVES
 from loops.loop.loop import Loop
 from loops.loop.user_step import taking_batches
+from loops.support.text import columns
 
-_MOVES = frozenset(
-    [
-        *("Assert", "Assign", "AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp", "BroadcastTo", "Case"),
-        *("ConcatV2", "Const", "EnsureShape", "ExpandDims", "Fill", "Gather", "GatherNd", "GatherV2", "Identity"),
-        *("IdentityN", "If", "NoOp", "OnesLike", "Pack", "PartitionedCall", "Placeholder", "PreventGradient"),
-        *("ReadVariableOp", "Reshape", "ResourceGather", "Reverse", "ReverseV2", "Shape", "Slice", "Split", "SplitV"),
-        *("Squeeze", "StatefulPartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile", "StopGradient"),
-        *("StridedSlice", "StridedSliceGrad", "TensorListFromTensor", "TensorListGetItem", "TensorListPopBack"),
-        *("TensorListPushBack", "TensorListReserve", "TensorListSetItem", "TensorListStack", "Tile", "Transpose"),
-        *("Unpack", "VarHandleOp", "While", "ZerosLike"),
-    ]
-)
-"""Operations that store or move values or call functions, without rounding."""
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 _TYPES = ("T", "dtype", "Tparams", "U")
 _SUFFIX = re.compile(r"_\d+$")
 
@@ -86,9 +74,7 @@ class Census:
     def __str__(self) -> str:
         header = ("layer", "operation", "dtype", "count", "in branches", "promised", "")
         cells = [header, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-        return "\n".join([line.rstrip() for line in lines] + [f"casts write {self.cast_bytes:,} bytes a step"])
+        return f"{columns(cells, left=len(header))}\ncasts write {self.cast_bytes:,} bytes a step"
 
 
 def census(step_or_function: Any, *args: Any) -> Census:
@@ -110,14 +96,14 @@ def census(step_or_function: Any, *args: Any) -> Census:
     names: dict[str, list[keras.layers.Layer]] = collections.defaultdict(list)
     for layer in layers:
         names[layer.name].append(layer)
-    counted: dict[tuple, _Count] = collections.defaultdict(_Count)
-    for found in _operations(concrete.graph, frozenset(names)):
-        dtype = _dtype(found.node)
+    counted: dict[tuple, list[_Operation]] = collections.defaultdict(list)
+    for one in _operations(concrete.graph, frozenset(names)):
+        dtype = _dtype(one.node)
         if dtype is not None:
-            counted[found.place, found.node.op, dtype].add(found)
+            counted[one.place, one.node.op, dtype].append(one)
     order = list(dict.fromkeys(place for place, _, _ in counted))
     by_place = sorted(counted.items(), key=lambda item: order.index(item[0][0]))
-    return Census([_row(place, op, dtype, count, names) for (place, op, dtype), count in by_place])
+    return Census([_row(place, op, dtype, found, names) for (place, op, dtype), found in by_place])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,38 +123,19 @@ class _Operation:
     node: Any
 
 
-@dataclasses.dataclass
-class _Count:
-    """Counts the operations of one kind."""
-
-    always: int = 0
-    sometimes: int = 0
-    backward: int = 0
-    cast_bytes: int = 0
-
-    def add(self, operation: _Operation) -> None:
-        """Counts one operation."""
-        if operation.sometimes:
-            self.sometimes += 1
-            return
-        self.always += 1
-        self.backward += operation.backward
-        self.cast_bytes += _bytes(operation.node) if operation.node.op == "Cast" else 0
-
-
-def _row(place: tuple, op: str, dtype: str, count: _Count, names: dict[str, list[keras.layers.Layer]]) -> Row:
+def _row(place: tuple, op: str, dtype: str, found: list[_Operation], names: dict[str, list[keras.layers.Layer]]) -> Row:
     promised = _nearest(place, names[place[-1]]).compute_dtype if place else None
-    cast = op == "Cast"
+    cast, always = op == "Cast", [one for one in found if not one.sometimes]
     return Row(
         layer="/".join(place) or None,
         op=op,
         dtype=dtype,
-        count=count.always,
-        in_branches=count.sometimes,
+        count=len(always),
+        in_branches=len(found) - len(always),
         promised=promised,
         differs=promised is not None and not cast and dtype != promised,
-        backward=count.backward,
-        cast_bytes=count.cast_bytes if cast else None,
+        backward=sum(one.backward for one in always),
+        cast_bytes=sum(_bytes(one.node) for one in always) if cast else None,
     )
 
 
@@ -218,18 +185,10 @@ def _spec(value: Any) -> Any:
     return tf.TensorSpec(value.shape, value.dtype) if hasattr(value, "shape") and hasattr(value, "dtype") else value
 
 
-def _models(step: Any) -> Iterator[keras.layers.Layer]:
-    """The models of a step: its attributes, and the variables that its function uses."""
+def _models(step: Any) -> list[keras.layers.Layer]:
     step = step.train_step if isinstance(step, Loop) else step
-    if isinstance(step, keras.layers.Layer):
-        yield step
-    function = inspect.unwrap(getattr(step, "python_function", step))
-    owner = getattr(function, "__self__", None)
-    held: list[Any] = [*getattr(step, "__dict__", {}).values(), owner, *getattr(owner, "__dict__", {}).values()]
-    if inspect.isfunction(function) or inspect.ismethod(function):
-        names = inspect.getclosurevars(function)
-        held += [*names.nonlocals.values(), *names.globals.values()]
-    yield from (one for one in held if isinstance(one, keras.layers.Layer))
+    owner = getattr(getattr(step, "python_function", step), "__self__", None)
+    return [one for one in (step, owner, *parts_of(step)) if isinstance(one, keras.layers.Layer)]
 
 
 def _operations(graph: tf.Graph, layers: frozenset[str]) -> Iterator[_Operation]:
@@ -242,10 +201,10 @@ def _operations(graph: tf.Graph, layers: frozenset[str]) -> Iterator[_Operation]
             found = _Operation(
                 place=_layers_in(node.name, layers) or (outer.place if outer else ()),
                 backward=node.name.startswith("gradient_tape/") or (outer is not None and outer.backward),
-                sometimes=outer is not None and (outer.sometimes or outer.node.op in _BRANCHES),
+                sometimes=outer is not None and (outer.sometimes or outer.node.op in BRANCHES),
                 node=node,
             )
-            if node.op not in _MOVES:
+            if node.op not in MOVES | CALLS:
                 yield found
             for name in _called(node):
                 if name in library and name not in inside:

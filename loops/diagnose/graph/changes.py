@@ -1,12 +1,10 @@
-"""Context managers that change a model, a step or an optimizer, and restore it at the end.
-
-Restores everything that a forward pass may change, bit for bit.
-"""
+"""Changes a model, a step or an optimizer within a context, such as its dtype policy, and restores it at the end."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -27,16 +25,13 @@ APART = 1e-3
 @contextlib.contextmanager
 def in_policy(layers: Iterable[keras.layers.Layer], policy: str) -> Iterator[None]:
     """Runs layers under another dtype policy; if its variables are float32, 16-bit variables are read as float32."""
-    before = [(layer, layer.dtype_policy) for layer in layers]
-    try:
-        for layer, _ in before:
-            layer.dtype_policy = policy
-        wide = [layer for layer, _ in before if layer.variable_dtype == "float32"]
+    changed = list(layers)
+    with contextlib.ExitStack() as stack:
+        for layer in changed:
+            stack.enter_context(with_value(layer, "dtype_policy", policy))
+        wide = [layer for layer in changed if layer.variable_dtype == "float32"]
         with variables_in_float32({id(one): one for layer in wide for one in _narrow_variables(layer)}.values()):
             yield
-    finally:
-        for layer, own in before:
-            layer.dtype_policy = own
 
 
 def _narrow_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
@@ -92,13 +87,11 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def with_changed_inputs(layer: keras.layers.Layer, change: Callable) -> Iterator[None]:
     """Applies a function to each input of a layer before its call."""
-    call = layer.call
 
-    @functools.wraps(call)  # Keras reads the signature.
-    def changed(*arguments: Any, **options: Any) -> Any:
+    def changed(layer: keras.layers.Layer, call: Callable, /, *arguments: Any, **options: Any) -> Any:
         return call(*tf.nest.map_structure(change, arguments), **options)
 
-    with patched(layer, "call", changed):
+    with scaler.authoring.calls_through([layer], changed):
         yield
 
 
@@ -187,3 +180,82 @@ def restored(layer: keras.layers.Layer) -> Iterator[None]:
         for variable, value in values:
             variable.assign(value)
         set_generators(random)
+
+
+POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
+"""The policies that are compared."""
+
+
+def own_policy(model: keras.Model) -> str:
+    """The policy of the layers with most of the weights. The model around them may have another one."""
+    counted: collections.Counter[str] = collections.Counter()
+    seen: set[int] = set()
+    for layer in reversed(scaler.observe.layers_of(model)):  # A variable belongs to the innermost layer that has it.
+        own = [variable for variable in layer.variables if id(variable) not in seen]
+        seen.update(map(id, own))
+        counted[layer.dtype_policy.name] += sum(math.prod(variable.shape) for variable in own)
+    return counted.most_common(1)[0][0]
+
+
+def following(model: keras.Model) -> list[keras.layers.Layer]:
+    """The layers with the model's own policy, which would change with it. Others were given a policy explicitly."""
+    own = own_policy(model)
+    return [
+        layer
+        for layer in scaler.observe.layers_of(model)
+        if layer.dtype_policy.name == own and not isinstance(layer, keras.layers.InputLayer)
+    ]
+
+
+@contextlib.contextmanager
+def under(model: keras.Model, policy: str) -> Iterator[None]:
+    """Runs a model under another policy; its variables keep their dtype.
+
+    Args:
+        model: The model. Layers that were given another policy keep it.
+        policy: Keras's name of the policy; the model's own changes nothing.
+    """
+    if policy == own_policy(model):
+        yield
+        return
+    with in_policy(following(model), policy):
+        yield
+
+
+def loss_in_float32(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss that casts 16-bit predictions to float32 first, as if the model's last layer were in float32."""
+    if isinstance(loss, keras.losses.Loss):
+        return loss  # It casts by itself, and `TrainStep` handles it as a keras Loss.
+
+    def wide(y: Any, prediction: Any, *weight: Any) -> Any:
+        return loss(y, tf.nest.map_structure(_wide, prediction), *weight)
+
+    return wide
+
+
+def _wide(tensor: Any) -> Any:
+    narrow = tf.is_tensor(tensor) and tensor.dtype in (tf.float16, tf.bfloat16)
+    return tf.cast(tensor, tf.float32) if narrow else tensor
+
+
+class _InFloat32(keras.DTypePolicy):
+    """Computes in float32, with variables that keep their dtype."""
+
+    def __init__(self, variable_dtype: str):
+        super().__init__("float32")
+        self._kept = variable_dtype
+
+    @property
+    def variable_dtype(self) -> str:
+        """The variable dtype of the layer's own policy. Keras casts variables to float32 when the layer reads them."""
+        return self._kept
+
+
+@contextlib.contextmanager
+def layers_in_float32(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """Runs the float16 layers among these in float32 while a function is traced."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            if layer.compute_dtype == "float16":
+                stack.enter_context(with_value(layer, "dtype_policy", _InFloat32(layer.variable_dtype)))
+        yield

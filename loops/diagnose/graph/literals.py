@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from loops.diagnose.graph.operations import CHOICES
+
 _HALF = tf.float16.as_datatype_enum
-_CHOICES = {"Select", "SelectV2"}
 _NUMBER = re.compile(r"_\d+$")
 
 
@@ -94,7 +95,7 @@ def lost_literals(graph: tf.Graph, twin: tf.Graph) -> Iterator[Literal]:
             continue
         lost = _lost(reference.astype(np.float64), value.astype(np.float64))
         if lost and not _holds_nothing_back(lost[1], constant.consumers):
-            yield Literal(constant.name, *lost, lost[1] == -np.inf and constant.consumers <= _CHOICES)
+            yield Literal(constant.name, *lost, lost[1] == -np.inf and constant.consumers <= CHOICES)
 
 
 def _holds_nothing_back(value: float, consumers: set[str]) -> bool:

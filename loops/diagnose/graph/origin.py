@@ -1,20 +1,92 @@
-"""Finds where a non-finite value began, from the frames of one step. Pure.
+"""Finds where a non-finite value began, from the frames of one step, and how far it lies beyond its format.
 
 The order in which a graph runs does not define a first operation. The search goes back from the failed tensors through
 tensors that are not finite, until all inputs of one are finite. Integers and strings are never infinite or NaN, so it
 passes through them to the tensors behind them. It never meets an infinity that nothing inherits, such as a mask's.
-
-
-Finds the measurable tensors that an operation depends on, also through values that cannot be measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+import dataclasses
+import enum
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from loops.diagnose.graph.whereabouts import Frame, Part
+import scaler
+from loops.diagnose.graph.operations import CALLS
+
+
+class Part(enum.Enum):
+    """The part of a step to which an operation belongs."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OTHER = "other"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """One floating-point or complex tensor of a step, or an integer one of its batch.
+
+    Attributes:
+        name: The tensor's name, such as "dense/MatMul:0".
+        kind: The type of its operation, such as "MatMul".
+        dtype: The dtype, such as "float16".
+        part: The part of the step that computed it.
+        layer: The path of the layer that computed it, or None for the loss and the step itself.
+        inputs: The names of the floating-point and complex tensors from which it was computed.
+        amax: The largest magnitude, with infinity, without NaN; for complex values the larger of the two parts.
+        has_nan: Whether it holds a NaN.
+        source: "batch" or "variable" if it was not computed but read from there, else None.
+        penalty: Whether a regularizer of the layer computed it.
+        custom: The name of the function whose custom gradient computed it, or None.
+        through: For a non-finite tensor, the names of the tensors behind its other inputs: those of a mask, variables
+            that were not finite before the step, and the values that the step assigned to other variables.
+        blind: Whether it is not finite and depends on what cannot be measured: a string, a table, an iterator.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    part: Part
+    layer: str | None
+    inputs: tuple[str, ...]
+    amax: float
+    has_nan: bool
+    source: str | None = None
+    penalty: bool = False
+    custom: str | None = None
+    through: tuple[str, ...] = ()
+    blind: bool = False
+
+    @property
+    def finite(self) -> bool:
+        """Whether all of its values are finite."""
+        return not self.has_nan and self.amax != float("inf")
+
+    @property
+    def problem(self) -> str:
+        """Either "nan", if it holds a NaN, or "inf"."""
+        return "nan" if self.has_nan else "inf"
+
+
+def magnitude(values: Any) -> tuple[float, bool]:
+    """The largest magnitude of an array, without NaN, and whether it holds a NaN.
+
+    Args:
+        values: A tensor or an array. Of complex numbers both parts count. The magnitude of an empty one is 0.
+    """
+    numbers = np.asarray(values).reshape(-1)
+    if numbers.dtype.kind == "c":
+        numbers = np.ascontiguousarray(numbers).view(numbers.real.dtype)
+    # NumPy is slow with 16-bit floats, and float32 represents all of their values.
+    narrow = numbers.dtype.itemsize <= 2
+    sizes = np.abs(numbers.astype(np.float32 if narrow else np.result_type(numbers.dtype, np.float32)))
+    return float(np.fmax.reduce(sizes, initial=0.0)), bool(np.isnan(np.max(sizes, initial=0.0)))
 
 
 def origins(frames: Mapping[str, Frame], failed: Iterable[str]) -> list[Frame]:
@@ -89,10 +161,6 @@ def differentiated(frame: Frame, frames: Mapping[str, Frame]) -> Frame:
     return frames.get(f"{scope}:0", frame) if frame.name.startswith("gradient_tape/") else frame
 
 
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "While", "StatelessWhile", "Case")
-"""Calls and loops: they may capture a resource that does not affect their outputs."""
-
-
 def is_measured(dtype: tf.DType) -> bool:
     """Whether the dtype can hold a NaN or an infinity."""
     return bool(dtype.is_floating or dtype.is_complex)
@@ -139,11 +207,72 @@ def sources_of_other_inputs(
             continue
         blind = blind or _opaque(tensor)
         waiting += tensor.op.inputs
-    return found, blind and operation.type not in _CALLS
+    return found, blind and operation.type not in CALLS
 
 
 def _opaque(tensor: tf.Tensor) -> bool:
     """Whether the tensor is a string, a resource or a variant from outside the graph."""
     kind = tensor.op.type
-    outside = kind == "Placeholder" or (kind not in _CALLS and tensor.op.op_def.is_stateful)
+    outside = kind == "Placeholder" or (kind not in CALLS and tensor.op.op_def.is_stateful)
     return outside and tensor.dtype in (tf.string, tf.resource, tf.variant)
+
+
+_RENAMED = {"reduction_indices": "axis"}
+"""Arguments that have another name in `tf.raw_ops` than in the operation's definition."""
+_NARROW = ("float16", "bfloat16")
+
+
+def operation_in_float32(operation: tf.Operation, output: int, values: Mapping[str, tf.Tensor]) -> tf.Tensor | None:
+    """The output of an operation with its 16-bit inputs cast to float32; None if it does not run so.
+
+    Args:
+        operation: An operation of a graph.
+        output: The index of the output.
+        values: The values of the graph's tensors, by name.
+    """
+    try:
+        inputs = [values[one.name] for one in operation.inputs]
+        if operation.type == "Cast":
+            return inputs[0]
+        result = getattr(tf.raw_ops, operation.type)(**_arguments(operation, inputs), **_attributes(operation))
+    except (KeyError, AttributeError, TypeError, ValueError, tf.errors.OpError):
+        return None
+    return result[output] if isinstance(result, (tuple, list)) else result
+
+
+def _arguments(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> dict:
+    inputs = [tf.cast(one, tf.float32) if one.dtype.name in _NARROW else one for one in inputs]
+    arguments, place = {}, 0
+    for argument in operation.op_def.input_arg:
+        many = argument.number_attr or argument.type_list_attr
+        count = int(operation.get_attr(argument.number_attr)) if argument.number_attr else 1
+        if argument.type_list_attr:
+            count = len(operation.get_attr(argument.type_list_attr))
+        arguments[_RENAMED.get(argument.name, argument.name)] = inputs[place : place + count] if many else inputs[place]
+        place += count
+    return arguments
+
+
+def _attributes(operation: tf.Operation) -> dict:
+    counted = {argument.number_attr for argument in operation.op_def.input_arg}
+    return {
+        attribute.name: operation.get_attr(attribute.name)
+        for attribute in operation.op_def.attr
+        if attribute.type not in ("type", "list(type)") and attribute.name not in counted
+    }
+
+
+def octaves_over(frame: Frame, amax: float) -> float | None:
+    """log2 of the true magnitude over the format's largest value; None if it is unknown, or there is no overflow.
+
+    Args:
+        frame: The frame of the non-finite value.
+        amax: The largest magnitude of the operation's output in float32.
+    """
+    try:
+        largest = scaler.float_format(frame.dtype).max
+    except scaler.InvalidArgument:
+        return None
+    if not math.isfinite(amax) or amax <= largest:
+        return None
+    return math.log2(amax) - math.log2(largest)

@@ -17,9 +17,15 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.origin import computed_from, is_measured, sources_of_other_inputs
-from loops.diagnose.graph.scaler_calls import ScalerCalls, recording_scaler_calls
-from loops.diagnose.graph.whereabouts import Frame, Part, Whereabouts, backward_layers, magnitude, recording_layers
+from loops.diagnose.graph.calls import (
+    ScalerCalls,
+    Whereabouts,
+    backward_layers,
+    recording_layers,
+    recording_scaler_calls,
+)
+from loops.diagnose.graph.operations import needed
+from loops.diagnose.graph.origin import Frame, Part, computed_from, is_measured, magnitude, sources_of_other_inputs
 from loops.loop.state.variables import components
 
 _UNSEEN = (tf.string, tf.resource, tf.variant)
@@ -314,21 +320,10 @@ def _parts(operations: Sequence[tf.Operation], calls: ScalerCalls) -> list[Part]
     Of several losses a later one has its forward pass behind that: what it is computed from.
     """
     parts, now, moments = [], Part.FORWARD, list(calls.moments)
-    ahead = _upstream([loss.op for loss in calls.losses if operations and loss.graph is operations[0].graph])
+    ahead = needed([loss.op for loss in calls.losses if operations and loss.graph is operations[0].graph])
     for number, operation in enumerate(operations):
         while moments and moments[0][1] <= number:
             now = Part.BACKWARD if moments.pop(0)[0] else Part.OTHER
         part = Part.FORWARD if operation in ahead else now
         parts.append(Part.BACKWARD if operation.name.startswith("gradient_tape/") else part)
     return parts
-
-
-def _upstream(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """These operations, and all that their values are computed from."""
-    waiting, seen = list(operations), set()
-    while waiting:
-        operation = waiting.pop()
-        if operation not in seen:
-            seen.add(operation)
-            waiting += [one.op for one in operation.inputs]
-    return seen

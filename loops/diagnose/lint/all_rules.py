@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
-import numpy as np
+import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.calls import LayerCall, Traced, trace
-from loops.diagnose.graph.changes import restored
-from loops.diagnose.graph.models import layers_in_float32
-from loops.diagnose.lint.arguments import (
-    as_tensors,
-    batch_of,
-    build,
-    check_arguments,
-    explaining_misfit,
-    in_one_sentence,
-)
+from loops.diagnose.graph.models import taken_apart
 from loops.diagnose.lint.finding import Finding
-from loops.diagnose.lint.graph_rules import lost_constants, narrow_statistics, odd_shapes, rounded_indices
-from loops.diagnose.lint.input_range import InputRanges
-from loops.diagnose.lint.layers import cannot_stress, findings_under_stress, limit_of, unfit_statistics, unfit_weights
-from loops.diagnose.lint.losses import half_loss, half_outputs, lost_share
-from loops.diagnose.lint.narrow_format import format_findings
-from loops.diagnose.lint.sample import sample_findings
-from loops.diagnose.lint.scaling import scaling_findings, scaling_of
-from loops.diagnose.lint.stress import CannotStress, Failure, float_inputs, stress
-from loops.diagnose.lint.xla import not_compiled
+from loops.diagnose.lint.graph_rules import (
+    infinite_normalizations,
+    large_weights,
+    lost_constants,
+    narrow_statistics,
+    odd_shapes,
+    rounded_indices,
+)
+from loops.diagnose.lint.on_request import not_compiled, unfit_for_format
+from loops.diagnose.lint.sample import on_the_sample
+from loops.diagnose.lint.set_up import fitting_scaling, half_loss, half_outputs, missing_masters
+from loops.diagnose.lint.stress import fails_under_stress
+from loops.diagnose.lint.subject import Subject, subject_of
+from loops.loop.loop import Loop
+from loops.support.errors import OutOfData
 
-_NOT_STRESSED = (keras.layers.Bidirectional, keras.layers.TimeDistributed, keras.layers.Embedding)
+RULES: tuple[Callable[[Subject], Iterable[Finding]], ...] = (
+    on_the_sample,
+    fitting_scaling,
+    missing_masters,
+    half_loss,
+    half_outputs,
+    lost_constants,
+    large_weights,
+    infinite_normalizations,
+    narrow_statistics,
+    rounded_indices,
+    fails_under_stress,
+    odd_shapes,
+)
+"""Each yields its findings. The first one runs the model, which measures the inputs of the layers."""
 
 
 def lint(
@@ -72,108 +80,29 @@ def lint(
     """
     if format is not None:
         scaler.formats.emulated(format)
-    sample = batch_of(sample)
-    check_arguments(model, loss, sample)
-    scaling = scaling_of(optimizer)
-    sample = as_tensors(sample)
-    build(model, sample)
-    with restored(model):
-        seen = InputRanges(scaler.observe.layers_of(model))
-        # This trace is measured too, since a `tf.function` inside the model is traced only once.
-        with in_one_sentence(), explaining_misfit(model, sample), seen.measuring():
-            traced = trace(model, loss, sample)
-        called = traced.layers
-        with in_one_sentence():
-            on_sample = sample_findings(traced, model, loss, sample, seen)
-        findings = [
-            *on_sample,
-            *scaling_findings(model, called, scaling, lambda: lost_share(model, loss, sample)),
-            *half_loss(traced, loss, sample),
-            *half_outputs(traced, model.name),
-            *_constants(model, loss, sample, traced),
-            *(_at(traced, layer, found) for layer in called for found in unfit_weights(layer)),
-            *(_at(traced, layer, found) for layer in called for found in unfit_statistics(layer)),
-            *narrow_statistics(traced),
-            *rounded_indices(traced),
-            *_stressed(traced, seen),
-            *odd_shapes(traced),
-            *(not_compiled(traced) if xla else []),
-            *(format_findings(format, traced, model, loss, sample) if format is not None else []),
-        ]
+    rules = (*RULES, *([not_compiled] if xla else []), *([unfit_for_format] if format is not None else []))
+    with subject_of(model, optimizer, loss, sample, format) as subject:
+        findings = [finding for rule in rules for finding in rule(subject)]
     return sorted(findings, key=lambda finding: finding.is_note)
 
 
-def _at(traced: Traced, layer: keras.layers.Layer, finding: Finding) -> Finding:
-    return dataclasses.replace(finding, layer=traced.place(layer))
+def lint_program(built: Any, name: str, *, xla: bool = False, format: str | None = None) -> list[Finding]:
+    """Lints the program that a user's function returned.
 
+    Args:
+        built: A `loops.Loop` of a `loops.TrainStep`, whose dataset gives the sample; or a tuple, or a dict with these
+            keys, of model, optimizer, loss and sample. Of a dataset as the sample the first batch is used.
+        name: The name of the function, for errors.
+        xla: Whether to name the layers that XLA cannot compile, too.
+        format: A format whose unfit layers to name, too.
 
-def _constants(model: keras.Model, loss: Callable, sample: tuple, traced: Traced) -> list[Finding]:
-    try:
-        with layers_in_float32(scaler.observe.layers_of(model)):
-            twin = trace(model, loss, sample)
-    except (ValueError, TypeError):
-        return []  # The model casts to float16 by itself; its layers are stressed all the same.
-    return lost_constants(traced, twin)
-
-
-def _stressed(traced: Traced, seen: InputRanges) -> list[Finding]:
-    """Stresses inner layers before those that call them, and reports a failure once, where it begins."""
-    findings: list[Finding] = []
-    known: dict[object, list[Failure] | CannotStress] = {}
-    faulty: set[int] = set()
-    noted: set[int] = set()
-    for call in traced.calls:
-        layer = call.layer
-        if layer.compute_dtype != "float16" or not float_inputs(call) or _is_container(call) or id(layer) in faulty:
-            continue
-        inner = {id(one.layer): one.layer for one in traced.calls if any(layer is around for around in one.inside)}
-        weighted = sum(bool(one.weights) for one in inner.values())
-        key = _shared_key(call)
-        if key not in known:
-            known[key] = _failures(call, weighted)
-        failed = known[key]
-        if isinstance(failed, CannotStress):
-            findings.append(_at(traced, layer, cannot_stress(layer, failed)))
-            continue
-        for found in findings_under_stress(call, failed, weighted, seen.inputs(layer)):
-            around = {id(one) for one in (layer, *call.inside)}
-            if not found.is_note:
-                faulty |= around
-            elif id(layer) in noted:
-                continue
-            noted |= around
-            findings.append(_at(traced, layer, found))
-    return findings
-
-
-def _failures(call: LayerCall, weighted_inside: int) -> list[Failure] | CannotStress:
-    try:
-        return stress(call, limit_of(weighted_inside))
-    except CannotStress as error:
-        return error
-
-
-def _is_container(call: LayerCall) -> bool:
-    """Whether a layer only calls others or looks up rows, or belongs to a recurrent layer that is stressed itself."""
-    functional = isinstance(call.layer, keras.Model) and type(call.layer).__module__.startswith("keras.")
-    plain = functional or isinstance(call.layer, _NOT_STRESSED)
-    return plain or any(isinstance(one, keras.layers.RNN) for one in call.inside)
-
-
-def _shared_key(call: LayerCall) -> object:
-    """A key that is equal for calls that fail in the same way: class, configuration, shapes, sizes of the weights."""
-    try:
-        config = {name: value for name, value in call.layer.get_config().items() if name != "name"}
-        text = json.dumps(config, sort_keys=True, default=repr)
-    except (NotImplementedError, TypeError, ValueError):
-        text = str(id(call.layer))
-    sizes = tuple(_octaves(variable) for variable in call.layer.weights)
-    return type(call.layer), text, repr((call.args, call.kwargs)), sizes
-
-
-def _octaves(variable: keras.Variable) -> tuple:
-    values = np.abs(np.asarray(variable.numpy(), np.float64))
-    sizes = [values.max(initial=0.0), np.sqrt(np.mean(np.square(values))) if values.size else 0.0]
-    # For layer widths of powers of two, Glorot's and He's deviations are at whole and half powers of two.
-    # The offset keeps them away from the rounding boundaries.
-    return tuple(round(float(np.log2(max(size, 1e-30))) + 0.25) if np.isfinite(size) else size for size in sizes)
+    Raises:
+        scaler.InvalidArgument: For anything else.
+        OutOfData: If the dataset is empty.
+    """
+    model, optimizer, loss, sample = taken_apart(built, f"--build {name}")
+    if isinstance(built, Loop) or isinstance(sample, tf.data.Dataset):
+        sample = next(built.position.iterator if isinstance(built, Loop) else iter(sample), None)
+        if sample is None:
+            raise OutOfData(f"--build {name}: the dataset is empty.")
+    return lint(model, optimizer, loss, sample, xla=xla, format=format)

@@ -1,9 +1,10 @@
-"""A finding of lint about one layer, or about the whole set-up."""
+"""A finding of lint about one layer, or about the whole set-up, and the texts that it is made of."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Any, NamedTuple
 
 
 class Kind(str, enum.Enum):
@@ -67,3 +68,19 @@ class Finding:
 def note(layer: str | None, finding: str, measured: str, instead: str, kind: Kind) -> Finding:
     """Makes a finding that is harmless."""
     return Finding(layer, f"note: {finding}", measured, instead, kind, Severity.NOTE)
+
+
+class Texts(NamedTuple):
+    """What is said of one kind of problem: each text is a format of the values that a rule measured."""
+
+    kind: Kind
+    finding: str
+    measured: str
+    instead: str
+    severity: Severity = Severity.HURTS
+
+    def at(self, layer: str | None, /, **values: Any) -> Finding:
+        """The finding about a layer, with these values."""
+        finding, measured, instead = (text.format_map(values).strip() for text in self[1:4])
+        make = note if self.severity is Severity.NOTE else Finding
+        return make(layer, finding, measured, instead, self.kind)

@@ -139,7 +139,7 @@ COMMANDS = {
     "lint": (
         [
             ("loops.support.user_function", "called", None),
-            ("loops.diagnose.lint.user_program", "lint_program", [FINDING]),
+            ("loops.diagnose.lint.all_rules", "lint_program", [FINDING]),
         ],
         ["lint", "--build", "program:make"],
         f"{FINDING.layer} {FINDING.finding} {FINDING.measured} {FINDING.instead}",

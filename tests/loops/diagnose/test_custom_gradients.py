@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.ops import custom_gradient
 
 from loops.diagnose.explain.remedies import Kind
-from loops.diagnose.graph.whereabouts import recording_layers
+from loops.diagnose.graph.calls import recording_layers
 from loops.observe import explain
 
 
@@ -53,17 +53,18 @@ class Calls(keras.layers.Layer):
 def noted():
     layers = {name: Calls(function, name=name) for name, function in {"a": outer, "b": inner, "c": inner}.items()}
 
+    found = []
+
     @tf.function(autograph=False)
     def taken(x):
-        with tf.GradientTape() as tape:
+        with recording_layers(layers) as places, tf.GradientTape() as tape:
             tape.watch(x)
             y = layers["c"](layers["b"](layers["a"](x)))
-        return tape.gradient(y, x)
+            found.append((places, tape.gradient(y, x)))
 
     for layer in layers.values():
         layer(tf.ones([2]))
-    with recording_layers(layers) as places:
-        concrete = taken.get_concrete_function(tf.ones([2]))
+    concrete, (places, _) = taken.get_concrete_function(tf.ones([2])), *found
     kinds = [one.type for one in concrete.graph.get_operations()]
     by_number = places.by_number(len(kinds))
     return [(name, by_number[number]) for number, name in sorted(places.in_customs().items()) if kinds[number] == "Mul"]

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from loops.diagnose.explain.proposals import division_proposals, guarded
-from loops.diagnose.graph.whereabouts import Frame, Part
+from loops.diagnose.graph.origin import Frame, Part
 
 
 def traced(name, divide, *values):

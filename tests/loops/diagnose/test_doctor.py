@@ -14,18 +14,26 @@ from command_cases import run, strict
 
 import loops
 import scaler
-from loops.diagnose.doctor import diagnosis, trials
-from loops.diagnose.doctor import timing as turns
-from loops.diagnose.doctor.diagnosis import Diagnosis
-from loops.diagnose.doctor.matrix_products import Casts, Padded, casts_of, padded, products_of, shares
-from loops.diagnose.doctor.pipeline import Pipeline, pipeline_of
+from loops.diagnose.doctor import diagnosis, timing
+from loops.diagnose.doctor.diagnosis import Casts, Diagnosis, Padded, casts_of, padded, products_of, shares
 from loops.diagnose.doctor.program import program_of
-from loops.diagnose.doctor.text import advice, sized, text
-from loops.diagnose.doctor.timing import STEPS_A_CALL, Batches, PairedTiming, Running, Spread, time_interleaved
-from loops.diagnose.doctor.trials import Kind, Trial, try_all
+from loops.diagnose.doctor.shown import advice, sized, text
+from loops.diagnose.doctor.timing import (
+    STEPS_A_CALL,
+    Kind,
+    PairedTiming,
+    Pipeline,
+    Running,
+    Spread,
+    Trial,
+    batches_like,
+    pipeline_of,
+    time_interleaved,
+    try_all,
+)
 from loops.diagnose.graph.census import Census, Row
-from loops.diagnose.memory.activations import saved_tensors
-from loops.diagnose.memory.footprint import Bytes, Footprint
+from loops.diagnose.memory.footprint import Footprint
+from loops.diagnose.memory.saved import Bytes, saved_tensors
 
 
 def small(policy="mixed_float16"):
@@ -138,7 +146,7 @@ def test_a_step_that_fails_is_told_in_one_line():
 def test_turns_change_who_is_first_and_ratios_are_within_a_round(monkeypatch):
     called = []
     clock = itertools.count()
-    monkeypatch.setattr(turns.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
     found = time_interleaved(lambda: called.append("a"), lambda: called.append("b"), 0.0)
     assert "".join(called) == "abab" + "abba" * 4 + "ab"
     assert found.ratio == Spread(1.0, 1.0, 1.0)
@@ -156,8 +164,8 @@ def test_a_difference_counts_where_the_quartiles_say_so(low, high, verdict):
 
 def test_batches_begin_again_and_leave_out_others():
     first = next(iter(data(10, 4)))
-    batches = Batches(data(10, 4), first)
-    assert [batches.next()[0].shape[0] for _ in range(5)] == [4] * 5
+    batches = batches_like(first, data(10, 4))
+    assert [next(batches)[0].shape[0] for _ in range(5)] == [4] * 5
 
 
 def test_a_dataset_that_is_read_once_is_refused():
@@ -169,9 +177,9 @@ def test_a_dataset_that_is_read_once_is_refused():
 
     spec = tf.TensorSpec([16]), tf.TensorSpec([10])
     dataset = tf.data.Dataset.from_generator(once, output_signature=spec).batch(1)
-    batches = Batches(dataset, next(iter(dataset)))
+    batches = batches_like(next(iter(dataset)), dataset)
     with pytest.raises(loops.OutOfData, match="can be read again from its beginning"):
-        batches.next()
+        next(batches)
 
 
 @pytest.mark.slow
@@ -187,7 +195,7 @@ def test_what_cannot_be_tried_says_why_and_the_others_go_on(monkeypatch):
     def fail(*_, **__):
         raise tf.errors.UnimplementedError(None, None, "XLA knows no such operation\n\t [[node]]")
 
-    monkeypatch.setattr(trials, "Running", fail)
+    monkeypatch.setattr(timing, "Running", fail)
     program = program_of(as_tuple(), "x")
     found = list(try_all(program, lambda batch=None: None, 0.0))
     assert [one.name for one in found] == [
@@ -202,7 +210,7 @@ def test_what_cannot_be_tried_says_why_and_the_others_go_on(monkeypatch):
 
 def test_a_long_step_is_not_taken_hundreds_of_times(monkeypatch):
     """A step of a second for 20 steps a call would be seven minutes of waiting, to save microseconds."""
-    monkeypatch.setattr(trials, "_LONG", 0.0)
+    monkeypatch.setattr(timing, "_LONG", 0.0)
     program = program_of(as_tuple(), "x")
     first = next(try_all(program, Running(program, program.step()), 0.0))
     assert first.verdict == "not tried"
@@ -211,7 +219,7 @@ def test_a_long_step_is_not_taken_hundreds_of_times(monkeypatch):
 
 @pytest.mark.parametrize(("longest", "rounds"), [(60.0, 9), (0.0, 3)])
 def test_rounds_are_nine_and_of_what_takes_long_three(monkeypatch, longest, rounds):
-    monkeypatch.setattr(turns, "_LONGEST", longest)
+    monkeypatch.setattr(timing, "_LONGEST", longest)
     calls = []
     time_interleaved(lambda: calls.append("before"), lambda: calls.append("after"), 0.0)
     assert calls.count("before") == calls.count("after") == 2 + rounds
@@ -222,7 +230,7 @@ def test_rounds_are_nine_and_of_what_takes_long_three(monkeypatch, longest, roun
 
 @pytest.fixture(scope="module")
 def graph():
-    return saved_tensors(small(), squared, tuple(map(tf.constant, arrays()))).traced
+    return saved_tensors(small(), squared, tuple(map(tf.constant, arrays())))[1]
 
 
 def test_products_are_counted_with_those_of_the_backward_pass(graph):
@@ -244,7 +252,7 @@ def test_convolutions_multiply_by_their_filters():
     model = keras.Sequential([keras.Input([6, 6, 4]), keras.layers.Conv2D(8, 3, padding="same", dtype="float32")])
     model.add(keras.layers.Conv2D(2, 3, dtype="float32"))
     batch = tf.zeros([5, 6, 6, 4]), tf.zeros([5, 4, 4, 2])
-    found = products_of(saved_tensors(model, squared, batch).traced)
+    found = products_of(saved_tensors(model, squared, batch)[1])
     first, second = 5 * 36 * 8 * 9 * 4, 5 * 16 * 2 * 9 * 8
     counted = sorted((one.op, one.multiplications) for one in found)
     expected = {"Conv2D": [first, second], "Conv2DBackpropFilter": [first, second], "Conv2DBackpropInput": [second]}

@@ -3,7 +3,7 @@
 import pytest
 
 from loops.diagnose.doctor import machine as looked
-from loops.diagnose.doctor.gpu import Gpu, Surroundings, about_gpus
+from loops.diagnose.doctor.machine import Gpu, Surroundings, about_gpus
 
 BUILD = {
     "cpu_compiler": "clang",

@@ -6,10 +6,10 @@ import types
 import numpy as np
 import pytest
 
-from loops.diagnose.doctor import trials
-from loops.diagnose.doctor.text import advice
-from loops.diagnose.doctor.trials import Kind as Change
-from loops.diagnose.doctor.trials import Trial
+from loops.diagnose.doctor import timing
+from loops.diagnose.doctor.shown import advice
+from loops.diagnose.doctor.timing import Kind as Change
+from loops.diagnose.doctor.timing import Trial
 from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.remedies import Kind, Proposal, Remedy
@@ -165,8 +165,7 @@ def test_what_a_diagnosis_advises(kind, monkeypatch):
         ]
 
     found = said()
-    for words in ("_NAMES", "_ADVICE"):
-        monkeypatch.setattr(trials, words, {one: misleading() for one in Change})
+    monkeypatch.setattr(timing, "_CHANGES", {one: (misleading(), misleading()) for one in Change})
     assert said() == found
     assert any("input pipeline" in line for line in found) is (kind is not Change.PREFETCH)
     assert any("0.50 times the time." in line for line in found[1:]) is (kind is Change.RECOMPUTE)

@@ -1,11 +1,12 @@
-"""Guards the walk over a model's layers, which needs no private name: it finds what Keras's own walk finds."""
+"""Guards the walk over a model's layers, which finds what Keras's own finds, and their calls through a function."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from models import stateful_model
 
-from scaler.backend.layers import layers_of
+from scaler.backend.layers import calls_through, layers_of
 
 
 class _Nested(keras.Model):
@@ -50,3 +51,20 @@ def test_every_layer_that_keras_finds_is_found_and_no_other(name):
     found = [layer for layer in layers_of(model) if not isinstance(layer, keras.layers.InputLayer)]
     assert {id(layer) for layer in found} == keras_has
     assert len(found) == len(keras_has)
+
+
+def test_calls_go_through_a_function_and_the_layer_is_as_before():
+    layer, x = keras.layers.Dense(2), tf.ones([1, 3])
+    plain, called = layer(x), []
+
+    def doubled(layer, call, /, *arguments, **named):
+        called.append(layer)
+        return 2.0 * call(*arguments, **named)
+
+    with calls_through([layer], doubled), calls_through([layer], doubled):
+        np.testing.assert_array_equal(layer(x), 4.0 * plain)
+    with pytest.raises(ZeroDivisionError), calls_through([layer], doubled):
+        raise ZeroDivisionError
+    assert called == [layer, layer]
+    assert "call" not in vars(layer)
+    np.testing.assert_array_equal(layer(x), plain)

@@ -1,4 +1,4 @@
-"""Guards what lint finds in layers and in a set-up, what it leaves alone, and that it changes nothing."""
+"""Guards what lint finds under stress and on the sample, what it leaves alone, and that it changes nothing."""
 
 import warnings
 
@@ -6,32 +6,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from lint_cases import HALF, MSE, L, batch, dataset, function, functional, heavy, named, scaled, small, train_step
 from rigs import raw
 
 import loops
 import scaler
-from loops.diagnose.lint import all_rules
 from loops.observe import lint
 from scaler.observe import layers_of
 
 pytestmark = pytest.mark.slow
-
-HALF = "mixed_float16"
-L = keras.layers
-MSE = keras.losses.MeanSquaredError()
-
-
-def scaled():
-    return scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-
-
-def named(findings, layer):
-    """What hurts in a layer, without the notes."""
-    return [one for one in findings if one.layer == layer and not one.is_note]
-
-
-def heavy(findings):
-    return [one for one in findings if not one.is_note]
 
 
 @keras.saving.register_keras_serializable("lint_cases")
@@ -45,10 +28,6 @@ class ByHand(L.Layer):
     def call(self, x):
         queries = self.project(x)
         return tf.matmul(tf.nn.softmax(tf.matmul(queries, queries, transpose_b=True)), x)
-
-
-def function(name, body):
-    return L.Lambda(body, dtype=HALF, name=name)
 
 
 FLAT = {
@@ -112,18 +91,6 @@ def side_by_side(flat, series, size=1.0):
         model = keras.Model([numbers, steps], outputs)
     x = np.full([4, 8], size), np.full([4, 4, 8], size)
     return lint(model, scaled(), MSE, (x, np.ones([4, 8], np.float32)))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "stddev", "named"), [(HALF, 1e3, "variance"), (HALF, 1.0, None), ("float32", 1e3, None)]
-)
-def test_a_normalization_of_large_data(dtype, stddev, named):
-    data = np.random.default_rng(0).normal(0.0, stddev, [64, 3]).astype(np.float32)
-    normalization = L.Normalization(dtype=dtype)
-    normalization.adapt(data)
-    found = lint(keras.Sequential([keras.Input([3]), normalization]), scaled(), MSE, (data, data))
-    said = [one.measured for one in found if "it normalises" in one.finding]
-    assert said == ([f"{normalization.name}.{named} is infinite; float16 ends at 65504."] if named else [])
 
 
 @pytest.fixture(scope="module")
@@ -217,168 +184,6 @@ def test_a_layer_that_runs_another_twice_is_left_alone():
     assert heavy(lint(model, scaled(), MSE, (np.ones([4, 4, 8]), np.ones([4, 8])))) == []
 
 
-# ---------------------------------------------------------------------------------------------- the set-up
-
-
-@pytest.fixture
-def unstressed(monkeypatch):
-    """Leaves out what takes time and is tested above."""
-    monkeypatch.setattr(all_rules, "stress", lambda call, limit: [])
-
-
-def small(policy=HALF, last="float32", activation=None):
-    return keras.Sequential(
-        [
-            keras.Input([8]),
-            L.Dense(8, activation="relu", dtype=policy, name="first"),
-            L.Dense(8, activation=activation, dtype=last, name="last"),
-        ],
-        name="small",
-    )
-
-
-def batch():
-    random = np.random.default_rng(0)
-    return random.normal(size=[16, 8]).astype(np.float32), random.uniform(size=[16, 8]).astype(np.float32)
-
-
-def dataset():
-    return tf.data.Dataset.from_tensor_slices(batch()).batch(4)
-
-
-def train_step(model, strategy=None, **arguments):
-    strategy = scaler.Dynamic() if strategy is None else strategy
-    return loops.TrainStep(model, MSE, keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler(strategy), **arguments)
-
-
-@pytest.mark.exhaustive_with(
-    "<lambda>-nothing scales the loss1",
-    "<lambda>-nothing scales the loss2",
-    "<lambda>-nothing scales the loss3",
-    "<lambda>-nothing scales the loss4",
-)
-@pytest.mark.parametrize(
-    ("make", "found"),
-    [
-        (lambda m: keras.optimizers.Adam(), "nothing scales the loss"),
-        (lambda m: train_step(m, scaler.NoScaling()), "nothing scales the loss"),
-        (lambda m: train_step(m, scaler.Static(1.0)), "nothing scales the loss"),
-        (lambda m: scaler.LossScaleOptimizer(keras.optimizers.Adam(), scaler.NoScaling()), "nothing scales the loss"),
-        (lambda m: lambda grads, variables: None, "nothing scales the loss"),
-        (lambda m: train_step(m), None),
-        (lambda m: train_step(m, scaler.Static(8.0)), None),
-        (lambda m: scaled(), None),
-        (lambda m: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), None),
-        (lambda m: keras.optimizers.SGD(loss_scale_factor=128.0), None),
-    ],
-)
-@pytest.mark.usefixtures("unstressed")
-def test_float16_needs_a_scaler(make, found):
-    model = small()
-    said = [one.finding for one in heavy(lint(model, make(model), MSE, batch()))]
-    assert len(said) == (found is not None)
-    assert all(found in one for one in said)
-
-
-@pytest.mark.usefixtures("unstressed")
-def test_what_becomes_of_small_gradients_is_measured():
-    def tiny(y, prediction):
-        return 1e-9 * tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
-
-    model = small()
-    (found,) = heavy(lint(model, keras.optimizers.SGD(), tiny, batch()))
-    assert found.measured.endswith("are zero in float16.")
-    assert float(found.measured.split("float32, ")[1].split("%")[0]) > 50
-    (found,) = heavy(lint(model, keras.optimizers.SGD(), MSE, batch()))
-    assert "0.0% to 0.0% are zero in float16" in found.measured
-
-
-@pytest.mark.exhaustive_with("mixed_bfloat16-scaled-1")
-@pytest.mark.parametrize(("policy", "optimizer", "count"), [("mixed_bfloat16", scaled, 1), ("float32", scaled, 0)])
-@pytest.mark.usefixtures("unstressed")
-def test_bfloat16_needs_none(policy, optimizer, count):
-    said = heavy(lint(small(policy), optimizer(), MSE, batch()))
-    assert ["has the range of float32" in one.finding for one in said] == [True] * count
-    assert heavy(lint(small(policy), keras.optimizers.SGD(), MSE, batch())) == []
-
-
-@pytest.mark.exhaustive_with("<lambda>-False0", "<lambda>-True0", "<lambda>-True1")
-@pytest.mark.parametrize(
-    ("make", "flagged"),
-    [
-        (lambda m: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), True),
-        (lambda m: train_step(m, allow_16bit_updates=True), True),
-        (lambda m: train_step(m), False),
-        (lambda m: scaled(), False),
-    ],
-)
-@pytest.mark.usefixtures("unstressed")
-def test_weights_of_16_bits_need_masters(make, flagged):
-    model = small("float16")
-    said = heavy(lint(model, make(model), MSE, batch()))
-    assert ["without float32 masters" in one.finding for one in said] == [True] * flagged
-    assert all("2 of 4 trainable variables" in one.measured for one in said)
-
-
-@pytest.mark.usefixtures("unstressed")
-def test_outputs_in_float16_are_named_by_their_layer():
-    (found,) = heavy(lint(small(last=HALF), scaled(), MSE, batch()))
-    assert (found.layer, found.finding.split(":")[0]) == ("last", "the loss gets float16 predictions")
-
-
-def bce(y, prediction):
-    return tf.reduce_mean(
-        tf.cast(keras.losses.binary_crossentropy(tf.cast(y, prediction.dtype), prediction), tf.float32)
-    )
-
-
-@pytest.mark.exhaustive_with(
-    "<lambda>-At predictions of 300 it is inf, and 8.9",
-    "<lambda>-None",
-    "bce-At predictions of 1 it is inf, and",
-    "binary_crossentropy-At predictions of 1 it is inf, and",
-)
-@pytest.mark.parametrize(
-    ("loss", "finds"),
-    [
-        (bce, "At predictions of 1 it is inf, and"),
-        (keras.losses.binary_crossentropy, "At predictions of 1 it is inf, and"),
-        (lambda y, p: tf.reduce_mean(tf.square(p - tf.cast(y, p.dtype))), "At predictions of 300 it is inf, and 8.9"),
-        (keras.losses.BinaryCrossentropy(), None),
-        (lambda y, p: tf.reduce_mean(tf.square(tf.cast(p, tf.float32) - y)), None),
-    ],
-)
-@pytest.mark.usefixtures("unstressed")
-def test_a_loss_that_computes_in_float16_is_found(loss, finds):
-    said = heavy(lint(small(last=HALF, activation="sigmoid"), scaled(), loss, batch()))
-    losses = [one for one in said if one.layer is None]
-    assert len(losses) == (finds is not None), said
-    assert all(finds in one.measured for one in losses), losses
-
-
-@pytest.mark.exhaustive_with("last1-loss1-y1", "last2-loss2-y2")
-@pytest.mark.parametrize(
-    ("last", "loss", "y"),
-    [
-        ([("dense", "softmax")], keras.losses.SparseCategoricalCrossentropy(), np.ones([16], np.int32)),
-        ([("dense", None), ("activation", "softmax")], keras.losses.CategoricalCrossentropy(), np.eye(16)),
-        ([("dense", "sigmoid")], keras.losses.BinaryCrossentropy(), np.ones([16, 16])),
-    ],
-)
-@pytest.mark.usefixtures("unstressed")
-def test_logits_that_keras_takes_from_behind_a_float32_output_are_not_the_losss(last, loss, y):
-    made = [
-        L.Dense(16, activation=activation, dtype="float32")
-        if kind == "dense" and activation
-        else L.Dense(16, dtype=HALF)
-        if kind == "dense"
-        else L.Activation(activation, dtype="float32")
-        for kind, activation in last
-    ]
-    model = keras.Sequential([keras.Input([8]), L.Dense(8, dtype=HALF), *made])
-    assert lint(model, scaled(), loss, (batch()[0], y)) == []
-
-
 # ---------------------------------------------------------------------------------------------- on the sample itself
 
 
@@ -398,14 +203,6 @@ class Penalty(L.Layer):
     def call(self, x):
         self.add_loss(keras.ops.sum(keras.ops.square(100 * x)))
         return x
-
-
-def functional(body):
-    inputs = keras.Input([8])
-    # Of one sign: an infinity is not made NaN on its way.
-    eighth = keras.initializers.Constant(1 / 8)
-    hidden = L.Dense(8, dtype=HALF, kernel_initializer=eighth, name="hidden")(inputs)
-    return keras.Model(inputs, L.Dense(8, dtype="float32", kernel_initializer=eighth, name="head")(body(hidden)))
 
 
 @pytest.mark.exhaustive_with(
@@ -469,40 +266,8 @@ def test_a_sample_that_is_not_finite_itself(bad, said):
 
 
 @pytest.mark.usefixtures("unstressed")
-def test_an_operation_of_a_functional_model_is_named():
-    keras.backend.clear_session()
-    (found,) = heavy(lint(functional(lambda h: keras.ops.log(keras.ops.relu(h) + 1 + 1e-8)), scaled(), MSE, batch()))
-    assert (found.layer, found.finding.split(":")[0]) == ("add_1", "the constant 1e-08 is 0 in float16")
-
-
-@pytest.mark.usefixtures("unstressed")
-def test_a_mask_that_is_chosen_is_a_note():
-    choose = function("choose", lambda x: tf.nn.softmax(tf.where(x > 0, x, tf.cast(-1e9, x.dtype))))
-    model = keras.Sequential([keras.Input([8]), choose, L.Dense(8, dtype="float32")])
-    (found,) = lint(model, scaled(), MSE, (np.eye(8), np.ones([8, 8])))
-    assert found.is_note
-    assert "the mask -1e+09 is -inf" in found.finding
-
-
-@pytest.mark.usefixtures("unstressed")
 def test_of_a_dataset_the_first_batch_is_taken():
     assert heavy(lint(small(), scaled(), MSE, dataset())) == []
-
-
-@pytest.mark.exhaustive_with("16-None")
-@pytest.mark.parametrize(("units", "odd"), [(10, "10 is not a multiple of 8"), (16, None)])
-@pytest.mark.usefixtures("unstressed")
-def test_shapes_for_tensor_cores_are_notes(units, odd):
-    model = keras.Sequential([keras.Input([8]), L.Dense(units, dtype=HALF, name="odd"), L.Dense(8, dtype="float32")])
-    notes = lint(model, scaled(), MSE, batch())
-    assert [(one.layer, one.is_note) for one in notes] == [("odd", True)] * (odd is not None)
-    assert all(odd in one.measured for one in notes)
-
-
-@pytest.mark.usefixtures("unstressed")
-def test_the_steps_of_a_recurrent_layer_have_shapes_too():
-    model = keras.Sequential([keras.Input([2, 8]), L.SimpleRNN(6, dtype=HALF, name="r"), L.Dense(8, dtype="float32")])
-    assert "r" in {one.layer for one in lint(model, scaled(), MSE, (np.ones([4, 2, 8]), np.ones([4, 8])))}
 
 
 # ---------------------------------------------------------------------------------------------- what it is run on
@@ -530,81 +295,6 @@ def test_a_subclassed_model_of_integers_that_is_not_built():
     assert model.built
     assert {one.layer.split("/")[-1] for one in heavy(findings)} == {"same"}
     assert all("UnitNormalization" in one.finding or "constant" in one.finding for one in heavy(findings))
-
-
-@keras.saving.register_keras_serializable("lint_cases")
-class Lookup(keras.Model):
-    """Casts floats that it is given to float16, as every subclass under the policy does."""
-
-    def __init__(self, rows):
-        super().__init__(dtype=HALF)
-        self.words = L.Embedding(rows, 8, dtype=HALF, name="words")
-        self.last = L.Dense(8, dtype="float32")
-
-    def call(self, x):
-        return self.last(self.words(x)[:, 0])
-
-
-@pytest.mark.exhaustive_with("3000-float32-1")
-@pytest.mark.parametrize(("rows", "dtype", "found"), [(3000, "float32", 1), (2049, "float32", 0), (3000, "int32", 0)])
-def test_indices_that_are_rounded(rows, dtype, found):
-    said = heavy(lint(Lookup(rows), scaled(), MSE, (np.ones([4, 3], dtype), np.ones([4, 8], np.float32))))
-    assert [(one.layer, "rounded to their neighbours" in one.finding) for one in said] == [("words", True)] * found
-
-
-class Counting(L.Layer):
-    """A moving average written by hand, in float16 though the layer's own variables are float32."""
-
-    def build(self, shape):
-        self.mean = self.add_weight(shape=[shape[-1]], trainable=False, dtype="float16", name="mean")
-
-    def call(self, x):
-        self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.cast(keras.ops.mean(x, 0), "float16"))
-        return x
-
-
-MOVING = {
-    "float16": (lambda: L.BatchNormalization(dtype="float16"), "2^-11", "(..., dtype='mixed_float16')."),
-    "bfloat16": (lambda: L.BatchNormalization(dtype="bfloat16"), "2^-8", "(..., dtype='mixed_bfloat16')."),
-    "by hand": (lambda: Counting(dtype="mixed_float16"), "2^-11", "Create them in float32"),
-    "mixed": (lambda: L.BatchNormalization(dtype="mixed_float16"), None, None),
-    "frozen": (lambda: L.BatchNormalization(dtype="float16", trainable=False), None, None),
-    "replaced": (lambda: L.SpectralNormalization(L.Dense(8, dtype="float16"), dtype="float16"), None, None),
-}
-
-
-@pytest.mark.exhaustive_with("bfloat16", "frozen")
-@pytest.mark.parametrize("case", MOVING)
-@pytest.mark.usefixtures("unstressed")
-def test_moving_statistics_of_16_bits(case):
-    make, lost, instead = MOVING[case]
-    layer = make()
-    model = keras.Sequential([keras.Input([8]), layer, L.Dense(8, dtype="float32")])
-    found = [one for one in heavy(lint(model, scaled(), MSE, batch())) if "moving statistics" in one.finding]
-    assert [one.layer for one in found] == [layer.name] * (lost is not None)
-    for one in found:
-        assert f"smaller than {lost} of its value is lost" in one.measured
-        assert ("65504" in one.measured) == (lost == "2^-11")
-        assert instead in one.instead
-
-
-@pytest.mark.usefixtures("unstressed")
-def test_the_advice_for_moving_statistics_is_right():
-    """Of a mean of 10 and a deviation of 0.1, and with masters for the weights beside it."""
-    means = {}
-    x = np.random.default_rng(0).normal(10.0, 0.1, [256, 8]).astype(np.float32)
-    data = x, np.zeros_like(x)
-    for dtype in ("float16", "mixed_float16"):
-        norm = L.BatchNormalization(dtype=dtype, momentum=0.9)
-        model = keras.Sequential([keras.Input([8]), norm, L.Dense(8, dtype="float16"), L.Dense(8, dtype="float32")])
-        step = train_step(model)
-        assert step.masters is not None
-        found = [one for one in lint(model, step, MSE, data) if one.layer == norm.name and not one.is_note]
-        assert bool(found) == (dtype == "float16")
-        loops.Loop(step, tf.data.Dataset.from_tensors(data).repeat()).run(150)
-        means[dtype] = np.max(np.abs(np.float32(norm.moving_mean.numpy()) - x.mean(0)))
-    assert means["float16"] > 0.02
-    assert means["mixed_float16"] < 0.001
 
 
 def test_nothing_is_changed():
@@ -656,9 +346,7 @@ def test_what_breaks_a_layer_under_stress_is_put_back_and_said():
 
 def test_layers_that_are_alike_are_stressed_once(monkeypatch):
     stressed = []
-    monkeypatch.setattr(
-        "loops.diagnose.lint.all_rules.stress", lambda call, limit: stressed.append(call.layer.name) or []
-    )
+    monkeypatch.setattr("loops.diagnose.lint.stress.stress", lambda call, limit: stressed.append(call.layer.name) or [])
     keras.utils.set_random_seed(1)
     layers = [L.Dense(32, dtype=HALF, name=f"d{number}") for number in range(4)]
     layers += [L.Dense(32, dtype=HALF, kernel_initializer=keras.initializers.Constant(3.0), name="other")]

@@ -10,9 +10,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-from loops.diagnose.doctor.picture import check_picture, write_picture
-from loops.diagnose.memory.count import footprints, slot_values
-from loops.diagnose.memory.footprint import Bytes, total
+from loops.diagnose.doctor.shown import check_picture, write_picture
+from loops.diagnose.memory.footprint import footprints, slot_values
+from loops.diagnose.memory.saved import Bytes
 from loops.support.errors import NotWritable
 
 BATCH, INPUTS, HIDDEN, OUTPUTS = 64, 16, 32, 8
@@ -57,7 +57,7 @@ def test_float32_is_counted_as_by_hand(of_float32):
     first = Bytes(weights=4 * FIRST, slots=8 * FIRST, gradients=4 * FIRST, activations=4 * HELD)
     last = Bytes(weights=4 * LAST, slots=8 * LAST, gradients=4 * LAST)
     assert {name: one for name, one in found.layers.items() if one.total} == {"first": first, "last": last}
-    assert found.all == total([first, last])
+    assert found.all == first + last
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
@@ -188,7 +188,7 @@ def test_what_a_loop_keeps_for_its_gradient_is_counted():
 
 MEASURED = """
 import keras, tensorflow as tf
-from loops.diagnose.memory.count import footprints
+from loops.diagnose.memory.footprint import footprints
 layers = [keras.layers.Dense(1024, activation="gelu") for _ in range(6)]
 model = keras.Sequential([keras.Input([256]), *layers, keras.layers.Dense(8)])
 batch = tf.random.normal([2048, 256]), tf.zeros([2048, 8])

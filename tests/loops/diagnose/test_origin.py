@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from loops.diagnose.graph.origin import nearest_layer, origins, pass_of
-from loops.diagnose.graph.whereabouts import Frame, Part
+from loops.diagnose.graph.origin import Frame, Part, nearest_layer, origins, pass_of
 
 INF = math.inf
 

@@ -5,7 +5,7 @@ import planted
 import pytest
 import tensorflow as tf
 
-from loops.diagnose.graph.whereabouts import recording_layers
+from loops.diagnose.graph.calls import recording_layers
 from loops.observe import explain
 
 
@@ -42,17 +42,16 @@ def test_penalties_of_outputs_and_of_parts_are_noted():
     outer = Outer()
     outer(tf.ones([1, 3]))
     layers = {"outer": outer, "outer/inner": outer.inner}
-    graphs = []
+    found = []
 
     @tf.function(autograph=False)
     def taken():
-        graphs.append(tf.compat.v1.get_default_graph())
-        outer(tf.ones([1, 3]))
-        return outer.losses
+        with recording_layers(layers) as places:
+            outer(tf.ones([1, 3]))
+            found.append((places, outer.losses))
 
-    with recording_layers(layers) as places:
-        taken.get_concrete_function()
-    by_number = places.by_number(len(graphs[0].get_operations()))
+    concrete, (places, _) = taken.get_concrete_function(), *found
+    by_number = places.by_number(len(concrete.graph.get_operations()))
     assert [path for path, _, _ in places.regularizers] == ["outer/inner"] * 2
     assert {by_number[number] for number in places.in_regularizers()} == {"outer/inner"}
     assert by_number[places.calls[-1][2] - 1] == "outer"

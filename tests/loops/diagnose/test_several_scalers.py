@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import loops
 import scaler
-from loops.diagnose.graph.scaler_calls import recording_scaler_calls
+from loops.diagnose.graph.calls import recording_scaler_calls
 from loops.observe import explain
 
 STEPS = 6

@@ -7,9 +7,8 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.explain.examples import example_of
-from loops.diagnose.graph.origin import origins, pass_of
+from loops.diagnose.graph.origin import magnitude, origins, pass_of
 from loops.diagnose.graph.scan import scan
-from loops.diagnose.graph.whereabouts import magnitude
 
 BAD = [[1.0, 2.0], [np.nan, 4.0]]
 

@@ -18,8 +18,8 @@ from step_cases import part
 
 import loops
 import scaler
-from loops.diagnose.graph.scaler_calls import recording_scaler_calls
-from loops.diagnose.lint.losses import lost_share
+from loops.diagnose.graph.calls import recording_scaler_calls
+from loops.diagnose.lint.set_up import lost_share
 
 LARGEST = 3.0
 ERROR = keras.losses.MeanSquaredError()

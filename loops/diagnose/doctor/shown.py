@@ -1,23 +1,43 @@
-"""Writes a diagnosis as lines for a terminal of 80 columns, with advice and the measured gain of each change."""
+"""Shows a diagnosis: as lines for a terminal, with advice and the gain of each change; its memory as a picture.
+
+The picture has the memory under each policy, and layer by layer. In an HTML page its numbers stand below it.
+"""
 
 from __future__ import annotations
 
+import os
+import pathlib
 import textwrap
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loops.diagnose.doctor.diagnosis import Diagnosis
-from loops.diagnose.doctor.pipeline import Pipeline
-from loops.diagnose.doctor.timing import PairedTiming, Spread
-from loops.diagnose.doctor.trials import Kind, Trial
-from loops.diagnose.memory.footprint import Bytes
+from loops.diagnose.doctor.timing import Kind, PairedTiming, Pipeline, Spread
+from loops.diagnose.memory.footprint import Footprint
+from loops.diagnose.memory.saved import Bytes
+from loops.support.drawing import as_source, drawing, require_matplotlib, save, svg_of
+from loops.support.errors import NotWritable
+from loops.support.pages import Table, render
+from loops.support.palette import BLUE, GREEN, ORANGE, PINK, RED, SKY, TEXT
 from loops.support.text import columns
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _WIDTH = 80
-_LAYERS = 12
-"""The largest number of layers that are listed."""
+_LAYERS, _DRAWN = 12, 24
+"""The largest numbers of layers that are listed, and drawn."""
 _SHARE = 0.05
 """The smallest share of a step's time, or of the steps, that is worth a sentence."""
+_PARTS = {
+    "weights": BLUE,
+    "masters": SKY,
+    "slots": GREEN,
+    "gradients": PINK,
+    "copies": ORANGE,
+    "activations": RED,
+}
+_KINDS = (".png", ".svg", ".pdf", ".html")
 
 
 class _Table(NamedTuple):
@@ -73,10 +93,10 @@ def _times(found: Diagnosis) -> list[str | _Table]:
     if layers:
         lines.append(f"not, or not all, in the dtype of their policy: {_some(layers)}")
     if found.padded:
-        odd, ratio = found.padded, found.padded.turns.ratio
+        odd = found.padded
         lines.append(
             f"sides that are not multiples of 8: {odd.sides} in {odd.layer or 'no layer'}; {odd.rounded} takes "
-            f"{ratio.median:.2f} times the time ({ratio.low:.2f} to {ratio.high:.2f})"
+            f"{_gain(odd.turns)}"
         )
     if found.pipeline:
         lines.append(f"skipped: {found.pipeline.skipped} of {found.pipeline.attempted} steps")
@@ -101,7 +121,7 @@ def _tried(found: Diagnosis) -> list[str | _Table]:
 def _memory(found: Diagnosis) -> list[str | _Table]:
     own = found.footprints[0]
     factor, unit = _unit(max(one.all.total for one in found.footprints))
-    heads = ("weights", "masters", "slots", "grads", "copies", "activations", "total")
+    heads = ["grads" if part == "gradients" else part for part in (*_PARTS, "total")]
     rows = [
         (f"  {one.policy}", *_cells(one.all, factor), _cell(one.total_recomputed, factor)) for one in found.footprints
     ]
@@ -123,8 +143,7 @@ def _name(layer: str | None, room: int = 24) -> str:
 
 
 def _cells(one: Bytes, factor: float) -> tuple[str, ...]:
-    parts = (one.weights, one.masters, one.slots, one.gradients, one.copies, one.activations, one.total)
-    return tuple(_cell(part, factor) for part in parts)
+    return tuple(_cell(getattr(one, part), factor) for part in (*_PARTS, "total"))
 
 
 def _cell(count: int | None, factor: float) -> str:
@@ -156,10 +175,11 @@ def _drawn(part: str | _Table, room: int) -> str:
 
 def advice(found: Diagnosis) -> list[str]:
     """The advice as sentences: the largest gain first, memory last. Empty if nothing is worth changing."""
-    faster = sorted((one for one in found.trials if _worth_it(one.turns)), key=_ratio)
-    lines = [f"{one.name}: {_gain(one)}. To use it: {one.advice}." for one in faster]
+    worth_it = [(one, one.turns) for one in found.trials if one.turns and _worth_it(one.turns)]
+    faster = sorted(worth_it, key=lambda pair: pair[1].ratio.median)
+    lines = [f"{one.name}: {_gain(turns)}. To use it: {one.advice}." for one, turns in faster]
     if found.pipeline:
-        lines += _of_pipeline(found.pipeline, prefetched=any(one.kind is Kind.PREFETCH for one in faster))
+        lines += _of_pipeline(found.pipeline, prefetched=any(one.kind is Kind.PREFETCH for one, _ in faster))
     if (
         found.casts
         and found.policy.startswith("mixed_")
@@ -213,20 +233,114 @@ def _of_memory(found: Diagnosis) -> list[str]:
     return lines
 
 
-def _worth_it(turns: PairedTiming | None) -> bool:
-    return turns is not None and turns.verdict == "faster" and turns.ratio.median < 1 - _SHARE
+def _worth_it(turns: PairedTiming) -> bool:
+    return turns.verdict == "faster" and turns.ratio.median < 1 - _SHARE
 
 
-def _gain(trial: Trial) -> str:
-    assert trial.turns is not None
-    ratio = trial.turns.ratio
+def _gain(turns: PairedTiming) -> str:
+    ratio = turns.ratio
     return f"{ratio.median:.2f} times the time ({ratio.low:.2f} to {ratio.high:.2f})"
-
-
-def _ratio(trial: Trial) -> float:
-    return trial.turns.ratio.median if trial.turns else 1.0
 
 
 def _sides(sides: tuple[int, ...]) -> str:
     rows, inner, columns = sides
     return f"({rows}, {inner}) by ({inner}, {columns})"
+
+
+def write_picture(found: Sequence[Footprint], path: str | os.PathLike) -> None:
+    """Draws footprints into a file: PNG, SVG or PDF by its name, or a page with the picture in it for ".html".
+
+    Raises:
+        LoopError: If matplotlib is not installed.
+        NotWritable: If the file cannot be written.
+    """
+    figure, path = memory_figure(found), pathlib.Path(path)
+    if path.suffix.lower() != ".html":
+        save(figure, path)
+        return
+    try:
+        path.write_text(memory_page(found, figure), encoding="utf-8")
+    except OSError as error:
+        raise NotWritable(f"{path}: the page cannot be written ({error.strerror or error}).") from error
+
+
+def check_picture(path: str | os.PathLike) -> None:
+    """Checks that a picture can be written, before the diagnosis takes its time.
+
+    Raises:
+        LoopError: If matplotlib is not installed.
+        NotWritable: If the folder does not exist, or the name does not end like a picture's.
+    """
+    require_matplotlib()
+    path = pathlib.Path(path)
+    if path.suffix.lower() not in _KINDS or not path.parent.is_dir():
+        raise NotWritable(
+            f"{path}: no picture can be written there. Name one of {', '.join(_KINDS)}, in an existing folder."
+        )
+
+
+def memory_figure(found: Sequence[Footprint]) -> Figure:
+    """The picture as a matplotlib Figure."""
+    own = found[0]
+    layers = sorted(own.layers.items(), key=lambda item: -item[1].total)[:_DRAWN]
+    heights = [1.2 + 0.35 * len(found), 1.0 + 0.25 * len(layers)]
+    with drawing(sum(heights)) as figure:
+        above, below = figure.subplots(2, 1, height_ratios=heights)
+        _bars(above, [(one.policy, one.all) for one in found])
+        above.set_title("under each policy; “|” with gradient checkpointing", loc="left")
+        for at, one in enumerate(found):
+            if one.total_recomputed is not None:
+                above.plot(one.total_recomputed / 1e6, at, "|", color=TEXT, markersize=14)
+        _bars(below, [(name or "(the loss, all else)", one) for name, one in layers])
+        below.set_title(f"by layer, {own.policy}", loc="left", parse_math=False)
+        below.set_xlabel("MB")
+        figure.legend(*above.get_legend_handles_labels(), loc="outside upper center", ncols=len(_PARTS), fontsize=8)
+        return figure
+
+
+def _bars(axes: Any, rows: Sequence[tuple[str, Bytes]]) -> None:
+    starts = [0.0] * len(rows)
+    for part, colour in _PARTS.items():
+        widths = [(getattr(one, part) or 0) / 1e6 for _, one in rows]
+        axes.barh(range(len(rows)), widths, left=starts, color=colour, label=part, height=0.7)
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=8)
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.grid(axis="y", visible=False)
+    axes.invert_yaxis()
+
+
+def memory_page(found: Sequence[Footprint], figure: Figure) -> str:
+    """A page that needs no other file.
+
+    Args:
+        found: The footprint under each policy, the model's own first.
+        figure: The picture of these footprints.
+    """
+    own = found[0]
+    layers = sorted(own.layers.items(), key=lambda item: -item[1].total)
+    return render(
+        __package__,
+        "memory.html",
+        title="Memory of a training step",
+        picture=as_source(svg_of(figure)),
+        policies=Table(
+            ("MB", *_PARTS, "total", "with checkpointing"),
+            [(one.policy, *_megabytes(one.all), _in_megabytes(one.total_recomputed)) for one in found],
+            "Under each policy",
+        ),
+        layers=Table(
+            ("MB", *_PARTS, "total"),
+            [(name or "(the loss, all else)", *_megabytes(one)) for name, one in layers],
+            f"By layer, {own.policy}",
+        ),
+    )
+
+
+def _megabytes(one: Bytes) -> list[str]:
+    return [_in_megabytes(getattr(one, part)) for part in (*_PARTS, "total")]
+
+
+def _in_megabytes(count: int | None) -> str:
+    return "–" if count is None else f"{count / 1e6:.3g}"
