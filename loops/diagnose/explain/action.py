@@ -13,7 +13,7 @@ import rich.console
 
 import scaler
 from loops.actions.progress import Progress
-from loops.diagnose.explain.at_hand import Recent, as_row, scalers_in
+from loops.diagnose.explain.at_hand import Recent, scalers_in
 from loops.diagnose.explain.explain import explain_recent
 from loops.diagnose.explain.explanation import Explanation
 from loops.loop.held_batches import HeldBatches
@@ -21,6 +21,7 @@ from loops.loop.visit import Visit
 from loops.record.explanations import Explanations
 from loops.support.checks import check_count
 from loops.support.errors import NotWritable
+from loops.support.json_values import without_nan
 from loops.support.text import one_line
 
 if TYPE_CHECKING:
@@ -209,9 +210,10 @@ def _window(loop: Loop) -> int:
 
 
 def _rows(visit: Visit) -> list[Mapping[str, Any]]:
-    outputs = {name: np.asarray(values) for name, values in visit.outputs.items()}
-    count = visit.counters.data - visit.first + 1
-    return [as_row(visit.first + row, {name: values[row] for name, values in outputs.items()}) for row in range(count)]
+    """The outputs of its steps as rows of a log."""
+    columns = {name: without_nan(np.asarray(values).tolist()) for name, values in visit.outputs.items()}
+    steps = range(visit.first, visit.counters.data + 1)
+    return [{"step": step, **{name: column[row] for name, column in columns.items()}} for row, step in enumerate(steps)]
 
 
 _NOT_OF_THE_SCALE = (scaler.Cause.LOSS, scaler.Cause.BACKWARD, scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)

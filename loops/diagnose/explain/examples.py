@@ -1,21 +1,21 @@
-"""Finds the example of a batch that holds non-finite values, or that makes a step fail.
+"""Finds the example of a batch that holds non-finite values or a wrong label, or that makes a step fail.
 
 An example is tried alone by filling the whole batch with it, which keeps the shapes and so the graph.
-
-
-A smallest set that is needed, by Zeller's ddmin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.explain.explanation import Label
 from loops.diagnose.graph.origin import is_measured
+from loops.diagnose.graph.scan import Scan
+from loops.diagnose.graph.whereabouts import Frame
 
 
 def example_of(batch: Any) -> int | None:
@@ -178,43 +178,27 @@ def _filled(batch: Any, examples: np.ndarray, replicas: int) -> Any:
     return tf.nest.map_structure(lambda one: tf.gather(one, rows), batch)
 
 
-_Item = TypeVar("_Item")
+def label_behind(seen: Scan, frame: Frame) -> Label | None:
+    """The label outside of the classes for which a tensor became NaN, or None if that has another reason.
 
-
-def minimal(items: Sequence[_Item], passes: Callable[[list[_Item]], bool]) -> list[_Item] | None:
-    """Finds a minimal set that passes: without any one of its items it does not.
-
-    Args:
-        items: The candidates.
-        passes: Whether a set passes; called once for each set.
-
-    Returns:
-        The set, in the order of `items`; None if not even all of them together pass.
+    On a GPU and under XLA TensorFlow makes a NaN of it, in place of an error. The CPU's kernel refuses it, so that a
+    step that XLA compiled may raise where it is repeated without XLA.
     """
-    known: dict[frozenset[int], bool] = {}
-
-    def asked(chosen: list[int]) -> bool:
-        key = frozenset(chosen)
-        if key not in known:
-            known[key] = passes([items[place] for place in sorted(chosen)])
-        return known[key]
-
-    if asked([]):
-        return []
-    chosen = list(range(len(items)))
-    if not asked(chosen):
+    operation = seen.operations[frame.name]
+    if operation.type != "SparseSoftmaxCrossEntropyWithLogits":
         return None
-    parts = 2
-    while len(chosen) > 1:
-        size = -(-len(chosen) // parts)
-        pieces = [chosen[start : start + size] for start in range(0, len(chosen), size)]
-        rests = [[one for one in chosen if one not in piece] for piece in pieces]
-        smaller = next((one for one in (*pieces, *rests) if len(one) < len(chosen) and asked(one)), None)
-        if smaller is not None:
-            parts = 2 if smaller in pieces else max(parts - 1, 2)
-            chosen = smaller
-        elif parts >= len(chosen):
-            break
-        else:
-            parts = min(2 * parts, len(chosen))
-    return [items[place] for place in sorted(chosen)]
+    logits, labels = (seen.values.get(tensor.name) for tensor in operation.inputs)
+    if logits is None or labels is None:
+        return None
+    classes, given = int(logits.shape[-1]), np.asarray(labels).reshape(-1)
+    outside = given[(given < 0) | (given >= classes)]
+    return Label(int(outside[0]), classes) if len(outside) else None
+
+
+def example_with(value: int, batch: Any) -> int | None:
+    """The first example with a label; None unless one part of the batch alone has a whole number for each example."""
+    parts = [one for one in tf.nest.flatten(batch) if isinstance(one, tf.Tensor) and one.dtype.is_integer]
+    parts = [np.asarray(one) for one in parts]
+    flat = [one.reshape(-1) for one in parts if one.ndim and one.size == len(one)]
+    places = [np.flatnonzero(one == value) for one in flat]
+    return int(places[0][0]) if len(places) == 1 and len(places[0]) else None

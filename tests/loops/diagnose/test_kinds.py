@@ -1,5 +1,6 @@
 """Guards that what is decided of remedies, trials and findings hangs on their kinds: every sentence may be reworded."""
 
+import contextlib
 import dataclasses
 import types
 
@@ -10,11 +11,10 @@ from loops.diagnose.doctor import trials
 from loops.diagnose.doctor.text import advice
 from loops.diagnose.doctor.trials import Kind as Change
 from loops.diagnose.doctor.trials import Trial
-from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
-from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.remedies import Kind, Proposal, Remedy
-from loops.diagnose.explain.sentence import describe
-from loops.diagnose.explain.worth import weighed
+from loops.diagnose.explain.case import Case
+from loops.diagnose.explain.explanation import Explanation, describe
+from loops.diagnose.explain.remedies import Kind, Remedy, Row
+from loops.diagnose.explain.trials import blame_of, grown_through, helped, in_order, weighed
 from loops.diagnose.lint.finding import Finding, Severity, note
 from loops.diagnose.lint.finding import Kind as Rule
 
@@ -85,12 +85,12 @@ class Attempts:
     scanned_at, loss_scale, scalers, to_blame, part = None, 1024.0, (), None, None
 
     def __init__(self):
-        self.moment = types.SimpleNamespace(rows=[], step=5, logged=None)
+        self.moment = types.SimpleNamespace(rows=[], step=5, logged=None, next_batch=0)
 
     def in_time(self):
         return True
 
-    def take(self, change, batch):
+    def take(self, change, batch=None):
         return types.SimpleNamespace(finite=True, loss=2.0, at_scale=None, moved=None, nonzero=np.ones([2], np.float32))
 
     def take_at(self, factor):
@@ -99,9 +99,10 @@ class Attempts:
 
 def test_the_order_of_what_helps():
     known = Explanation(step=5, reproduced=True, differs=None, verdict="overflow", fits_at=64.0, loss_scale=1024.0)
-    proposed = [Proposal(kind, NAMES.get(kind, kind.value), "") for kind in Kind if kind is not Kind.LOSS_SCALE]
-    found = [one.kind for one in in_order(known, Attempts(), proposed)]
-    again = in_order(known, Attempts(), [dataclasses.replace(one, name=misleading()) for one in proposed])
+    names = {kind: NAMES.get(kind, kind.value) for kind in Kind if kind is not Kind.LOSS_SCALE}
+    rows = [Row(kind, name, "", lambda it: contextlib.nullcontext()) for kind, name in names.items()]
+    found = [one.kind for one in in_order(known, Case(Attempts()), rows)]
+    again = in_order(known, Case(Attempts()), [one._replace(name=misleading()) for one in rows])
     assert [one.kind for one in again] == found
     assert found[:2] == [Kind.OWN_VARIABLES_CLEARED, Kind.WEIGHT_DECAY]
     assert found[-1] is Kind.DERIVATIVES_ZEROED
