@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
+import os
+import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,8 +21,10 @@ import scaler
 from loops.diagnose.graph.changes import windows_of, without_windows
 from loops.diagnose.graph.models import models_in_step, owned_by_parts, paths_of, weights_in_step
 from loops.diagnose.graph.scaler_calls import ScalerCalls, recording_scaler_calls
+from loops.loop.loop import Loop
 from loops.loop.signature import taking_batches
 from loops.loop.state.variables import components, variable_groups
+from loops.run.rewind.rewind import rewind
 from loops.step.composed_step import ComposedStep
 from loops.step.scalers_in_graph import find
 from loops.step.train_step import TrainStep
@@ -92,7 +97,7 @@ class Attempts:
     def __init__(
         self,
         moment: Any,
-        progress: Callable[[], None] = lambda: None,
+        progress: Callable[[], object] = lambda: None,
         in_time: Callable[[], bool] = lambda: True,
     ):
         self.moment, self.in_time = moment, in_time
@@ -314,6 +319,32 @@ class Attempts:
 def loss_name(part: str | None) -> str:
     """Under which name a step returns its loss, or that of one of its parts."""
     return f"{part}/loss" if part else "loss"
+
+
+Progress = Callable[[str], object]
+
+
+def attempts_at(
+    loop: Loop, step: int, run: str | os.PathLike | None, progress: Progress, at_least: int = 0
+) -> Attempts:
+    """The attempts at a past step of a run.
+
+    Args:
+        loop: The loop of the run, before its first step.
+        step: The number of the step, from 1.
+        run: The folder with the log `steps.jsonl`, if the loop has no `JsonLines`.
+        progress: Called now and then with a text that says what is done.
+        at_least: So many steps before it are repeated, too.
+    """
+    taken = itertools.count(1)
+    moment = rewind(
+        loop,
+        step,
+        run=None if run is None else pathlib.Path(run),
+        at_least=at_least,
+        progress=lambda done, total: progress(f"replayed {done} of {total} steps"),
+    )
+    return Attempts(moment, lambda: progress(f"ran the step {next(taken)} times"))
 
 
 @contextlib.contextmanager

@@ -131,11 +131,28 @@ class Case:
         """Its weight decay, or 0."""
         return getattr(self.optimizer, "weight_decay", None) or 0.0
 
+    @property
+    def rate(self) -> float | None:
+        """Its learning rate now; None without an optimizer."""
+        return None if self.optimizer is None else rate_of(self.optimizer)
+
     @functools.cached_property
+    def risen_rate(self) -> tuple[float, float] | None:
+        """The learning rate before the replayed steps, and that of the step, if it rose much.
+
+        None if both are finite and the second is less than ten times the first, or if they are unknown.
+        """
+        now = self.rate
+        with self.attempts.moment.at_checkpoint():
+            before = self.rate
+        if before is None or now is None or (math.isfinite(now) and not now >= _RISEN * before > 0.0):
+            return None
+        return before, now
+
+    @property
     def rate_before(self) -> float:
-        """The learning rate before the replayed steps, if a schedule has raised it much since; else NaN."""
-        risen = risen_rate(self.attempts.moment, self.attempts.part)
-        return math.nan if risen is None or not _is_scheduled(self.optimizer) else risen[0]
+        """The first of these if a schedule raised it, else NaN."""
+        return self.risen_rate[0] if self.risen_rate and _is_scheduled(self.optimizer) else math.nan
 
 
 def narrow_of(layers: Iterable[keras.layers.Layer]) -> list[keras.layers.Layer]:
@@ -183,23 +200,3 @@ def rate_of(optimizer: keras.optimizers.Optimizer) -> float:
 
 def _is_scheduled(optimizer: keras.optimizers.Optimizer) -> bool:
     return isinstance(made_with(optimizer), keras.optimizers.schedules.LearningRateSchedule)
-
-
-def risen_rate(moment: Any, part: str | None = None) -> tuple[float, float] | None:
-    """The learning rate before the replayed steps, and that of the step, if it rose much.
-
-    Args:
-        moment: The run just before the step.
-        part: The part of a `ComposedStep` that failed, or None.
-
-    Returns:
-        None if both are finite and the second is less than ten times the first, or if they are unknown.
-    """
-    optimizer = next(iter(optimizers_of(moment.train_step, part).values()), None)
-    if optimizer is None:
-        return None
-    now = rate_of(optimizer)
-    with moment.at_checkpoint():
-        before = rate_of(optimizer)
-    risen = not math.isfinite(now) or now >= _RISEN * before > 0.0
-    return (before, now) if risen else None

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.explain.attempts import Attempt, Attempts, Held, held, size_of_update
-from loops.diagnose.explain.case import rate_of
+from loops.diagnose.explain.case import Case
 from loops.diagnose.explain.explanation import Explanation, Growth
 from loops.diagnose.graph.changes import in_policy
 from loops.diagnose.graph.literals import Literal, lost_literals
-from loops.diagnose.graph.models import models_in_step, optimizers_of, weights_in_step
+from loops.diagnose.graph.models import models_in_step, weights_in_step
 from loops.diagnose.graph.scaler_calls import recording_scaler_calls
 from loops.diagnose.graph.whereabouts import recording_layers
 from loops.record.columns import cause_name
@@ -34,7 +34,7 @@ def growth_of(known: Explanation, attempts: Attempts) -> Growth | None:
     told = known.where == "data" or known.empty or known.label or known.lost_weight
     if told or any(one.helps for one in known.remedies):
         return None
-    rate = _rate(attempts)
+    rate = Case(attempts).rate
     if known.verdict == "update":
         return None if rate is None else Growth(None, None, rate, None)
     found = _last_update(attempts)
@@ -54,17 +54,11 @@ def _last_update(attempts: Attempts) -> Growth | None:
     weights = weights_in_step(moment.train_step, attempts.part)
     seen: list[tuple[Held, float | None]] = []
     try:
-        moment.from_checkpoint(lambda loop: seen.append((held(weights), _rate(attempts))), moment.step - last)
+        moment.from_checkpoint(lambda loop: seen.append((held(weights), Case(attempts).rate)), moment.step - last)
     except (scaler.ScalerError, tf.errors.OpError):
         return None
     (before, rate), *_ = seen
     return Growth(last, size_of_update(before), rate, largest(held(weights)))
-
-
-def _rate(attempts: Attempts) -> float | None:
-    """The learning rate; None without a Keras optimizer."""
-    optimizers = optimizers_of(attempts.moment.train_step, attempts.part)
-    return next((rate_of(one) for one in optimizers.values()), None)
 
 
 def largest(before: Held) -> float:

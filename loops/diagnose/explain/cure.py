@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
-import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import keras
@@ -15,15 +13,14 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.advice import without_advice
-from loops.diagnose.explain.attempts import Attempt, Attempts
-from loops.diagnose.explain.explain import Progress, attempt_progress, replay_progress
+from loops.diagnose.explain.attempts import Attempt, Attempts, Progress, attempts_at
+from loops.diagnose.explain.case import narrow_of
 from loops.diagnose.explain.measured import at_share_to_blame, failing, passes_at_none, was_skipped
 from loops.diagnose.explain.trials import absurd_loss, losses_of_applied
-from loops.diagnose.graph.changes import in_policy
+from loops.diagnose.graph.changes import in_policy, with_value
 from loops.diagnose.graph.models import models_in_step, outermost, units
 from loops.diagnose.graph.scaler_calls import recording_scaler_calls
 from loops.loop.loop import Loop
-from loops.run.rewind.rewind import rewind
 from loops.support.errors import LoopError
 from loops.support.text import one_line
 
@@ -117,10 +114,7 @@ def find_cure(
     lost = as_run.cause is scaler.Cause.LOSS
     if lost or (not as_run.finite and passes_at_none(attempts)):
         attempts.lower_from = attempts.loss_scale
-    narrow = {
-        path: [one for one in scaler.observe.layers_of(layer) if one.compute_dtype in ("float16", "bfloat16")]
-        for path, layer in units(models).items()
-    }
+    narrow = {path: narrow_of(scaler.observe.layers_of(layer)) for path, layer in units(models).items()}
     return _found(attempts, {path: inside for path, inside in narrow.items() if inside})
 
 
@@ -163,16 +157,18 @@ def _found(attempts: Attempts, narrow: Mapping[str, Sequence[keras.layers.Layer]
     return Cure(layers, at_scale=found.at_scale, untried=untried, no_help=no_help)
 
 
-def attempts_at(loop: Loop, step: int, run: str | os.PathLike | None, progress: Progress) -> Attempts:
-    """The attempts at a past step of a run."""
-    moment = rewind(loop, step, run=None if run is None else pathlib.Path(run), progress=replay_progress(progress))
-    return Attempts(moment, attempt_progress(progress))
-
-
 def called_in(attempts: Attempts) -> dict[int, keras.layers.Layer]:
-    """The layers that a step on one device calls, by id, seen while it is traced."""
+    """The layers that a step on one device calls, by id, seen while it is traced; one stands before those it calls."""
+    called: dict[int, keras.layers.Layer] = {}
+    original = keras.layers.Layer.__call__
+
+    @functools.wraps(original)
+    def recorded(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+        called.setdefault(id(layer), layer)
+        return original(layer, *args, **kwargs)
+
     recording = recording_scaler_calls(attempts.scalers, moves=False)
-    with attempts.as_it_was(), recording, recording_called() as called:
+    with attempts.as_it_was(), recording, with_value(keras.layers.Layer, "__call__", recorded):
         tf.function(attempts.take_inlined).get_concrete_function(attempts.moment.batch)
     return called
 
@@ -194,24 +190,6 @@ def models_of(attempts: Attempts, called: Mapping[int, keras.layers.Layer]) -> l
             "model as its attribute `model`, as in step.model = model."
         )
     return found
-
-
-@contextlib.contextmanager
-def recording_called() -> Iterator[dict[int, keras.layers.Layer]]:
-    """Collects the layers that are called in this context, by their `id`; a layer stands before those that it calls."""
-    called: dict[int, keras.layers.Layer] = {}
-    original = keras.layers.Layer.__call__
-
-    @functools.wraps(original)
-    def recorded(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
-        called.setdefault(id(layer), layer)
-        return original(layer, *args, **kwargs)
-
-    keras.layers.Layer.__call__ = recorded
-    try:
-        yield called
-    finally:
-        keras.layers.Layer.__call__ = original
 
 
 _Item = TypeVar("_Item")

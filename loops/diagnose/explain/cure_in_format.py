@@ -16,9 +16,8 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.advice import without_advice
-from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.cure import attempts_at, called_in, minimal, models_of
-from loops.diagnose.explain.explain import Progress
+from loops.diagnose.explain.attempts import Attempts, Progress, attempts_at
+from loops.diagnose.explain.cure import called_in, minimal, models_of
 from loops.diagnose.graph.models import layers_in_float32
 from loops.diagnose.graph.scaler_calls import recording_scaler_calls
 from loops.loop.loop import Loop
@@ -203,8 +202,8 @@ class _Gradients:
         self.paths = [name for name in why if name not in self.not_tried]
         joint = isinstance(step, ComposedStep) and step.loss_scaler is not None and len(step.parts) > 1
         self.joint = [part.name for part in step.parts] if joint else []
-        self._whole, self._noise = self._of_neighbours() if self.paths else ({}, {})
         self._known: dict[frozenset[str], dict[str, PartInFormat]] = {}
+        self._whole, self._noise = self._of_neighbours() if self.paths else ({}, {})
 
     def moved(self, inside: frozenset[str]) -> dict[str, PartInFormat]:
         """How far the gradients of each scaler move with these layers in the format, measured once."""
@@ -213,14 +212,12 @@ class _Gradients:
             if inside:
                 with self._traced(inside) as take:
                     found = take(self._attempts.moment.batch)
-            self._known[inside] = {name: self._moved(name, one) for name, one in found.items()}
+            self._known[inside] = {}
+            for name, whole in self._whole.items():
+                norm = max(float(np.linalg.norm(whole)), float(np.finfo(np.float32).tiny))
+                noise, error = self._noise[name] / norm, float(np.linalg.norm(found[name] - whole)) / norm
+                self._known[inside][name] = PartInFormat(error, noise, min(noise, _MOST), {})
         return self._known[inside]
-
-    def _moved(self, name: str, found: np.ndarray) -> PartInFormat:
-        whole = self._whole[name]
-        norm = max(float(np.linalg.norm(whole)), float(np.finfo(np.float32).tiny))
-        noise = self._noise[name] / norm
-        return PartInFormat(float(np.linalg.norm(found - whole)) / norm, noise, min(noise, _MOST), {})
 
     def _of_neighbours(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """The gradients of the step in float32, and the deviation of those of batches next to it.

@@ -5,7 +5,7 @@ An example is tried alone by filling the whole batch with it, which keeps the sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ def example_to_blame(attempts: Attempts, factor: float, *, several: bool) -> int
         The position in the batch, or on several replicas in the share; None if there is no such example.
     """
     batch, replicas = attempts.moment.batch, attempts.moment.replicas
-    count = _length(batch) // replicas
+    count = length_of(batch) // replicas
     passed = False
 
     def fails(examples: Sequence[int]) -> bool:
@@ -124,22 +124,14 @@ def example_to_blame(attempts: Attempts, factor: float, *, several: bool) -> int
         passed = passed or not failed
         return failed
 
-    found = _alone(range(count), fails)
-    if found is None or (several and passed):
-        return found
-    others = [one for one in range(count) if one != found]
-    return found if others and not fails(others) else None
-
-
-def _alone(examples: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> int | None:
-    while len(examples) > 1:
+    examples: Sequence[int] | None = range(count)
+    while examples and len(examples) > 1:
         middle = len(examples) // 2
-        halves = (examples[:middle], examples[middle:])
-        failing = next((half for half in halves if fails(half)), None)
-        if failing is None:
-            return None
-        examples = failing
-    return examples[0] if examples else None
+        examples = next((half for half in (examples[:middle], examples[middle:]) if fails(half)), None)
+    if not examples or (several and passed):
+        return examples[0] if examples else None
+    others = [one for one in range(count) if one != examples[0]]
+    return examples[0] if others and not fails(others) else None
 
 
 def is_empty(batch: Any) -> bool:
@@ -158,13 +150,8 @@ def _count(part: Any) -> int | None:
     return len(part) if isinstance(part, tf.Tensor) and part.shape.rank else None
 
 
-def several_examples(batch: Any) -> bool:
-    """Whether a batch of dense parts has more than one example."""
-    return _length(batch) > 1
-
-
-def _length(batch: Any) -> int:
-    """The number of examples in a batch; 0 if its parts differ in length."""
+def length_of(batch: Any) -> int:
+    """The number of examples in a batch of dense parts; 0 if these differ in length, or one is not dense."""
     parts = tf.nest.flatten(batch)
     if not parts or not all(isinstance(one, tf.Tensor) and one.shape.rank for one in parts):
         return 0

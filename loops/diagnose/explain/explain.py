@@ -12,7 +12,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +21,7 @@ import scaler
 from loops.actions.checkpoint import Checkpoint
 from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.at_hand import Recent, at_hand, scalers_in
+from loops.diagnose.explain.attempts import Attempts, Progress, attempts_at
 from loops.diagnose.explain.examples import example_of
 from loops.diagnose.explain.explain_step import explain_step
 from loops.diagnose.explain.explanation import Explanation, began, describe
@@ -33,29 +34,9 @@ from loops.record.run_metadata import counted_in
 from loops.record.skips import SHARE, Health, health, in_words, not_logged, what_is_wrong
 from loops.record.summary import rows_of
 from loops.record.trace import Trace
-from loops.run.rewind.rewind import log_of, rewind
+from loops.run.rewind.rewind import log_of
 from loops.support.errors import LoopError
 from loops.support.text import agreeing, amount
-
-Progress = Callable[[str], object]
-
-
-def replay_progress(progress: Progress) -> Callable[[int, int], object]:
-    """Reports how many steps were replayed."""
-    return lambda done, total: progress(f"replayed {done} of {total} steps")
-
-
-def attempt_progress(progress: Progress) -> Callable[[], None]:
-    """Reports how many times the step was repeated."""
-    taken = 0
-
-    def count() -> None:
-        nonlocal taken
-        taken += 1
-        progress(f"ran the step {taken} times")
-
-    return count
-
 
 _REPLAYED = 10
 """The number of steps to replay before the one explained, so that remedies for diverging weights can be tried."""
@@ -90,11 +71,10 @@ def explain(
                 "there is no log of the run to choose a step from: name one with step= (on the command line --step), "
                 "or let the run write a log with hs.JsonLines."
             )
-    moment = rewind(loop, step, run=folder, at_least=_REPLAYED, progress=replay_progress(progress))
-    count = attempt_progress(progress)
-    explanation = explain_step(moment, count, remedies=found is None or not found.healthy)
+    attempts = attempts_at(loop, step, folder, progress, at_least=_REPLAYED)
+    explanation = explain_step(attempts, remedies=found is None or not found.healthy)
     if found and found.later and explanation.where == "data":
-        explanation = second_fault(moment, explanation, found.later, count) or explanation
+        explanation = _second_fault(attempts, explanation, found.later) or explanation
     explanation = _with_health(explanation, found) if found else explanation
     log = log_of(loop, folder)
     if log is not None and log.is_file():
@@ -141,23 +121,20 @@ _FAR = 1000
 """Batches of so many further steps are looked at."""
 
 
-def second_fault(
-    moment: Any, first: Explanation, later: Sequence[int], progress: Callable[[], None]
-) -> Explanation | None:
+def _second_fault(attempts: Attempts, first: Explanation, later: Sequence[int]) -> Explanation | None:
     """Explains the first later skip that its own batch does not explain, and adds why the streak began.
 
     Args:
-        moment: The run just before the step where the streak began. It cannot be used afterwards.
+        attempts: At the step where the streak began. They cannot be used afterwards.
         first: The explanation of that step, whose batch was at fault.
         later: The numbers of the later skips in the streak.
-        progress: Called before each attempt.
 
     Returns:
         None if every later skip may have the same reason, a lower loss scale helps, or the data cannot be read again.
     """
     try:
-        step = step_with_finite_batches(moment, later)
-        found = None if step is None else explain_step(moment.ahead(step), progress)
+        step = step_with_finite_batches(attempts.moment, later)
+        found = None if step is None else explain_step(Attempts(attempts.moment.ahead(step), attempts.progress))
     except (LoopError, tf.errors.OpError):
         return None
     if found is None or found.where == "data" or found.verdict == "healthy" or found.scale_was_too_high:
@@ -195,7 +172,7 @@ def explain_recent(loop: Loop, recent: Recent, seconds: float) -> Explanation:
     """
     end = time.monotonic() + seconds
     with at_hand(loop, recent) as point:
-        found = explain_step(point, in_time=lambda: time.monotonic() < end)
+        found = explain_step(Attempts(point, in_time=lambda: time.monotonic() < end))
         if not recent.scales:
             # It was repeated at the scale of today, and its own is not known.
             found = dataclasses.replace(found, loss_scale=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +11,7 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.explain import circumstances, examples, measured, trials
 from loops.diagnose.explain.attempts import Attempt, Attempts
-from loops.diagnose.explain.case import Case, risen_rate
+from loops.diagnose.explain.case import Case
 from loops.diagnose.explain.explanation import Explanation, Label, describe
 from loops.diagnose.explain.remedies import AT_THE_STEP, OF_THE_UPDATE, Kind
 from loops.diagnose.graph.models import failed_part
@@ -24,29 +24,20 @@ _AT_A_SCALE = (scaler.Cause.OVERFLOW, scaler.Cause.BACKWARD, scaler.Cause.LOSS)
 _OF_FINITE = (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
 
 
-def explain_step(
-    moment: Any,
-    progress: Callable[[], None] = lambda: None,
-    *,
-    remedies: bool = True,
-    in_time: Callable[[], bool] = lambda: True,
-) -> Explanation:
-    """Explains the step that follows a `ReplayPoint` or a `StepAtHand`.
+def explain_step(attempts: Attempts, *, remedies: bool = True) -> Explanation:
+    """Explains a step.
 
     Args:
-        moment: The run just before the step, from `rewind` or `at_hand`.
-        progress: Called before each attempt.
+        attempts: The attempts at the step.
         remedies: Whether to try other remedies even if a lower loss scale helps. If none helps, they are always tried.
-        in_time: Whether there is still time to try remedies.
     """
-    attempts = Attempts(moment, progress, in_time)
     try:
         known = _explained(attempts, remedies)
     except tf.errors.OpError as error:
         label = label_in(error)
         if label is None:
             raise
-        known = _of_refused_label(moment, Label(*label))
+        known = _of_refused_label(attempts.moment, Label(*label))
     return dataclasses.replace(known, sentence=describe(known))
 
 
@@ -116,7 +107,7 @@ def _explained(attempts: Attempts, remedies: bool) -> Explanation:
     known = _with_origin(known, attempts, seen, attempt, remedies or not known.scale_was_too_high)
     known = dataclasses.replace(known, growth=circumstances.growth_of(known, attempts))
     if cause is scaler.Cause.UPDATE or (known.blame == "weights" and not known.lost_weight):
-        known = dataclasses.replace(known, learning_rates=risen_rate(moment, attempts.part))
+        known = dataclasses.replace(known, learning_rates=Case(attempts).risen_rate)
     return known
 
 
@@ -150,8 +141,8 @@ def _with_scale(known: Explanation, attempts: Attempts, cause: scaler.Cause) -> 
     """Tries whether a lower loss scale helps, whatever cause the step reported."""
     if cause not in _AT_A_SCALE or known.applied or not known.loss_scale:
         return known
-    several = measured.fitting_scales(attempts) if len(attempts.guilty) > 1 else []
-    fits_at, flushed_at = several[0][1] if several else measured.fitting_scale(attempts, known.loss_scale), None
+    (_, fits_at), *others = measured.fitting_scales(attempts)
+    flushed_at = None
     if fits_at is not None and measured.flushes(attempts, fits_at):
         fits_at, flushed_at = None, fits_at
     if cause is scaler.Cause.LOSS:
@@ -160,9 +151,8 @@ def _with_scale(known: Explanation, attempts: Attempts, cause: scaler.Cause) -> 
     verdict = "backward"
     if fits_at is not None:
         verdict = "floor" if isinstance(floor, (int, float)) and floor > fits_at else "overflow"
-    other_scales = tuple(several[1:])
     return dataclasses.replace(
-        known, fits_at=fits_at, flushed_at=flushed_at, verdict=verdict, other_scales=other_scales
+        known, fits_at=fits_at, flushed_at=flushed_at, verdict=verdict, other_scales=tuple(others)
     )
 
 
@@ -258,7 +248,7 @@ def _columns(known: Explanation, moment: Any) -> tuple[tuple[int | str, int | No
         return ()
     if known.blame == "dataset":
         return examples.lost_columns(moment.batch, moment.next_batch)
-    return examples.lost_columns(moment.batch) if examples.several_examples(moment.batch) else ()
+    return examples.lost_columns(moment.batch) if examples.length_of(moment.batch) > 1 else ()
 
 
 def _with_variable(known: Explanation, attempts: Attempts, attempt: Attempt) -> Explanation:

@@ -146,16 +146,15 @@ _SMALLEST_SCALE = -14
 """log2 of a scale at which a float16 backward pass can hardly overflow."""
 
 
-def fitting_scale(attempts: Attempts, loss_scale: float) -> float | None:
-    """The largest power of two below the step's loss scale at which its gradients are finite, or None.
+def fitting_scales(attempts: Attempts) -> list[tuple[float, float | None]]:
+    """For each scaler whose gradients are not finite its loss scale, and the largest that fits its own gradients.
 
+    A scale that fits is a power of two below the scaler's own at which its gradients are finite; None if there is none.
     It is a smaller one if there is no time to look for the largest.
     """
-    return _largest(attempts, loss_scale, lambda factor: attempts.take_at(factor).applied)
-
-
-def fitting_scales(attempts: Attempts) -> list[tuple[float, float | None]]:
-    """For each scaler whose gradients are not finite its loss scale, and the largest that fits its own gradients."""
+    if len(attempts.guilty) < 2:
+        own = attempts.loss_scale
+        return [] if not own else [(own, _largest(attempts, own, lambda factor: attempts.take_at(factor).applied))]
     found = []
     with attempts.deciding() as decided:
         for one in attempts.guilty:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import string
 import types
 
 import numpy as np
@@ -13,7 +14,7 @@ from loops.diagnose.doctor.trials import Kind as Change
 from loops.diagnose.doctor.trials import Trial
 from loops.diagnose.explain.case import Case
 from loops.diagnose.explain.explanation import Explanation, describe
-from loops.diagnose.explain.remedies import Kind, Remedy, Row
+from loops.diagnose.explain.remedies import AT_THE_STEP, OF_THE_UPDATE, SINCE_THE_CHECKPOINT, Kind, Remedy, Row
 from loops.diagnose.explain.trials import blame_of, grown_through, helped, in_order, weighed
 from loops.diagnose.lint.finding import Finding, Severity, note
 from loops.diagnose.lint.finding import Kind as Rule
@@ -106,6 +107,15 @@ def test_the_order_of_what_helps():
     assert [one.kind for one in again] == found
     assert found[:2] == [Kind.OWN_VARIABLES_CLEARED, Kind.WEIGHT_DECAY]
     assert found[-1] is Kind.DERIVATIVES_ZEROED
+
+
+def test_each_word_of_a_remedy_is_known():
+    """No type checker reads a template."""
+    known = {f"it.{name}" for name in (*vars(Case), *(one.name for one in dataclasses.fields(Case)))}
+    of_each = {"number", "fit", "value", "owner.name", "owner.compute_dtype", "factor", "of", "to"}
+    for row in (*AT_THE_STEP, *OF_THE_UPDATE, *SINCE_THE_CHECKPOINT):
+        words = {word for text in (row.name, row.advice) for _, word, _, _ in string.Formatter().parse(text) if word}
+        assert words <= known | of_each
 
 
 @pytest.mark.parametrize("kind", [Kind.ALL_IN_FLOAT32, Kind.ANOTHER_BATCH, Kind.EPSILON])

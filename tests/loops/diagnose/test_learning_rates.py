@@ -16,7 +16,7 @@ import loops
 import scaler
 from loops.diagnose.explain import case
 from loops.diagnose.explain.attempts import Attempts, held, size_of_update
-from loops.diagnose.explain.case import lower_rates, rate_of, risen_rate
+from loops.diagnose.explain.case import Case, lower_rates, rate_of
 from loops.diagnose.explain.circumstances import largest, lost_weight
 from loops.diagnose.explain.remedies import OF_THE_UPDATE, Kind
 from loops.diagnose.explain.trials import try_since_checkpoint
@@ -130,7 +130,7 @@ def test_the_rate_before_is_that_of_the_checkpoint(tmp_path, accumulate, bad, ra
     tenfold(tmp_path, bad=bad, accumulate=accumulate, every=3).run(8)
     moment = rewind(tenfold(tmp_path, bad=bad, accumulate=accumulate, every=3), 8, at_least=2)
     assert moment.began_at == 3
-    assert risen_rate(moment) == pytest.approx(rates)
+    assert Case(Attempts(moment)).risen_rate == pytest.approx(rates)
     assert rate_of(moment.train_step.optimizer) == pytest.approx(rates[1])
 
 
@@ -156,7 +156,7 @@ def test_a_rate_that_the_step_itself_raised_is_told(tmp_path):
 
     made().run(5)
     moment = rewind(made(), 4)
-    assert risen_rate(moment) == pytest.approx((1e-9, 1e-6))
+    assert Case(Attempts(moment)).risen_rate == pytest.approx((1e-9, 1e-6))
     tried = try_since_checkpoint(Attempts(moment))
     assert not any("kept" in one.name for one in tried)
     optimizer = next(iter(optimizers_of(moment.train_step).values()))
