@@ -68,18 +68,11 @@ def _paths(batch: Any, path: tuple[int | str, ...]) -> Iterator[tuple[int | str,
         for key in sorted(batch):
             yield from _paths(batch[key], (*path, str(key)))
     elif isinstance(batch, (tuple, list)):
-        for name, part in zip(_names(batch), batch, strict=True):
+        names = batch._fields if hasattr(batch, "_fields") else range(len(batch))
+        for name, part in zip(names, batch, strict=True):
             yield from _paths(part, (*path, name))
     else:
         yield path
-
-
-def _names(batch: Any) -> Sequence[int | str]:
-    """The names of the fields of a named tuple, else the positions."""
-    try:
-        return batch._fields
-    except AttributeError:
-        return range(len(batch))
 
 
 def _wide(values: tf.Tensor) -> np.ndarray:

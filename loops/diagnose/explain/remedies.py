@@ -101,7 +101,7 @@ class Row(NamedTuple):
         kind: What it changes.
         name: The change as a short phrase, a template.
         advice: What to change in the program, as a sentence, likewise.
-        change: The context manager of the change; False if the remedy does not apply.
+        change: The context manager of the change; something false if the remedy does not apply.
         each: The further words for each thing to change, if there may be several. `change` gets them, too.
         layer: The path of the layer that it changes, or None.
     """
