@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -296,13 +296,16 @@ def _found(step: TrainStep, seen: list[_Measured], spoilt: list[_Measured], stat
     critical = 2.0 ** (math.ceil(math.log2(_HALF.overflow_threshold / gradient)) - 1)
     critical = min(max(critical, 2.0**-126), 2.0**126)
     at = max(critical * _FORMATS_AT, 2.0**-126) if static is None else static
-    names = [tensor.name for tensor in tensors]
-    infinite = {name for one in spoilt for name, value in zip(names, one.amax, strict=True) if not np.isfinite(value)}
+    for one in spoilt:
+        largest[~np.isfinite(one.amax) & ~carries] = math.inf
     layers = []
     for path in scaler.observe.layers_by_path(step.model):
-        rows = [place for place, name in enumerate(names) if _of_layer(name, path)]
-        if rows:
-            layers.append(_layer(path, rows, names, carries, largest, infinite, seen, at))
+        own = np.array([_of_layer(tensor.name, path) for tensor in tensors], bool)
+        if own.any():
+            activation, gradient = (float(largest[rows].max(initial=0.0)) for rows in (own & ~carries, own & carries))
+            flushed = {name: _flushed(own & carries, seen, at, name) for name in ("float16", "bfloat16")}
+            name = _format(activation, gradient * at, flushed)
+            layers.append(LayerFormat(path, name, activation, gradient, flushed["float16"]))
     return FoundScale(
         critical, static, max(critical * 2.0**-START_MARGIN, 2.0**-126), len(seen) + len(spoilt), tuple(layers)
     )
@@ -313,41 +316,27 @@ def _of_layer(name: str, path: str) -> bool:
     return rest == path or (kind == "weight_gradients" and rest.rpartition("/")[0] == path)
 
 
-def _layer(
-    path: str,
-    rows: list[int],
-    names: list[str],
-    carries: np.ndarray,
-    largest: np.ndarray,
-    infinite: set[str],
-    seen: list[_Measured],
-    static: float,
-) -> LayerFormat:
-    activations, gradients = [row for row in rows if not carries[row]], [row for row in rows if carries[row]]
-    activation = float(largest[activations].max(initial=0.0))
-    if any(names[row] in infinite for row in activations):
-        activation = math.inf
-    gradient = float(largest[gradients].max(initial=0.0))
-    shares = {name: _flushed(gradients, seen, static, scaler.float_format(name)) for name in ("float16", "bfloat16")}
-
-    def holds(name: str) -> bool:
+def _format(activation: float, gradient: float, flushed: Mapping[str, float]) -> str:
+    """The first format that holds a layer's largest activation and scaled gradient, and flushes few gradients."""
+    for name, share in flushed.items():
         most = scaler.float_format(name).max
         # An activation that was infinite in float16 is assumed to fit into bfloat16.
-        fits = math.isinf(activation) if name == "bfloat16" and math.isinf(activation) else 2 * activation <= most
-        return fits and gradient * static <= most and shares[name] <= FLUSHED
+        fits = 2 * activation <= most or (math.isinf(activation) and name == "bfloat16")
+        if fits and gradient <= most and share <= FLUSHED:
+            return name
+    return "float32"
 
-    found = next((name for name in ("float16", "bfloat16") if holds(name)), "float32")
-    return LayerFormat(path, found, activation, gradient, shares["float16"])
 
-
-def _flushed(rows: list[int], seen: list[_Measured], static: float, to: scaler.FloatFormat) -> float:
+def _flushed(rows: np.ndarray, seen: list[_Measured], static: float, name: str) -> float:
     """The share of these non-zero gradients that a format flushes to zero at the static scale."""
     lost = whole = 0.0
     for one in seen:
         counts = one.counts[rows].sum(axis=0)
         kept = int(counts.sum() - counts[scaler.observe.ZERO])
         if kept:
-            cast = scaler.observe.cast(counts, to, static, scaler.observe.Source(scale=one.scale))
+            cast = scaler.observe.cast(
+                counts, scaler.float_format(name), static, scaler.observe.Source(scale=one.scale)
+            )
             lost += cast.underflow.low * counts.sum()
             whole += kept
     return lost / whole if whole else 0.0

@@ -13,7 +13,7 @@ import rich.console
 
 import scaler
 from loops.actions.progress import Progress
-from loops.diagnose.explain.at_hand import Recent, as_row, scalers_in
+from loops.diagnose.explain.at_hand import Recent, scalers_in
 from loops.diagnose.explain.explain import explain_recent
 from loops.diagnose.explain.explanation import Explanation
 from loops.loop.kept_batches import HeldBatches
@@ -21,6 +21,7 @@ from loops.loop.visit import Visit
 from loops.record.explanations import Explanations
 from loops.support.checks import check_count
 from loops.support.errors import NotWritable
+from loops.support.json_values import without_nan
 from loops.support.text import one_line
 
 if TYPE_CHECKING:
@@ -70,9 +71,8 @@ class Explain:
             raise scaler.InvalidArgument(f"Explain(seconds={seconds!r}): expected a number of at least 0.")
         self.explanations: list[Explanation] = []
         self._most, self._seconds = int(most), float(seconds)
-        # By what makes them alike, the step at which they were first seen.
+        # By what makes skips or explanations alike, the step at which the first was seen.
         self._seen: dict[tuple, int] = {}
-        self._faults: dict[tuple, int] = {}
         self._tries: list[int] = []
         self._skipped = 0
         self._said_lost = False
@@ -124,8 +124,7 @@ class Explain:
     def _forget_after(self, step: int) -> None:
         """Forgets what was explained of later steps: the run went back, and their batches may be left out now."""
         self._tries = [tried for tried in self._tries if tried <= step]
-        self._seen = {kind: seen for kind, seen in self._seen.items() if seen <= step}
-        self._faults = {fault: seen for fault, seen in self._faults.items() if seen <= step}
+        self._seen = {alike: seen for alike, seen in self._seen.items() if seen <= step}
         self.explanations = [one for one in self.explanations if one.step is None or one.step <= step]
 
     def why_skipped(self) -> str | None:
@@ -147,27 +146,25 @@ class Explain:
     def _explained(self, skip: SkippedStep) -> tuple[str, bool]:
         """Explains a step, and keeps what is new. Returns the sentence, and whether it is new."""
         self._tries.append(skip.step)
-        found: dict[str, Any] = {"step": skip.step}
-        explanation = None
+        found = None
         try:
-            explanation = explain_recent(self._loop, self._recent(skip), self._seconds)
+            found = explain_recent(self._loop, self._recent(skip), self._seconds)
         except Exception as error:  # Of any kind: an explanation must not end a run that would go on.
             why = one_line(error)
             text, fault = f"Step {skip.step} was skipped, and could not be explained: {why}", (why,)
         else:
-            text, fault, found = explanation.sentence, _fault(explanation), explanation.to_dict()
+            text, fault = found.sentence, _fault(found)
+        is_new = fault not in self._seen
         # A step that passes now may have failed with the weights before: the next of its kind may tell.
-        lasts = explanation is None or explanation.verdict != "healthy"
-        is_new = fault not in self._faults
-        if lasts:
-            self._faults.setdefault(fault, skip.step)
-        if lasts and skip.kind is not None:
-            self._seen.setdefault(skip.kind, skip.step)
-        if is_new and explanation is not None:
-            self.explanations.append(explanation)
+        if found is None or found.verdict != "healthy":
+            for alike in (fault, *([skip.kind] if skip.kind else [])):
+                self._seen.setdefault(alike, skip.step)
+        if is_new and found is not None:
+            self.explanations.append(found)
         if is_new and self._file:
+            values = {"step": skip.step} if found is None else found.to_dict()
             try:
-                self._file.add({**found, "sentence": text})
+                self._file.add({**values, "sentence": text})
             except NotWritable as error:
                 text = f"{text} {error}"
         self._told[skip.step] = text
@@ -209,9 +206,10 @@ def _window(loop: Loop) -> int:
 
 
 def _rows(visit: Visit) -> list[Mapping[str, Any]]:
-    outputs = {name: np.asarray(values) for name, values in visit.outputs.items()}
-    count = visit.counters.data - visit.first + 1
-    return [as_row(visit.first + row, {name: values[row] for name, values in outputs.items()}) for row in range(count)]
+    """The outputs of its steps as rows of a log."""
+    columns = {name: without_nan(np.asarray(values).tolist()) for name, values in visit.outputs.items()}
+    steps = range(visit.first, visit.counters.data + 1)
+    return [{"step": step, **{name: column[row] for name, column in columns.items()}} for row, step in enumerate(steps)]
 
 
 _NOT_OF_THE_SCALE = (scaler.Cause.LOSS, scaler.Cause.BACKWARD, scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
@@ -286,40 +284,25 @@ def skipped_steps(visit: Visit, scalers: Sequence[scaler.LossScaler]) -> list[Sk
 def _step(
     visit: Visit, row: int, stuck: Sequence[scaler.LossScaler], scalers: Sequence[scaler.LossScaler]
 ) -> SkippedStep:
-    outputs = visit.outputs
-    last = [one.last_skip for one in stuck]
+    outputs, last = visit.outputs, [one.last_skip for one in stuck]
     scales = [(one, float(skip.loss_scale)) for one, skip in zip(stuck, last, strict=True)]
     if not stuck and "loss_scale" in outputs and len(scalers) == 1:
         scales = [(scalers[0], float(outputs["loss_scale"][row]))]
-    causes, variables = _whole_numbers(outputs, "cause"), _whole_numbers(outputs, "variable")
+    whole = {name: column for name, column in outputs.items() if column.dtype.kind in "iu"}
+    known = [int(whole["cause"][row])] if "cause" in whole else [int(skip.cause) for skip in last]
+    causes = [scaler.Cause(one) for one in known if one in [*scaler.Cause] and one != scaler.Cause.NONE]
+    if not causes:
+        lost = "loss" in outputs and not np.isfinite(outputs["loss"][row])
+        causes = [scaler.Cause.LOSS if lost else scaler.Cause.OVERFLOW]
     variable = int(last[0].variable) if last else -1
+    # How many steps moved weights since: the step itself is one of them if another of its parts moved.
+    moved = [column for name, column in outputs.items() if name.rpartition("/")[2] == "applied"]
+    unknown = 0 if stuck else None
     return SkippedStep(
         visit.first + row,
-        _cause(visit, row, [int(skip.cause) for skip in last]),
-        variable if variables is None else int(variables[row]),
-        _updates(outputs, row) if "applied" in outputs else 0 if stuck else None,
+        causes[0],
+        int(whole["variable"][row]) if "variable" in whole else variable,
+        int(np.any(moved, axis=0)[row:].sum()) if "applied" in outputs else unknown,
         tuple(scales),
-        bool(last) or (causes is not None and variables is not None),
+        bool(last) or {"cause", "variable"} <= set(whole),
     )
-
-
-def _whole_numbers(outputs: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
-    """A column of the outputs; None if there is none of integers."""
-    column = outputs.get(name)
-    return column if column is not None and column.dtype.kind in "iu" else None
-
-
-def _updates(outputs: Mapping[str, np.ndarray], row: int) -> int:
-    """How many steps moved weights since; the step itself is one of them if another of its parts moved."""
-    parts = [column for name, column in outputs.items() if name == "applied" or name.endswith("/applied")]
-    return int(np.any(parts, axis=0)[row:].sum())
-
-
-def _cause(visit: Visit, row: int, last: Sequence[int]) -> scaler.Cause:
-    said = _whole_numbers(visit.outputs, "cause")
-    known = [int(said[row])] if said is not None else list(last)
-    known = [one for one in known if one in list(scaler.Cause) and one != scaler.Cause.NONE]
-    loss = visit.outputs.get("loss")
-    if not known and loss is not None and not np.isfinite(loss[row]):
-        return scaler.Cause.LOSS
-    return scaler.Cause(known[0]) if known else scaler.Cause.OVERFLOW

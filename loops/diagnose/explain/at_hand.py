@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +29,6 @@ from loops.run.rewind.replay_point import Snapshot
 from loops.step.parts import OwnStep
 from loops.step.user_steps import find
 from loops.support.errors import LoopError
-from loops.support.json_values import without_nan
 from loops.support.text import amount
 
 
@@ -175,39 +175,26 @@ class StepAtHand:
             text = "; ".join(said)
             self.differs = f"{text[0].upper()}{text[1:]}."
 
-    def _stand_in(self, loop: Loop) -> _Loop:
+    def _stand_in(self, loop: Loop) -> Any:
         spec = tf.nest.map_structure(tf.type_spec_from_value, self.batch)
-        if self.alone:
-            return _Loop(_AloneCalls(self, loop.calls.scalers), spec)
-        calls = StepCalls(
-            loop.calls.train_step,
-            spec,
-            CounterVariables(),
-            in_graph=False,
-            endless=False,
-            jit_compile=self.jit_compile,
-            written=loop.train_step,
-        )
-        return _Loop(calls, spec)
+        calls: Any = types.SimpleNamespace(scalers=list(loop.calls.scalers), trace=self._trace)
+        if not self.alone:
+            calls = StepCalls(
+                loop.calls.train_step,
+                spec,
+                CounterVariables(),
+                in_graph=False,
+                endless=False,
+                jit_compile=self.jit_compile,
+                written=loop.train_step,
+            )
+        return types.SimpleNamespace(calls=calls, element_spec=spec)
 
-
-class _AloneCalls:
-    """The step of one replica up to its gradients: its update waits for the other workers."""
-
-    def __init__(self, point: StepAtHand, scalers: Sequence[scaler.LossScaler]):
-        self.scalers = list(scalers)
-        self._point = point
-
-    def trace(self) -> tf.types.experimental.ConcreteFunction:
-        """The step's concrete function."""
-        step = self._point.train_step
-        with without_windows(step), recording_scaler_calls(self.scalers, moves=False):
-            return tf.function(self._point.take).get_concrete_function(self._point.batch)
-
-
-class _Loop(NamedTuple):
-    calls: Any
-    element_spec: Any
+    def _trace(self) -> tf.types.experimental.ConcreteFunction:
+        """The step of one replica up to its gradients: its update waits for the other workers."""
+        scalers = self.loop.calls.scalers
+        with without_windows(self.train_step), recording_scaler_calls(scalers, moves=False):
+            return tf.function(self.take).get_concrete_function(self.batch)
 
 
 def _draws_alone(loop: Loop) -> bool:
@@ -231,16 +218,6 @@ def _check_can_be_put_back(concrete: tf.types.experimental.ConcreteFunction, hel
 def scalers_in(loop: Loop) -> list[scaler.LossScaler]:
     """The loss scalers that the step of a loop moves."""
     return loop.calls.scalers or list(find(loop.calls.trace()).scalers)
-
-
-def as_row(step: int, outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The outputs of a step as a row of a log.
-
-    Args:
-        step: The number of the step.
-        outputs: NumPy scalars by name.
-    """
-    return {"step": step, **{name: without_nan(value.tolist()) for name, value in outputs.items()}}
 
 
 def _first_share(batch: Any, replicas: int) -> Any:

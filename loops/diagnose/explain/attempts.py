@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.explain.learning_rates import held, size_of_update
 from loops.diagnose.graph.calls import ScalerCalls, recording_scaler_calls
 from loops.diagnose.graph.changes import windows_of, without_windows
-from loops.diagnose.graph.models import owned_by_parts, weights_in_step
-from loops.loop.state.variables import variable_groups
+from loops.diagnose.graph.models import models_in_step, owned_by_parts, paths_of, weights_in_step
+from loops.loop.loop import Loop
+from loops.loop.state.variables import components, variable_groups
 from loops.loop.user_step import taking_batches
+from loops.run.rewind.rewind import rewind
 from loops.step.parts import OwnStep
 from loops.step.train_step import TrainStep
 from loops.step.user_steps import find
@@ -77,6 +81,7 @@ class Attempts:
     Attributes:
         moment: The run just before the step.
         in_time: The argument.
+        layers: The layers of the step's models, by path.
         scalers: The loss scalers that the step uses.
         moves: Whether an attempt includes the update; needed if the gradients are finite and the update is not.
         lower_from: The step's own loss scale, if a change that makes the loss finite may need a lower one; else None.
@@ -92,7 +97,7 @@ class Attempts:
     def __init__(
         self,
         moment: Any,
-        progress: Callable[[], None] = lambda: None,
+        progress: Callable[[], object] = lambda: None,
         in_time: Callable[[], bool] = lambda: True,
     ):
         self.moment, self.in_time = moment, in_time
@@ -102,7 +107,12 @@ class Attempts:
         self.literal = False
         self.part: str | None = None
         self.progress = progress
-        self.step = as_python(moment)
+        written = moment.train_step
+        while hasattr(written, "python_function"):
+            written = written.python_function
+        ours = written is moment.train_step
+        self.step = moment.take if ours else taking_batches(written, moment.loop.element_spec)
+        self.layers = paths_of(models_in_step(moment.train_step))
         self.windowed = bool(windows_of(moment.train_step))
         self._factor = tf.Variable(1.0, trainable=False)
         self._unchanged: tuple[Any, Callable] | None = None
@@ -144,11 +154,6 @@ class Attempts:
             scaled = tuple(one for one in found if float(one.loss_scale) != 1.0)
             self._guilty = scaled or tuple(found)
         return self._guilty or ()
-
-    def gradients_are_finite(self) -> bool:
-        """Whether the unchanged step gives finite gradients to every `apply`."""
-        with self.deciding() as decided:
-            return all(finite for _, finite in decided(1.0))
 
     @contextlib.contextmanager
     def deciding(self) -> Iterator[Callable[[float], list[tuple[scaler.LossScaler, bool]]]]:
@@ -216,22 +221,16 @@ class Attempts:
         of_update = (scaler.Cause.NONE, scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
         return attempt.reports_cause and attempt.cause not in of_update and self.take_at(1.0).finite
 
-    def take(self, change: Any = None, batch: Any = None, factor: float = 1.0) -> Attempt:
+    def take(self, change: Any = None, batch: Any = None) -> Attempt:
         """Repeats the step up to its gradients, with a change.
 
         Args:
             change: A context manager that changes something and restores it; None for no change.
             batch: A batch to use instead of the step's own.
-            factor: A factor on the loss scale.
         """
-        batch = self.moment.batch if batch is None else batch
-        recording = recording_scaler_calls(self.scalers, self._factor, moves=self.moves, nonzero=self._nonzero)
-        with self.as_it_was(), change or contextlib.nullcontext(), recording as calls:
-            self._factor.assign(factor)
-            again = change is None and not self.moves
-            step = self._traced_once(calls, batch) if again else self._traced(calls, batch)
+        with self._traced_with(change, batch, moves=self.moves) as taken:
             before = held(weights_in_step(self.moment.train_step, self.part)) if self.moves else None
-            attempt = self._taken(step, batch)
+            attempt = taken(1.0)
             if before is not None:
                 attempt = dataclasses.replace(attempt, moved=size_of_update(before))
             # A custom step may return no loss.
@@ -239,8 +238,7 @@ class Attempts:
             if attempt.finite or self.lower_from is None or lost:
                 return attempt
             self.moment.reset()
-            self._factor.assign(1.0 / self.lower_from)
-            lower = self._taken(step, batch)
+            lower = taken(1.0 / self.lower_from)
         return dataclasses.replace(lower, at_scale=1.0) if lower.finite else attempt
 
     def take_at(self, factor: float, batch: Any = None) -> Attempt:
@@ -250,11 +248,28 @@ class Attempts:
             factor: The factor on the loss scale.
             batch: A batch to use instead of the step's own.
         """
+        with self._traced_with(None, batch, moves=False) as taken:
+            return taken(factor)
+
+    @contextlib.contextmanager
+    def _traced_with(self, change: Any, batch: Any, *, moves: bool) -> Iterator[Callable[[float], Attempt]]:
+        """Inside, a function repeats the changed step with its loss scale multiplied by a factor."""
         batch = self.moment.batch if batch is None else batch
-        recording = recording_scaler_calls(self.scalers, self._factor, moves=False, nonzero=self._nonzero)
-        with self.as_it_was(), recording as calls:
-            self._factor.assign(factor)
-            return self._taken(self._traced_once(calls, batch), batch)
+        recording = recording_scaler_calls(self.scalers, self._factor, moves=moves, nonzero=self._nonzero)
+        with self.as_it_was(), change or contextlib.nullcontext(), recording as calls:
+            # Unchanged, and up to its gradients, it is traced once for all batches of these shapes.
+            shapes = None if change or moves else tf.nest.map_structure(tf.type_spec_from_value, batch)
+            if shapes is None or self._unchanged is None or self._unchanged[0] != shapes:
+                step = self._traced(calls, batch)
+                self._unchanged = self._unchanged if shapes is None else (shapes, step)
+            else:
+                step = self._unchanged[1]
+
+            def taken(factor: float) -> Attempt:
+                self._factor.assign(factor)
+                return self._taken(step, batch)
+
+            yield taken
 
     def _taken(self, step: Callable, batch: Any) -> Attempt:
         self.progress()
@@ -274,13 +289,6 @@ class Attempts:
         seen = all(map(bool, losses)) and bool(np.isfinite(outputs.get("loss", 0.0)))
         return Attempt(applied and seen, applied, float(outputs.get(loss_name(self.part), math.nan)), outputs)
 
-    def _traced_once(self, calls: ScalerCalls, batch: Any) -> Callable:
-        """The unchanged step up to its gradients, traced once for all batches of these shapes."""
-        specs = tf.nest.map_structure(tf.type_spec_from_value, batch)
-        if self._unchanged is None or self._unchanged[0] != specs:
-            self._unchanged = (specs, self._traced(calls, batch))
-        return self._unchanged[1]
-
     def _traced(self, calls: ScalerCalls, batch: Any) -> Callable:
         def taken(batch: Any) -> tuple[Any, list, list]:
             outputs = self.take_inlined(batch)
@@ -299,7 +307,9 @@ class Attempts:
         step = self.moment.train_step
         self.moment.reset()
         try:
-            with retraced(step), without_windows(step), not_regrouped() if self.literal else contextlib.nullcontext():
+            # What a step of this package would keep is traced again: what XLA compiled, and whose turn it is.
+            again = step.retraced() if isinstance(step, OwnStep) else contextlib.nullcontext()
+            with again, without_windows(step), not_regrouped() if self.literal else contextlib.nullcontext():
                 yield
         finally:
             self.moment.reset()
@@ -310,14 +320,30 @@ def loss_name(part: str | None) -> str:
     return f"{part}/loss" if part else "loss"
 
 
-def as_python(moment: Any) -> Callable:
-    """The step as a Python function of a batch, without `tf.function`."""
-    written = moment.train_step
-    while hasattr(written, "python_function"):
-        written = written.python_function
-    if written is moment.train_step:
-        return moment.take
-    return taking_batches(written, moment.loop.element_spec)
+Progress = Callable[[str], object]
+
+
+def attempts_at(
+    loop: Loop, step: int, run: str | os.PathLike | None, progress: Progress, at_least: int = 0
+) -> Attempts:
+    """The attempts at a past step of a run.
+
+    Args:
+        loop: The loop of the run, before its first step.
+        step: The number of the step, from 1.
+        run: The folder with the log `steps.jsonl`, if the loop has no `JsonLines`.
+        progress: Called now and then with a text that says what is done.
+        at_least: So many steps before it are repeated, too.
+    """
+    taken = itertools.count(1)
+    moment = rewind(
+        loop,
+        step,
+        run=None if run is None else pathlib.Path(run),
+        at_least=at_least,
+        progress=lambda done, total: progress(f"replayed {done} of {total} steps"),
+    )
+    return Attempts(moment, lambda: progress(f"ran the step {next(taken)} times"))
 
 
 @contextlib.contextmanager
@@ -344,8 +370,31 @@ def not_regrouped() -> Iterator[None]:
         tf.config.optimizer.set_experimental_options({"arithmetic_optimization": own})
 
 
-@contextlib.contextmanager
-def retraced(train_step: Any) -> Iterator[None]:
-    """Traces again what a step of this package would keep: what XLA compiled, and whose turn it is."""
-    with train_step.retraced() if isinstance(train_step, OwnStep) else contextlib.nullcontext():
-        yield
+Held = list[tuple[tf.Variable, np.ndarray]]
+"""Variables and copies of their values, float64."""
+
+
+def held(variables: Iterable[Any]) -> Held:
+    """Copies the values of floating-point variables; on several replicas those of the first."""
+    return [(own, _value(own)) for own in (components(one)[0] for one in variables)]
+
+
+def size_of_update(before: Held) -> float | None:
+    """The norm of what has changed since, over the norm of the values then: infinity if it is not finite.
+
+    Returns:
+        None if the variables were all zero, or are none.
+    """
+    then, now = _norm(value for _, value in before), _norm(_value(own) - value for own, value in before)
+    if not then > 0.0:
+        return None
+    return now / then if math.isfinite(now) else math.inf
+
+
+def _value(variable: tf.Variable) -> np.ndarray:
+    return np.array(variable.numpy()).astype(np.float64)
+
+
+def _norm(values: Iterable[np.ndarray]) -> float:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return math.sqrt(sum(float(np.sum(np.square(one))) for one in values))

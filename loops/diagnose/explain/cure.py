@@ -1,32 +1,26 @@
-"""Finds the fewest layers that must compute in float32 for a past step to pass, by Zeller's ddmin."""
+"""Finds the fewest layers that must compute in float32 for a past step to pass."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 import os
-import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
 import scaler
 from loops.diagnose.advice import without_advice
-from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.blame import losses_of_applied
-from loops.diagnose.explain.cure_in_format import find_format_cure
-from loops.diagnose.explain.examples import minimal
-from loops.diagnose.explain.explain import Progress, attempt_progress, replay_progress
-from loops.diagnose.explain.found_models import called_in, models_of
-from loops.diagnose.explain.lower_scales import passes_at_none
-from loops.diagnose.explain.scan_results import failing, was_skipped
-from loops.diagnose.explain.shares import at_share_to_blame
-from loops.diagnose.explain.worth import absurd_loss
-from loops.diagnose.graph.changes import in_policy
-from loops.diagnose.graph.models import units
+from loops.diagnose.explain.attempts import Attempt, Attempts, Progress, attempts_at
+from loops.diagnose.explain.case import narrow_of
+from loops.diagnose.explain.measured import at_share_to_blame, failing, passes_at_none, was_skipped
+from loops.diagnose.explain.trials import absurd_loss, losses_of_applied
+from loops.diagnose.graph.calls import recording_scaler_calls
+from loops.diagnose.graph.changes import in_policy, with_value
+from loops.diagnose.graph.models import models_in_step, outermost, units
 from loops.loop.loop import Loop
-from loops.run.rewind.rewind import rewind
 from loops.support.errors import LoopError
 from loops.support.text import one_line
 
@@ -86,6 +80,8 @@ def cure(
         LoopError: If the run cannot be restored, float32 could not be tried, or the gradients cannot be compared.
     """
     if format is not None:
+        from loops.diagnose.explain.cure_in_format import find_format_cure
+
         return find_format_cure(loop, step, format, run=run, progress=progress).left_out
     found = find_cure(loop, step, run=run, progress=progress)
     if not found.known:
@@ -105,89 +101,134 @@ def find_cure(
         run: The folder with the log `steps.jsonl`, if the loop has no `JsonLines`.
         progress: Called now and then with a text that says what is done.
     """
-    moment = rewind(loop, step, run=None if run is None else pathlib.Path(run), progress=replay_progress(progress))
-    attempts = Attempts(moment, attempt_progress(progress))
+    attempts = attempts_at(loop, step, run, progress)
+    moment = attempts.moment
     # A step on replicas is traced for each of them, and its layers are those that it names.
     models = models_of(attempts, called_in(attempts) if moment.replicas == 1 else {})
-    _, as_run = failing(moment, attempts)
+    _, as_run = failing(attempts)
     if moment.replicas > 1 and not as_run.finite:
-        _, as_run = at_share_to_blame(moment, attempts, as_run)
+        _, as_run = at_share_to_blame(attempts, as_run)
     if as_run.finite and was_skipped(moment):
         why = "The run's log says that it was skipped, but in the replay it is finite: `halfstep explain` says more."
         return Cure(None, known=False, why=why)
     lost = as_run.cause is scaler.Cause.LOSS
     if lost or (not as_run.finite and passes_at_none(attempts)):
         attempts.lower_from = attempts.loss_scale
-    narrow = {
-        path: [one for one in scaler.observe.layers_of(layer) if one.compute_dtype in ("float16", "bfloat16")]
-        for path, layer in units(models).items()
-    }
-    trials = _Trials(attempts, {path: inside for path, inside in narrow.items() if inside})
-    found = _found(trials)
-    if not found.layers:
-        return found
-    return dataclasses.replace(found, no_help=absurd_loss(trials.loss(found.layers), losses_of_applied(moment)))
+    narrow = {path: narrow_of(scaler.observe.layers_of(layer)) for path, layer in units(models).items()}
+    return _found(attempts, {path: inside for path, inside in narrow.items() if inside})
 
 
-class _Trials:
-    """Repeats a step with sets of layers in float32.
+def _found(attempts: Attempts, narrow: Mapping[str, Sequence[keras.layers.Layer]]) -> Cure:
+    """The cure among units that get one dtype, by path, each with its 16-bit layers."""
+    passed: dict[frozenset[str], Attempt] = {}
+    refused: dict[frozenset[str], str] = {}
+
+    @functools.cache
+    def tried(paths: frozenset[str]) -> bool:
+        layers = [one for path in narrow if path in paths for one in narrow[path]]
+        try:
+            passed[paths] = attempts.take(in_policy(layers, "float32"))
+        except (TypeError, ValueError, tf.errors.OpError, scaler.UnsupportedVersion) as error:
+            # A layer that adds two inputs fails if their dtypes differ.
+            refused[paths] = one_line(error)
+            return False
+        return passed[paths].finite
+
+    def passes(paths: Iterable[str]) -> bool:
+        return tried(frozenset(paths))
+
+    untried: tuple[str, ...] = ()
+    layers, every = minimal([*narrow], passes), frozenset(narrow)
+    if layers is None and every not in refused:
+        return Cure(None, why="It does not pass with every layer in float32 either.")
+    if layers is None:
+        # The cure among the layers that run in float32, if not all of them do.
+        untried = tuple(path for path in narrow if not passes([path]) and frozenset([path]) in refused)
+        rest = [path for path in narrow if path not in untried]
+        layers = minimal(rest, passes) if untried else None
+        if layers is None and (not rest or frozenset(rest) in refused):
+            return Cure(None, False, f"The layers could not be tried in float32: {refused[every]}", untried=untried)
+        if layers is None:
+            names = ", ".join(repr(path) for path in untried)
+            why = f"It does not pass with every other layer in float32, and {names} could not be tried:"
+            return Cure(None, False, f"{why} {refused[frozenset(untried[:1])]}", untried=untried)
+    found = passed[frozenset(layers)]
+    no_help = absurd_loss(found.loss, losses_of_applied(attempts.moment)) if layers else None
+    return Cure(layers, at_scale=found.at_scale, untried=untried, no_help=no_help)
+
+
+def called_in(attempts: Attempts) -> dict[int, keras.layers.Layer]:
+    """The layers that a step on one device calls, by id, seen while it is traced; one stands before those it calls."""
+    called: dict[int, keras.layers.Layer] = {}
+    original = keras.layers.Layer.__call__
+
+    @functools.wraps(original)
+    def recorded(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+        called.setdefault(id(layer), layer)
+        return original(layer, *args, **kwargs)
+
+    recording = recording_scaler_calls(attempts.scalers, moves=False)
+    with attempts.as_it_was(), recording, with_value(keras.layers.Layer, "__call__", recorded):
+        tf.function(attempts.take_inlined).get_concrete_function(attempts.moment.batch)
+    return called
+
+
+def models_of(attempts: Attempts, called: Mapping[int, keras.layers.Layer]) -> list[keras.layers.Layer]:
+    """The outermost models and layers that a step names or calls, those that it names first.
 
     Args:
         attempts: The attempts at the step.
-        narrow: The 16-bit layers of each unit that gets one dtype, by the unit's path.
+        called: From `called_in`.
+
+    Raises:
+        LoopError: If there are none.
     """
-
-    def __init__(self, attempts: Attempts, narrow: Mapping[str, Sequence[keras.layers.Layer]]):
-        self.paths = list(narrow)
-        self._attempts, self._narrow = attempts, narrow
-        self._errors: dict[frozenset[str], str] = {}
-        self._scales: dict[frozenset[str], float | None] = {}
-        self._losses: dict[frozenset[str], float] = {}
-
-    def passes(self, paths: Sequence[str]) -> bool:
-        """Whether the step passes with these layers in float32. A set that does not run does not pass."""
-        key = frozenset(paths)
-        try:
-            attempt = self._attempts.take(in_policy([one for path in paths for one in self._narrow[path]], "float32"))
-        except (TypeError, ValueError, tf.errors.OpError, scaler.UnsupportedVersion) as error:
-            # A layer that adds two inputs fails if their dtypes differ.
-            self._errors[key] = one_line(error)
-            return False
-        self._scales[key], self._losses[key] = attempt.at_scale, attempt.loss
-        return attempt.finite
-
-    def error(self, paths: Sequence[str]) -> str | None:
-        """The error of a set that could not be run, or None."""
-        return self._errors.get(frozenset(paths))
-
-    def loss(self, paths: Sequence[str]) -> float:
-        """The loss with a set that passed; NaN if the step returns none."""
-        return self._losses.get(frozenset(paths), math.nan)
-
-    def at_scale(self, paths: Sequence[str]) -> float | None:
-        """The lower loss scale at which a set passed, or None."""
-        return self._scales.get(frozenset(paths))
+    found = outermost([*models_in_step(attempts.moment.train_step), *called.values()])
+    if not found:
+        raise LoopError(
+            "the train step names no Keras model, and no call of a Keras layer was seen in it: give the step its "
+            "model as its attribute `model`, as in step.model = model."
+        )
+    return found
 
 
-def _found(trials: _Trials) -> Cure:
-    layers = minimal(trials.paths, trials.passes)
-    if layers is not None:
-        return Cure(layers, at_scale=trials.at_scale(layers))
-    error = trials.error(trials.paths)
-    if error is None:
-        return Cure(None, why="It does not pass with every layer in float32 either.")
-    return _found_without_untried(trials, error)
+_Item = TypeVar("_Item")
 
 
-def _found_without_untried(trials: _Trials, error: str) -> Cure:
-    """The cure among the layers that run in float32, if not all of them do."""
-    untried = tuple(path for path in trials.paths if not trials.passes([path]) and trials.error([path]))
-    rest = [path for path in trials.paths if path not in untried]
-    layers = minimal(rest, trials.passes) if untried else None
-    if layers is not None:
-        return Cure(layers, at_scale=trials.at_scale(layers), untried=untried)
-    if not rest or trials.error(rest) or not untried:
-        return Cure(None, False, f"The layers could not be tried in float32: {error}", untried=untried)
-    names = ", ".join(repr(path) for path in untried)
-    why = f"It does not pass with every other layer in float32, and {names} could not be tried:"
-    return Cure(None, False, f"{why} {trials.error(untried[:1])}", untried=untried)
+def minimal(items: Sequence[_Item], passes: Callable[[list[_Item]], bool]) -> list[_Item] | None:
+    """Finds a minimal set that passes, by Zeller's ddmin: without any one of its items it does not.
+
+    Args:
+        items: The candidates.
+        passes: Whether a set passes; called once for each set.
+
+    Returns:
+        The set, in the order of `items`; None if not even all of them together pass.
+    """
+    known: dict[frozenset[int], bool] = {}
+
+    def asked(chosen: list[int]) -> bool:
+        key = frozenset(chosen)
+        if key not in known:
+            known[key] = passes([items[place] for place in sorted(chosen)])
+        return known[key]
+
+    if asked([]):
+        return []
+    chosen = list(range(len(items)))
+    if not asked(chosen):
+        return None
+    parts = 2
+    while len(chosen) > 1:
+        size = -(-len(chosen) // parts)
+        pieces = [chosen[start : start + size] for start in range(0, len(chosen), size)]
+        rests = [[one for one in chosen if one not in piece] for piece in pieces]
+        smaller = next((one for one in (*pieces, *rests) if len(one) < len(chosen) and asked(one)), None)
+        if smaller is not None:
+            parts = 2 if smaller in pieces else max(parts - 1, 2)
+            chosen = smaller
+        elif parts >= len(chosen):
+            break
+        else:
+            parts = min(2 * parts, len(chosen))
+    return [items[place] for place in sorted(chosen)]

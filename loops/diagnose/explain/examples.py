@@ -1,21 +1,20 @@
-"""Finds the example of a batch that holds non-finite values, or that makes a step fail.
+"""Finds the example of a batch that holds non-finite values or a wrong label, or that makes a step fail.
 
 An example is tried alone by filling the whole batch with it, which keeps the shapes and so the graph.
-
-
-A smallest set that is needed, by Zeller's ddmin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.graph.origin import is_measured
+from loops.diagnose.explain.explanation import Label
+from loops.diagnose.graph.origin import Frame, is_measured
+from loops.diagnose.graph.scan import Scan
 
 
 def example_of(batch: Any) -> int | None:
@@ -68,18 +67,11 @@ def _paths(batch: Any, path: tuple[int | str, ...]) -> Iterator[tuple[int | str,
         for key in sorted(batch):
             yield from _paths(batch[key], (*path, str(key)))
     elif isinstance(batch, (tuple, list)):
-        for name, part in zip(_names(batch), batch, strict=True):
+        names = batch._fields if hasattr(batch, "_fields") else range(len(batch))
+        for name, part in zip(names, batch, strict=True):
             yield from _paths(part, (*path, name))
     else:
         yield path
-
-
-def _names(batch: Any) -> Sequence[int | str]:
-    """The names of the fields of a named tuple, else the positions."""
-    try:
-        return batch._fields
-    except AttributeError:
-        return range(len(batch))
 
 
 def _wide(values: tf.Tensor) -> np.ndarray:
@@ -115,7 +107,7 @@ def example_to_blame(attempts: Attempts, factor: float, *, several: bool) -> int
         The position in the batch, or on several replicas in the share; None if there is no such example.
     """
     batch, replicas = attempts.moment.batch, attempts.moment.replicas
-    count = _length(batch) // replicas
+    count = length_of(batch) // replicas
     passed = False
 
     def fails(examples: Sequence[int]) -> bool:
@@ -124,22 +116,14 @@ def example_to_blame(attempts: Attempts, factor: float, *, several: bool) -> int
         passed = passed or not failed
         return failed
 
-    found = _alone(range(count), fails)
-    if found is None or (several and passed):
-        return found
-    others = [one for one in range(count) if one != found]
-    return found if others and not fails(others) else None
-
-
-def _alone(examples: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> int | None:
-    while len(examples) > 1:
+    examples: Sequence[int] | None = range(count)
+    while examples and len(examples) > 1:
         middle = len(examples) // 2
-        halves = (examples[:middle], examples[middle:])
-        failing = next((half for half in halves if fails(half)), None)
-        if failing is None:
-            return None
-        examples = failing
-    return examples[0] if examples else None
+        examples = next((half for half in (examples[:middle], examples[middle:]) if fails(half)), None)
+    if not examples or (several and passed):
+        return examples[0] if examples else None
+    others = [one for one in range(count) if one != examples[0]]
+    return examples[0] if others and not fails(others) else None
 
 
 def is_empty(batch: Any) -> bool:
@@ -158,13 +142,8 @@ def _count(part: Any) -> int | None:
     return len(part) if isinstance(part, tf.Tensor) and part.shape.rank else None
 
 
-def several_examples(batch: Any) -> bool:
-    """Whether a batch of dense parts has more than one example."""
-    return _length(batch) > 1
-
-
-def _length(batch: Any) -> int:
-    """The number of examples in a batch; 0 if its parts differ in length."""
+def length_of(batch: Any) -> int:
+    """The number of examples in a batch of dense parts; 0 if these differ in length, or one is not dense."""
     parts = tf.nest.flatten(batch)
     if not parts or not all(isinstance(one, tf.Tensor) and one.shape.rank for one in parts):
         return 0
@@ -178,43 +157,27 @@ def _filled(batch: Any, examples: np.ndarray, replicas: int) -> Any:
     return tf.nest.map_structure(lambda one: tf.gather(one, rows), batch)
 
 
-_Item = TypeVar("_Item")
+def label_behind(seen: Scan, frame: Frame) -> Label | None:
+    """The label outside of the classes for which a tensor became NaN, or None if that has another reason.
 
-
-def minimal(items: Sequence[_Item], passes: Callable[[list[_Item]], bool]) -> list[_Item] | None:
-    """Finds a minimal set that passes: without any one of its items it does not.
-
-    Args:
-        items: The candidates.
-        passes: Whether a set passes; called once for each set.
-
-    Returns:
-        The set, in the order of `items`; None if not even all of them together pass.
+    On a GPU and under XLA TensorFlow makes a NaN of it, in place of an error. The CPU's kernel refuses it, so that a
+    step that XLA compiled may raise where it is repeated without XLA.
     """
-    known: dict[frozenset[int], bool] = {}
-
-    def asked(chosen: list[int]) -> bool:
-        key = frozenset(chosen)
-        if key not in known:
-            known[key] = passes([items[place] for place in sorted(chosen)])
-        return known[key]
-
-    if asked([]):
-        return []
-    chosen = list(range(len(items)))
-    if not asked(chosen):
+    operation = seen.operations[frame.name]
+    if operation.type != "SparseSoftmaxCrossEntropyWithLogits":
         return None
-    parts = 2
-    while len(chosen) > 1:
-        size = -(-len(chosen) // parts)
-        pieces = [chosen[start : start + size] for start in range(0, len(chosen), size)]
-        rests = [[one for one in chosen if one not in piece] for piece in pieces]
-        smaller = next((one for one in (*pieces, *rests) if len(one) < len(chosen) and asked(one)), None)
-        if smaller is not None:
-            parts = 2 if smaller in pieces else max(parts - 1, 2)
-            chosen = smaller
-        elif parts >= len(chosen):
-            break
-        else:
-            parts = min(2 * parts, len(chosen))
-    return [items[place] for place in sorted(chosen)]
+    logits, labels = (seen.values.get(tensor.name) for tensor in operation.inputs)
+    if logits is None or labels is None:
+        return None
+    classes, given = int(logits.shape[-1]), np.asarray(labels).reshape(-1)
+    outside = given[(given < 0) | (given >= classes)]
+    return Label(int(outside[0]), classes) if len(outside) else None
+
+
+def example_with(value: int, batch: Any) -> int | None:
+    """The first example with a label; None unless one part of the batch alone has a whole number for each example."""
+    parts = [one for one in tf.nest.flatten(batch) if isinstance(one, tf.Tensor) and one.dtype.is_integer]
+    parts = [np.asarray(one) for one in parts]
+    flat = [one.reshape(-1) for one in parts if one.ndim and one.size == len(one)]
+    places = [np.flatnonzero(one == value) for one in flat]
+    return int(places[0][0]) if len(places) == 1 and len(places[0]) else None

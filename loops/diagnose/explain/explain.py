@@ -12,7 +12,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,10 +21,10 @@ import scaler
 from loops.actions.checkpoint import Checkpoint
 from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.at_hand import Recent, at_hand, scalers_in
+from loops.diagnose.explain.attempts import Attempts, Progress, attempts_at
 from loops.diagnose.explain.examples import example_of
 from loops.diagnose.explain.explain_step import explain_step
-from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.sentence import began, describe
+from loops.diagnose.explain.explanation import Explanation, began, describe
 from loops.loop.calls import TrainStepFunction
 from loops.loop.loop import Loop
 from loops.record.files import TRACE
@@ -33,31 +33,10 @@ from loops.record.reading import read_steps
 from loops.record.run_metadata import counted_in
 from loops.record.skips import SHARE, Health, health, in_words, not_logged, what_is_wrong
 from loops.record.summary import rows_of
-from loops.record.thinned import Counted
 from loops.record.trace import Trace
-from loops.run.rewind.rewind import log_of, rewind
+from loops.run.rewind.rewind import log_of
 from loops.support.errors import LoopError
 from loops.support.text import agreeing, amount
-
-Progress = Callable[[str], object]
-
-
-def replay_progress(progress: Progress) -> Callable[[int, int], object]:
-    """Reports how many steps were replayed."""
-    return lambda done, total: progress(f"replayed {done} of {total} steps")
-
-
-def attempt_progress(progress: Progress) -> Callable[[], None]:
-    """Reports how many times the step was repeated."""
-    taken = 0
-
-    def count() -> None:
-        nonlocal taken
-        taken += 1
-        progress(f"ran the step {taken} times")
-
-    return count
-
 
 _REPLAYED = 10
 """The number of steps to replay before the one explained, so that remedies for diverging weights can be tried."""
@@ -83,35 +62,25 @@ def explain(
         scaler.InvalidArgument: For a step that the run did not take, or a loop that cannot be rewound.
         LoopError: If the run cannot be restored.
     """
-    found = None
+    found, folder = None, None if run is None else pathlib.Path(run)
     if step is None:
-        rows, traced = _rows(loop, None if run is None else pathlib.Path(run))
-        found = health(rows, _counted(loop, [row["step"] for row in rows]), traced=traced)
+        found = _health(loop, folder)
         step = found.step or found.last
         if not step:
             raise LoopError(
                 "there is no log of the run to choose a step from: name one with step= (on the command line --step), "
                 "or let the run write a log with hs.JsonLines."
             )
-    moment = rewind(
-        loop,
-        step,
-        run=None if run is None else pathlib.Path(run),
-        at_least=_REPLAYED,
-        progress=replay_progress(progress),
-    )
-    count = attempt_progress(progress)
-    explanation = explain_step(moment, count, remedies=found is None or not found.healthy)
+    attempts = attempts_at(loop, step, folder, progress, at_least=_REPLAYED)
+    explanation = explain_step(attempts, remedies=found is None or not found.healthy)
     if found and found.later and explanation.where == "data":
-        explanation = second_fault(moment, explanation, found.later, count) or explanation
+        explanation = _second_fault(attempts, explanation, found.later) or explanation
     explanation = _with_health(explanation, found) if found else explanation
-    damage = _damage(log_of(loop, None if run is None else pathlib.Path(run)))
-    return dataclasses.replace(explanation, sentence=" ".join([explanation.sentence, *damage]))
-
-
-def _damage(log: pathlib.Path | None) -> list[str]:
-    """What of the log could not be read, as sentences."""
-    return read_columns(log).damage(log.name, "it counts as unknown") if log is not None and log.is_file() else []
+    log = log_of(loop, folder)
+    if log is not None and log.is_file():
+        said = [explanation.sentence, *read_columns(log).damage(log.name, "it counts as unknown")]
+        explanation = dataclasses.replace(explanation, sentence=" ".join(said))
+    return explanation
 
 
 def _with_health(explanation: Explanation, found: Health) -> Explanation:
@@ -135,44 +104,37 @@ def _with_health(explanation: Explanation, found: Health) -> Explanation:
     return dataclasses.replace(explanation, verdict=verdict, sentence=text)
 
 
-def _rows(loop: Loop, run: pathlib.Path | None) -> tuple[list[dict[str, Any]], bool]:
-    """The steps in the run's log, and those in its trace if it has one; whether there are some of a trace."""
+def _health(loop: Loop, run: pathlib.Path | None) -> Health:
+    """What the run's log says, and its trace if it has one."""
     log = log_of(loop, run)
     traces = [action.writes.path for action in loop.actions if isinstance(action, Trace)]
     trace = next(iter(traces), run / TRACE if run else None)
-    if trace is not None:
-        recorded = read_steps(trace, log)
-        if recorded.traced:
-            return rows_of(recorded), True
-    return read_log(log), False
-
-
-def _counted(loop: Loop, steps: Sequence[int]) -> Counted | None:
+    recorded = None if trace is None else read_steps(trace, log)
+    traced = recorded is not None and bool(recorded.traced)
+    rows = rows_of(recorded) if recorded is not None and traced else read_log(log)
     saves = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
-    return counted_in(saves.place, steps) if saves else None
+    counted = counted_in(saves.place, [row["step"] for row in rows]) if saves else None
+    return health(rows, counted, traced=traced)
 
 
 _FAR = 1000
 """Batches of so many further steps are looked at."""
 
 
-def second_fault(
-    moment: Any, first: Explanation, later: Sequence[int], progress: Callable[[], None]
-) -> Explanation | None:
+def _second_fault(attempts: Attempts, first: Explanation, later: Sequence[int]) -> Explanation | None:
     """Explains the first later skip that its own batch does not explain, and adds why the streak began.
 
     Args:
-        moment: The run just before the step where the streak began. It cannot be used afterwards.
+        attempts: At the step where the streak began. They cannot be used afterwards.
         first: The explanation of that step, whose batch was at fault.
         later: The numbers of the later skips in the streak.
-        progress: Called before each attempt.
 
     Returns:
         None if every later skip may have the same reason, a lower loss scale helps, or the data cannot be read again.
     """
     try:
-        step = step_with_finite_batches(moment, later)
-        found = None if step is None else explain_step(moment.ahead(step), progress)
+        step = step_with_finite_batches(attempts.moment, later)
+        found = None if step is None else explain_step(Attempts(attempts.moment.ahead(step), attempts.progress))
     except (LoopError, tf.errors.OpError):
         return None
     if found is None or found.where == "data" or found.verdict == "healthy" or found.scale_was_too_high:
@@ -210,12 +172,11 @@ def explain_recent(loop: Loop, recent: Recent, seconds: float) -> Explanation:
     """
     end = time.monotonic() + seconds
     with at_hand(loop, recent) as point:
-        found = explain_step(point, in_time=lambda: time.monotonic() < end)
+        found = explain_step(Attempts(point, in_time=lambda: time.monotonic() < end))
         if not recent.scales:
             # It was repeated at the scale of today, and its own is not known.
             found = dataclasses.replace(found, loss_scale=None)
-            found = dataclasses.replace(found, sentence=describe(found))
-        said = [_of_first_share(found, scalers_in(loop)) if point.alone else found.sentence]
+        said = [_of_first_share(found, scalers_in(loop)) if point.alone else describe(found)]
         if found.growth is not None and found.verdict != "update":
             said.append("Lower learning rates of earlier steps were not tried: `halfstep explain` repeats these steps.")
         if time.monotonic() >= end:
@@ -230,7 +191,7 @@ def _of_first_share(found: Explanation, scalers: list[scaler.LossScaler]) -> str
             f"Step {found.step} was skipped, but the share of the batch that replica 0 takes passes alone, up to its "
             f"gradients. {reasons}".rstrip()
         )
-    return f"{found.sentence} Only the share of the batch that replica 0 takes was looked at."
+    return f"{describe(found)} Only the share of the batch that replica 0 takes was looked at."
 
 
 def explain_batch(train_step: TrainStepFunction, batch: Any, *, seconds: float = 60.0) -> Explanation:

@@ -1,13 +1,28 @@
-"""The explanation of a step: the answer of `halfstep explain`."""
+"""The explanation of a step, the answer of `halfstep explain`, and its text.
+
+`sentences.txt` has the sentences, each under the condition on which it is said.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
 
-from loops.diagnose.explain.labels import Label
-from loops.diagnose.explain.remedies import Remedy
+import jinja2
+
+from loops.diagnose.explain.remedies import Kind, Remedy
 from loops.diagnose.graph.literals import Literal
+from loops.support.batches import MEND_LABELS
 from loops.support.json_values import without_nan
+
+
+class Label(NamedTuple):
+    """A label outside of the classes, the first of a batch, and the number of classes that the model has."""
+
+    value: int
+    classes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,3 +200,53 @@ class Explanation:
         ]
         found["label"] = None if self.label is None else self.label._asdict()
         return without_nan(found)
+
+
+_SOME = 3
+"""So many columns are named."""
+
+
+def describe(found: Explanation) -> str:
+    """Describes what happened, how large the value was, and what helps, in that order."""
+    return " ".join(line for line in str(_said(found)).split("\n") if line.strip())
+
+
+def began(found: Explanation) -> str:
+    """What became non-finite first, and where, as a clause."""
+    return str(_said(found).began()).strip()
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__, ""),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"f": format, "repr": repr, "is_finite": math.isfinite}
+    return environment.get_template("sentences.txt")
+
+
+def _said(found: Explanation) -> Any:
+    """The sentences, with the lists of which they name the first."""
+    columns = [
+        f"part {part!r}" if column is None else f"column {column} of part {part!r}" for part, column in found.columns
+    ]
+    more = f" and {len(columns) - _SOME} more" if len(columns) > _SOME else ""
+    tried = [] if found.verdict in ("healthy", "zero") or found.empty or found.label else found.remedies
+    helping = [one for one in tried if one.helps]
+    another = [one for one in found.remedies if one.kind is Kind.ANOTHER_BATCH and one.tried]
+    return _template().make_module(
+        {
+            "e": found,
+            "was": "was applied" if found.attempted else "is a micro-batch of a window",
+            "columns": f"{', '.join(columns[:_SOME])}{more}",
+            "mend_labels": MEND_LABELS,
+            "another": another[0] if another else None,
+            # That another batch passes is said where a batch is blamed.
+            "helping": [one for one in helping if found.blame != "batch" or one.kind is not Kind.ANOTHER_BATCH],
+            "nothing_helps": not helping and any(one.tried for one in tried),
+            "no_help": [f"{one.name}, since {one.why_not}" for one in tried if one.why_not],
+        }
+    )

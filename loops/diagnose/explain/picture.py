@@ -16,9 +16,8 @@ from loops.support.palette import BLUE, RED
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FORWARD, _BACKWARD = (BLUE, "o", "output"), (RED, "s", "gradients, scaled")
-_BESIDE = 0.16
-"""How far the two marks of a layer are from its line."""
+_MARKS = (("forward", -0.16, BLUE, "o", "output"), ("backward", 0.16, RED, "s", "gradients, scaled"))
+"""The marks of each pass: the field, how far they are from the layer's line, and how they are drawn and named."""
 
 
 def picture(found: Explanation, path: str | os.PathLike) -> None:
@@ -37,7 +36,9 @@ def magnitudes_figure(found: Explanation) -> Figure:
         raise LoopError("no magnitudes of the model's layers are known, so there is nothing to draw.")
     rows = found.magnitudes
     with drawing(2.1 + 0.32 * len(rows)) as figure:
-        from loops.support.plot_style import NARROW
+        from matplotlib.lines import Line2D
+
+        from loops.support.plot_style import NARROW, range_legend
 
         figure.set_figwidth(NARROW)
         # A zero has no logarithm, and what is not finite no place on an axis.
@@ -45,14 +46,24 @@ def magnitudes_figure(found: Explanation) -> Figure:
         _number_line(axes, rows)
         _outside(zero, ["0"])
         _outside(lost, ["∞", "NaN"])
-        shown = [_FORWARD]
-        _marks(zero, axes, lost, [row.forward for row in rows], -_BESIDE, *_FORWARD)
-        if found.verdict != "loss":  # The gradients of a loss that is not finite tell nothing.
-            shown.append(_BACKWARD)
-            _marks(zero, axes, lost, [row.backward for row in rows], _BESIDE, *_BACKWARD)
-        zero.set_yticks(range(len(rows)), [_label(row, found) for row in rows], parse_math=False)
+        # The gradients of a loss that is not finite tell nothing.
+        marks = _MARKS[:1] if found.verdict == "loss" else _MARKS
+        for field, shift, colour, shape, _ in marks:
+            for place, value in enumerate(getattr(row, field) for row in rows):
+                if value is not None:
+                    panel, x = (zero, 0.0) if value == 0.0 else (lost, float(math.isnan(value)))
+                    if _has_logarithm(value):
+                        panel, x = axes, math.log2(value)
+                    panel.plot([x], [place + shift], shape, color=colour, markersize=6, clip_on=False)
+        labels = [f"▶ {row.layer}" if row.layer == found.layer else row.layer for row in rows]
+        zero.set_yticks(range(len(rows)), labels, parse_math=False)
         zero.set_ylim(len(rows) - 0.5, -0.5)
-        _explain(figure, shown)
+        # The marks, and what the areas are.
+        legend: dict[str, Any] = {
+            name: Line2D([], [], color=colour, marker=shape, linestyle="") for *_, colour, shape, name in marks
+        }
+        legend |= range_legend()
+        figure.legend([*legend.values()], [*legend], loc="outside lower left", ncols=2, fontsize=8)
         began = f", began in {found.layer!r}" if found.layer else ""
         figure.suptitle(f"Step {found.step}: {found.verdict}{began}", x=0.01, ha="left", fontsize=10, parse_math=False)
         return figure
@@ -88,37 +99,6 @@ def _outside(axes: Any, names: Sequence[str]) -> None:
     axes.grid(axis="x", visible=False)
     axes.spines["left"].set_visible(False)
     axes.tick_params(left=False, labelleft=names == ["0"])
-
-
-def _marks(
-    zero: Any, axes: Any, lost: Any, values: Sequence[float | None], shift: float, colour: str, shape: str, name: str
-) -> None:
-    """The marks of one pass: each value in the panel where it belongs."""
-    for place, value in enumerate(values):
-        if value is None:
-            continue
-        if _has_logarithm(value):
-            panel, x = axes, math.log2(value)
-        elif value == 0.0:
-            panel, x = zero, 0.0
-        else:
-            panel, x = lost, float(math.isnan(value))
-        panel.plot([x], [place + shift], shape, color=colour, markersize=6, clip_on=False)
-
-
-def _explain(figure: Figure, shown: Sequence[tuple[str, str, str]]) -> None:
-    """The legend: the marks, and what the areas are."""
-    from matplotlib.lines import Line2D
-
-    from loops.support.plot_style import range_legend
-
-    legend = {name: Line2D([], [], color=colour, marker=shape, linestyle="") for colour, shape, name in shown}
-    areas = range_legend()
-    figure.legend([*legend.values(), *areas.values()], [*legend, *areas], loc="outside lower left", ncols=2, fontsize=8)
-
-
-def _label(row: Magnitude, found: Explanation) -> str:
-    return f"▶ {row.layer}" if row.layer == found.layer else row.layer
 
 
 def _has_logarithm(value: float) -> bool:

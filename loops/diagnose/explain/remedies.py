@@ -1,19 +1,31 @@
-"""Remedies: changes that may help a step, and the result of trying them."""
+"""The remedies for a failed step, one row for each: its kind, name and advice, when it applies, and the change."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
+import keras
 import tensorflow as tf
 
-import scaler
-from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.learning_rates import FAR
+from loops.backend.variables import cast_with_mask
+from loops.diagnose.explain.case import Case, Words, lower_rates, narrow_of, unfit_numbers
+from loops.diagnose.graph.changes import (
+    APART,
+    in_policy,
+    moved_away,
+    scheduled,
+    slower,
+    with_changed_inputs,
+    with_finite_gradient,
+    with_value,
+    zeroed,
+)
+from loops.step.train_step import TrainStep
 
 
 class Kind(str, enum.Enum):
@@ -82,60 +94,261 @@ class Remedy:
     since_checkpoint: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Proposal:
-    """A change that may help.
+class Row(NamedTuple):
+    """A remedy. In its templates `it` is the `Case`, as in its functions, and `each` may add words.
 
     Attributes:
         kind: What it changes.
-        name: The change as a short phrase.
-        advice: What to change in the program, as a sentence.
-        change: A function that returns the context manager of the change; None if only the batch changes.
-        batch: A batch to use instead of the step's own, or None.
+        name: The change as a short phrase, a template.
+        advice: What to change in the program, as a sentence, likewise.
+        change: The context manager of the change; something false if the remedy does not apply.
+        each: The further words for each thing to change, if there may be several. `change` gets them, too.
         layer: The path of the layer that it changes, or None.
     """
 
     kind: Kind
     name: str
     advice: str
-    change: Callable[[], Any] | None = None
-    batch: Any = None
-    layer: str | None = None
+    change: Callable[..., Any]
+    each: Callable[[Case], Iterable[Words]] = lambda it: [{}]
+    layer: Callable[[Case], Any] = lambda it: None
 
 
-def try_proposals(attempts: Attempts, proposals: list[Proposal]) -> tuple[list[Remedy], dict[str, np.ndarray]]:
-    """Tries each proposal, as long as there is time; of several learning rates none after the first that helps.
+def _with_predictions(step: TrainStep, change: Callable) -> contextlib.AbstractContextManager[None]:
+    """Applies a function to the predictions before the loss."""
+    loss_fn = step.loss_fn
 
-    Returns:
-        The remedies, and by their names the number of non-zero values of each gradient.
+    def loss(labels: Any, prediction: Any, *rest: Any) -> Any:
+        return loss_fn(labels, tf.nest.map_structure(change, prediction), *rest)
+
+    return with_value(step, "loss_fn", loss)
+
+
+def _bounded(value: Any, low: float = -5.0, high: float = 5.0) -> Any:
+    """A tensor within bounds: exp(5) is 148, and float16 can hold sums and squares of that."""
+    if not (tf.is_tensor(value) and value.dtype.is_floating):
+        return value
+    return tf.clip_by_value(value, tf.cast(low, value.dtype), tf.cast(high, value.dtype))
+
+
+def _inside_0_and_1(value: tf.Tensor) -> tf.Tensor:
+    return _bounded(value, APART, 1 - APART)
+
+
+def _wide(value: tf.Tensor) -> tf.Tensor:
+    return cast_with_mask(value, tf.float32) if value.dtype.is_floating else value
+
+
+@contextlib.contextmanager
+def guarded(name: str) -> Iterator[None]:
+    """Moves the denominator of one division by `APART`, away from 0, while a graph is traced.
+
+    Args:
+        name: The name of the quotient's tensor.
     """
-    remedies: list[Remedy] = []
-    counts = {}
-    for proposal in proposals:
-        if proposal.kind is Kind.LEARNING_RATE and any(_is_rate_that_helps(one) for one in remedies):
-            continue
-        untried = Remedy(proposal.kind, proposal.name, False, False, math.nan, proposal.advice, layer=proposal.layer)
-        if not attempts.in_time():
-            remedies.append(untried)
-            continue
-        try:
-            attempt = attempts.take(proposal.change and proposal.change(), proposal.batch)
-        except (TypeError, ValueError, tf.errors.OpError, scaler.UnsupportedVersion):
-            # A layer may not run in another dtype, or the next batch may have another shape.
-            done = untried
-        else:
-            done = Remedy(
-                proposal.kind, proposal.name, True, attempt.finite, attempt.loss, proposal.advice, attempt.at_scale
-            )
-            if attempt.finite and attempt.moved is not None and attempt.moved > FAR:
-                done = dataclasses.replace(
-                    done, why_not=f"its update is {attempt.moved:.2g} times as large as the weights"
-                )
-            if attempt.nonzero is not None:
-                counts[proposal.name] = attempt.nonzero
-        remedies.append(dataclasses.replace(done, layer=proposal.layer))
-    return remedies, counts
+    with contextlib.ExitStack() as stack:
+        for operator in ("__truediv__", "__rtruediv__"):
+            divide = _guarded(getattr(tf.Tensor, operator), name, reflected=operator == "__rtruediv__")
+            stack.enter_context(with_value(tf.Tensor, operator, divide))
+        yield
 
 
-def _is_rate_that_helps(remedy: Remedy) -> bool:
-    return remedy.kind is Kind.LEARNING_RATE and remedy.finite and remedy.why_not is None
+def _guarded(divide: Callable, name: str, *, reflected: bool) -> Callable:
+    def guarded(one: Any, other: Any) -> Any:
+        quotient = divide(one, other)
+        if not tf.is_symbolic_tensor(quotient) or quotient.name != name:
+            return quotient
+        return divide(_moved(one, quotient.dtype), other) if reflected else divide(one, _moved(other, quotient.dtype))
+
+    return guarded
+
+
+def _moved(denominator: Any, dtype: tf.DType) -> tf.Tensor:
+    denominator = tf.convert_to_tensor(denominator, dtype)
+    apart = tf.cast(APART, dtype)
+    return denominator + tf.where(denominator < 0, -apart, apart)
+
+
+def _cleared_before_each(moment: Any, own: Sequence[tf.Variable]) -> contextlib.AbstractContextManager[None]:
+    take = moment.take
+
+    def cleared(batch: Any) -> Any:
+        for one in own:
+            one.assign(tf.zeros_like(one))
+        return take(batch)
+
+    return with_value(moment, "take", cleared)
+
+
+def _kept(optimizer: keras.optimizers.Optimizer, rate: float) -> contextlib.AbstractContextManager[None]:
+    return scheduled(optimizer, keras.optimizers.schedules.ExponentialDecay(rate, 1, 1.0))
+
+
+AT_THE_STEP = (
+    Row(
+        Kind.LAYER_IN_FLOAT32,
+        "{it.path!r} in float32",
+        "Give the layer {it.path!r} dtype='float32'.",
+        lambda it: narrow_of(it.inside) and in_policy(it.inside, "float32"),
+        layer=lambda it: it.path,
+    ),
+    Row(
+        Kind.NUMBER_OF_A_LAYER,
+        "{number}={fit:g} in {owner.name!r}",
+        "{owner.compute_dtype} cannot hold {number}={value:g} of the layer {owner.name!r}: use {fit:g}.",
+        lambda it, owner, number, value, fit: with_value(owner, number, fit),
+        unfit_numbers,
+    ),
+    Row(
+        Kind.DENOMINATOR,
+        "denominator in {it.place} moved by 0.001",
+        "{it.begin} divides by 0, or by almost 0: move the denominator away from 0 by 0.001, or use "
+        "tf.math.divide_no_nan.",
+        lambda it: it.operation is not None and it.operation.kind == "RealDiv" and guarded(it.operation.name),
+        layer=lambda it: it.operation and it.operation.layer,
+    ),
+    Row(
+        Kind.EXPONENT_CLIPPED,
+        "inputs of {it.exponential_in!r} clipped to [-5, 5]",
+        "The exponent in {it.exponential_in!r} has no bound: clip it to [-5, 5], for example with keras.ops.clip.",
+        lambda it: it.exponential_in and with_changed_inputs(it.attempts.layers[it.exponential_in], _bounded),
+    ),
+    Row(
+        Kind.EXPONENT_CLIPPED,
+        "predictions clipped to [-5, 5]",
+        "The exponent in the loss has no bound: clip it to [-5, 5], for example with keras.ops.clip.",
+        lambda it: it.exponential_in == "" and it.step and _with_predictions(it.step, _bounded),
+    ),
+    Row(
+        Kind.INPUTS_MOVED,
+        "inputs of {it.path!r} moved by 0.001",
+        "{it.path!r} computes something that has no value at this input: keep the input away from it, for example by "
+        "adding 0.001 under a square root, logarithm, division or norm.",
+        lambda it: it.singular and it.inside and with_changed_inputs(it.inside[0], moved_away),
+    ),
+    Row(
+        Kind.DERIVATIVES_ZEROED,
+        "derivatives of {it.path!r} that are not finite set to zero",
+        "The derivative of {it.path!r} has no value at this input, as that of a square root, norm or division at 0: "
+        "add 0.001 there, or choose another value with tf.where before the operation and after it.",
+        lambda it: it.singular and it.inside and with_changed_inputs(it.inside[0], with_finite_gradient),
+    ),
+    Row(
+        Kind.LOSS_IN_FLOAT32,
+        "the loss in float32",
+        "Cast the predictions to float32 before the loss.",
+        lambda it: it.step and _with_predictions(it.step, _wide),
+    ),
+    Row(
+        Kind.PREDICTIONS_MOVED,
+        "predictions moved by 0.001",
+        "The loss or its derivative has no value at this prediction: keep the prediction away from it, for example by "
+        "adding 0.001 under a logarithm or square root.",
+        lambda it: it.singular and it.step and _with_predictions(it.step, moved_away),
+    ),
+    Row(
+        Kind.PREDICTIONS_CLIPPED,
+        "predictions clipped to [0.001, 0.999]",
+        "The loss has no value at a probability of 0 or 1: compute it from logits, or clip it to bounds that the "
+        "format can represent.",
+        lambda it: it.singular and it.gives_probabilities and _with_predictions(it.step, _inside_0_and_1),
+    ),
+    Row(
+        Kind.DERIVATIVES_ZEROED,
+        "derivatives of the loss that are not finite set to zero",
+        "The derivative of the loss has no value at this prediction: choose another value with tf.where before the "
+        "operation and after it.",
+        lambda it: it.singular and it.step and _with_predictions(it.step, with_finite_gradient),
+    ),
+    Row(
+        Kind.FOLLOWING_IN_FLOAT32,
+        "{it.path!r} and all after it in float32",
+        "Give the layer {it.path!r} and those after it dtype='float32'. `halfstep lab cure` finds the fewest that need "
+        "it.",
+        lambda it: len(it.following) > 1 and in_policy(it.following, "float32"),
+        layer=lambda it: it.path,
+    ),
+    Row(
+        Kind.ALL_IN_FLOAT32,
+        "every layer in float32",
+        "Compute in float32: keras.mixed_precision.set_dtype_policy('float32'). `halfstep lab cure` finds the fewest "
+        "layers that need it.",
+        lambda it: it.narrow and in_policy(it.narrow, "float32"),
+    ),
+    Row(
+        Kind.BFLOAT16,
+        "bfloat16",
+        "Train in bfloat16, which has float32's range: the policy 'mixed_bfloat16', with hs.NoScaling().",
+        lambda it: "float16" in {one.compute_dtype for one in it.narrow} and in_policy(it.narrow, "mixed_bfloat16"),
+    ),
+    Row(
+        Kind.OWN_VARIABLES_CLEARED,
+        "the step's own variables set to zero",
+        "Check how the step updates its own variables: {it.own_names}. Clear sums after each update.",
+        lambda it: it.attempts.own_variables and zeroed(it.attempts.own_variables),
+    ),
+    Row(
+        Kind.ANOTHER_BATCH,
+        "another batch",
+        "Leave this batch out, and check its contents.",
+        lambda it: it.attempts.moment.next_batch is not None and contextlib.nullcontext(),
+    ),
+)
+"""Tried at the failed step."""
+
+OF_THE_UPDATE = (
+    Row(
+        Kind.LEARNING_RATE,
+        "{factor:g} of the learning rate{of}",
+        "Lower the learning rate{of} to {factor:g} of its value{to}.",
+        lambda it, lowered, of, factor, to: slower(lowered, factor),
+        lambda it: lower_rates(dict([*it.optimizers.items()][:1])),
+    ),
+    Row(
+        Kind.EPSILON,
+        "epsilon=0.001 in the optimizer{it.whose}",
+        "Create the optimizer with epsilon=0.001: {it.epsilon:g} is too small for it, or for 16 bits.",
+        lambda it: it.epsilon is not None and with_value(it.optimizer, "epsilon", 1e-3),
+    ),
+    Row(
+        Kind.CLIP_NORM,
+        "clip_norm=1",
+        "Clip the gradients, for example with clip_norm=1.0.",
+        lambda it: it.step and it.step.clip_norm is None and with_value(it.step, "clip_norm", 1.0),
+    ),
+)
+"""Tried first if an optimizer turned finite gradients into non-finite values."""
+
+_LOWER, _EPSILON, _CLIP = OF_THE_UPDATE
+SINCE_THE_CHECKPOINT = (
+    Row(
+        Kind.LEARNING_RATE,
+        "the learning rate{it.whose} kept at {it.rate_before:g}",
+        "Keep the learning rate{it.whose} near {it.rate_before:g}.",
+        lambda it: math.isfinite(it.rate_before) and _kept(it.optimizer, it.rate_before),
+    ),
+    _LOWER._replace(each=lambda it: lower_rates(it.optimizers)),
+    Row(
+        Kind.WEIGHT_DECAY,
+        "no weight decay{it.whose}",
+        "Change the sign of weight_decay={it.decay:g}: a negative one makes the weights grow.",
+        lambda it: it.decay < 0 and with_value(it.optimizer, "weight_decay", None),
+    ),
+    Row(
+        Kind.WEIGHT_DECAY,
+        "no weight decay{it.whose}",
+        "Lower weight_decay={it.decay:g}: multiplied by the learning rate it must be well below 1.",
+        lambda it: it.decay and not it.decay < 0 and with_value(it.optimizer, "weight_decay", None),
+    ),
+    _EPSILON._replace(
+        advice="Create the optimizer with epsilon=0.001; in 16 bits a smaller one may be 0. Or use masters."
+    ),
+    _CLIP._replace(advice="Clip the gradients, for example with clip_norm=1."),
+    Row(
+        Kind.OWN_VARIABLES_CLEARED,
+        "the step's own variables set to zero before each step",
+        "Check how the step updates its own variables: {it.own_names}. Clear sums before each update.",
+        lambda it: it.attempts.own_variables and _cleared_before_each(it.attempts.moment, it.attempts.own_variables),
+    ),
+)
+"""Tried in all steps since the checkpoint if the weights may have diverged."""

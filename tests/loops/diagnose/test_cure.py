@@ -14,8 +14,7 @@ import loops
 import scaler
 from halfstep import main
 from halfstep.commands.cure import text
-from loops.diagnose.explain.cure import find_cure
-from loops.diagnose.explain.examples import minimal
+from loops.diagnose.explain.cure import find_cure, minimal
 from loops.observe import cure
 from loops.support.errors import LoopError
 

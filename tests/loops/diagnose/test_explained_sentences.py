@@ -4,10 +4,8 @@ import math
 
 import pytest
 
-from loops.diagnose.explain.explanation import Explanation, Growth
-from loops.diagnose.explain.labels import Label
+from loops.diagnose.explain.explanation import Explanation, Growth, Label, describe
 from loops.diagnose.explain.remedies import Kind, Remedy
-from loops.diagnose.explain.sentence import describe
 from loops.diagnose.graph.literals import Literal
 
 

@@ -143,7 +143,7 @@ def test_small_gradients_are_measured_where_float16_does_not_hide_them(data, wei
     assert "no room within the default max_scale" not in str(usual)
     assert (usual.dynamic, found.dynamic.initial_scale) == (scaler.Dynamic(usual.start), found.start)
     (line,) = [line for line in str(found).splitlines() if "no room within the default max_scale" in line]
-    strategy = eval(line.partition(": ")[2], {"scaler": scaler})
+    strategy = eval(line.partition(": ")[2], {"hs": scaler})
     assert (strategy.initial_scale, strategy.max_scale > found.critical) == (found.start, True)
     assert strategy == found.dynamic
 

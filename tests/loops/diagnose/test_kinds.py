@@ -1,6 +1,8 @@
 """Guards that what is decided of remedies, trials and findings hangs on their kinds: every sentence may be reworded."""
 
+import contextlib
 import dataclasses
+import string
 import types
 
 import numpy as np
@@ -10,11 +12,10 @@ from loops.diagnose.doctor import timing
 from loops.diagnose.doctor.shown import advice
 from loops.diagnose.doctor.timing import Kind as Change
 from loops.diagnose.doctor.timing import Trial
-from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
-from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.remedies import Kind, Proposal, Remedy
-from loops.diagnose.explain.sentence import describe
-from loops.diagnose.explain.worth import weighed
+from loops.diagnose.explain.case import Case
+from loops.diagnose.explain.explanation import Explanation, describe
+from loops.diagnose.explain.remedies import AT_THE_STEP, OF_THE_UPDATE, SINCE_THE_CHECKPOINT, Kind, Remedy, Row
+from loops.diagnose.explain.trials import blame_of, grown_through, helped, in_order, weighed
 from loops.diagnose.lint.finding import Finding, Severity, note
 from loops.diagnose.lint.finding import Kind as Rule
 
@@ -85,12 +86,12 @@ class Attempts:
     scanned_at, loss_scale, scalers, to_blame, part = None, 1024.0, (), None, None
 
     def __init__(self):
-        self.moment = types.SimpleNamespace(rows=[], step=5, logged=None)
+        self.moment = types.SimpleNamespace(rows=[], step=5, logged=None, next_batch=0)
 
     def in_time(self):
         return True
 
-    def take(self, change, batch):
+    def take(self, change, batch=None):
         return types.SimpleNamespace(finite=True, loss=2.0, at_scale=None, moved=None, nonzero=np.ones([2], np.float32))
 
     def take_at(self, factor):
@@ -99,12 +100,22 @@ class Attempts:
 
 def test_the_order_of_what_helps():
     known = Explanation(step=5, reproduced=True, differs=None, verdict="overflow", fits_at=64.0, loss_scale=1024.0)
-    proposed = [Proposal(kind, NAMES.get(kind, kind.value), "") for kind in Kind if kind is not Kind.LOSS_SCALE]
-    found = [one.kind for one in in_order(known, Attempts(), proposed)]
-    again = in_order(known, Attempts(), [dataclasses.replace(one, name=misleading()) for one in proposed])
+    names = {kind: NAMES.get(kind, kind.value) for kind in Kind if kind is not Kind.LOSS_SCALE}
+    rows = [Row(kind, name, "", lambda it: contextlib.nullcontext()) for kind, name in names.items()]
+    found = [one.kind for one in in_order(known, Case(Attempts()), rows)]
+    again = in_order(known, Case(Attempts()), [one._replace(name=misleading()) for one in rows])
     assert [one.kind for one in again] == found
     assert found[:2] == [Kind.OWN_VARIABLES_CLEARED, Kind.WEIGHT_DECAY]
     assert found[-1] is Kind.DERIVATIVES_ZEROED
+
+
+def test_each_word_of_a_remedy_is_known():
+    """No type checker reads a template."""
+    known = {f"it.{name}" for name in (*vars(Case), *(one.name for one in dataclasses.fields(Case)))}
+    of_each = {"number", "fit", "value", "owner.name", "owner.compute_dtype", "factor", "of", "to"}
+    for row in (*AT_THE_STEP, *OF_THE_UPDATE, *SINCE_THE_CHECKPOINT):
+        words = {word for text in (row.name, row.advice) for _, word, _, _ in string.Formatter().parse(text) if word}
+        assert words <= known | of_each
 
 
 @pytest.mark.parametrize("kind", [Kind.ALL_IN_FLOAT32, Kind.ANOTHER_BATCH, Kind.EPSILON])

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 import loops
 import scaler
-from loops.diagnose.explain.labels import Label, example_with, label_behind
+from loops.diagnose.explain.examples import example_with, label_behind
+from loops.diagnose.explain.explanation import Label
 from loops.diagnose.graph.origin import Frame, Part
 from loops.diagnose.graph.scan import Scan
 from loops.observe import explain_batch

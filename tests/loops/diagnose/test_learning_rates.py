@@ -14,11 +14,12 @@ from models import squared_error
 
 import loops
 import scaler
-from loops.diagnose.explain import learning_rates
-from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.learning_rates import held, largest, lower_rates, rate_of, size_of_update
-from loops.diagnose.explain.remedies import Kind
-from loops.diagnose.explain.since_checkpoint import lost_weight, risen_rate, try_since_checkpoint
+from loops.diagnose.explain import case
+from loops.diagnose.explain.attempts import Attempts, held, size_of_update
+from loops.diagnose.explain.case import Case, lower_rates, rate_of
+from loops.diagnose.explain.circumstances import largest, lost_weight
+from loops.diagnose.explain.remedies import OF_THE_UPDATE, Kind
+from loops.diagnose.explain.trials import try_since_checkpoint
 from loops.diagnose.graph.models import failed_part, optimizers_of, weights_in_step
 from loops.observe import explain
 from loops.run.rewind import rewind
@@ -35,17 +36,19 @@ from loops.run.rewind import rewind
     ],
 )
 def test_the_rates_end_where_one_is_usual(rate, parts):
-    found = list(lower_rates(keras.optimizers.SGD(rate), ""))
-    assert [one.part for one in found] == pytest.approx(parts)
+    found = list(lower_rates({"": keras.optimizers.SGD(rate)}))
+    assert [one["factor"] for one in found] == pytest.approx(parts)
 
 
 def test_what_a_rate_would_be_is_said_where_it_is_known():
     advice = "Lower the learning rate of part 'b' to 0.1 of its value"
-    (first, *_) = lower_rates(keras.optimizers.SGD(60.0), " of part 'b'")
-    assert (first.name, first.advice) == ("0.1 of the learning rate of part 'b'", f"{advice}, which is 6.")
+    (row,) = (one for one in OF_THE_UPDATE if one.kind is Kind.LEARNING_RATE)
+    (first, *_) = lower_rates({" of part 'b'": keras.optimizers.SGD(60.0)})
+    said = row.name.format(**first), row.advice.format(**first)
+    assert said == ("0.1 of the learning rate of part 'b'", f"{advice}, which is 6.")
     schedule = keras.optimizers.schedules.ExponentialDecay(60.0, 1, 0.5)
-    (first, *_) = lower_rates(keras.optimizers.SGD(schedule), " of part 'b'")
-    assert first.advice == f"{advice}."
+    (first, *_) = lower_rates({" of part 'b'": keras.optimizers.SGD(schedule)})
+    assert row.advice.format(**first) == f"{advice}."
 
 
 def test_the_size_of_an_update_is_a_share_of_the_weights():
@@ -127,7 +130,7 @@ def test_the_rate_before_is_that_of_the_checkpoint(tmp_path, accumulate, bad, ra
     tenfold(tmp_path, bad=bad, accumulate=accumulate, every=3).run(8)
     moment = rewind(tenfold(tmp_path, bad=bad, accumulate=accumulate, every=3), 8, at_least=2)
     assert moment.began_at == 3
-    assert risen_rate(moment) == pytest.approx(rates)
+    assert Case(Attempts(moment)).risen_rate == pytest.approx(rates)
     assert rate_of(moment.train_step.optimizer) == pytest.approx(rates[1])
 
 
@@ -153,7 +156,7 @@ def test_a_rate_that_the_step_itself_raised_is_told(tmp_path):
 
     made().run(5)
     moment = rewind(made(), 4)
-    assert risen_rate(moment) == pytest.approx((1e-9, 1e-6))
+    assert Case(Attempts(moment)).risen_rate == pytest.approx((1e-9, 1e-6))
     tried = try_since_checkpoint(Attempts(moment))
     assert not any("kept" in one.name for one in tried)
     optimizer = next(iter(optimizers_of(moment.train_step).values()))
@@ -232,7 +235,7 @@ def test_a_rate_that_is_wrong_by_far_is_found(diverged):
 @pytest.mark.slow
 def test_a_rate_that_was_not_tried_is_not_said_to_help(diverged, monkeypatch):
     """Where no rate helped, what was measured is told: the first step was the last to be applied."""
-    monkeypatch.setattr(learning_rates, "_USUAL", 1e9)
+    monkeypatch.setattr(case, "_USUAL", 1e9)
     found = explain(far_off(diverged), 4)
     assert not any(one.helps for one in rates_of(found))
     assert (found.growth.step, found.growth.learning_rate) == (1, 1e6)

@@ -8,7 +8,7 @@ import planted
 import pytest
 import tensorflow as tf
 
-from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
+from loops.diagnose.explain.measured import at_share_to_blame, in_whole_batch
 from loops.diagnose.graph.changes import slower
 from loops.observe import cure, explain
 from loops.run.rewind import rewind
@@ -57,8 +57,8 @@ def test_the_replayed_steps_can_be_changed(run):
 class Told:
     """Attempts that find shares with these numbers at fault."""
 
-    def __init__(self, bad):
-        self.bad = bad
+    def __init__(self, bad, moment):
+        self.bad, self.moment = bad, moment
 
     def as_run(self, batch):
         return Attempted(int(batch[0]) not in self.bad, "cause")
@@ -80,8 +80,8 @@ class Standing:
 def test_the_first_share_that_fails_takes_the_place_of_all(bad, share):
     """Where none does by itself, the batch stays whole."""
     moment, whole = Standing(), Attempted(False, "cause")
-    found, attempt = at_share_to_blame(moment, Told(bad), whole)
+    found, attempt = at_share_to_blame(Told(bad, moment), whole)
     assert found == bad
     assert (attempt is whole) == (share is None)
     np.testing.assert_array_equal(moment.batch, [0, 0, 1, 1, 2, 2] if share is None else [share] * 6)
-    assert in_whole_batch(1, moment.batch, found, 3) == 1 + 2 * (share or 0)
+    assert in_whole_batch(1, found, moment) == 1 + 2 * (share or 0)

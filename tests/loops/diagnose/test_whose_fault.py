@@ -8,12 +8,11 @@ import planted
 import pytest
 import tensorflow as tf
 
-from loops.diagnose.explain.blame import blame_of
 from loops.diagnose.explain.examples import lost_columns
 from loops.diagnose.explain.explain import step_with_finite_batches
-from loops.diagnose.explain.explanation import Explanation
+from loops.diagnose.explain.explanation import Explanation, describe
 from loops.diagnose.explain.remedies import Kind, Remedy
-from loops.diagnose.explain.sentence import describe
+from loops.diagnose.explain.trials import blame_of
 from loops.observe import explain
 
 GOOD = (tf.ones([3, 2]), tf.ones([3]))

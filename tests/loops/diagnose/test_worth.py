@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from loops.diagnose.explain.remedies import Kind, Remedy
-from loops.diagnose.explain.worth import absurd_loss, weighed
+from loops.diagnose.explain.trials import absurd_loss, weighed
 
 ANOTHER_BATCH, IN_FLOAT32 = "another batch", "every layer in float32"
 KINDS = {ANOTHER_BATCH: Kind.ANOTHER_BATCH, IN_FLOAT32: Kind.ALL_IN_FLOAT32}
