@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loops.record.columns import DECISIONS, NUMBERS, RETRIES, cause_name
+from loops.record.steps import DECISIONS, NO_STEPS, NUMBERS, RETRIES, Steps, cause_name
 from loops.support.json_values import as_float, is_row, read_json, row_of, without_nan
 from loops.support.part_names import columns_of, part_names
 
@@ -21,22 +22,17 @@ _DIGITS = 18
 """The most digits of a number that surely fits into 64 bits."""
 
 
-class Log(NamedTuple):
-    """The columns of a log.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Log(Steps):
+    """The steps of a log, and what of it could not be read.
 
     Attributes:
-        step: Int64 [steps], in order, each once.
-        columns: Float64 [steps] by name.
-        cause: Strings [steps], the name of a `scaler.Cause`, or "".
         unread: The number of lines that were skipped.
         text: What is wrong with columns that are left out, since they hold text: one clause each.
         first_unread: The number of the first of the lines that were skipped, from 1; 0 without one.
     """
 
-    step: np.ndarray
-    columns: dict[str, np.ndarray]
-    cause: np.ndarray
-    unread: int
+    unread: int = 0
     text: tuple[str, ...] = ()
     first_unread: int = 0
 
@@ -73,16 +69,19 @@ def columns_in(lines: Sequence[str], *, comma: bool) -> Log:
     """
     chunks = _of_csv if comma else _of_json
     text: dict[str, str] = {}
-    parts = [_columns(rows, text) for rows in chunks(lines)]
-    log = _joined(parts, len(lines) - (comma and bool(lines)))
-    if log.unread:
-        unread = (number for number, rows in _by_line(lines, chunks) if not rows)
-        log = log._replace(first_unread=next(unread, 0))
-    if not text:
-        return log
+    parts = [_table(rows, text) for rows in chunks(lines)]
+    found = _last_of_each(parts)
+    unread = len(lines) - (comma and bool(lines)) - sum(map(len, parts))
     # A number for the text would be a guess, and a missing one would be told as a loss that is not finite.
-    columns = {name: values for name, values in log.columns.items() if name not in text}
-    return log._replace(columns=columns, text=tuple(_told(name, text[name], lines, chunks) for name in text))
+    columns = {name: values for name, values in found.columns.items() if name not in text}
+    told = tuple(_told(name, text[name], lines, chunks) for name in text)
+    first = next((number for number, rows in _by_line(lines, chunks) if not rows), 0) if unread else 0
+    return Log(found.step, columns, found.cause, unread, told, first)
+
+
+def steps_of(rows: Sequence[dict[str, Any]]) -> Steps:
+    """The table of some rows, each with its "step"."""
+    return _last_of_each([_table(rows, {})])
 
 
 def _told(name: str, value: str, lines: Sequence[str], chunks: Callable) -> str:
@@ -141,8 +140,8 @@ def _number(text: str) -> float | str | None:
         return text or None
 
 
-def _columns(rows: Sequence[dict], text: dict[str, str]) -> Log:
-    """The columns of some rows. The first text of a column that needs numbers is added to `text`, by its name."""
+def _table(rows: Sequence[dict], text: dict[str, str]) -> Steps:
+    """The table of some rows. The first text of a column that needs numbers is added to `text`, by its name."""
     step = np.array([row["step"] for row in rows], np.int64)
     columns = {}
     for name in (*_COLUMNS, *_of_parts(rows)):
@@ -151,7 +150,7 @@ def _columns(rows: Sequence[dict], text: dict[str, str]) -> Log:
             if name not in text and (first := next(texts, None)) is not None:
                 text[name] = first
             columns[name] = np.array([as_float(row.get(name)) for row in rows], np.float64)
-    return Log(step, columns, np.array([cause_name(row.get("cause")) for row in rows], np.str_), 0)
+    return Steps(step, columns, np.array([cause_name(row.get("cause")) for row in rows], np.str_))
 
 
 def _of_parts(rows: Sequence[dict]) -> list[str]:
@@ -160,22 +159,18 @@ def _of_parts(rows: Sequence[dict]) -> list[str]:
     return [name for part in part_names(names) for name in (f"{part}/{one}" for one in _COLUMNS) if name in names]
 
 
-def _joined(parts: Iterable[Log], lines: int) -> Log:
-    parts = [part for part in parts if len(part.step)]
+def _last_of_each(parts: Iterable[Steps]) -> Steps:
+    """One table of the parts of a log, in the order of the steps. Of a step that is there twice the last row counts."""
+    parts = [part for part in parts if len(part)]
     if not parts:
-        return Log(np.zeros(0, np.int64), {}, np.zeros(0, np.str_), lines)
+        return NO_STEPS
     # In the order of the log, for reports that are the same each time.
     names = dict.fromkeys(name for part in parts for name in part.columns)
-    step = np.concatenate([part.step for part in parts])
-    columns = {
-        name: np.concatenate([part.columns.get(name, np.full(len(part.step), np.nan)) for part in parts])
-        for name in names
-    }
-    cause = np.concatenate([part.cause for part in parts])
-    # The last line of each step: `unique` finds the first, so the order is reversed.
+    columns = {name: np.concatenate([part.column(name) for part in parts]) for name in names}
+    step, cause = (np.concatenate([getattr(part, name) for part in parts]) for name in ("step", "cause"))
+    # `unique` finds the first, so the order is reversed.
     _, back = np.unique(step[::-1], return_index=True)
-    kept = len(step) - 1 - back
-    return Log(step[kept], {name: values[kept] for name, values in columns.items()}, cause[kept], lines - len(step))
+    return Steps(step, columns, cause).where(len(step) - 1 - back)
 
 
 def _with_numbers(row: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,9 @@ import scaler
 from loops.loop.state import folder as checkpoints
 from loops.loop.state.identity import flat
 from loops.record.files import CHECKPOINTS, REPLAY, read_summary
+from loops.record.skips import lacks_steps
+from loops.record.steps import Counted
 from loops.record.summary import number as scale_text
-from loops.record.thinned import Counted, lacks_steps
 from loops.support.json_values import read_object
 
 

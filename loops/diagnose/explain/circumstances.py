@@ -21,7 +21,7 @@ from loops.diagnose.graph.literals import Literal, lost_literals
 from loops.diagnose.graph.models import optimizers_of, weights_in_step
 from loops.diagnose.graph.scaler_calls import recording_scaler_calls
 from loops.diagnose.graph.whereabouts import recording_layers
-from loops.record.columns import cause_name
+from loops.record.steps import cause_name
 
 _LARGE = 100.0
 """Weights of networks seldom have such magnitudes."""

@@ -28,12 +28,11 @@ from loops.diagnose.explain.sentence import began, describe
 from loops.loop.calls import TrainStepFunction
 from loops.loop.loop import Loop
 from loops.record.files import TRACE
-from loops.record.log import read_columns, read_log
+from loops.record.log import read_columns
 from loops.record.reading import read_steps
 from loops.record.run_metadata import counted_in
 from loops.record.skips import SHARE, Health, health, in_words, not_logged, what_is_wrong
-from loops.record.summary import rows_of
-from loops.record.thinned import Counted
+from loops.record.steps import Counted, Recorded
 from loops.record.trace import Trace
 from loops.run.rewind.rewind import log_of, rewind
 from loops.support.errors import LoopError
@@ -85,8 +84,8 @@ def explain(
     """
     found = None
     if step is None:
-        rows, traced = _rows(loop, None if run is None else pathlib.Path(run))
-        found = health(rows, _counted(loop, [row["step"] for row in rows]), traced=traced)
+        recorded = _steps(loop, None if run is None else pathlib.Path(run))
+        found = health(recorded, _counted(loop, recorded.step.tolist()), traced=recorded.traced)
         step = found.step or found.last
         if not step:
             raise LoopError(
@@ -135,16 +134,12 @@ def _with_health(explanation: Explanation, found: Health) -> Explanation:
     return dataclasses.replace(explanation, verdict=verdict, sentence=text)
 
 
-def _rows(loop: Loop, run: pathlib.Path | None) -> tuple[list[dict[str, Any]], bool]:
-    """The steps in the run's log, and those in its trace if it has one; whether there are some of a trace."""
+def _steps(loop: Loop, run: pathlib.Path | None) -> Recorded:
+    """The steps in the run's log, and those in its trace if it has one."""
     log = log_of(loop, run)
     traces = [action.writes.path for action in loop.actions if isinstance(action, Trace)]
     trace = next(iter(traces), run / TRACE if run else None)
-    if trace is not None:
-        recorded = read_steps(trace, log)
-        if recorded.traced:
-            return rows_of(recorded), True
-    return read_log(log), False
+    return read_steps(trace, log)
 
 
 def _counted(loop: Loop, steps: Sequence[int]) -> Counted | None:

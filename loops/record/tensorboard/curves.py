@@ -9,12 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from loops.loop.visit import Visit
-from loops.record.columns import octaves_to_critical
 from loops.record.noise_scale import Averages
-from loops.record.skips import skip_names
+from loops.record.steps import octaves_to_critical
 from loops.record.trace.gauges import gauge_values, gauges_of, noise_pairs
 from loops.record.trace.tensors import tensors_of_watch
-from loops.record.trace.visit_columns import margins, measured
+from loops.record.trace.visit_columns import margins, measured, skip_names
 from loops.step.watched import Watched, watched_by
 from loops.support.part_names import columns_of
 from scaler import observe

@@ -19,7 +19,7 @@ from loops.record.trace.gauges import gauge_values, gauges_of
 from loops.record.trace.messages import arrow
 from loops.record.trace.stream import UNMEASURED, batch_of, opening, read_gauges, read_tensors, schema_of
 from loops.record.trace.tensors import Tensor, lacks_of, tensors_of
-from loops.record.trace.visit_columns import any_measured, causes_of, columns_of, joined, rows_measured, skipped
+from loops.record.trace.visit_columns import any_measured, columns_of, joined, rows_measured, skip_names, skipped
 from loops.step.composed_step import ComposedStep
 from loops.step.watched import watched_by
 from loops.support.checks import check_count
@@ -132,7 +132,7 @@ class Trace:
                 self._schema,
                 visit.first,
                 columns_of(visit, self._tensors, self._train_step),
-                causes_of(visit.outputs, self._train_step),
+                skip_names(visit, self._train_step).get("cause", [None] * (visit.counters.data - visit.first + 1)),
                 self._amax_rows(visit) if self._tensors else None,
                 frames,
                 self._gauge_rows(visit),

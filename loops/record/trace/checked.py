@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.record.columns import DECISIONS, NUMBERS
+from loops.record.steps import DECISIONS, NUMBERS
 from loops.record.trace.messages import arrow
 
 MOST = 2**30

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from loops.record.columns import DECISIONS, NUMBERS
+from loops.record.steps import DECISIONS, NUMBERS
 from loops.record.trace.file import Contents, contents
 from loops.record.trace.messages import arrow
 from loops.record.trace.stream import (

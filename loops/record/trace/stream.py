@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from loops.record.columns import DECISIONS, NUMBERS
+from loops.record.steps import DECISIONS, NUMBERS
 from loops.record.trace.checked import has_columns
 from loops.record.trace.frames import Frame
 from loops.record.trace.messages import BLANK, KEY, arrow, sealed

@@ -10,7 +10,7 @@ import numpy as np
 
 import scaler
 from loops.loop.visit import Visit
-from loops.record.columns import cause_names
+from loops.record.steps import cause_names
 from loops.record.trace.tensors import Tensor
 from loops.step.composed_step import ComposedStep
 from loops.step.train_step import TrainStep
@@ -120,12 +120,22 @@ def _unscaled(tensors: tuple[Tensor, ...]) -> tuple[np.ndarray, np.ndarray]:
     return chosen, np.log2([tensor.limits.max for tensor in tensors if not tensor.carries_scale])
 
 
-def causes_of(outputs: Mapping[str, np.ndarray], train_step: Any) -> list[str | None]:
-    """Why each step was skipped, as names of `scaler.Cause`; all None of a step that a user wrote."""
-    steps = len(next(iter(outputs.values())))
-    if not isinstance(train_step, (TrainStep, ComposedStep)):
-        return [None] * steps
-    return cause_names(outputs["cause"])
+def skip_names(visit: Visit, train_step: Any) -> dict[str, list[str | None]]:
+    """The columns `cause` and `variable` of a visit as texts, None at each step that was not skipped.
+
+    Args:
+        visit: The steps.
+        train_step: The loop's. The variables of a `TrainStep` and of a `ComposedStep` are known, there with the name of
+            the part; of another step there is no column.
+    """
+    if isinstance(train_step, ComposedStep):
+        paths = list(train_step.weights)
+    elif isinstance(train_step, TrainStep):
+        paths = [variable.path for variable in train_step.model.trainable_variables]
+    else:
+        return {}
+    variables = [paths[value] if value >= 0 else None for value in visit.outputs["variable"].tolist()]
+    return {"cause": cause_names(visit.outputs["cause"]), "variable": variables}
 
 
 def skipped(outputs: Mapping[str, np.ndarray]) -> np.ndarray:

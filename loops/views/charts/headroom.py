@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from loops.record.run import Recorded
+from loops.record.steps import Recorded
 from loops.support.text import amount
 from loops.views.charts.axis import linear_axis
 from loops.views.charts.chart import Chart, Curve, ends

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loops.record.run import Recorded
-from loops.record.thinned import moving_mean
+from loops.record.steps import Recorded
 from loops.support.part_names import named
 from loops.support.text import amount
 from loops.views.charts.axis import loss_axis
-from loops.views.charts.chart import Chart, Curve, Lane, ends, lanes
+from loops.views.charts.chart import Chart, Curve, Lane, ends, lanes, moving_mean
 
 _SMOOTH = 50
 """The moving mean spans a run's length divided by this."""

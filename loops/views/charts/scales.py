@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loops.record.run import Recorded
+from loops.record.skips import lacks_steps
+from loops.record.steps import Recorded
 from loops.record.summary import number
-from loops.record.thinned import lacks_steps
 from loops.support.palette import CAUSES
 from loops.support.text import agreeing, amount
 from loops.views.charts.axis import octave_axis

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from loops.loop.unseen import of_applied
-from loops.record.run import Recorded
+from loops.record.steps import Recorded
 
 UPDATE, MICRO_BATCH, STEP = "update", "applied micro-batch", "step"
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 import scaler
-from loops.record.run import Recorded
+from loops.record.steps import Recorded
 from loops.support.part_names import columns_of
 
 LOSS = "loss"

@@ -8,14 +8,13 @@ import numpy as np
 
 import scaler
 from loops.record import as_recorded
-from loops.record.run import Recorded
-from loops.record.thinned import envelope
+from loops.record.steps import Recorded
 from loops.support.drawing import drawing
 from loops.support.errors import LoopError
 from loops.support.palette import BLACK, BLUE, BY_NAME, FAINT, ORANGE, RED, SERIES
 from loops.support.part_names import columns_of, named
 from loops.views.charts.axis import steps_axis
-from loops.views.charts.chart import RUNS, Chart, Curve
+from loops.views.charts.chart import RUNS, Chart, Curve, envelope
 from loops.views.charts.headroom import headroom_chart
 from loops.views.charts.losses import loss_chart, losses_chart
 from loops.views.charts.scales import scale_chart, scales_chart

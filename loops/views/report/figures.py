@@ -12,17 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from loops.record.columns import RETRIES
 from loops.record.noise_scale import noise_scale
-from loops.record.run import Gauges, Recorded
+from loops.record.steps import RETRIES, Gauges, Recorded
 from loops.record.summary import number
-from loops.record.thinned import Envelope, envelope, sampled
 from loops.record.trace.gauges import noise_pairs
 from loops.support.pages import Table
 from loops.support.part_names import columns_of, named
 from loops.support.text import agreeing, amount
 from loops.views.charts.axis import Axis, linear_axis, loss_axis, steps_axis
-from loops.views.charts.chart import RUNS, Chart, Curve, Lane
+from loops.views.charts.chart import RUNS, Chart, Curve, Envelope, Lane, envelope, sampled
 from loops.views.charts.headroom import headroom_chart, others_of
 from loops.views.charts.losses import loss_chart, losses_chart, smoothed
 from loops.views.charts.scales import (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from loops.record.run import Recorded
+from loops.record.steps import Recorded
 from loops.record.summary import Digest
 from loops.support.json_values import as_float
 from loops.support.pages import Table

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from loops.record.run import Recorded
+from loops.record.steps import Recorded
 from loops.record.summary import number
-from loops.record.thinned import sampled
 from loops.support.pages import Table
+from loops.views.charts.chart import sampled
 
 _ROWS = 24
 """The most rows of a table of steps."""

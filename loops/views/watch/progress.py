@@ -14,14 +14,13 @@ import numpy as np
 
 from loops.loop.state import folder as checkpoints
 from loops.record.files import EVALUATIONS, read_summary
-from loops.record.log import Log, columns_in
-from loops.record.reading import files_of, joined, parts_at
-from loops.record.run import Recorded
+from loops.record.log import columns_in
+from loops.record.reading import files_of, steps_in
 from loops.record.run_metadata import checkpoints_of, is_complete
+from loops.record.steps import NO_STEPS, Steps, joined, parts_at
 from loops.record.trace.file import contents
 from loops.record.trace.messages import arrow, whole_messages
 from loops.record.trace.stream import STEP, read_tensors
-from loops.record.trace_columns import columns_of
 from loops.support.part_names import in_turn
 
 HISTORY = 2000
@@ -130,7 +129,7 @@ class LiveRun:
     def _read(self) -> None:
         pieces = self._pieces()
         # A run that resumes truncates its files.
-        if any(piece is not None and len(piece.step) and again for piece, again in pieces):
+        if any(piece is not None and len(piece) and again for piece, again in pieces):
             self._again()
             self.other_trace = False
             pieces = self._pieces()
@@ -141,38 +140,32 @@ class LiveRun:
         trace, log = (piece for piece, _ in pieces)
         for piece in (trace, log):
             if piece is not None:
-                margin = _as_run(piece).margin
-                self.margin.extend(margin[~np.isnan(margin)].tolist())
-        found = self._once.new(trace, log)
-        self._count(_as_run(found), found)
+                self.margin.extend(piece.margin[~np.isnan(piece.margin)].tolist())
+        self._count(self._once.new(trace, log))
 
-    def _pieces(self) -> list[tuple[Log | None, bool]]:
+    def _pieces(self) -> list[tuple[Steps | None, bool]]:
         """What is new in the trace and in the log, None of a file that does not exist; whether it was there before."""
-        pieces: list[tuple[Log | None, bool]] = []
+        pieces: list[tuple[Steps | None, bool]] = []
         for file, tail in (("trace", self._trace), ("log", self._log)):
             piece, _ = tail.more() if tail else (None, False)
             if piece is None and tail:
-                piece = joined(None, None)
-            pieces.append((piece, piece is not None and len(piece.step) > 0 and self._once.goes_back(file, piece)))
+                piece = NO_STEPS
+            pieces.append((piece, piece is not None and len(piece) > 0 and self._once.goes_back(file, piece)))
         return pieces
 
-    def _count(self, run: Recorded, found: Log) -> None:
-        if not len(found.step):
+    def _count(self, found: Steps) -> None:
+        if not len(found):
             return
         self.step = max(self.step, int(found.step[-1]))
-        self.logged += len(found.step)
-        self.attempted += int(run.attempted.sum())
-        self.skips.update({cause: len(steps) for cause, steps in run.causes.items()})
-        if run.skipped.any():
-            self.last_skip = max(self.last_skip, int(run.step[run.skipped][-1]))
+        self.logged += len(found)
+        self.attempted += int(found.attempted.sum())
+        self.skips.update({cause: len(steps) for cause, steps in found.causes.items()})
+        if found.skipped.any():
+            self.last_skip = max(self.last_skip, int(found.step[found.skipped][-1]))
         for kept, column in ((self.losses, "loss"), (self.scales, "loss_scale")):
             for part, values in in_turn(found.columns, column).items():
                 if len(values):
                     kept.setdefault(part, collections.deque(maxlen=HISTORY)).extend(values.tolist())
-
-
-def _as_run(found: Log) -> Recorded:
-    return Recorded("", "", found.step, found.columns, found.cause)
 
 
 class _CountedOnce:
@@ -182,38 +175,35 @@ class _CountedOnce:
         self._ends: dict[str, float] = {}
         self._ahead: set[int] = set()
         self._both_until = -1.0
-        self._unlogged = joined(None, None)
+        self._unlogged: Steps = NO_STEPS
 
-    def goes_back(self, file: str, piece: Log) -> bool:
+    def goes_back(self, file: str, piece: Steps) -> bool:
         """Whether a piece has steps that its file has brought before."""
         return bool(piece.step[0] <= self._ends.get(file, -1))
 
-    def are_of_two_runs(self, trace: Log | None, log: Log | None) -> bool:
+    def are_of_two_runs(self, trace: Steps | None, log: Steps | None) -> bool:
         """Whether a step that the log has now has other numbers in the trace, which may have brought it before."""
         traced = joined(self._unlogged, trace)
-        if log is None or not len(log.step):
+        if log is None or not len(log):
             self._unlogged = traced
             return False
-        later = traced.step > log.step[-1]
-        columns = {name: values[later] for name, values in traced.columns.items()}
-        self._unlogged = Log(traced.step[later], columns, traced.cause[later], 0)
+        self._unlogged = traced.where(traced.step > log.step[-1])
         return parts_at(traced, log) is not None
 
-    def new(self, trace: Log | None, log: Log | None) -> Log:
+    def new(self, trace: Steps | None, log: Steps | None) -> Steps:
         """The steps of two pieces that were not counted before. A piece is None if there is no such file."""
         both = joined(trace, log)
         fresh = np.array([step not in self._ahead for step in both.step.tolist()], bool)
         for file, piece in (("trace", trace), ("log", log)):
             if piece is None:
                 self._ends[file] = math.inf
-            elif len(piece.step):
+            elif len(piece):
                 self._ends[file] = int(piece.step[-1])
         until = min(self._ends.get(file, -1) for file in ("trace", "log"))
         self._ahead.update(both.step[both.step > until].tolist())
         if until > self._both_until:
             self._both_until, self._ahead = until, {step for step in self._ahead if step > until}
-        columns = {name: values[fresh] for name, values in both.columns.items()}
-        return Log(both.step[fresh], columns, both.cause[fresh], 0)
+        return both.where(fresh)
 
 
 class _Tail:
@@ -263,7 +253,7 @@ class _LogTail:
         """Makes the next read begin at the start of the file."""
         self._tail.rewind()
 
-    def more(self) -> tuple[Log, bool]:
+    def more(self) -> tuple[Steps, bool]:
         """The new steps, and whether they begin at the start of the file. An incomplete line waits for its end."""
         data, from_start = self._tail.more()
         whole = data[: data.rfind(b"\n") + 1]
@@ -286,7 +276,7 @@ class _TraceTail:
         """Makes the next read begin at the start of the file."""
         self._tail.rewind()
 
-    def more(self) -> tuple[Log | None, bool]:
+    def more(self) -> tuple[Steps | None, bool]:
         """The new steps, None before the schema is complete, and whether they begin at the start of the file."""
         data, from_start = self._tail.more()
         if from_start:
@@ -299,4 +289,4 @@ class _TraceTail:
         pa = arrow()
         table = pa.Table.from_batches(found.batches, found.schema)
         steps = [kind == STEP for kind in table["kind"].to_pylist()]
-        return columns_of(table.filter(pa.array(steps, pa.bool_()))), from_start
+        return steps_in(table.filter(pa.array(steps, pa.bool_()))), from_start

@@ -10,6 +10,7 @@ import tensorflow as tf
 import loops
 import scaler
 from loops.loop.failed_step import described
+from loops.record.log import steps_of
 from loops.record.skips import health, what_is_wrong
 
 X, LABELS = np.ones([64, 3], np.float32), np.zeros([64], np.int32)
@@ -134,7 +135,7 @@ def test_steps_that_no_action_saw_are_named(tmp_path, where, steps_per_call, whi
     assert loop.run(7).data == 7
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert set(range(1, 8)) - {row["step"] for row in rows} == said
-    assert bool(said) == (f"The log has only {7 - len(said)} of 7 steps" in what_is_wrong(health(rows)))
+    assert bool(said) == (f"The log has only {7 - len(said)} of 7 steps" in what_is_wrong(health(steps_of(rows))))
 
 
 def test_one_of_our_own_errors_says_it_in_its_sentence():

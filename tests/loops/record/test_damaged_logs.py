@@ -41,7 +41,7 @@ def test_every_reader_passes_a_damaged_line_over(line, tmp_path):
     assert found.step.tolist() == list(range(1, 11))
     assert "incomplete or foreign line" in found.notes[0]
     assert [row["step"] for row in read_log(path)] == list(range(1, 11))
-    health(read_log(path))
+    health(read_columns(path))
     course = LiveRun(tmp_path)
     course.look()
     assert course.step == 10
