@@ -209,6 +209,13 @@ class Measured:
         """Int64 [frames]: the steps that have histograms."""
         return np.unique(self.counted)
 
+    def at(self, step: np.ndarray) -> np.ndarray:
+        """Float32 [steps, tensors]: `amax` at some steps, NaN where a tensor was not measured."""
+        found = np.full([len(step), len(self.names)], np.nan, np.float32)
+        _, here, there = np.intersect1d(step, self.step, assume_unique=True, return_indices=True)
+        found[here] = np.where(self.missing, np.nan, self.amax)[there]
+        return found
+
 
 @dataclasses.dataclass(frozen=True)
 class Gauges:

@@ -17,7 +17,8 @@ import scaler
 from loops.actions.checkpoint import Checkpoint
 from loops.loop.loop import Loop
 from loops.loop.state import folder
-from loops.record.log import read_log
+from loops.record.reading import read_steps
+from loops.record.steps import Steps
 from loops.run.rewind.open import open_run
 from loops.run.rewind.rewind import log_of, rewind
 from loops.step.train_step import TrainStep
@@ -118,10 +119,10 @@ def live(
         scaler.InvalidArgument: If the folder, the function or the step does not exist.
     """
     loop = open_run(run, build_with)
-    rows = read_log(log_of(loop, run))
-    if not rows:
+    log = read_steps(None, log_of(loop, run))
+    if not len(log):
         raise LoopError(f"{run}: it has no log of its steps to compare with: an hs.JsonLines writes one.")
-    last = int(rows[-1]["step"])
+    last = int(log.step[-1])
     if step is not None and not 1 <= step <= last:
         raise scaler.InvalidArgument(f"step {step}: the run's log ends at step {last}: expected one from 1 to {last}.")
     window = getattr(loop.train_step, "accumulate", 1)
@@ -141,7 +142,7 @@ def live(
         sides.append(_side(name, _stacked(outputs, moment.began_at + 1)))
     step_of_run: Any = loop.train_step  # `change_strategy` has checked that it has a loss scaler.
     own = scaler.strategies.in_words(step_of_run.loss_scaler.strategy)
-    recorded = _recorded(rows, moment.began_at, last)
+    recorded = _recorded(log, moment.began_at, last)
     return Live(
         moment.began_at,
         len(recorded.step),
@@ -172,21 +173,15 @@ def _stacked(outputs: Sequence[dict[str, np.ndarray]], first: int) -> History:
     return history_of({name: np.array([one[name] for one in outputs]) for name in outputs[0]}, first)
 
 
-def _recorded(rows: Sequence[dict], began_at: int, last: int) -> History:
-    kept = [row for row in rows if began_at < row["step"] <= last]
-    missing = [name for name in ("loss_scale", "applied") if any(row.get(name) is None for row in kept)]
+def _recorded(log: Steps, began_at: int, last: int) -> History:
+    kept = log.where((log.step > began_at) & (log.step <= last))
+    missing = [name for name in ("loss_scale", "applied") if np.isnan(kept.column(name)).any()]
     if missing or len(kept) != last - began_at:
         raise LoopError(
             f"the run's log lacks {missing[0] if missing else 'some steps'} after step {began_at}: an hs.JsonLines "
             "of each step writes it."
         )
-    outputs = {
-        "attempted": np.array([row.get("attempted", True) for row in kept]),
-        "applied": np.array([row["applied"] for row in kept]),
-        "loss_scale": np.array([row["loss_scale"] for row in kept]),
-        "loss": np.array([np.nan if row.get("loss") is None else row["loss"] for row in kept]),
-    }
-    return history_of(outputs, began_at + 1)
+    return history_of({**{name: kept.column(name) for name in _NAMES}, "attempted": kept.attempted}, began_at + 1)
 
 
 def _side(name: str, taken: History) -> Side:

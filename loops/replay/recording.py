@@ -3,21 +3,92 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 import scaler
-from loops.record.trace import TraceTables
+from loops.record import Recorded, as_recorded
+from loops.record.files import trace_of
+from loops.record.trace import TraceTables, read
 from loops.record.watching import probes_for
 from loops.support.errors import LoopError
+from loops.support.written.place import as_path
 
+Source = str | os.PathLike | TraceTables
 _HOPELESS = ("LOSS", "BACKWARD", "TOO_LARGE", "UPDATE")
 """Causes of a skip that no loss scale helps, by the names of `scaler.Cause`."""
 _ROUNDING = 2.0**-10
 """The relative error of a measured magnitude, which was rounded to float16 or bfloat16."""
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+def tables_of(sources: Source | Sequence[Source]) -> list[tuple[str, TraceTables]]:
+    """Pairs of name and trace, from files, folders of runs, or what `read` returned.
+
+    Raises:
+        LoopError: If a trace cannot be read.
+        scaler.InvalidArgument: If a source is not a trace, or there is none.
+    """
+    listed = [sources] if isinstance(sources, (str, os.PathLike, TraceTables)) else list(sources)
+    if not listed:
+        raise scaler.InvalidArgument("replay(traces=[]): expected at least one trace.")
+    return [_named(source, number) for number, source in enumerate(listed, 1)]
+
+
+def _named(source: Source, number: int) -> tuple[str, TraceTables]:
+    if isinstance(source, TraceTables):
+        return f"trace {number}", source
+    place = as_path("replay", "traces", source)
+    found = trace_of(place) if place.is_dir() else place
+    if found is None:
+        raise LoopError(
+            f"{place}: it has no trace.arrow. Name the file, or record one: halfstep train --trace, or hs.Trace in "
+            "a program."
+        )
+    return str(found), read(found)
+
+
+class Entries(NamedTuple):
+    """The nonzero bins of the histograms of the attempted steps: int64 [entries].
+
+    Attributes:
+        row: The index of the step in the recording.
+        tensor: The index of the tensor.
+        bin: The bin, see `scaler.observe`.
+        count: How many values are in it.
+    """
+
+    row: np.ndarray
+    tensor: np.ndarray
+    bin: np.ndarray
+    count: np.ndarray
+
+
+class Counted(NamedTuple):
+    """The entries of all gradients that carry the loss scale and are finite.
+
+    Attributes:
+        row: Int64 [entries], the index of the step in the recording.
+        largest: Float64 [entries], the largest magnitude of the bin, at the recorded scale; 0 for zeros.
+        zero: Float64 [entries], the largest magnitude that the format rounds to zero.
+        values: Float64 [entries], the number of values in the bin.
+    """
+
+    row: np.ndarray
+    largest: np.ndarray
+    zero: np.ndarray
+    values: np.ndarray
+
+
+class Lost(NamedTuple):
+    """The number of values that would be flushed to zero, and that of all values."""
+
+    flushed: float
+    values: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +97,7 @@ class Recording:
 
     Attributes:
         name: The name of the trace, for messages.
-        tables: The trace.
+        run: The trace.
         step: Int64 [steps], the steps' numbers.
         scale: Float64 [steps], the recorded loss scales.
         applied: Bool [steps].
@@ -35,35 +106,77 @@ class Recording:
     """
 
     name: str
-    tables: TraceTables
+    run: Recorded
     step: np.ndarray
     scale: np.ndarray
     applied: np.ndarray
     of_loss: np.ndarray
     limits: _Limits
 
+    @functools.cached_property
+    def entries(self) -> Entries:
+        """The histograms of these steps."""
+        seen = self.run.tensors
+        if seen is None:
+            return Entries(*[np.zeros(0, np.int64)] * 4)
+        row = np.searchsorted(self.step, seen.counted)
+        kept = np.append(self.step, -1)[row] == seen.counted
+        return Entries(row[kept], seen.tensor[kept], seen.bin[kept], seen.count[kept])
 
-def recording_of(tables: TraceTables, name: str) -> Recording:
+    @functools.cached_property
+    def _counted(self) -> Counted:
+        row, tensor, place, count = self.entries
+        seen = self.run.tensors
+        if seen is None or not len(row):
+            return Counted(row, *[np.zeros(0)] * 3)
+        kept = seen.carries_scale[tensor] & (place < scaler.observe.INFINITY)
+        row, tensor, place, count = row[kept], tensor[kept], place[kept], count[kept]
+        forms = [scaler.float_format(name) for name in seen.formats]
+        zero, epsilon, smallest = (
+            np.array([getattr(form, name) for form in forms], np.float64)[tensor]
+            for name in ("zero_threshold", "epsilon", "smallest_subnormal")
+        )
+        exponent = place - scaler.observe.bin_of(0)
+        apart = np.maximum(np.ldexp(epsilon, exponent), smallest)
+        largest = np.where(place == scaler.observe.ZERO, 0.0, np.ldexp(1.0, exponent + 1) - apart)
+        return Counted(row, largest, zero, count.astype(np.float64))
+
+    def lost(self, scales: np.ndarray, skipped: np.ndarray, since: int = 0) -> Lost:
+        """How many values would be zero at these scales, over the steps that are not skipped, from an index on.
+
+        Args:
+            scales: Float32 [steps], the replayed scales.
+            skipped: Bool [steps].
+            since: The index of the first step that counts.
+        """
+        row, largest, least, values = self._counted
+        applied = ~skipped[row] & (row >= since)
+        moved = scales.astype(np.float64) / self.scale
+        zero = applied & (largest > 0) & (largest * moved[row] <= least)
+        return Lost(float(values[zero].sum()), float(values[applied].sum()))
+
+
+def recording_of(trace: TraceTables | Recorded, name: str) -> Recording:
     """The recorded steps of a trace.
 
     Raises:
         LoopError: If the trace has no step, or lacks its loss scales, its decisions or the largest gradients.
     """
-    steps = tables.steps
-    if not len(steps):
+    run = as_recorded(trace)
+    if not len(run):
         raise LoopError(f"{name}: it has no step. Let the run take some.")
-    record = _how_to_record(tables.parts)
-    scale = _numbers(steps, "loss_scale")
-    if np.isnan(scale).any() or not steps["applied"].null_count < len(steps):
-        if tables.parts and np.isnan(scale).all():
+    record = f"hs.Trace and {probes_for(run.parts)}{'' if run.parts else ', as halfstep train --trace does it'}"
+    scale = run.column("loss_scale")
+    if np.isnan(scale).any() or "applied" not in run.columns:
+        if run.parts and np.isnan(scale).all():
             raise LoopError(
-                f"{name}: it is a trace of a ComposedStep whose parts {', '.join(tables.parts)} have a loss scaler "
+                f"{name}: it is a trace of a ComposedStep whose parts {', '.join(run.parts)} have a loss scaler "
                 "each, so that the step has no loss scale that another strategy could have set. To replay it, give the "
                 f"ComposedStep one scaler, forward= and loss_scaler=, and record it with {record}."
             )
         missing = "loss_scale" if np.isnan(scale).any() else "applied"
         raise LoopError(f"{name}: its steps have no {missing}. Have the train step return it, or record with {record}.")
-    low, high = _numbers(steps, "critical_low"), _numbers(steps, "critical_high")
+    low, high = run.column("critical_low"), run.column("critical_high")
     unseen = int(np.isnan(low).sum())
     if 0 < unseen < len(low):
         raise LoopError(
@@ -75,20 +188,13 @@ def recording_of(tables: TraceTables, name: str) -> Recording:
             f"{name}: it has no critical scales, because no gradients were measured. Without them it is unknown what "
             f"another scale would have done. Record it with {record}."
         )
-    applied = _flags(steps, "applied", True)
-    attempted = _flags(steps, "attempted", True)
+    attempted, applied = run.attempted, run.column("applied") != 0
     if not attempted.any():
-        raise LoopError(f"{name}: none of its {len(steps)} micro-batches ended a window. Let the run take more.")
-    causes = np.array(steps["cause"].to_pylist(), object) if steps["cause"].null_count < len(steps) else _none(len(low))
-    limits = _limits_of(_Seen(scale, applied, attempted, causes, low, high, _overflows_at(tables, scale)))
-    number, of_loss = steps["step"].to_numpy(), ~applied & (causes == "LOSS")
-    return Recording(name, tables, number[attempted], scale[attempted], applied[attempted], of_loss[attempted], limits)
-
-
-def _how_to_record(parts: Sequence[str]) -> str:
-    """How to record what a replay needs."""
-    by_command = "" if parts else ", as halfstep train --trace does it"
-    return f"hs.Trace and {probes_for(parts)}{by_command}"
+        raise LoopError(f"{name}: none of its {len(run)} micro-batches ended a window. Let the run take more.")
+    limits = _limits_of(_Seen(scale, applied, attempted, run.cause, low, high, _overflows_at(run)))
+    of_loss = ~applied & (run.cause == "LOSS")
+    own = (values[attempted] for values in (run.step, scale, applied, of_loss))
+    return Recording(name, run, *own, limits)
 
 
 def largest_gradient(recording: Recording) -> np.ndarray:
@@ -99,9 +205,10 @@ def largest_gradient(recording: Recording) -> np.ndarray:
     Raises:
         LoopError: If the trace does not have it.
     """
-    tables = recording.tables
-    names = [name for name in tables.steps.column_names if name.startswith("amax/weight_gradients/")]
-    watch = f"{probes_for(tables.parts)}, of all layers"
+    run = recording.run
+    names = run.tensors.names if run.tensors else ()
+    weights = [place for place, name in enumerate(names) if name.startswith("weight_gradients/")]
+    watch = f"{probes_for(run.parts)}, of all layers"
     reasons = {
         "replicas": "the gradients of its several replicas were measured before they were summed: record it on one",
         "micro-batches": "the gradients of its micro-batches were measured before they were summed: record it with "
@@ -109,38 +216,24 @@ def largest_gradient(recording: Recording) -> np.ndarray:
         "weights": f"not the gradients of all weights were measured: record it with {watch} and with the kind "
         "weight_gradients",
     }
-    lacks = tables.lacks or (() if names else ("weights",))
-    if lacks:
+    lacks = run.lacks or (() if weights else ("weights",))
+    if lacks or run.tensors is None:
         raise LoopError(f"{recording.name}: the largest gradient of a step (amax) is not in it: {reasons[lacks[0]]}.")
-    seen = np.stack([tables.steps[name].to_numpy() for name in names]).max(axis=0)
-    seen = seen[_flags(tables.steps, "attempted", True)]
+    seen = run.tensors.at(recording.step)[:, weights].max(axis=1)
     known = recording.applied & np.isfinite(seen)
     return np.where(known, np.where(known, seen, 0) / recording.scale.astype(np.float32), 0).astype(np.float32)
 
 
-def _overflows_at(tables: TraceTables, scale: np.ndarray) -> np.ndarray:
-    """The smallest scale at which the largest gradient of each row is infinite, in the trace's format."""
-    found = np.full(len(scale), np.inf)
-    for tensor in tables.tensors.to_pylist():
-        if tensor["carries_scale"]:
-            seen = tables.steps[f"amax/{tensor['name']}"].to_numpy().astype(np.float64)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                at = scaler.float_format(tensor["format"]).overflow_threshold * (scale / seen)
-            found = np.fmin(found, np.where(np.isfinite(seen) & (seen > 0), at, np.inf))
-    return found
-
-
-def _numbers(table: Any, name: str) -> np.ndarray:
-    """A column of numbers as float64, with NaN for null."""
-    return table[name].to_numpy().astype(np.float64)
-
-
-def _flags(table: Any, name: str, missing: bool) -> np.ndarray:
-    return table[name].fill_null(missing).to_numpy().astype(bool)
-
-
-def _none(count: int) -> np.ndarray:
-    return np.full(count, None, object)
+def _overflows_at(run: Recorded) -> np.ndarray:
+    """The smallest scale at which the largest gradient of each step is infinite, in the trace's format."""
+    tensors = run.tensors
+    if tensors is None:
+        return np.full(len(run), np.inf)
+    ends = np.array([scaler.float_format(name).overflow_threshold for name in tensors.formats])[tensors.carries_scale]
+    seen = tensors.at(run.step)[:, tensors.carries_scale].astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        at = ends * (run.column("loss_scale")[:, np.newaxis] / seen)
+    return np.where(np.isfinite(seen) & (seen > 0), at, np.inf).min(axis=1, initial=np.inf)
 
 
 class _Limits(NamedTuple):
@@ -164,7 +257,7 @@ class _Seen(NamedTuple):
         scale: Float64, the loss scale.
         applied: Bool; false for a micro-batch that does not end a window.
         attempted: Bool.
-        causes: Names of a `scaler.Cause`, or None.
+        causes: Names of a `scaler.Cause`, or "".
         low: Float64, the lower bound of the critical scale.
         high: Float64, the upper bound of the critical scale.
         overflows_at: Float64, the smallest scale at which the largest measured gradient is infinite; infinity for none.

@@ -1,25 +1,23 @@
-"""The results of a replay, and their table with what may be relied on.
-
-How far validated runs were from their replays, as files keep it.
-"""
+"""The results of a replay: their table with what may be relied on, a file of their scales, and a figure."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loops.replay.intervals import Intervals, Range
-from loops.replay.tails import Tail
-from loops.support.errors import LoopError
-from loops.support.json_values import read_object
+from loops.support.drawing import drawing
+from loops.support.palette import LINE, mark
 from loops.support.text import columns
 from loops.support.written.place import as_path, writing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _ARRAYS = ("scales", "skipped")
 _HEADS = ("strategy", "skips", "rate", "mean scale", "final scale", "flushed", "floor", "ceiling")
@@ -202,39 +200,41 @@ def _range(found: Range | None, form: str) -> str:
     return "-" if found is None else f"{found[0]:{form}} to {found[1]:{form}}"
 
 
-PathLike = str | os.PathLike
-DIFFERENCE = "difference"
-"""The key of a strategy's difference in what `halfstep lab replay --validate --json` prints."""
+_POINTS = 2000
+"""The most that are drawn of a line, each the extremes of the steps around it."""
 
 
-def differences_in(paths: PathLike | Sequence[PathLike]) -> list[Tail]:
-    """The differences that some files keep.
+def replay_figure(step: np.ndarray, limit: np.ndarray, scales: Mapping[str, np.ndarray]) -> Figure:
+    """A line of scales for each strategy, and a grey area above the limit, where a step is skipped.
 
     Args:
-        paths: Files of what `halfstep lab replay --validate --json` printed.
-
-    Raises:
-        LoopError: If one cannot be read, or is something else.
+        step: Int [steps], the steps' numbers.
+        limit: Float [steps]; a step with a scale above it is skipped.
+        scales: The scales of each strategy by its name, float [steps].
     """
-    listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    return [one for path in listed for one in _of_file(as_path("replay", "validated", path))]
+    with drawing(3.2) as figure:
+        from loops.support.plot_style import shortened
+
+        axes = figure.subplots()
+        every = -(-len(step) // _POINTS)
+        highest = 4 * max(float(np.max(one)) for one in scales.values())
+        x = step[::every]
+        shown = np.clip(_least(limit, every), np.finfo(np.float32).tiny, highest)
+        axes.fill_between(x, shown, highest, step="mid", color=LINE, linewidth=0, label="skipped")
+        for number, (name, values) in enumerate(scales.items()):
+            axes.step(x, -_least(-values, every), where="mid", label=shortened(name, 60), **mark(number).line)
+        axes.set_yscale("log", base=2)
+        lowest = min(float(np.min(one)) for one in scales.values())
+        axes.set_ylim(lowest / 4, highest)
+        axes.set_xlim(step[0], max(step[-1], step[0] + 1))
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss scale")
+        legend = figure.legend(loc="outside lower left", ncols=2, fontsize=8)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+        return figure
 
 
-def _of_file(path: pathlib.Path) -> list[Tail]:
-    try:
-        rows = read_object(path.read_text(encoding="utf-8"))["strategies"]
-        return [_tail(row[DIFFERENCE]) for row in rows if row[DIFFERENCE] is not None]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise LoopError(
-            f"{path}: cannot read validated runs from it: {error}. Expected what halfstep lab replay --validate --json "
-            "printed."
-        ) from None
-
-
-def _tail(found: Mapping[str, Any]) -> Tail:
-    steps = int(found["steps"])
-    if steps < 1:
-        raise ValueError(f"steps is {steps}")
-    # JSON has null for NaN.
-    others = (float("nan") if found[name] is None else float(found[name]) for name in Tail._fields[1:])
-    return Tail(steps, *others)
+def _least(values: np.ndarray, every: int) -> np.ndarray:
+    """The minimum of each group of `every` values."""
+    return np.minimum.reduceat(values, np.arange(0, len(values), every))

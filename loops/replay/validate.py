@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 import scaler
+from loops.replay.intervals import DIFFERENCE, Tail, tail_of
 from loops.replay.live import History, again, change_strategy, train_again
 from loops.replay.recording import Recording
 from loops.replay.replay import replay_recordings
-from loops.replay.results import DIFFERENCE, Replayed
-from loops.replay.tails import Tail, tail_of
+from loops.replay.results import Replayed
 from loops.support.errors import LoopError
 
 
@@ -98,7 +98,7 @@ def validate(
         LoopError: If the trace does not begin with the run, or the run cannot be repeated.
         scaler.InvalidArgument: If the folder or the function does not exist.
     """
-    numbers = recording.tables.steps["step"].to_numpy()
+    numbers = recording.run.step
     if numbers[0] != 1 or (np.diff(numbers) != 1).any():
         raise LoopError(f"{recording.name}: it does not have every step from the run's first one on.")
     found = replay_recordings([recording], strategies, differences=differences)
@@ -162,7 +162,7 @@ def difference(
     if since == len(step):
         return None
     ours = tail_of(replayed.scales, replayed.skipped, replayed.final_scale, (low, high), since)
-    return ours.call_noninlined(tail_of(trained.scales, trained.skipped, final, (low, high), since))
+    return ours.apart_from(tail_of(trained.scales, trained.skipped, final, (low, high), since))
 
 
 def _why(replayed: Replayed, trained: History, recording: Recording, at: int) -> str:

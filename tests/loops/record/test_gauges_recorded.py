@@ -130,23 +130,11 @@ def test_a_report_draws_a_figure_of_each(path, tmp_path):
 
 
 def test_a_replay_says_that_it_needs_every_step():
-    tables = types.SimpleNamespace(steps=_steps_with_gaps(), parts=())
+    critical = [np.nan, 2.0]
+    columns = {"loss_scale": [1.0, 1.0], "applied": [1.0, 1.0], "critical_low": critical, "critical_high": critical}
+    run = as_recorded({name: np.array(values) for name, values in columns.items()})
     with pytest.raises(loops.LoopError, match=r"run: 1 of its 2 steps were not measured, as with watch\(every=10\)"):
-        loops.replay.recording.recording_of(tables, "run")
-
-
-def _steps_with_gaps():
-    import pyarrow as pa
-
-    return pa.table(
-        {
-            "step": [1, 2],
-            "loss_scale": [1.0, 1.0],
-            "applied": [True, True],
-            "critical_low": pa.array([None, 2.0], pa.float64()),
-            "critical_high": pa.array([None, 2.0], pa.float64()),
-        }
-    )
+        loops.replay.recording.recording_of(run, "run")
 
 
 def test_every_output_of_a_ready_probe_has_a_description():
