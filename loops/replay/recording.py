@@ -59,13 +59,13 @@ class Entries(NamedTuple):
         row: The index of the step in the recording.
         tensor: The index of the tensor.
         bin: The bin, see `scaler.observe`.
-        count: How many values are in it.
+        values: How many values are in it.
     """
 
     row: np.ndarray
     tensor: np.ndarray
     bin: np.ndarray
-    count: np.ndarray
+    values: np.ndarray
 
 
 class Counted(NamedTuple):
@@ -193,8 +193,8 @@ def recording_of(trace: TraceTables | Recorded, name: str) -> Recording:
         raise LoopError(f"{name}: none of its {len(run)} micro-batches ended a window. Let the run take more.")
     limits = _limits_of(_Seen(scale, applied, attempted, run.cause, low, high, _overflows_at(run)))
     of_loss = ~applied & (run.cause == "LOSS")
-    own = (values[attempted] for values in (run.step, scale, applied, of_loss))
-    return Recording(name, run, *own, limits)
+    step, scale, applied, of_loss = (values[attempted] for values in (run.step, scale, applied, of_loss))
+    return Recording(name, run, step, scale, applied, of_loss, limits)
 
 
 def largest_gradient(recording: Recording) -> np.ndarray:

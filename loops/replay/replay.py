@@ -116,10 +116,14 @@ def _replayed(
         known = needed(strategy)
         run = step_through(known)
         _check_moved(name, strategy, run.used)
-        # If each of its steps overflows.
-        none = known._replace(limit=np.zeros_like(known.limit), of_loss=np.zeros_like(known.of_loss))
-        runs.append(_one_run(name, strategy, recording, run, lambda none=none: step_through(none).used))
+        overflowing = functools.partial(_if_all_overflow, step_through, known)
+        runs.append(_one_run(name, strategy, recording, run, overflowing))
     return _summed([_with_intervals(one, runs, differences) for one in runs], [run.lost(0).values for run in runs])
+
+
+def _if_all_overflow(step_through: Callable[[Facts], Scales], facts: Facts) -> np.ndarray:
+    none = facts._replace(limit=np.zeros_like(facts.limit), of_loss=np.zeros_like(facts.of_loss))
+    return step_through(none).used
 
 
 def _statistics(
@@ -276,7 +280,8 @@ def _summed(runs: Sequence[Replayed], values: Sequence[float]) -> Replayed:
     intervals = None
     if parted and all(run.intervals is not None or run.may_differ_at is None for run in runs):
         low, high = (_together([_end(run, at) for run in runs], steps, values, whole=True) for at in (0, 1))
-        intervals = Intervals(**{name: None if low[name] is None else (low[name], high[name]) for name in _FIGURES})
+        ranges: dict[str, Any] = {name: None if low[name] is None else (low[name], high[name]) for name in _FIGURES}
+        intervals = Intervals(**ranges)
     return Replayed(
         strategy=runs[0].strategy,
         **_together([_end(run) for run in runs], steps, values),
