@@ -13,7 +13,7 @@ import scaler
 from loops.loop.visit import Visit
 from loops.record.divergence import AHEAD, Alarm, Evidence, Seen, look, look_ahead
 from loops.record.trace.tensors import Tensor, tensors_of
-from loops.record.trace.visit_columns import columns_of
+from loops.record.trace.visit_columns import columns_of, seen_in
 from loops.step.composed_step import ComposedStep
 from loops.support.errors import DivergenceWarning, ResumeWarning
 
@@ -163,7 +163,7 @@ class Forecast:
             return
         self._began = True
         self._tensors = self._tensors or tensors_of(self._train_step)
-        columns = columns_of(visit, self._tensors, self._train_step)
+        columns = columns_of(visit, self._tensors, self._train_step, seen_in(visit, self._train_step))
         step = visit.first + np.arange(len(columns["critical_low"]))
         self._seen, alarm = _fold(self._seen, {**columns, "step": step})
         if alarm:

@@ -164,15 +164,12 @@ def headroom_curves(visit: Visit, rows: Sequence[int], train_step: Any) -> list[
         rows: The indices of the steps in it.
         train_step: The step. Each part of a `ComposedStep` has curves of its own.
     """
-    seen = measured(visit, train_step)
-    return [
-        point
-        for place, one in enumerate(watched_by(train_step))
-        for point in _curves(visit, [row for row in rows if seen[row, place]], one)
-    ]
+    return [point for one in watched_by(train_step) for point in _curves(visit, rows, one)]
 
 
-def _curves(visit: Visit, chosen: list[int], watched: Watched) -> list[tuple[int, str, float]]:
+def _curves(visit: Visit, rows: Sequence[int], watched: Watched) -> list[tuple[int, str, float]]:
+    seen = measured(visit.vectors, watched)
+    chosen = [row for row in rows if seen[row]]
     if not chosen:
         return []
     amax = visit.vectors[watched.output("amax")]

@@ -19,8 +19,9 @@ from loops.record.reading import files_of, steps_in
 from loops.record.run_metadata import checkpoints_of, is_complete
 from loops.record.steps import NO_STEPS, Steps, joined, parts_at
 from loops.record.trace.file import contents
-from loops.record.trace.messages import arrow, whole_messages
-from loops.record.trace.stream import STEP, read_tensors
+from loops.record.trace.messages import whole_messages
+from loops.record.trace.reading import rows_of
+from loops.record.trace.stream import STEP
 from loops.support.part_names import in_turn
 
 HISTORY = 2000
@@ -282,11 +283,8 @@ class _TraceTail:
         if from_start:
             self._opening = b""
         found = contents(self._opening + data)
-        if found.schema is None or read_tensors(found.schema) is None:
+        if found.what is None:
             return None, from_start
         self._tail.take(found.end - len(self._opening))
         self._opening = self._opening or data[: next(whole_messages(data)).end]
-        pa = arrow()
-        table = pa.Table.from_batches(found.batches, found.schema)
-        steps = [kind == STEP for kind in table["kind"].to_pylist()]
-        return steps_in(table.filter(pa.array(steps, pa.bool_()))), from_start
+        return steps_in(rows_of(found, STEP)), from_start
