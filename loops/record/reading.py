@@ -22,7 +22,7 @@ from loops.record.log import Log, read_columns
 from loops.record.run_metadata import counted_in, metadata_of, replayed_in
 from loops.record.steps import DECISIONS, NUMBERS, Gauges, Measured, Recorded, Steps, cause_name, joined, parts_at
 from loops.record.trace import TraceTables, read
-from loops.record.watching import probes_for
+from loops.record.trace.tensors import probes_for
 from loops.support.errors import LoopError, TraceWarning
 from loops.support.part_names import part_names
 

@@ -14,7 +14,7 @@ import scaler
 from loops.record import Recorded, as_recorded
 from loops.record.files import trace_of
 from loops.record.trace import TraceTables, read
-from loops.record.watching import probes_for
+from loops.record.trace.tensors import probes_for
 from loops.support.errors import LoopError
 from loops.support.written.place import as_path
 

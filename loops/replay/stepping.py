@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.record.watching import probes_for
+from loops.record.trace.tensors import probes_for
 from loops.replay.recording import Recording
 from loops.run.strategy_text import parse_strategy
 from loops.support.errors import LoopError

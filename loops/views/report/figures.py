@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from loops.record.noise_scale import noise_scale
 from loops.record.steps import RETRIES, Gauges, Recorded
 from loops.record.summary import number
-from loops.record.trace.gauges import noise_pairs
+from loops.record.trace.gauges import noise_pairs, noise_scale
 from loops.support.pages import Table
 from loops.support.part_names import columns_of, named
 from loops.support.text import agreeing, amount

@@ -16,7 +16,7 @@ from loops.observe import compare
 from loops.record import read_run
 from loops.record.log import difference
 from loops.record.summary import digest, sentence
-from loops.record.tensorboard.curves import curves_of, metadata
+from loops.record.tensorboard import curves_of, metadata
 from loops.support.part_names import columns_of
 from loops.views import plots
 from loops.views.report.figures import loss_figures, part_scale_figures, scale_figure
