@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loops.replay.intervals import Intervals, Range
+from loops.replay.intervals import Intervals
 from loops.support.drawing import drawing
 from loops.support.palette import LINE, mark
 from loops.support.text import columns
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 _ARRAYS = ("scales", "skipped")
 _HEADS = ("strategy", "skips", "rate", "mean scale", "final scale", "flushed", "floor", "ceiling")
 _LAST = ("uncertain", "may differ at")
+_FORMS = {
+    "skips": "{:,.0f}",
+    "skip_rate": "{:.3%}",
+    "mean_log2_scale": "2^{:.2f}",
+    "final_scale": "{:.5g}",
+    "flushed": "{:.3%}",
+    "at_floor": "{:.0%}",
+    "at_ceiling": "{:.0%}",
+}
+"""How each figure, and both ends of its interval, are shown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,33 +157,15 @@ def _table(strategies: Sequence[Replayed], lacking: str | None, width: int | Non
 
 
 def _figures(one: Replayed) -> tuple[str, ...]:
-    return (
-        one.strategy,
-        f"{one.skips:,}",
-        f"{one.skip_rate:.3%}",
-        f"2^{one.mean_log2_scale:.2f}",
-        f"{one.final_scale:.5g}",
-        _share(one.flushed),
-        _share(one.at_floor, 0),
-        _share(one.at_ceiling, 0),
-        f"{one.uncertain:,}",
-        "never" if one.may_differ_at is None else f"{one.may_differ_at:,}",
-    )
+    values = ((getattr(one, name), form) for name, form in _FORMS.items())
+    shown = ("-" if value is None else form.format(value) for value, form in values)
+    differs = "never" if one.may_differ_at is None else f"{one.may_differ_at:,}"
+    return (one.strategy, *shown, f"{one.uncertain:,}", differs)
 
 
 def _ranges(found: Intervals) -> tuple[str, ...]:
-    return (
-        "  90% of runs",
-        _range(found.skips, ",.0f"),
-        _range(found.skip_rate, ".3%"),
-        f"2^{found.mean_log2_scale[0]:.2f} to 2^{found.mean_log2_scale[1]:.2f}",
-        _range(found.final_scale, ".5g"),
-        _range(found.flushed, ".3%"),
-        _range(found.at_floor, ".0%"),
-        _range(found.at_ceiling, ".0%"),
-        "",
-        "",
-    )
+    ranges = ((getattr(found, name), form) for name, form in _FORMS.items())
+    return ("  90% of runs", *(f"{form} to {form}".format(*ends) if ends else "-" for ends, form in ranges), "", "")
 
 
 def _sentences(strategies: Sequence[Replayed], lacking: str | None) -> list[str]:
@@ -190,14 +182,6 @@ def _sentences(strategies: Sequence[Replayed], lacking: str | None) -> list[str]
             f"The skips of {', '.join(stalling)} do not hold: a run may go on skipping where the scale does not fall."
         )
     return lines if lacking is None else [*lines, lacking]
-
-
-def _share(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}%}"
-
-
-def _range(found: Range | None, form: str) -> str:
-    return "-" if found is None else f"{found[0]:{form}} to {found[1]:{form}}"
 
 
 _POINTS = 2000

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loops.record.steps import Recorded
 from loops.views.charts.axis import Axis
 
 RUNS = 6
@@ -75,16 +74,6 @@ class Chart:
     curves: Sequence[Curve]
     lanes: Sequence[Lane] = ()
     level: float | None = None
-
-
-def ends(*runs: Recorded) -> tuple[int, int]:
-    """The first and the last step of some runs."""
-    return min(int(run.step[0]) for run in runs), max(int(run.step[-1]) for run in runs)
-
-
-def lanes(*found: Lane) -> list[Lane]:
-    """Those that have a mark."""
-    return [lane for lane in found if len(lane.step)]
 
 
 class Envelope(NamedTuple):

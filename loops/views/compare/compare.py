@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,18 +12,21 @@ import numpy as np
 import scaler
 from loops.record import Recorded, as_recorded
 from loops.support.part_names import columns_of
-from loops.views.compare.aligned import aligned, lost_of, other_batches_at, step_at, window_of
-from loops.views.compare.result import Comparison, Row
-from loops.views.compare.sentence import sentence_of
+from loops.views.compare.result import Comparison, Row, sentence_of
 from loops.views.compare.series import (
     Series,
+    aligned,
     is_float32,
     is_loss,
+    lost_of,
     median_octaves,
     octaves,
+    other_batches_at,
     series_of,
+    step_at,
     together,
     tolerance,
+    window_of,
 )
 
 _MARGIN = 2.0
@@ -67,7 +70,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
     rows = tuple(_row(name, first[name], second[name], truth, within) for name in first if name in second)
     rows = tuple(row for row in rows if row.steps)
     common = np.intersect1d(numbers[0][numbers[0] >= 0], numbers[1][numbers[1] >= 0])
-    scales, decisions = _first_other_scale(*runs), _first_other_decision(*runs)
+    scales, decisions = (_first_other(runs, column) for column in ("loss_scale", "applied"))
     found = Comparison(
         runs=(runs[0].name, runs[1].name),
         by=how.by,
@@ -168,28 +171,19 @@ class _FirstDifference(NamedTuple):
     parts: tuple[str, ...]
 
 
-def _first_other_scale(run: Recorded, other: Recorded) -> _FirstDifference:
-    """Where the loss scales of two runs first differ, or those of any part that both have."""
-    return _first_of_all(run, other, "loss_scale", lambda recorded, name, part: recorded.columns[name])
+def _first_other(runs: tuple[Recorded, Recorded], column: str) -> _FirstDifference:
+    """Where the loss scales of two runs, or whether they skipped, first differ, or those of any part that both have.
 
-
-def _first_other_decision(run: Recorded, other: Recorded) -> _FirstDifference:
-    """The first step that one run skipped and the other did not; a micro-batch of a window is not skipped."""
-    return _first_of_all(run, other, "applied", _skips)
-
-
-def _skips(run: Recorded, name: str, part: str) -> np.ndarray:
-    attempted = run.column(f"{part}/attempted" if part else "attempted") != 0
-    return (attempted & (run.columns[name] == 0)).astype(float)
-
-
-def _first_of_all(run: Recorded, other: Recorded, column: str, values: Callable) -> _FirstDifference:
-    names = columns_of(run.columns, column)
-    found = {
-        part: _first((run, other), [values(one, name, part) for one in (run, other)])
-        for part, name in names.items()
-        if name in other.columns
-    }
+    A micro-batch of a window is not skipped.
+    """
+    found: dict[str, int | None] = {}
+    for part, name in columns_of(runs[0].columns, column).items():
+        if name in runs[1].columns:
+            values = [run.columns[name] for run in runs]
+            if column == "applied":
+                attempted = f"{part}/attempted" if part else "attempted"
+                values = [(run.column(attempted) != 0) & (run.columns[name] == 0) for run in runs]
+            found[part] = _first(runs, values)
     at = min((step for step in found.values() if step is not None), default=None)
     return _FirstDifference(at, tuple(part for part, step in found.items() if part and step is not None and step == at))
 

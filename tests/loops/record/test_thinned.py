@@ -11,7 +11,7 @@ from loops.record.skips import health, said_of, thinned
 from loops.record.steps import Counted, Recorded
 from loops.record.summary import digest, sentence
 from loops.views.report.figures import scale_figure
-from loops.views.report.strategies import strategies_table
+from loops.views.report.tables import strategies_table
 from loops.views.report.write import section
 from loops.views.watch.progress import LiveRun
 from loops.views.watch.watch import line
