@@ -66,8 +66,7 @@ class Seen(NamedTuple):
     @property
     def rows(self) -> np.ndarray:
         """Bool [steps]: whether any probes looked at the step."""
-        found: np.ndarray = self.known.any(axis=1)
-        return found
+        return np.logical_or.reduce(self.known, axis=1)
 
 
 def seen_in(visit: Visit, train_step: Any) -> Seen:

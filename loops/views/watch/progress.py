@@ -146,7 +146,7 @@ class LiveRun:
 
     def _pieces(self) -> tuple[Steps | None, Steps | None]:
         """What is new in the trace and in the log, None of a file that does not exist."""
-        return self._trace and self._trace.more(), self._log and self._log.more()
+        return self._trace.more() if self._trace else None, self._log.more() if self._log else None
 
     def _count(self, found: Steps) -> None:
         if not len(found):
