@@ -79,11 +79,6 @@ def columns_in(lines: Sequence[str], *, comma: bool) -> Log:
     return Log(found.step, columns, found.cause, unread, told, first)
 
 
-def steps_of(rows: Sequence[dict[str, Any]]) -> Steps:
-    """The table of some rows, each with its "step"."""
-    return _last_of_each([_table(rows, {})])
-
-
 def _told(name: str, value: str, lines: Sequence[str], chunks: Callable) -> str:
     """Which line has text in a column, as a clause."""
     number = next(

@@ -168,9 +168,7 @@ class _CountedOnce:
 
     def __init__(self) -> None:
         self._ends: dict[str, float] = {}
-        self._ahead: set[int] = set()
-        self._both_until = -1.0
-        self._unlogged: Steps = NO_STEPS
+        self._ahead: Steps = NO_STEPS
 
     def goes_back(self, file: str, piece: Steps | None) -> bool:
         """Whether a piece has steps that its file has brought before."""
@@ -178,27 +176,20 @@ class _CountedOnce:
 
     def are_of_two_runs(self, trace: Steps | None, log: Steps | None) -> bool:
         """Whether a step that the log has now has other numbers in the trace, which may have brought it before."""
-        traced = joined(self._unlogged, trace)
-        if log is None or not len(log):
-            self._unlogged = traced
-            return False
-        self._unlogged = traced.where(traced.step > log.step[-1])
-        return parts_at(traced, log) is not None
+        return log is not None and parts_at(joined(self._ahead, trace), log) is not None
 
     def new(self, trace: Steps | None, log: Steps | None) -> Steps:
         """The steps of two pieces that were not counted before. A piece is None if there is no such file."""
         both = joined(trace, log)
-        fresh = np.array([step not in self._ahead for step in both.step.tolist()], bool)
         for file, piece in (("trace", trace), ("log", log)):
             if piece is None:
                 self._ends[file] = math.inf
             elif len(piece):
                 self._ends[file] = int(piece.step[-1])
-        until = min(self._ends.get(file, -1) for file in ("trace", "log"))
-        self._ahead.update(both.step[both.step > until].tolist())
-        if until > self._both_until:
-            self._both_until, self._ahead = until, {step for step in self._ahead if step > until}
-        return both.where(fresh)
+        fresh = both.where(~np.isin(both.step, self._ahead.step))
+        ahead = joined(self._ahead, both)
+        self._ahead = ahead.where(ahead.step > min(self._ends.get(file, -1) for file in ("trace", "log")))
+        return fresh
 
 
 class _Tail:

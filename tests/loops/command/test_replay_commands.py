@@ -7,11 +7,11 @@ import re
 import command_cases
 import numpy as np
 import pytest
+from recorded_cases import steps_of
 from replay_cases import tables
 
 import halfstep as cli
 import loops
-from loops.record.log import steps_of
 from loops.replay import live as live_module
 from loops.replay import validate
 from loops.replay.live import live

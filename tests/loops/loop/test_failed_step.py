@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from recorded_cases import steps_of
 
 import loops
 import scaler
 from loops.loop.failed_step import described
-from loops.record.log import steps_of
 from loops.record.skips import health, what_is_wrong
 
 X, LABELS = np.ones([64, 3], np.float32), np.zeros([64], np.int32)

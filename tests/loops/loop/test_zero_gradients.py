@@ -9,12 +9,12 @@ import numpy as np
 import planted
 import pytest
 import tensorflow as tf
+from recorded_cases import steps_of
 
 import loops
 import scaler
 from loops.loop.zero_gradients import MANY, ZeroGradients
 from loops.observe import explain
-from loops.record.log import steps_of
 from loops.record.skips import health, what_is_wrong
 
 

@@ -1,9 +1,9 @@
 """Which logs are healthy, and which step of the others to look at."""
 
 import pytest
+from recorded_cases import steps_of
 
 from loops.record import skips
-from loops.record.log import steps_of
 from loops.record.skips import in_words, too_often, what_is_wrong
 
 

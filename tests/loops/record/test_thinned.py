@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from recorded_cases import steps_of
 from thinned_cases import STEPS, thinned_loop
 
 import loops
 from loops.record import read_run
-from loops.record.log import steps_of
 from loops.record.skips import health, said_of, thinned
 from loops.record.steps import Counted, Recorded
 from loops.record.summary import digest, sentence
