@@ -8,7 +8,7 @@ import pathlib
 import struct
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,7 @@ from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
 from loops.record.steps import octaves_to_critical
 from loops.record.trace.gauges import Averages, gauge_values, gauges_of, noise_pairs
-from loops.record.trace.tensors import tensors_of, tensors_of_watch
+from loops.record.trace.tensors import Tensor, tensors_of_watch
 from loops.record.trace.visit_columns import margins, measured, skip_names
 from loops.step.composed_step import ComposedStep
 from loops.step.train_step import TrainStep
@@ -28,6 +28,50 @@ from scaler import observe
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop
+
+
+_TAGS = {
+    "loss": "loss",
+    "grad_norm": "gradient/global_norm",
+    "clipped_norm": "gradient/clipped_norm",
+    "norm_limit": "gradient/norm_limit",
+    "applied": "step/applied",
+}
+_AS_TEXT = ("cause", "variable")
+_NOT_SHOWN = ("loss_scale", "attempted")
+_DESCRIPTIONS = {
+    "loss": "The loss of the batch, unscaled.",
+    "gradient/global_norm": "The global norm of the gradients, unscaled and before clipping.",
+    "gradient/clipped_norm": "The global norm of what the optimizer was given; NaN at a skipped step.",
+    "gradient/norm_limit": "The largest norm that a SpikeGuard allowed the step.",
+    "loss_limit": "The largest loss that a SpikeGuard allowed the step.",
+    "clipped_tensors": "How many gradients a SpikeGuard clipped to limits of their own.",
+    "step/applied": "1 where the step moved the weights, 0 where it was skipped.",
+    "scaler/log2_scale": "Log2 of the loss scale: one unit doubles the scale.",
+    "scaler/skipped": "Skipped steps since the run began.",
+    "scaler/headroom": "Octaves from the loss scale up to the critical scale, at which a measured gradient overflows.",
+    "activations/headroom": "Octaves from the largest activation or weight up to the largest number of its format.",
+    "optimizer/learning_rate": "The learning rate of the next step.",
+    "time/steps_per_second": "Steps a second since the last point.",
+    "retries": "How often the step took its gradients again, at a lower scale.",
+}
+_OF_GAUGES = {
+    "attention_logit": "The largest magnitude of the layer's attention logits, after the scale and before the softmax.",
+    "attention_entropy": "The mean entropy of the layer's attention, in nats: 0 where each query sees one key alone.",
+    "update_rms": "The root mean square of what the step added to the layer's weights.",
+    "update_ratio": "The same over the root mean square of the weights before the step.",
+    "noise_scale": "The simple gradient noise scale, in examples, from averages over about a hundred steps.",
+}
+SKIPS = "scaler/skips"
+"""The name of the texts: one for each skipped step."""
+TEXT = tf.compat.v1.SummaryMetadata(
+    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="text"),
+    summary_description="Why each skipped step was skipped, and the variable whose gradient was to blame.",
+)
+_WHOLE = "noise_scale"
+"""The curve of a step that has no parts."""
+METADATA = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms"))
+"""Marks an array [bins, 3] as a histogram for TensorBoard: its columns are left edge, right edge and count."""
 
 
 class TensorBoard:
@@ -134,9 +178,11 @@ class TensorBoard:
         points = [(visit.first + row, *curve) for row in rows for curve in curves_of(visit, row, named).items()] + (
             [(self._step, *curve) for curve in self._of_the_host(visit).items()] if rows else []
         )
-        shown = bool(rows and watched_by(self._train_step) and tensors_of(self._train_step))
-        bins = histograms(visit, rows, self._train_step) if shown else []
-        points += headroom_curves(visit, rows, self._train_step) if shown else []
+        bins = []
+        for one in watched_by(self._train_step) if rows else []:
+            if tensors := tensors_of_watch(one):
+                points += headroom_points(visit, rows, one, tensors)
+                bins += histograms(visit, rows, one, tensors)
         points += self._gauges.points(visit, rows, self._train_step)
         for one in self._evaluations:
             if one.step != self._shown[id(one)]:
@@ -184,50 +230,6 @@ def _keep_to(path: pathlib.Path, step: int) -> None:
             file.seek(following)
             end = following
         file.truncate(end)
-
-
-_TAGS = {
-    "loss": "loss",
-    "grad_norm": "gradient/global_norm",
-    "clipped_norm": "gradient/clipped_norm",
-    "norm_limit": "gradient/norm_limit",
-    "applied": "step/applied",
-}
-_AS_TEXT = ("cause", "variable")
-_NOT_SHOWN = ("loss_scale", "attempted")
-_DESCRIPTIONS = {
-    "loss": "The loss of the batch, unscaled.",
-    "gradient/global_norm": "The global norm of the gradients, unscaled and before clipping.",
-    "gradient/clipped_norm": "The global norm of what the optimizer was given; NaN at a skipped step.",
-    "gradient/norm_limit": "The largest norm that a SpikeGuard allowed the step.",
-    "loss_limit": "The largest loss that a SpikeGuard allowed the step.",
-    "clipped_tensors": "How many gradients a SpikeGuard clipped to limits of their own.",
-    "step/applied": "1 where the step moved the weights, 0 where it was skipped.",
-    "scaler/log2_scale": "Log2 of the loss scale: one unit doubles the scale.",
-    "scaler/skipped": "Skipped steps since the run began.",
-    "scaler/headroom": "Octaves from the loss scale up to the critical scale, at which a measured gradient overflows.",
-    "activations/headroom": "Octaves from the largest activation or weight up to the largest number of its format.",
-    "optimizer/learning_rate": "The learning rate of the next step.",
-    "time/steps_per_second": "Steps a second since the last point.",
-    "retries": "How often the step took its gradients again, at a lower scale.",
-}
-_OF_GAUGES = {
-    "attention_logit": "The largest magnitude of the layer's attention logits, after the scale and before the softmax.",
-    "attention_entropy": "The mean entropy of the layer's attention, in nats: 0 where each query sees one key alone.",
-    "update_rms": "The root mean square of what the step added to the layer's weights.",
-    "update_ratio": "The same over the root mean square of the weights before the step.",
-    "noise_scale": "The simple gradient noise scale, in examples, from averages over about a hundred steps.",
-}
-SKIPS = "scaler/skips"
-"""The name of the texts: one for each skipped step."""
-TEXT = tf.compat.v1.SummaryMetadata(
-    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="text"),
-    summary_description="Why each skipped step was skipped, and the variable whose gradient was to blame.",
-)
-_WHOLE = "noise_scale"
-"""The curve of a step that has no parts."""
-METADATA = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms"))
-"""Marks an array [bins, 3] as a histogram for TensorBoard: its columns are left edge, right edge and count."""
 
 
 def metadata(name: str) -> tf.compat.v1.SummaryMetadata:
@@ -310,42 +312,26 @@ class GaugeCurves:
         ]
 
 
-class _Histogram(NamedTuple):
-    """The exponents of a tensor's values at a step.
-
-    Attributes:
-        step: The step's number.
-        name: The curve's name.
-        bins: Float64 [bins, 3]: left edge, right edge and count; without zeros, infinities and NaN.
-    """
-
-    step: int
-    name: str
-    bins: np.ndarray
-
-
-def headroom_curves(visit: Visit, rows: Sequence[int], train_step: Any) -> list[tuple[int, str, float]]:
+def headroom_points(
+    visit: Visit, rows: Sequence[int], watched: Watched, tensors: Sequence[Tensor]
+) -> list[tuple[int, str, float]]:
     """The headroom at some steps in octaves, as points (step, curve, value); without those that are unknown.
 
     Args:
         visit: A visit of the step, with what its probes measured.
         rows: The indices of the steps in it.
-        train_step: The step. Each part of a `ComposedStep` has curves of its own.
+        watched: A watch of the step. Each part of a `ComposedStep` has curves of its own.
+        tensors: Those that it measures.
     """
-    return [point for one in watched_by(train_step) for point in _curves(visit, rows, one)]
-
-
-def _curves(visit: Visit, rows: Sequence[int], watched: Watched) -> list[tuple[int, str, float]]:
     seen = measured(visit.vectors, watched)
     chosen = [row for row in rows if seen[row]]
     if not chosen:
         return []
     amax = visit.vectors[watched.output("amax")]
     scale = np.asarray(visit.outputs.get(watched.output("loss_scale"), np.ones(len(amax))), np.float64)[chosen]
-    found = margins(amax[chosen], scale, tensors_of_watch(watched))
-    of_gradients = octaves_to_critical(*found.critical, scale)
-    curves: Mapping[str, np.ndarray] = {
-        watched.output("scaler/headroom"): of_gradients,
+    found = margins(amax[chosen], scale, tensors)
+    curves = {
+        watched.output("scaler/headroom"): octaves_to_critical(*found.critical, scale),
         watched.output("activations/headroom"): found.headroom,
     }
     return [
@@ -356,31 +342,22 @@ def _curves(visit: Visit, rows: Sequence[int], watched: Watched) -> list[tuple[i
     ]
 
 
-def histograms(visit: Visit, rows: Sequence[int], train_step: Any) -> list[_Histogram]:
-    """The histogram of each tensor at the last of some steps that has counts, of a part at the last that it has.
+def histograms(
+    visit: Visit, rows: Sequence[int], watched: Watched, tensors: Sequence[Tensor]
+) -> list[tuple[int, str, np.ndarray]]:
+    """The exponents of each tensor's values at the last of some steps that has counts: step, curve and bins.
 
-    Args:
-        visit: A visit of the step, with what its probes measured.
-        rows: The indices of the steps in it.
-        train_step: The step.
+    The bins are float64 [bins, 3]: left edge, right edge and count; without zeros, infinities and NaN.
     """
-    watches = watched_by(train_step)
-    return [found for one in watches for found in _histograms(visit, rows, one)]
-
-
-def _histograms(visit: Visit, rows: Sequence[int], watched: Watched) -> list[_Histogram]:
-    counts, tensors = visit.vectors[watched.output("counts")], tensors_of_watch(watched)
+    counts = visit.vectors[watched.output("counts")]
     counted = [row for row in rows if counts[row].any()]
-    if not counted:
-        return []
-    step = visit.first + counted[-1]
     first, end = observe.bin_of(observe.LOWEST), observe.INFINITY
     found = []
-    for tensor, bins in zip(tensors, counts[counted[-1]], strict=True):
+    for tensor, bins in zip(tensors, counts[counted[-1]], strict=True) if counted else []:
         inside = np.flatnonzero(bins[first:end])
         if len(inside):
             exponents = np.arange(inside[0], inside[-1] + 1)
             edges = exponents + observe.LOWEST
             table = np.stack([edges, edges + 1, bins[first:end][exponents]], axis=1).astype(np.float64)
-            found.append(_Histogram(step, f"exponents/{tensor.name}", table))
+            found.append((visit.first + counted[-1], f"exponents/{tensor.name}", table))
     return found

@@ -79,11 +79,8 @@ class TraceFile:
     def keep(self, end: int) -> None:
         """Makes the next run continue after the first `end` bytes; with a `ResumeWarning` if some are missing."""
         self._goes_on = True
-        if not self.path.exists():
-            self.end = 0
-        else:
-            # `read(end)` would take as much memory as a checkpoint says that the file is long.
-            self.end = contents(self.path.read_bytes()[:end]).end
+        # `read(end)` would take as much memory as a checkpoint says that the file is long.
+        self.end = contents(self.path.read_bytes()[:end]).end if self.path.exists() else 0
         if self.end < end:
             self._set_aside(end)
         if self.path.exists():
