@@ -129,8 +129,7 @@ class Intervals:
 
     def to_dict(self) -> dict[str, Any]:
         """Lists by figure, for JSON."""
-        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value and list(value) for name, value in named.items()}
+        return {name: value and list(value) for name, value in vars(self).items()}
 
 
 def of_pairs(tails: Sequence[Tail]) -> list[Tail]:

@@ -51,8 +51,7 @@ class Side:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields but the history, for JSON."""
-        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in named.items() if name != "history"}
+        return {name: value for name, value in vars(self).items() if name != "history"}
 
 
 @dataclasses.dataclass(frozen=True)

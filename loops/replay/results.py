@@ -84,10 +84,8 @@ class Replayed:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields but the arrays, for JSON."""
-        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        kept = {name: value for name, value in named.items() if name not in _ARRAYS}
         return {
-            **kept,
+            **{name: value for name, value in vars(self).items() if name not in _ARRAYS},
             "intervals": self.intervals and self.intervals.to_dict(),
             "runs": [run.to_dict() for run in self.runs],
         }
