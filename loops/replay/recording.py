@@ -24,6 +24,8 @@ _HOPELESS = ("LOSS", "BACKWARD", "TOO_LARGE", "UPDATE")
 _ROUNDING = 2.0**-10
 """The relative error of a measured magnitude, which was rounded to float16 or bfloat16."""
 _LARGEST = float(np.finfo(np.float32).max)
+LEAST, MOST = -149, 129
+"""The first and the last octave in which gradients are counted."""
 
 
 def tables_of(sources: Source | Sequence[Source]) -> list[tuple[str, TraceTables]]:
@@ -68,22 +70,6 @@ class Entries(NamedTuple):
     values: np.ndarray
 
 
-class Counted(NamedTuple):
-    """The entries of all gradients that carry the loss scale and are finite.
-
-    Attributes:
-        row: Int64 [entries], the index of the step in the recording.
-        largest: Float64 [entries], the largest magnitude of the bin, at the recorded scale; 0 for zeros.
-        zero: Float64 [entries], the largest magnitude that the format rounds to zero.
-        values: Float64 [entries], the number of values in the bin.
-    """
-
-    row: np.ndarray
-    largest: np.ndarray
-    zero: np.ndarray
-    values: np.ndarray
-
-
 class Lost(NamedTuple):
     """The number of values that would be flushed to zero, and that of all values."""
 
@@ -124,13 +110,69 @@ class Recording:
         return Entries(row[kept], seen.tensor[kept], seen.bin[kept], seen.count[kept])
 
     @functools.cached_property
-    def _counted(self) -> Counted:
-        row, tensor, place, count = self.entries
-        seen = self.run.tensors
+    def largest_gradient(self) -> np.ndarray:
+        """The largest unscaled gradient of a weight at each step, see `Event.amax`: float32 [steps].
+
+        It is 0 for a skipped step, where it is unknown; a strategy takes 0 for no information.
+
+        Raises:
+            LoopError: If the trace does not have it.
+        """
+        run = self.run
+        names = run.tensors.names if run.tensors else ()
+        weights = [place for place, name in enumerate(names) if name.startswith("weight_gradients/")]
+        watch = f"{probes_for(run.parts)}, of all layers"
+        reasons = {
+            "replicas": "the gradients of its several replicas were measured before they were summed: record it on one",
+            "micro-batches": "the gradients of its micro-batches were measured before they were summed: record it with "
+            "accumulate=1",
+            "weights": f"not the gradients of all weights were measured: record it with {watch} and with the kind "
+            "weight_gradients",
+        }
+        lacks = run.lacks or (() if weights else ("weights",))
+        if lacks or run.tensors is None:
+            raise LoopError(f"{self.name}: the largest gradient of a step (amax) is not in it: {reasons[lacks[0]]}.")
+        seen = run.tensors.at(self.step)[:, weights].max(axis=1)
+        known = self.applied & np.isfinite(seen)
+        return np.where(known, np.where(known, seen, 0) / self.scale.astype(np.float32), 0).astype(np.float32)
+
+    @functools.cached_property
+    def below(self) -> np.ndarray:
+        """Int64 [steps, octaves + 1]: how many gradients of weights lie below each octave from `LEAST` to `MOST`.
+
+        Zeros are below the first octave, infinities and NaN in the last, whose end is the total.
+
+        Raises:
+            LoopError: If a step has no histogram of the gradients of the weights.
+        """
+        seen, (row, tensor, place, values) = self.run.tensors, self.entries
+        names = seen.names if seen else ()
+        weights = np.array([name.startswith("weight_gradients/") for name in names], bool)
+        kept = weights[tensor]
+        missing = np.setdiff1d(np.arange(len(self.step)), row[kept])
+        if len(missing):
+            raise LoopError(
+                f"{self.name}: {len(missing)} of {len(self.step)} steps have no histogram of the weights' "
+                f"gradients, the first of them step {self.step[missing[0]]}. Record one at each step: hs.Trace(path, "
+                "every=1) and hs.observe.watch(model), or halfstep train --trace 1."
+            )
+        counts = np.zeros([len(self.step), MOST - LEAST + 1], np.int64)
+        # The bins are zeros, then the octaves, then infinities and NaN.
+        np.add.at(counts, (row[kept], np.minimum(place[kept], scaler.observe.INFINITY)), values[kept])
+        return np.cumsum(counts, axis=1)
+
+    @functools.cached_property
+    def _gradients(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The entries of all gradients that carry the loss scale and are finite: [entries].
+
+        The index of the step; the largest magnitude of the bin, at the recorded scale, 0 for zeros; the largest
+        magnitude that the format rounds to zero; and the number of values.
+        """
+        (row, tensor, place, values), seen = self.entries, self.run.tensors
         if seen is None or not len(row):
-            return Counted(row, *[np.zeros(0)] * 3)
+            return row, np.zeros(0), np.zeros(0), np.zeros(0)
         kept = seen.carries_scale[tensor] & (place < scaler.observe.INFINITY)
-        row, tensor, place, count = row[kept], tensor[kept], place[kept], count[kept]
+        row, tensor, place, values = row[kept], tensor[kept], place[kept], values[kept]
         forms = [scaler.float_format(name) for name in seen.formats]
         zero, epsilon, smallest = (
             np.array([getattr(form, name) for form in forms], np.float64)[tensor]
@@ -139,7 +181,7 @@ class Recording:
         exponent = place - scaler.observe.bin_of(0)
         apart = np.maximum(np.ldexp(epsilon, exponent), smallest)
         largest = np.where(place == scaler.observe.ZERO, 0.0, np.ldexp(1.0, exponent + 1) - apart)
-        return Counted(row, largest, zero, count.astype(np.float64))
+        return row, largest, zero, values.astype(np.float64)
 
     def lost(self, scales: np.ndarray, skipped: np.ndarray, since: int = 0) -> Lost:
         """How many values would be zero at these scales, over the steps that are not skipped, from an index on.
@@ -149,7 +191,7 @@ class Recording:
             skipped: Bool [steps].
             since: The index of the first step that counts.
         """
-        row, largest, least, values = self._counted
+        row, largest, least, values = self._gradients
         applied = ~skipped[row] & (row >= since)
         moved = scales.astype(np.float64) / self.scale
         zero = applied & (largest > 0) & (largest * moved[row] <= least)
@@ -176,7 +218,7 @@ def recording_of(trace: TraceTables | Recorded, name: str) -> Recording:
             )
         missing = "loss_scale" if np.isnan(scale).any() else "applied"
         raise LoopError(f"{name}: its steps have no {missing}. Have the train step return it, or record with {record}.")
-    low, high = run.column("critical_low"), run.column("critical_high")
+    low = run.column("critical_low")
     unseen = int(np.isnan(low).sum())
     if 0 < unseen < len(low):
         raise LoopError(
@@ -191,37 +233,9 @@ def recording_of(trace: TraceTables | Recorded, name: str) -> Recording:
     attempted, applied = run.attempted, run.column("applied") != 0
     if not attempted.any():
         raise LoopError(f"{name}: none of its {len(run)} micro-batches ended a window. Let the run take more.")
-    limits = _limits_of(_Seen(scale, applied, attempted, run.cause, low, high, _overflows_at(run)))
     of_loss = ~applied & (run.cause == "LOSS")
     step, scale, applied, of_loss = (values[attempted] for values in (run.step, scale, applied, of_loss))
-    return Recording(name, run, step, scale, applied, of_loss, limits)
-
-
-def largest_gradient(recording: Recording) -> np.ndarray:
-    """The largest unscaled gradient of a weight at each step, see `Event.amax`: float32 [steps].
-
-    It is 0 for a skipped step, where it is unknown; a strategy takes 0 for no information.
-
-    Raises:
-        LoopError: If the trace does not have it.
-    """
-    run = recording.run
-    names = run.tensors.names if run.tensors else ()
-    weights = [place for place, name in enumerate(names) if name.startswith("weight_gradients/")]
-    watch = f"{probes_for(run.parts)}, of all layers"
-    reasons = {
-        "replicas": "the gradients of its several replicas were measured before they were summed: record it on one",
-        "micro-batches": "the gradients of its micro-batches were measured before they were summed: record it with "
-        "accumulate=1",
-        "weights": f"not the gradients of all weights were measured: record it with {watch} and with the kind "
-        "weight_gradients",
-    }
-    lacks = run.lacks or (() if weights else ("weights",))
-    if lacks or run.tensors is None:
-        raise LoopError(f"{recording.name}: the largest gradient of a step (amax) is not in it: {reasons[lacks[0]]}.")
-    seen = run.tensors.at(recording.step)[:, weights].max(axis=1)
-    known = recording.applied & np.isfinite(seen)
-    return np.where(known, np.where(known, seen, 0) / recording.scale.astype(np.float32), 0).astype(np.float32)
+    return Recording(name, run, step, scale, applied, of_loss, _limits_of(run))
 
 
 def _overflows_at(run: Recorded) -> np.ndarray:
@@ -229,11 +243,13 @@ def _overflows_at(run: Recorded) -> np.ndarray:
     tensors = run.tensors
     if tensors is None:
         return np.full(len(run), np.inf)
-    ends = np.array([scaler.float_format(name).overflow_threshold for name in tensors.formats])[tensors.carries_scale]
-    seen = tensors.at(run.step)[:, tensors.carries_scale].astype(np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        at = ends * (run.column("loss_scale")[:, np.newaxis] / seen)
-    return np.where(np.isfinite(seen) & (seen > 0), at, np.inf).min(axis=1, initial=np.inf)
+    seen, found = tensors.at(run.step), np.full(len(run), np.inf)
+    for place in np.flatnonzero(tensors.carries_scale).tolist():
+        one = seen[:, place].astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            at = scaler.float_format(tensors.formats[place]).overflow_threshold * (run.column("loss_scale") / one)
+        found = np.fmin(found, np.where(np.isfinite(one) & (one > 0), at, np.inf))
+    return found
 
 
 class _Limits(NamedTuple):
@@ -250,29 +266,7 @@ class _Limits(NamedTuple):
     skips_from: np.ndarray
 
 
-class _Seen(NamedTuple):
-    """The rows of a trace: attempted steps and micro-batches, as arrays [rows].
-
-    Attributes:
-        scale: Float64, the loss scale.
-        applied: Bool; false for a micro-batch that does not end a window.
-        attempted: Bool.
-        causes: Names of a `scaler.Cause`, or "".
-        low: Float64, the lower bound of the critical scale.
-        high: Float64, the upper bound of the critical scale.
-        overflows_at: Float64, the smallest scale at which the largest measured gradient is infinite; infinity for none.
-    """
-
-    scale: np.ndarray
-    applied: np.ndarray
-    attempted: np.ndarray
-    causes: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    overflows_at: np.ndarray
-
-
-def _limits_of(seen: _Seen) -> _Limits:
+def _limits_of(run: Recorded) -> _Limits:
     """The limits of each attempted step; those of a window are the lowest of its micro-batches.
 
     Each step has one limit: at a scale above it, the replayed step is skipped. A step that was applied at the scale S
@@ -281,22 +275,24 @@ def _limits_of(seen: _Seen) -> _Limits:
     narrow. A step that was skipped at S is skipped at S and above. Below S it is assumed to be finite, unless no scale
     helps its cause. A spike was finite at S: a strategy that is replayed is no guard, and would have applied it.
     """
-    seen = seen._replace(applied=seen.applied | (seen.attempted & (seen.causes == "SPIKE")))
-    known = seen.low > 0
-    past = _below(2 * seen.high)
-    measured = _below(seen.overflows_at)
-    decided = np.where(known, np.clip(measured, seen.low, _below(2 * seen.low)), past)
+    scale, low, high = (run.column(name) for name in ("loss_scale", "critical_low", "critical_high"))
+    attempted = run.attempted
+    applied = (run.column("applied") != 0) | (attempted & (run.cause == "SPIKE"))
+    known = low > 0
+    past = _below(2 * high)
+    measured = _below(_overflows_at(run))
+    decided = np.where(known, np.clip(measured, low, _below(2 * low)), past)
     # An infinite activation in an applied step, such as that of a mask, does not limit the scale.
-    spared = ~known & _of_window(seen.applied, seen.attempted)
+    spared = ~known & _of_window(applied, attempted)
     decided, past = np.where(spared, measured, decided), np.where(spared, np.inf, past)
-    exact = known & (seen.low == seen.high)
-    finite_to = np.where(exact, np.maximum(seen.low, decided * (1 - _ROUNDING)), seen.low)
+    exact = known & (low == high)
+    finite_to = np.where(exact, np.maximum(low, decided * (1 - _ROUNDING)), low)
     skips_from = np.where(exact, np.minimum(past, decided * (1 + _ROUNDING)), past)
-    rows = [_by_window(values, seen.attempted) for values in (decided, finite_to, skips_from)]
-    scale, applied = seen.scale[seen.attempted], seen.applied[seen.attempted]
+    rows = [_by_window(values, attempted) for values in (decided, finite_to, skips_from)]
+    scale, applied = scale[attempted], applied[attempted]
     # The decision at the step's own scale is certain, whatever was measured.
     lower, upper = np.where(applied, scale, 0.0), np.where(applied, np.inf, _below(scale))
-    hopeless = ~applied & np.isin(seen.causes[seen.attempted], _HOPELESS)
+    hopeless = ~applied & np.isin(run.cause[attempted], _HOPELESS)
     decided, finite_to, skips_from = (np.minimum(np.maximum(values, lower), upper) for values in rows)
     finite_to = np.where(applied, finite_to, 0.0)
     return _Limits(*(_float32(np.where(hopeless, 0.0, values)) for values in (decided, finite_to, skips_from)))

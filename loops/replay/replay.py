@@ -32,9 +32,9 @@ from loops.replay.intervals import (
     tail_of,
     wider,
 )
-from loops.replay.recording import Lost, Recording, Source, largest_gradient, recording_of, tables_of
+from loops.replay.recording import Lost, Recording, Source, recording_of, tables_of
 from loops.replay.results import Replay, Replayed
-from loops.replay.stepping import Facts, Scales, Tallies, named_strategies, stepper, tallies_of
+from loops.replay.stepping import Facts, Scales, named_strategies, stepper, tallies_of
 from loops.support.errors import LoopError
 
 Progress = Callable[[int, int], object]
@@ -88,15 +88,16 @@ def replay_recordings(
     differences: Sequence[Tail] = (),
 ) -> Replay:
     """`replay` for traces that are already read, with the differences of runs that are already validated."""
-    facts = [functools.partial(_needed, recording, *_statistics(recording, strategies)) for recording in recordings]
+    # Raises now if a trace lacks what a strategy needs.
+    facts = [[_facts(*named, recording) for recording in recordings] for named in strategies]
 
-    def one(named: tuple[str, scaler.Strategy]) -> Replayed:
-        return _replayed(*named, recordings, facts, differences)
+    def one(named: tuple[str, scaler.Strategy], known: Sequence[Facts]) -> Replayed:
+        return _replayed(*named, recordings, known, differences)
 
     found: list[Replayed] = []
     # XLA's compiled code runs without the GIL.
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        for replayed in pool.map(one, strategies):
+        for replayed in pool.map(one, strategies, facts):
             found.append(replayed)
             if progress:
                 progress(len(found), len(strategies))
@@ -108,17 +109,16 @@ def _replayed(
     name: str,
     strategy: scaler.Strategy,
     recordings: Sequence[Recording],
-    facts: Sequence[Callable[[scaler.Strategy], Facts]],
+    facts: Sequence[Facts],
     differences: Sequence[Tail],
 ) -> Replayed:
     runs, step_through = [], stepper(strategy)
-    for recording, needed in zip(recordings, facts, strict=True):
-        known = needed(strategy)
+    for recording, known in zip(recordings, facts, strict=True):
         run = step_through(known)
         _check_moved(name, strategy, run.used)
         overflowing = functools.partial(_if_all_overflow, step_through, known)
         runs.append(_one_run(name, strategy, recording, run, overflowing))
-    return _summed([_with_intervals(one, runs, differences) for one in runs], [run.lost(0).values for run in runs])
+    return _summed([_with_intervals(one, runs, differences) for one in runs], [run.values for run in runs])
 
 
 def _if_all_overflow(step_through: Callable[[Facts], Scales], facts: Facts) -> np.ndarray:
@@ -126,31 +126,14 @@ def _if_all_overflow(step_through: Callable[[Facts], Scales], facts: Facts) -> n
     return step_through(none).used
 
 
-def _statistics(
-    recording: Recording, strategies: Sequence[tuple[str, scaler.Strategy]]
-) -> tuple[np.ndarray | None, dict[tuple[float, ...], Tallies]]:
-    amax: np.ndarray | None = None
-    tallies: dict[tuple[float, ...], Tallies] = {}
-    for name, strategy in strategies:
-        needs = scaler.strategies.needs_of(strategy)
-        try:
-            if needs.amax and amax is None:
-                amax = largest_gradient(recording)
-            if needs.edges and needs.edges not in tallies:
-                tallies[needs.edges] = tallies_of(recording, needs.edges)
-        except LoopError as error:
-            raise LoopError(f"strategy {name!r} cannot be replayed on {error}") from None
-    return amax, tallies
-
-
-def _needed(
-    recording: Recording,
-    amax: np.ndarray | None,
-    tallies: Mapping[tuple[float, ...], Tallies],
-    strategy: scaler.Strategy,
-) -> Facts:
+def _facts(name: str, strategy: scaler.Strategy, recording: Recording) -> Facts:
     needs = scaler.strategies.needs_of(strategy)
-    return Facts(recording.limits.decided, recording.of_loss, amax if needs.amax else None, tallies.get(needs.edges))
+    try:
+        amax = recording.largest_gradient if needs.amax else None
+        tallies = tallies_of(recording, needs.edges) if needs.edges else None
+    except LoopError as error:
+        raise LoopError(f"strategy {name!r} cannot be replayed on {error}") from None
+    return Facts(recording.limits.decided, recording.of_loss, amax, tallies)
 
 
 def _check_moved(name: str, strategy: scaler.Strategy, scales: np.ndarray) -> None:
@@ -170,12 +153,14 @@ class _OneRun(NamedTuple):
         replayed: The figures, without intervals.
         since: The index of the first step that may differ from a real run; the number of steps if there is none.
         bounds: The lowest and the highest scale that the strategy may choose.
+        values: The number of recorded gradients of all steps that are not skipped.
     """
 
     recording: Recording
     replayed: Replayed
     since: int
     bounds: Range
+    values: float
 
     def lost(self, since: int) -> Lost:
         """What the steps from an index on flush to zero."""
@@ -210,7 +195,8 @@ def _one_run(
     # At another scale gradients round differently, and soon the weights are no longer quite the recorded ones.
     close = (used * 2 > limits.decided) & (used != recording.scale)
     steps, since, at = _parting(skipped != ~recording.applied, unsure | (close & ~skipped))
-    whole = tail_of(used, skipped, run.final, (low, high), 0, recording.lost(used, skipped))
+    everything = recording.lost(used, skipped)
+    whole = tail_of(used, skipped, run.final, (low, high), 0, everything)
     replayed = Replayed(
         strategy=name,
         skips=int(whole.skips),
@@ -229,7 +215,7 @@ def _one_run(
         scales=used,
         skipped=skipped,
     )
-    return _OneRun(recording, replayed, since, (low, high))
+    return _OneRun(recording, replayed, since, (low, high), everything.values)
 
 
 def _may_stall(skips: np.ndarray, used: np.ndarray, low: float, overflowing: Callable[[], np.ndarray]) -> bool:
@@ -258,8 +244,7 @@ def _with_intervals(one: _OneRun, runs: Sequence[_OneRun], differences: Sequence
     half = wider(spread, half_widths(as_far_behind(differences, steps - one.since)))
     if half is None:
         return replayed
-    values = one.lost(0).values
-    moved = one.lost(one.since).values / values if values else 0.0
+    moved = one.lost(one.since).values / one.values if one.values else 0.0
     found = around(replayed, one.tail(one.since), half, steps, one.bounds, moved)
     return dataclasses.replace(replayed, intervals=found, highest_skip_rate=found.skip_rate[1])
 

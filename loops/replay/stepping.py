@@ -23,7 +23,7 @@ import tensorflow as tf
 
 import scaler
 from loops.record.trace.tensors import probes_for
-from loops.replay.recording import Recording
+from loops.replay.recording import LEAST, Recording
 from loops.run.strategy_text import parse_strategy
 from loops.support.errors import LoopError
 
@@ -60,10 +60,6 @@ def named_strategies(strategies: Any) -> list[tuple[str, scaler.Strategy]]:
     return found
 
 
-_LEAST, _MOST = -149, 129
-"""The first and the last counted octave: zeros are below the first, infinities and NaN in the last."""
-
-
 class Tallies(NamedTuple):
     """Cumulative counts of the gradients of weights.
 
@@ -94,7 +90,7 @@ class Tallies(NamedTuple):
         moved = tf.bitwise.right_shift(bits, 23) - 127 - scale[step]
         counts = below[step]
         last = below.shape[1] - 1
-        at = [counts[tf.clip_by_value(octave - _LEAST - moved, 0, last - 1)] for octave in self.octaves]
+        at = [counts[tf.clip_by_value(octave - LEAST - moved, 0, last - 1)] for octave in self.octaves]
         ends = [tf.zeros_like(at[0]), *at, counts[last]]
         return tf.stack([high - low for low, high in itertools.pairwise(ends)])
 
@@ -233,25 +229,7 @@ def tallies_of(recording: Recording, edges: tuple[float, ...]) -> Tallies:
             f"{recording.name}: it lacks the histograms of the gradients of some weights. Record it with "
             f"{probes_for(recording.run.parts)}, of all layers and with the kind weight_gradients."
         )
-    return Tallies(_below(recording), parts.astype(np.int32), octaves)
-
-
-def _below(recording: Recording) -> np.ndarray:
-    seen, (row, tensor, place, count) = recording.run.tensors, recording.entries
-    names = seen.names if seen else ()
-    weights = np.array([name.startswith("weight_gradients/") for name in names], bool)
-    kept = weights[tensor]
-    missing = np.setdiff1d(np.arange(len(recording.step)), row[kept])
-    if len(missing):
-        raise LoopError(
-            f"{recording.name}: {len(missing)} of {len(recording.step)} steps have no histogram of the weights' "
-            f"gradients, the first of them step {recording.step[missing[0]]}. Record one at each step: hs.Trace(path, "
-            "every=1) and hs.observe.watch(model), or halfstep train --trace 1."
-        )
-    counts = np.zeros([len(recording.step), _MOST - _LEAST + 1], np.int64)
-    # The bins are zeros, then the octaves, then infinities and NaN.
-    np.add.at(counts, (row[kept], np.minimum(place[kept], scaler.observe.INFINITY)), count[kept])
-    return np.cumsum(counts, axis=1)
+    return Tallies(recording.below, parts.astype(np.int32), octaves)
 
 
 def _octave_above(name: str, edge: float) -> int:
