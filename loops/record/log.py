@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,56 +67,52 @@ def columns_in(lines: Sequence[str], *, comma: bool) -> Log:
         lines: The lines, without line ends.
         comma: Whether they are comma-separated values with a header as the first line.
     """
-    chunks = _of_csv if comma else _of_json
+    parts: list[Steps] = []
+    unread: list[int] = []
     text: dict[str, str] = {}
-    parts = [_table(rows, text) for rows in chunks(lines)]
+    number = 1 + (comma and bool(lines))
+    for rows in _of_csv(lines) if comma else _of_json(lines):
+        parts.append(part := _table([row for row in rows if row]))
+        unread += [at for at, row in enumerate(rows, number) if not row]
+        for name in part.columns.keys() - text.keys():
+            texts = ((at, row[name]) for at, row in enumerate(rows, number) if row and isinstance(row.get(name), str))
+            if first := next(texts, None):
+                text[name] = f"line {first[0]} has the text {first[1]!r:.60} as its {name}, not a number"
+        number += len(rows)
     found = _last_of_each(parts)
-    unread = len(lines) - (comma and bool(lines)) - sum(map(len, parts))
     # A number for the text would be a guess, and a missing one would be told as a loss that is not finite.
     columns = {name: values for name, values in found.columns.items() if name not in text}
-    told = tuple(_told(name, text[name], lines, chunks) for name in text)
-    first = next((number for number, rows in _by_line(lines, chunks) if not rows), 0) if unread else 0
-    return Log(found.step, columns, found.cause, unread, told, first)
-
-
-def _told(name: str, value: str, lines: Sequence[str], chunks: Callable) -> str:
-    """Which line has text in a column, as a clause."""
-    number = next(
-        number for number, rows in _by_line(lines, chunks) if any(isinstance(row.get(name), str) for row in rows)
-    )
-    return f"line {number} has the text {value!r:.60} as its {name}, not a number"
-
-
-def _by_line(lines: Sequence[str], chunks: Callable) -> Iterator[tuple[int, list[dict]]]:
-    """The number of each line of values, from 1, and its row, if it has one."""
-    header = lines[:1] if chunks is _of_csv else []
-    for number, line in enumerate(lines[len(header) :], 1 + len(header)):
-        yield number, [row for rows in chunks([*header, line]) for row in rows]
+    told = tuple(text[name] for name in found.columns if name in text)
+    return Log(found.step, columns, found.cause, len(unread), told, min(unread, default=0))
 
 
 def _lines(path: pathlib.Path) -> list[str]:
     return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
-def _of_json(lines: Sequence[str]) -> Iterator[list[dict]]:
+def _of_json(lines: Sequence[str]) -> Iterator[list[dict | None]]:
+    """The row in each line, None where there is none: of some lines at a time."""
     for start in range(0, len(lines), _CHUNK):
         chunk = lines[start : start + _CHUNK]
         try:
             rows = read_json(f"[{','.join(chunk)}]")
+            if len(rows) != len(chunk):
+                raise ValueError("a line holds several values")
         except ValueError:
             rows = [row_of(line) for line in chunk]
-        yield [row for row in rows if is_row(row)]
+        yield [row if is_row(row) else None for row in rows]
 
 
-def _of_csv(lines: Sequence[str]) -> Iterator[list[dict]]:
-    rows: list[dict] = []
+def _of_csv(lines: Sequence[str]) -> Iterator[list[dict | None]]:
+    """The same of comma-separated values, without their header."""
     header = _cells(lines[0]) if lines else []
+    rows: list[dict | None] = []
     for line in lines[1:]:
         cells = dict(zip(header, cells, strict=False)) if len(cells := _cells(line)) >= len(header) else {}
         # An incomplete last line may end within a number.
         step = cells.get("step", "")
-        if step.isdecimal() and len(step) <= _DIGITS:
-            rows.append({**{name: _number(text) for name, text in cells.items()}, "step": int(step)})
+        whole = step.isdecimal() and len(step) <= _DIGITS
+        rows.append({**{name: _number(value) for name, value in cells.items()}, "step": int(step)} if whole else None)
     yield rows
 
 
@@ -135,16 +131,10 @@ def _number(text: str) -> float | str | None:
         return text or None
 
 
-def _table(rows: Sequence[dict], text: dict[str, str]) -> Steps:
-    """The table of some rows. The first text of a column that needs numbers is added to `text`, by its name."""
+def _table(rows: Sequence[dict]) -> Steps:
+    names = [name for name in (*_COLUMNS, *_of_parts(rows)) if any(name in row for row in rows)]
+    columns = {name: np.array([as_float(row.get(name)) for row in rows], np.float64) for name in names}
     step = np.array([row["step"] for row in rows], np.int64)
-    columns = {}
-    for name in (*_COLUMNS, *_of_parts(rows)):
-        if any(name in row for row in rows):
-            texts = (row[name] for row in rows if isinstance(row.get(name), str))
-            if name not in text and (first := next(texts, None)) is not None:
-                text[name] = first
-            columns[name] = np.array([as_float(row.get(name)) for row in rows], np.float64)
     return Steps(step, columns, np.array([cause_name(row.get("cause")) for row in rows], np.str_))
 
 

@@ -222,11 +222,11 @@ class Trace:
         rows = np.flatnonzero(counted & ~due)
         held = np.array([frame.step for frame in self._held], np.int64)
         known = [self._last_skip, *skips] if self._last_skip else skips
-        chosen = choose(np.concatenate([held, steps[rows]]), known, visit.counters.data, self._window)
-        due[rows] = chosen.write[len(held) :]
-        new_held = rows[chosen.keep[len(held) :]]
-        writing = [frame for frame, write in zip(self._held, chosen.write, strict=False) if write]
-        holding = [frame for frame, keep in zip(self._held, chosen.keep, strict=False) if keep]
+        write, keep = choose(np.concatenate([held, steps[rows]]), known, visit.counters.data, self._window)
+        due[rows] = write[len(held) :]
+        new_held = rows[keep[len(held) :]]
+        writing = [frame for frame, now in zip(self._held, write, strict=False) if now]
+        holding = [frame for frame, later in zip(self._held, keep, strict=False) if later]
         return (
             writing + [frame_of(int(steps[row]), counts[row]) for row in np.flatnonzero(counted & due)],
             holding + [frame_of(int(steps[row]), counts[row]) for row in new_held],

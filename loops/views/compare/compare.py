@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
     rows = tuple(_row(name, first[name], second[name], truth, within) for name in first if name in second)
     rows = tuple(row for row in rows if row.steps)
     common = np.intersect1d(numbers[0][numbers[0] >= 0], numbers[1][numbers[1] >= 0])
-    scales, decisions = (_first_other(runs, column) for column in ("loss_scale", "applied"))
+    (scale_at, scale_in), (decision_at, decision_in) = (_first_other(runs, name) for name in ("loss_scale", "applied"))
     found = Comparison(
         runs=(runs[0].name, runs[1].name),
         by=how.by,
@@ -78,9 +78,9 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         lost=(lost_of(runs[0]), lost_of(runs[1])),
         batches=(len(runs[0]), len(runs[1])),
         other_batches_at=None if how.why else other_batches_at(runs, numbers),
-        scale_differs_at=scales.step,
+        scale_differs_at=scale_at,
         scales_known=all(_scales_known(run) for run in runs),
-        decision_differs_at=decisions.step,
+        decision_differs_at=decision_at,
         parts_at_steps=None,
         rows=rows,
         alone=(
@@ -92,8 +92,8 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         closer=_closer(runs, rows, true),
         sentence="",
         notes=tuple(f"{one.name}: {note}" for one in runs for note in one.notes),
-        scale_differs_in=scales.parts,
-        decision_differs_in=decisions.parts,
+        scale_differs_in=scale_in,
+        decision_differs_in=decision_in,
     )
     if found.parts_at is not None:
         steps = [step_at(run, number, found.parts_at) for run, number in zip(runs, numbers, strict=True)]
@@ -159,22 +159,13 @@ def _closer(runs: tuple[Recorded, Recorded], rows: tuple[Row, ...], true: Record
     return None if wins[0] == wins[1] else runs[int(np.argmax(wins))].name
 
 
-class _FirstDifference(NamedTuple):
-    """The first step at which a column of two runs differs.
-
-    Attributes:
-        step: Its number, or None.
-        parts: The parts of a composed step that differ there; none for a step of one loss.
-    """
-
-    step: int | None
-    parts: tuple[str, ...]
-
-
-def _first_other(runs: tuple[Recorded, Recorded], column: str) -> _FirstDifference:
+def _first_other(runs: tuple[Recorded, Recorded], column: str) -> tuple[int | None, tuple[str, ...]]:
     """Where the loss scales of two runs, or whether they skipped, first differ, or those of any part that both have.
 
     A micro-batch of a window is not skipped.
+
+    Returns:
+        The step, or None, and the parts of a composed step that differ there; none for a step of one loss.
     """
     found: dict[str, int | None] = {}
     for part, name in columns_of(runs[0].columns, column).items():
@@ -185,7 +176,7 @@ def _first_other(runs: tuple[Recorded, Recorded], column: str) -> _FirstDifferen
                 values = [(run.column(attempted) != 0) & (run.columns[name] == 0) for run in runs]
             found[part] = _first(runs, values)
     at = min((step for step in found.values() if step is not None), default=None)
-    return _FirstDifference(at, tuple(part for part, step in found.items() if part and step is not None and step == at))
+    return at, tuple(part for part, step in found.items() if part and step is not None and step == at)
 
 
 def _scales_known(run: Recorded) -> bool:
