@@ -168,10 +168,10 @@ def unpacked_size(message: Any) -> int:
     They are in the message's flatbuffer, which pyarrow has verified, and before each packed buffer.
     """
     data, body = memoryview(message.metadata), memoryview(message.body)
-    batch = _Table(data, _follow(data, 0)).table(2)
-    if batch is None or batch.place(3) is None:
+    header = _field(data, _follow(data, 0), 2)
+    if header is None or _field(data, batch := _follow(data, header), 3) is None:
         return 0  # Nothing is packed: all of it lies in the file.
-    vector = batch.place(2)
+    vector = _field(data, batch, 2)
     if vector is None:
         return 0
     start = _follow(data, vector)
@@ -184,25 +184,13 @@ def unpacked_size(message: Any) -> int:
     return found
 
 
-class _Table:
-    """A table of a flatbuffer."""
-
-    def __init__(self, data: memoryview, start: int):
-        self._data, self._start = data, start
-        self._fields = start - struct.unpack_from("<i", data, start)[0]
-
-    def place(self, field: int) -> int | None:
-        """Where a field lies, or None if the table does not have it."""
-        slot = 4 + 2 * field
-        if slot >= struct.unpack_from("<H", self._data, self._fields)[0]:
-            return None
-        offset = struct.unpack_from("<H", self._data, self._fields + slot)[0]
-        return self._start + offset if offset else None
-
-    def table(self, field: int) -> _Table | None:
-        """The table that a field leads to."""
-        place = self.place(field)
-        return None if place is None else _Table(self._data, _follow(self._data, place))
+def _field(data: memoryview, table: int, field: int) -> int | None:
+    """Where a field of a table of a flatbuffer lies, or None if the table does not have it."""
+    fields, slot = table - struct.unpack_from("<i", data, table)[0], 4 + 2 * field
+    if slot >= struct.unpack_from("<H", data, fields)[0]:
+        return None
+    offset = struct.unpack_from("<H", data, fields + slot)[0]
+    return table + offset if offset else None
 
 
 def _follow(data: memoryview, place: int) -> int:

@@ -23,7 +23,6 @@ from loops.views.compare.series import (
     octaves,
     other_batches_at,
     series_of,
-    step_at,
     together,
     tolerance,
     window_of,
@@ -96,7 +95,8 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         decision_differs_in=decision_in,
     )
     if found.parts_at is not None:
-        steps = [step_at(run, number, found.parts_at) for run, number in zip(runs, numbers, strict=True)]
+        at = found.parts_at
+        steps = [int(run.step[np.argmax(own == at)]) for run, own in zip(runs, numbers, strict=True)]
         found = dataclasses.replace(found, parts_at_steps=(steps[0], steps[1]))
     return dataclasses.replace(found, sentence=f"{sentence_of(found)} {how.why if rows else ''}".rstrip())
 

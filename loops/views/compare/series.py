@@ -160,11 +160,6 @@ def window_of(run: Recorded) -> int | None:
     return None if _why_uncountable(run) or not run.attempted.any() else int(run.step[run.attempted][0])
 
 
-def step_at(run: Recorded, numbers: np.ndarray, number: int) -> int:
-    """The step of a run with a number."""
-    return int(run.step[np.argmax(numbers == number)])
-
-
 def other_batches_at(runs: Sequence[Recorded], numbers: Sequence[np.ndarray]) -> int | None:
     """The first number at which two runs took batches of different steps, or None."""
     steps, others = (run.step[number >= 0] for run, number in zip(runs, numbers, strict=True))

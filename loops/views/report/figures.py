@@ -154,9 +154,11 @@ def headroom_figure(run: Recorded, columns: int) -> Figure | None:
     chart = headroom_chart(run)
     if chart is None:
         return None
+    below = int((run.margin < 0).sum())
+    lost = f"; below 0 a step was not finite: {amount(below, 'step')}" if below else ""
     said = (
         "How many times everything could double before a value becomes infinite. Gradients: log2 of the critical scale "
-        f"over the loss scale{_below(run.margin)}. Activations and weights: up to the largest number of their format."
+        f"over the loss scale{lost}. Activations and weights: up to the largest number of their format."
     )
     numbers = [("", of_steps(run.step, [("gradients", run.margin), ("activations, weights", others_of(run))]))]
     return Figure("Headroom, in octaves", _drawn(chart, columns), said, numbers)
@@ -199,11 +201,6 @@ def _columns(run: Recorded, columns: int) -> str:
     if len(run) <= columns:
         return ""
     return f" The thin line reaches from the lowest to the highest of each {amount(round(len(run) / columns), 'step')}."
-
-
-def _below(margin: np.ndarray) -> str:
-    below = int((margin < 0).sum())
-    return f"; below 0 a step was not finite: {amount(below, 'step')}" if below else ""
 
 
 def gauge_figures(run: Recorded, columns: int) -> list[Figure]:
