@@ -19,6 +19,7 @@ from loops.loop.loop import Loop
 from loops.loop.state import folder
 from loops.record.reading import read_steps
 from loops.record.steps import Steps
+from loops.replay.results import Course, cells, figures_of
 from loops.run.rewind.open import open_run
 from loops.run.rewind.rewind import log_of, rewind
 from loops.step.train_step import TrainStep
@@ -26,26 +27,18 @@ from loops.support.errors import LoopError, OutOfData
 from loops.support.signals import deferred_signals
 from loops.support.text import columns
 
+_SHOWN = ("skips", "mean_log2_scale", "final_scale")
+
 
 @dataclasses.dataclass(frozen=True)
-class Side:
-    """One of the compared runs.
+class Side(Course):
+    """A run as it was recorded or trained.
 
     Attributes:
-        strategy: The strategy's name.
-        skips: The number of skipped steps.
-        skip_rate: Their share of all steps.
-        mean_log2_scale: The mean of log2 of the loss scales.
-        final_scale: The loss scale of the last step.
         loss: The mean loss of the last tenth of the steps; NaN if one of them is not finite.
         history: Every step.
     """
 
-    strategy: str
-    skips: int
-    skip_rate: float
-    mean_log2_scale: float
-    final_scale: float
     loss: float
     history: History = dataclasses.field(repr=False, compare=False)
 
@@ -87,11 +80,9 @@ class Live:
 
     def text(self, width: int | None = None) -> str:
         """A table, if possible no wider than `width` characters."""
-        rows = [(f"from step {self.began_at + 1}", "skips", "mean scale", "last scale", "loss")]
-        rows += [
-            (name, f"{side.skips:,}", f"2^{side.mean_log2_scale:.2f}", f"{side.final_scale:.5g}", f"{side.loss:.5g}")
-            for name, side in [("as it was", self.recorded), *((side.strategy, side) for side in self.strategies)]
-        ]
+        rows: list[tuple[str, ...]] = [(f"from step {self.began_at + 1}", "skips", "mean scale", "last scale", "loss")]
+        shown = [("as it was", self.recorded), *((side.strategy, side) for side in self.strategies)]
+        rows += [(name, *cells(side, _SHOWN), f"{side.loss:.5g}") for name, side in shown]
         return "\n".join([columns(rows, width), *([f"not the strategy alone: {self.differs}"] if self.differs else [])])
 
 
@@ -138,14 +129,15 @@ def live(
         if progress:
             progress(name, number, len(strategies))
         outputs = moment.from_checkpoint(functools.partial(_changed, strategy=strategy))
-        sides.append(_side(name, _stacked(outputs, moment.began_at + 1)))
+        taken = _stacked(outputs, moment.began_at + 1)
+        sides.append(side_of(name, taken, float(taken.scales[-1])))
     step_of_run: Any = loop.train_step  # `change_strategy` has checked that it has a loss scaler.
     own = scaler.strategies.in_words(step_of_run.loss_scaler.strategy)
     recorded = _recorded(log, moment.began_at, last)
     return Live(
         moment.began_at,
         len(recorded.step),
-        _side(own, recorded),
+        side_of(own, recorded, float(recorded.scales[-1])),
         tuple(sides),
         moment.differs,
     )
@@ -183,17 +175,16 @@ def _recorded(log: Steps, began_at: int, last: int) -> History:
     return history_of({**{name: kept.column(name) for name in _NAMES}, "attempted": kept.attempted}, began_at + 1)
 
 
-def _side(name: str, taken: History) -> Side:
-    skips, steps = int(taken.skipped.sum()), len(taken.step)
-    return Side(
-        name,
-        skips,
-        skips / steps,
-        float(np.log2(taken.scales.astype(np.float64)).mean()),
-        float(taken.scales[-1]),
-        float(taken.loss[-max(1, steps // 10) :].mean()),
-        taken,
-    )
+def side_of(strategy: str, taken: History, final: float) -> Side:
+    """The figures of some steps.
+
+    Args:
+        strategy: Its name.
+        taken: The steps.
+        final: The last scale.
+    """
+    loss = float(taken.loss[-max(1, len(taken.step) // 10) :].mean())
+    return Side(strategy, **figures_of(taken.scales, taken.skipped, final), loss=loss, history=taken)
 
 
 class History(NamedTuple):

@@ -33,7 +33,7 @@ from loops.replay.intervals import (
     wider,
 )
 from loops.replay.recording import Lost, Recording, Source, recording_of, tables_of
-from loops.replay.results import Replay, Replayed
+from loops.replay.results import Replay, Replayed, figures_of
 from loops.replay.stepping import Facts, Scales, named_strategies, stepper, tallies_of
 from loops.support.errors import LoopError
 
@@ -199,10 +199,7 @@ def _one_run(
     whole = tail_of(used, skipped, run.final, (low, high), 0, everything)
     replayed = Replayed(
         strategy=name,
-        skips=int(whole.skips),
-        skip_rate=float(skipped.mean()),
-        mean_log2_scale=whole.octaves,
-        final_scale=run.final,
+        **figures_of(used, skipped, run.final),
         flushed=None if math.isnan(whole.flushed) else whole.flushed,
         at_floor=whole.floor if low < high else None,
         at_ceiling=whole.ceiling if low < high else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +35,48 @@ _FORMS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Replayed:
+class Course:
+    """The figures of a strategy over the attempted steps of a run: replayed, recorded or trained.
+
+    Attributes:
+        strategy: The strategy's name.
+        skips: The number of skipped steps.
+        skip_rate: Their share of all steps.
+        mean_log2_scale: The mean of log2 of the loss scales.
+        final_scale: The last loss scale.
+    """
+
+    strategy: str
+    skips: int
+    skip_rate: float
+    mean_log2_scale: float
+    final_scale: float
+
+
+def figures_of(scales: np.ndarray, skipped: np.ndarray, final: float) -> dict[str, Any]:
+    """The figures of a `Course`, by name.
+
+    Args:
+        scales: Float32 [steps].
+        skipped: Bool [steps].
+        final: The last scale.
+    """
+    return {
+        "skips": int(skipped.sum()),
+        "skip_rate": float(skipped.mean()),
+        "mean_log2_scale": float(np.log2(scales.astype(np.float64)).mean()),
+        "final_scale": final,
+    }
+
+
+def cells(one: Course, names: Iterable[str]) -> list[str]:
+    """Some of the figures, as text."""
+    values = ((getattr(one, name), _FORMS[name]) for name in names)
+    return ["-" if value is None else form.format(value) for value, form in values]
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed(Course):
     """What one strategy would have done on the recorded steps.
 
     Up to `may_differ_at` it is what training does. After it a real run has other gradients, and each figure is the
@@ -65,11 +106,6 @@ class Replayed:
         skipped: Bool [steps].
     """
 
-    strategy: str
-    skips: int
-    skip_rate: float
-    mean_log2_scale: float
-    final_scale: float
     flushed: float | None
     at_floor: float | None
     at_ceiling: float | None
@@ -155,10 +191,8 @@ def _table(strategies: Sequence[Replayed], lacking: str | None, width: int | Non
 
 
 def _figures(one: Replayed) -> tuple[str, ...]:
-    values = ((getattr(one, name), form) for name, form in _FORMS.items())
-    shown = ("-" if value is None else form.format(value) for value, form in values)
     differs = "never" if one.may_differ_at is None else f"{one.may_differ_at:,}"
-    return (one.strategy, *shown, f"{one.uncertain:,}", differs)
+    return (one.strategy, *cells(one, _FORMS), f"{one.uncertain:,}", differs)
 
 
 def _ranges(found: Intervals) -> tuple[str, ...]:
