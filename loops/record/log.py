@@ -30,11 +30,13 @@ class Log(Steps):
         unread: The number of lines that were skipped.
         text: What is wrong with columns that are left out, since they hold text: one clause each.
         first_unread: The number of the first of the lines that were skipped, from 1; 0 without one.
+        with_text: The columns that are left out, NaN where a step has text.
     """
 
     unread: int = 0
     text: tuple[str, ...] = ()
     first_unread: int = 0
+    with_text: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def damage(self, name: str, text_is: str) -> list[str]:
         """What of the file could not be read, as sentences that name the lines.
@@ -82,8 +84,9 @@ def columns_in(lines: Sequence[str], *, comma: bool) -> Log:
     found = _last_of_each(parts)
     # A number for the text would be a guess, and a missing one would be told as a loss that is not finite.
     columns = {name: values for name, values in found.columns.items() if name not in text}
-    told = tuple(text[name] for name in found.columns if name in text)
-    return Log(found.step, columns, found.cause, len(unread), told, min(unread, default=0))
+    with_text = {name: values for name, values in found.columns.items() if name in text}
+    told = tuple(text[name] for name in with_text)
+    return Log(found.step, columns, found.cause, len(unread), told, min(unread, default=0), with_text)
 
 
 def _lines(path: pathlib.Path) -> list[str]:

@@ -109,8 +109,15 @@ def read_run(run: str | os.PathLike) -> Recorded:
 
 
 def read_steps(trace: pathlib.Path | None, log: pathlib.Path | None) -> Recorded:
-    """The steps of a trace and of a log, each of which may be missing or damaged, without metadata."""
+    """The steps of a trace and of a log, each of which may be missing or damaged, without metadata.
+
+    Text in the place of a number is an unknown number. Only a loss that is text leaves out all losses of its log, since
+    an unknown loss would be told as one that is not finite.
+    """
     found = read_columns(log) if log is not None and log.is_file() else None
+    if found is not None:
+        with_text = {name: values for name, values in found.with_text.items() if name != "loss"}
+        found = dataclasses.replace(found, columns={**found.columns, **with_text})
     return _made("", found, _tables(trace, False, []) if trace is not None and trace.is_file() else None)
 
 
