@@ -1,7 +1,7 @@
 """Small runs that diverge, by a planted fault, and small runs that are healthy though their loss or gradients jump.
 
 A run has a problem, a kind and a seed, from which its start, its batches, when its fault begins and how fast it grows
-are drawn. The rule of `loops.record.divergence` was chosen on `CHOSEN_ON`; no alarm of `HELD_OUT` was looked at before
+are drawn. The rule of `loops.record.forecast` was chosen on `CHOSEN_ON`; no alarm of `HELD_OUT` was looked at before
 the rule was fixed. Its seeds are others, and recurrent networks and attention are only there. How fast the faults of
 all problems grow was tried on further seeds, by when they diverge. After that the headroom had to fall all along, so
 that larger data is no reason for alarm, and `LARGER` was measured.

@@ -26,7 +26,6 @@ import paired
 from forecast_problems import PLANTED, STEPS, Run
 
 import loops
-import loops.record.divergence
 import loops.record.forecast
 import scaler
 from loops.observe import Alarm, forecast
@@ -117,7 +116,7 @@ def outcome(run: Run, columns: dict[str, np.ndarray], rule: Callable[[Any], Alar
 
 def growth_alone(columns: dict[str, np.ndarray]) -> Alarm | None:
     """The forecast of 0.2.0: no line through the headroom, and no new count where the loss jumps."""
-    no_jump = unittest.mock.patch.object(loops.record.divergence, "JUMP", math.inf)
+    no_jump = unittest.mock.patch.object(loops.record.forecast, "JUMP", math.inf)
     with no_jump, unittest.mock.patch.object(loops.record.forecast, "AHEAD", -1):
         return forecast(columns)
 

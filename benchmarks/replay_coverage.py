@@ -29,13 +29,11 @@ import loops
 import scaler
 from loops.diagnose.find_scale import STATIC_MARGIN
 from loops.record.trace import read
-from loops.replay.intervals import LEVEL
+from loops.replay.intervals import LEVEL, Tail
 from loops.replay.live import History, change_strategy, train_again
-from loops.replay.one_run import static_scale
 from loops.replay.recording import Recording, recording_of
-from loops.replay.replay import replay_recordings
+from loops.replay.replay import replay_recordings, static_scale
 from loops.replay.results import Replayed
-from loops.replay.tails import Tail
 from loops.replay.validate import difference
 from loops.run.strategy_text import parse_strategy
 

@@ -15,12 +15,12 @@ from loops.diagnose.lint.finding import Finding as Finding
 from loops.diagnose.verify import Change as Change
 from loops.diagnose.verify import Verification as Verification
 from loops.diagnose.verify import verify as verify
-from loops.record.divergence import Alarm as Alarm
-from loops.record.divergence import Evidence as Evidence
+from loops.record.forecast import Alarm as Alarm
+from loops.record.forecast import Evidence as Evidence
 from loops.record.forecast import forecast as forecast
-from loops.record.noise_scale import noise_scale as noise_scale
 from loops.record.trace import TraceTables as TraceTables
 from loops.record.trace import read as read
+from loops.record.trace.gauges import noise_scale as noise_scale
 from loops.replay import Intervals as Intervals
 from loops.replay import Replay as Replay
 from loops.replay import Replayed as Replayed

@@ -11,9 +11,9 @@ from halfstep.commands.shared import FORMS, count
 
 if TYPE_CHECKING:
     import scaler
+    from loops.replay.intervals import Tail
     from loops.replay.recording import Recording
     from loops.replay.results import Replay
-    from loops.replay.tails import Tail
     from loops.replay.validate import Validated
 
 
@@ -77,10 +77,11 @@ def run(options: argparse.Namespace) -> None:
     import scaler
     from halfstep.terminal import quiet, width, working
     from loops.record.files import to_json
-    from loops.replay.recording import recording_of
+    from loops.replay.intervals import differences_in
+    from loops.replay.recording import recording_of, tables_of
     from loops.replay.replay import replay_recordings
-    from loops.replay.results import differences_in, write_scales
-    from loops.replay.sources import named_strategies, tables_of
+    from loops.replay.results import write_scales
+    from loops.replay.stepping import named_strategies
     from loops.support.text import amount
 
     quiet()
@@ -161,7 +162,7 @@ def _draw(found: Replay, recording: Recording, path: pathlib.Path) -> None:
     from loops.support.drawing import require_matplotlib, save
 
     require_matplotlib()
-    from loops.replay.figure import replay_figure
+    from loops.replay.results import replay_figure
 
     scales = {one.strategy: one.scales for one in found.strategies}
     save(replay_figure(found.numbers, recording.limits.decided, scales), path)

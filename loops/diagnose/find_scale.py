@@ -16,9 +16,8 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.explain.examples import example_of
 from loops.record.trace.tensors import tensors_of
-from loops.replay.one_run import static_scale
-from loops.replay.recording import recording_of
-from loops.replay.sources import Source, tables_of
+from loops.replay.recording import Source, recording_of, tables_of
+from loops.replay.replay import static_scale
 from loops.step.train_step import TrainStep
 from loops.support.checks import check_count
 from loops.support.errors import LoopError, OutOfData

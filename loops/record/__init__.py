@@ -2,5 +2,5 @@
 
 from loops.record.reading import as_recorded as as_recorded
 from loops.record.reading import read_run as read_run
-from loops.record.run import Measured as Measured
-from loops.record.run import Recorded as Recorded
+from loops.record.steps import Measured as Measured
+from loops.record.steps import Recorded as Recorded

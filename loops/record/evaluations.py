@@ -12,7 +12,7 @@ import numpy as np
 from loops.actions.evaluate import Evaluate
 from loops.record.files import EVALUATIONS
 from loops.record.log import read_log
-from loops.record.run import Gauges
+from loops.record.steps import Gauges
 from loops.support.json_values import as_float, without_nan
 from loops.support.written.place import writing
 

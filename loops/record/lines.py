@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from loops.loop.visit import Cadence, Seconds, Visit
 from loops.record.evaluations import EvaluationLines
-from loops.record.skips import skip_names
+from loops.record.trace.visit_columns import skip_names
 from loops.support.errors import BadOutputs, LoopError, ResumeWarning
 from loops.support.json_values import row_of, without_nan
 from loops.support.written.append_file import AppendFile

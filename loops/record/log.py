@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from loops.record.columns import DECISIONS, NUMBERS, RETRIES, cause_name
+from loops.record.steps import DECISIONS, NO_STEPS, NUMBERS, RETRIES, Steps, cause_name
 from loops.support.json_values import as_float, is_row, read_json, row_of, without_nan
 from loops.support.part_names import columns_of, part_names
 
@@ -21,24 +22,21 @@ _DIGITS = 18
 """The most digits of a number that surely fits into 64 bits."""
 
 
-class Log(NamedTuple):
-    """The columns of a log.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Log(Steps):
+    """The steps of a log, and what of it could not be read.
 
     Attributes:
-        step: Int64 [steps], in order, each once.
-        columns: Float64 [steps] by name.
-        cause: Strings [steps], the name of a `scaler.Cause`, or "".
         unread: The number of lines that were skipped.
         text: What is wrong with columns that are left out, since they hold text: one clause each.
         first_unread: The number of the first of the lines that were skipped, from 1; 0 without one.
+        with_text: The columns that are left out, NaN where a step has text.
     """
 
-    step: np.ndarray
-    columns: dict[str, np.ndarray]
-    cause: np.ndarray
-    unread: int
+    unread: int = 0
     text: tuple[str, ...] = ()
     first_unread: int = 0
+    with_text: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def damage(self, name: str, text_is: str) -> list[str]:
         """What of the file could not be read, as sentences that name the lines.
@@ -71,58 +69,53 @@ def columns_in(lines: Sequence[str], *, comma: bool) -> Log:
         lines: The lines, without line ends.
         comma: Whether they are comma-separated values with a header as the first line.
     """
-    chunks = _of_csv if comma else _of_json
+    parts: list[Steps] = []
+    unread: list[int] = []
     text: dict[str, str] = {}
-    parts = [_columns(rows, text) for rows in chunks(lines)]
-    log = _joined(parts, len(lines) - (comma and bool(lines)))
-    if log.unread:
-        unread = (number for number, rows in _by_line(lines, chunks) if not rows)
-        log = log._replace(first_unread=next(unread, 0))
-    if not text:
-        return log
+    number = 1 + (comma and bool(lines))
+    for rows in _of_csv(lines) if comma else _of_json(lines):
+        parts.append(part := _table([row for row in rows if row]))
+        unread += [at for at, row in enumerate(rows, number) if not row]
+        for name in part.columns.keys() - text.keys():
+            texts = ((at, row[name]) for at, row in enumerate(rows, number) if row and isinstance(row.get(name), str))
+            if first := next(texts, None):
+                text[name] = f"line {first[0]} has the text {first[1]!r:.60} as its {name}, not a number"
+        number += len(rows)
+    found = _last_of_each(parts)
     # A number for the text would be a guess, and a missing one would be told as a loss that is not finite.
-    columns = {name: values for name, values in log.columns.items() if name not in text}
-    return log._replace(columns=columns, text=tuple(_told(name, text[name], lines, chunks) for name in text))
-
-
-def _told(name: str, value: str, lines: Sequence[str], chunks: Callable) -> str:
-    """Which line has text in a column, as a clause."""
-    number = next(
-        number for number, rows in _by_line(lines, chunks) if any(isinstance(row.get(name), str) for row in rows)
-    )
-    return f"line {number} has the text {value!r:.60} as its {name}, not a number"
-
-
-def _by_line(lines: Sequence[str], chunks: Callable) -> Iterator[tuple[int, list[dict]]]:
-    """The number of each line of values, from 1, and its row, if it has one."""
-    header = lines[:1] if chunks is _of_csv else []
-    for number, line in enumerate(lines[len(header) :], 1 + len(header)):
-        yield number, [row for rows in chunks([*header, line]) for row in rows]
+    columns = {name: values for name, values in found.columns.items() if name not in text}
+    with_text = {name: values for name, values in found.columns.items() if name in text}
+    told = tuple(text[name] for name in with_text)
+    return Log(found.step, columns, found.cause, len(unread), told, min(unread, default=0), with_text)
 
 
 def _lines(path: pathlib.Path) -> list[str]:
     return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
-def _of_json(lines: Sequence[str]) -> Iterator[list[dict]]:
+def _of_json(lines: Sequence[str]) -> Iterator[list[dict | None]]:
+    """The row in each line, None where there is none: of some lines at a time."""
     for start in range(0, len(lines), _CHUNK):
         chunk = lines[start : start + _CHUNK]
         try:
             rows = read_json(f"[{','.join(chunk)}]")
+            if len(rows) != len(chunk):
+                raise ValueError("a line holds several values")
         except ValueError:
             rows = [row_of(line) for line in chunk]
-        yield [row for row in rows if is_row(row)]
+        yield [row if is_row(row) else None for row in rows]
 
 
-def _of_csv(lines: Sequence[str]) -> Iterator[list[dict]]:
-    rows: list[dict] = []
+def _of_csv(lines: Sequence[str]) -> Iterator[list[dict | None]]:
+    """The same of comma-separated values, without their header."""
     header = _cells(lines[0]) if lines else []
+    rows: list[dict | None] = []
     for line in lines[1:]:
         cells = dict(zip(header, cells, strict=False)) if len(cells := _cells(line)) >= len(header) else {}
         # An incomplete last line may end within a number.
         step = cells.get("step", "")
-        if step.isdecimal() and len(step) <= _DIGITS:
-            rows.append({**{name: _number(text) for name, text in cells.items()}, "step": int(step)})
+        whole = step.isdecimal() and len(step) <= _DIGITS
+        rows.append({**{name: _number(value) for name, value in cells.items()}, "step": int(step)} if whole else None)
     yield rows
 
 
@@ -141,17 +134,11 @@ def _number(text: str) -> float | str | None:
         return text or None
 
 
-def _columns(rows: Sequence[dict], text: dict[str, str]) -> Log:
-    """The columns of some rows. The first text of a column that needs numbers is added to `text`, by its name."""
+def _table(rows: Sequence[dict]) -> Steps:
+    names = [name for name in (*_COLUMNS, *_of_parts(rows)) if any(name in row for row in rows)]
+    columns = {name: np.array([as_float(row.get(name)) for row in rows], np.float64) for name in names}
     step = np.array([row["step"] for row in rows], np.int64)
-    columns = {}
-    for name in (*_COLUMNS, *_of_parts(rows)):
-        if any(name in row for row in rows):
-            texts = (row[name] for row in rows if isinstance(row.get(name), str))
-            if name not in text and (first := next(texts, None)) is not None:
-                text[name] = first
-            columns[name] = np.array([as_float(row.get(name)) for row in rows], np.float64)
-    return Log(step, columns, np.array([cause_name(row.get("cause")) for row in rows], np.str_), 0)
+    return Steps(step, columns, np.array([cause_name(row.get("cause")) for row in rows], np.str_))
 
 
 def _of_parts(rows: Sequence[dict]) -> list[str]:
@@ -160,22 +147,18 @@ def _of_parts(rows: Sequence[dict]) -> list[str]:
     return [name for part in part_names(names) for name in (f"{part}/{one}" for one in _COLUMNS) if name in names]
 
 
-def _joined(parts: Iterable[Log], lines: int) -> Log:
-    parts = [part for part in parts if len(part.step)]
+def _last_of_each(parts: Iterable[Steps]) -> Steps:
+    """One table of the parts of a log, in the order of the steps. Of a step that is there twice the last row counts."""
+    parts = [part for part in parts if len(part)]
     if not parts:
-        return Log(np.zeros(0, np.int64), {}, np.zeros(0, np.str_), lines)
+        return NO_STEPS
     # In the order of the log, for reports that are the same each time.
     names = dict.fromkeys(name for part in parts for name in part.columns)
-    step = np.concatenate([part.step for part in parts])
-    columns = {
-        name: np.concatenate([part.columns.get(name, np.full(len(part.step), np.nan)) for part in parts])
-        for name in names
-    }
-    cause = np.concatenate([part.cause for part in parts])
-    # The last line of each step: `unique` finds the first, so the order is reversed.
+    columns = {name: np.concatenate([part.column(name) for part in parts]) for name in names}
+    step, cause = (np.concatenate([getattr(part, name) for part in parts]) for name in ("step", "cause"))
+    # `unique` finds the first, so the order is reversed.
     _, back = np.unique(step[::-1], return_index=True)
-    kept = len(step) - 1 - back
-    return Log(step[kept], {name: values[kept] for name, values in columns.items()}, cause[kept], lines - len(step))
+    return Steps(step, columns, cause).where(len(step) - 1 - back)
 
 
 def _with_numbers(row: dict[str, Any]) -> dict[str, Any]:

@@ -16,15 +16,13 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.record.columns import DECISIONS, NUMBERS
 from loops.record.evaluations import evaluations_in
 from loops.record.files import STEPS, TRACE, check_run, log_of, trace_of
 from loops.record.log import Log, read_columns
-from loops.record.run import Measured, Recorded
 from loops.record.run_metadata import counted_in, metadata_of, replayed_in
+from loops.record.steps import DECISIONS, NUMBERS, Gauges, Measured, Recorded, Steps, cause_name, joined, parts_at
 from loops.record.trace import TraceTables, read
-from loops.record.trace_columns import columns_of, gauges_in, measured_in
-from loops.record.watching import probes_for
+from loops.record.trace.tensors import probes_for
 from loops.support.errors import LoopError, TraceWarning
 from loops.support.part_names import part_names
 
@@ -64,7 +62,7 @@ def as_recorded(source: Any) -> Recorded:
     if isinstance(source, (str, os.PathLike)):
         return read_run(source)
     if isinstance(source, TraceTables):
-        return _made("trace", "", None, source, {}, {}, [])
+        return _made("trace", None, source)
     if isinstance(source, Mapping):
         return _of_arrays(source)
     raise scaler.InvalidArgument(
@@ -89,16 +87,16 @@ def read_run(run: str | os.PathLike) -> Recorded:
     trace, log = files_of(place)
     notes: list[str] = []
     found = read_columns(log) if log else None
-    if found and log:
+    if found is not None and log:
         notes += found.damage(log.name, "the column is left out")
-    tables = _tables(trace, found is None or not len(found.step), notes) if trace else None
+    tables = _tables(trace, not found, notes) if trace else None
     if trace is None:
         parts = tuple(part_names(found.columns)) if found else ()
         how = "" if parts else _BY_COMMAND
         notes.append(_NO_TRACE.format(how=how, trace=TRACE, probes=probes_for(parts)))
-    facts, versions = metadata_of(folder)
-    replayed = replayed_in(folder, notes)
-    recorded = _made(place.resolve().name, str(run), found, tables, facts, versions, notes)
+    replayed, evaluations = replayed_in(folder, notes), evaluations_in(folder, log)
+    of_folder = {"place": str(run), "replayed": replayed, "evaluations": evaluations, **metadata_of(folder)._asdict()}
+    recorded = _made(place.resolve().name, found, tables, notes, **of_folder)
     if not len(recorded):
         lacking = [note for note in notes if _DAMAGED in note]
         if lacking:
@@ -107,14 +105,20 @@ def read_run(run: str | os.PathLike) -> Recorded:
             f"{run}: no step is recorded there, neither in a trace ({TRACE}) nor in a log ({STEPS}). Give the run "
             f'hs.Trace("run/{TRACE}") or hs.JsonLines("run/{STEPS}"), or wait for its first visit.'
         )
-    counted = counted_in(folder, recorded.step[recorded.known].tolist())
-    return dataclasses.replace(recorded, replayed=replayed, counted=counted, evaluations=evaluations_in(folder, log))
+    return dataclasses.replace(recorded, counted=counted_in(folder, recorded.step[recorded.known].tolist()))
 
 
-def read_steps(trace: pathlib.Path, log: pathlib.Path | None) -> Recorded:
-    """The steps of a trace and of a log, each of which may be missing or damaged, without metadata."""
+def read_steps(trace: pathlib.Path | None, log: pathlib.Path | None) -> Recorded:
+    """The steps of a trace and of a log, each of which may be missing or damaged, without metadata.
+
+    Text in the place of a number is an unknown number. Only a loss that is text leaves out all losses of its log, since
+    an unknown loss would be told as one that is not finite.
+    """
     found = read_columns(log) if log is not None and log.is_file() else None
-    return _made("", "", found, _tables(trace, False, []) if trace.is_file() else None, {}, {}, [])
+    if found is not None:
+        with_text = {name: values for name, values in found.with_text.items() if name != "loss"}
+        found = dataclasses.replace(found, columns={**found.columns, **with_text})
+    return _made("", found, _tables(trace, False, []) if trace is not None and trace.is_file() else None)
 
 
 def files_of(place: pathlib.Path) -> tuple[pathlib.Path | None, pathlib.Path | None]:
@@ -145,36 +149,34 @@ def _tables(path: pathlib.Path, alone: bool, notes: list[str]) -> TraceTables | 
     return tables
 
 
-def _made(
-    name: str,
-    place: str,
-    log: Log | None,
-    tables: TraceTables | None,
-    facts: Mapping[str, Any],
-    versions: Mapping[str, Any],
-    notes: list[str],
-) -> Recorded:
-    traced = columns_of(tables.steps) if tables else None
-    if traced and log and (step := parts_at(traced, log)) is not None:
+def _made(name: str, log: Log | None, tables: TraceTables | None, notes: Sequence[str] = (), **facts: Any) -> Recorded:
+    """The run of a log, a trace, or both. A trace of another run than the log is left out.
+
+    Args:
+        name: Of the run.
+        log: Its log, or None.
+        tables: Its trace, or None.
+        notes: What is missing or damaged so far.
+        facts: Further fields of a `Recorded`.
+    """
+    traced = steps_in(tables.steps) if tables else None
+    if traced is not None and log is not None and (step := parts_at(traced, log)) is not None:
         notes = [*notes, _OTHER_RUN.format(step=step)]
         tables = traced = None
-    tensors = measured_in(tables) if tables else None
-    if tables:
-        parts = tables.parts or (tuple(part_names(log.columns)) if log else ())
-        notes = notes + _missing(tensors, parts) + _unknown_headroom(tensors, traced.columns if traced else {}, parts)
     both = joined(traced, log)
-    return Recorded(
-        name,
-        place,
-        both.step,
-        both.columns,
-        both.cause,
-        tensors,
-        facts,
-        versions,
-        notes=tuple(notes),
-        traced=bool(tables),
-        gauges=gauges_in(tables) if tables else None,
+    run = Recorded(both.step, both.columns, both.cause, name=name, notes=tuple(notes), **facts)
+    if not tables or traced is None:
+        return run
+    tensors = _measured_in(tables)
+    parts = tables.parts or (tuple(part_names(log.columns)) if log is not None else ())
+    return dataclasses.replace(
+        run,
+        tensors=tensors,
+        gauges=_gauges_in(tables),
+        traced=True,
+        parts=parts,
+        lacks=tables.lacks,
+        notes=(*run.notes, *_lacking(tensors, traced.column("headroom"), parts)),
     )
 
 
@@ -184,17 +186,14 @@ _OTHER_RUN = (
 )
 
 
-def _unknown_headroom(tensors: Measured | None, columns: Mapping[str, np.ndarray], parts: Sequence[str]) -> list[str]:
-    """Why no step has a headroom, if tensors were measured and none has."""
-    if tensors is None or not len(tensors.step) or not np.isnan(columns.get("headroom", np.nan)).all():
-        return []
-    return [_NOT_WATCHED.format(probes=probes_for(parts)) if tensors.carries_scale.all() else _ZERO]
-
-
-def _missing(tensors: Measured | None, parts: Sequence[str]) -> list[str]:
+def _lacking(tensors: Measured | None, headroom: np.ndarray, parts: Sequence[str]) -> list[str]:
+    """What a trace lacks: tensors, histograms, or the headroom of those that were measured."""
     if tensors is None:
         return [_NO_TENSORS.format(probes=probes_for(parts))]
-    return [] if len(tensors.frames) else [_NO_HISTOGRAMS]
+    notes = [] if len(tensors.frames) else [_NO_HISTOGRAMS]
+    if len(tensors.step) and np.isnan(headroom).all():
+        notes.append(_NOT_WATCHED.format(probes=probes_for(parts)) if tensors.carries_scale.all() else _ZERO)
+    return notes
 
 
 def _of_arrays(arrays: Mapping[str, Any]) -> Recorded:
@@ -213,47 +212,62 @@ def _of_arrays(arrays: Mapping[str, Any]) -> Recorded:
     if step.shape != (length,):
         raise scaler.InvalidArgument(f"step of shape {step.shape}: expected ({length},), like the other arrays.")
     cause = np.array([one or "" for one in arrays.get("cause", [""] * length)], np.str_)
-    return Recorded("arrays", "", step, known, cause)
+    return Recorded(step, known, cause, name="arrays")
 
 
-def joined(trace: Log | None, log: Log | None) -> Log:
-    """The steps of both, each once. Where both have a number, that of the trace counts, which tells NaN from infinity.
+def steps_in(steps: Any) -> Steps:
+    """The steps of a trace as a table. Columns that are all null are left out.
 
     Args:
-        trace: The columns of the trace, or None if there is none.
-        log: Those of the log, or None if there is none.
+        steps: A `pyarrow.Table` with the columns of `TraceTables.steps`.
     """
-    parts = [part for part in (trace, log) if part is not None and len(part.step)]
-    if len(parts) < 2:
-        return parts[0] if parts else Log(np.zeros(0, np.int64), {}, np.zeros(0, np.str_), 0)
-    first, second = parts
-    step = np.union1d(first.step, second.step)
-    places = tuple(np.searchsorted(step, part.step) for part in parts)
-    columns = {}
-    for name in first.columns | second.columns:
-        own, other = (_spread(part.columns.get(name), at, len(step)) for part, at in zip(parts, places, strict=True))
-        columns[name] = np.where(np.isnan(own), other, own)
-    causes = [np.full(len(step), "", max(part.cause.dtype for part in parts)) for _ in parts]
-    for cause, part, at in zip(causes, parts, places, strict=True):
-        cause[at] = part.cause
-    return Log(step, columns, np.where(causes[0] == "", causes[1], causes[0]), 0)
+    columns = {
+        name: _floats(steps[name])
+        for name in (*NUMBERS, *DECISIONS)
+        if name in steps.column_names and steps[name].null_count < len(steps)
+    }
+    cause = np.array([cause_name(one) for one in steps["cause"].to_pylist()], np.str_)
+    return Steps(steps["step"].to_numpy().astype(np.int64), columns, cause)
 
 
-def parts_at(trace: Log, log: Log) -> int | None:
-    """The first step that both have with another finite number in one of their columns: then they are of two runs."""
-    common, here, there = np.intersect1d(trace.step, log.step, return_indices=True)
-    differs = np.zeros(len(common), bool)
-    for name in ("loss", "loss_scale", "grad_norm"):
-        if name in trace.columns and name in log.columns:
-            one, other = trace.columns[name][here], log.columns[name][there]
-            known = np.isfinite(one) & np.isfinite(other)
-            differs |= known & ~np.isclose(one, np.where(known, other, 0.0), rtol=1e-6, atol=0.0)
-    return int(common[differs][0]) if differs.any() else None
+def _measured_in(tables: TraceTables) -> Measured | None:
+    """What probes measured, or None if there were none."""
+    names = tables.tensors["name"].to_pylist()
+    if not names or not len(tables.steps):
+        return None
+    columns = [tables.steps[f"amax/{name}"] for name in names]
+    missing = np.stack([np.asarray(column.combine_chunks().is_null()) for column in columns], axis=1)
+    # A step without probes is null in every tensor; one that some part did not take, in those of the part.
+    known = ~missing.all(axis=1)
+    amax = np.where(missing, 0.0, np.stack([_floats(column) for column in columns], axis=1)).astype(np.float32)
+    entries = tables.histograms
+    tensor = entries["tensor"].combine_chunks()
+    return Measured(
+        step=tables.steps["step"].to_numpy().astype(np.int64)[known],
+        names=tuple(names),
+        formats=tuple(tables.tensors["format"].to_pylist()),
+        carries_scale=np.array(tables.tensors["carries_scale"].to_pylist(), bool),
+        amax=amax[known],
+        missing=missing[known],
+        counted=entries["step"].to_numpy().astype(np.int64),
+        tensor=np.asarray(tensor.indices).astype(np.int64) if len(entries) else np.zeros(0, np.int64),
+        bin=entries["bin"].to_numpy().astype(np.int64),
+        count=entries["count"].to_numpy().astype(np.int64),
+    )
 
 
-def _spread(values: np.ndarray | None, at: np.ndarray, length: int) -> np.ndarray:
-    """The values at their places among all steps, and NaN at the others."""
-    found = np.full(length, np.nan)
-    if values is not None:
-        found[at] = values
-    return found
+def _gauges_in(tables: TraceTables) -> Gauges | None:
+    """What ready probes measured, or None if there were none."""
+    outputs = tuple(f"{output}/" for outputs in scaler.observe.GAUGES.values() for output in outputs)
+    names = [name for name in tables.steps.column_names if name.startswith(outputs)]
+    if not names or not len(tables.steps):
+        return None
+    values = np.stack([_floats(tables.steps[name]) for name in names], axis=1)
+    return Gauges(tables.steps["step"].to_numpy().astype(np.int64), tuple(names), values)
+
+
+def _floats(column: Any) -> np.ndarray:
+    """The column as float64, with NaN for null."""
+    import pyarrow as pa
+
+    return np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)

@@ -15,8 +15,9 @@ import scaler
 from loops.loop.state import folder as checkpoints
 from loops.loop.state.compared import flat
 from loops.record.files import CHECKPOINTS, REPLAY, read_summary
+from loops.record.skips import lacks_steps
+from loops.record.steps import Counted
 from loops.record.summary import number as scale_text
-from loops.record.thinned import Counted, lacks_steps
 from loops.support.json_values import read_object
 
 
@@ -116,13 +117,11 @@ _SETTINGS = ("optimizer", "batches", "accumulate")
 def replayed_in(folder: pathlib.Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
     """The saved results of a replay, one mapping per strategy. A file of another kind is noted, and ignored."""
     try:
-        text = (folder / REPLAY).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ()
-    try:
-        rows = read_object(text)["strategies"]
+        rows = read_object((folder / REPLAY).read_text(encoding="utf-8"))["strategies"]
         if all(isinstance(row["strategy"], str) for row in rows):
             return tuple(rows)
+    except (OSError, UnicodeDecodeError):
+        return ()
     except (ValueError, KeyError, TypeError):
         pass
     notes.append(f"{REPLAY} is not the output of halfstep lab replay --json, and was ignored.")

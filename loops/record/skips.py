@@ -5,26 +5,22 @@ growth interval, and is halved again if the larger scale overflows: one skip per
 is. Both are intended. Growth cannot be seen where one column holds several scales. A run may occasionally skip for
 other reasons, when its gradients grow.
 
-
-What a skipped step was skipped for, in words: from the numbers that a step returns.
+A log with some of a run's steps leaves open what it does not show. A trace may be part of the log.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from loops.loop.silence import ZEROS, in_a_row, of_applied
-from loops.loop.visit import Visit
-from loops.record.columns import cause_name, cause_names
-from loops.record.thinned import Counted, Thinned, said_of, thinned
-from loops.step.parts import OwnStep
+from loops.record.steps import Counted, Steps
 from loops.support.part_names import part_names
-from loops.support.text import agreeing
+from loops.support.text import agreeing, amount
 
 _SPIKE = "SPIKE"
 _MEANT = ("", "OVERFLOW", _SPIKE)
@@ -38,6 +34,44 @@ _LEAST = 3
 """Fewer skips than this are never too large a share."""
 _LOWEST = 1.0
 """A loss scale below this makes gradients smaller than they are, which a healthy float16 run does not need."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Thinned:
+    """A log that lacks steps of its run.
+
+    Attributes:
+        logged: The number of steps in the log.
+        last: The last of them.
+        every: The number that all of them are a multiple of, or None.
+        counted: What the run counted itself, or None if nothing in its folder says it.
+        shown: How many of the skips that the run counted are in the log.
+        traced: Whether steps of a trace are among those in the log.
+        silent: Whether the log has more steps, of which it does not say whether they were applied.
+    """
+
+    logged: int
+    last: int
+    every: int | None
+    counted: Counted | None
+    shown: int = 0
+    traced: bool = False
+    silent: bool = False
+
+    @property
+    def unlogged(self) -> int | None:
+        """How many skips are not in the log, or None if that is unknown."""
+        return None if self.counted is None else max(self.counted.skips - self.shown, 0)
+
+    @property
+    def open(self) -> bool:
+        """Whether there are, or may be, skips that the log does not show."""
+        return self.unlogged != 0 or self.counted is None or self.counted.steps < self.last
+
+    @property
+    def what(self) -> str:
+        """Which steps the log has, to follow "the log has"."""
+        return f"every {_ordinal(self.every)} step" if self.every else f"{self.logged:,} of {amount(self.last, 'step')}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,171 +128,159 @@ class Health:
         return not self.open and not self.untold
 
 
-def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None, *, traced: bool = False) -> Health:
-    """Judges a run by the rows of its log.
+def health(steps: Steps, counted: Counted | None = None, *, traced: bool = False) -> Health:
+    """Judges a run by its steps.
 
     Args:
-        rows: The rows in the order of the steps, with "step", "applied", "loss" and, for a `TrainStep`, "attempted",
-            "grad_norm" and "cause".
+        steps: The columns "applied", "attempted", "loss", "loss_scale" and "grad_norm", and the causes.
         counted: What the run counted itself, for a log without some of its steps.
-        traced: Whether rows of a trace are among them.
+        traced: Whether steps of a trace are among them.
     """
-    moved, unseen = _of_applied([row for row in rows if "applied" in row])
-    decided = [row for row in rows if row.get("attempted", True) and "applied" in row]
+    # Of a micro-batch it is known that no decision was taken.
+    known = (steps.known | ~steps.attempted) & ("applied" in steps.columns)
+    moved = of_applied(steps.attempted[known], steps.column("applied")[known] != 0)
+    lost = ~np.isfinite(steps.column("loss")[known]) & ("loss" in steps.columns)
+    unseen = steps.step[known][moved & lost].tolist()
+    decided = steps.where(known & steps.attempted)
     attempts = _of_skipped_parts(decided)
     streaks = _streaks(attempts)
-    at_start = len(streaks[0]) if streaks and attempts[0] is streaks[0][0] else 0
-    bad = [streak for streak in streaks if _is_bad(streak, attempts)]
-    places = {row["step"]: place for place, row in enumerate(attempts)}
-    of_growth = [streak for streak in streaks if _is_of_growth(streak, attempts, places[streak[0]["step"]])]
-    grown = {row["step"] for streak in of_growth for row in streak}
-    untold = {
-        row["step"]
-        for streak in streaks
-        if streak not in bad and _is_untold(streak, attempts, places[streak[0]["step"]])
-        for row in streak
-    }
-    often = None if bad else _often(attempts[len(attempts) // 2 :], grown | untold)
+    bad = [one for one in streaks if one.is_bad]
+    of_growth = {step for one in streaks if one.is_of_growth for step in one.steps}
+    untold = {step for one in streaks if not one.is_bad and one.is_untold for step in one.steps}
+    often = None if bad else _often(attempts.where(slice(len(attempts) // 2, None)), of_growth | untold)
     if often:
-        bad = [streak for streak in streaks if streak[0]["step"] not in grown | untold][-1:]
-    step = None
-    if streaks:
-        step = (_telling(bad[-1]) if bad else streaks[-1][-1])["step"]
-    later = _later(bad[-1], step) if bad else ()
+        bad = [one for one in streaks if one.steps[0] not in of_growth | untold][-1:]
+    step = (bad[-1].telling if bad else streaks[-1].steps[-1]) if streaks else None
+    later = bad[-1].after(step) if bad and step is not None else ()
     if unseen and not bad:
         step = unseen[-1]
     zeros, since = _zeros(decided)
-    if zeros and not unseen and (not bad or bad[-1][-1]["step"] < since):
+    if zeros and not unseen and (not bad or bad[-1].steps[-1] < since):
         step, later = since, ()
-    healthy = not bad and not unseen and not zeros
-    skipped = [row["step"] for streak in streaks for row in streak]
+    skipped = [step for one in streaks for step in one.steps]
     # A step may be logged without its decision: then it says as little of skips as one that was not logged.
-    known = [row["step"] for row in rows if "applied" in row] or [row["step"] for row in rows]
+    said = (steps.step[known] if known.any() else steps.step).tolist()
     return Health(
         step=step,
-        healthy=healthy,
+        healthy=not bad and not unseen and not zeros,
         skips=len(skipped),
-        at_start=at_start,
-        steps=len(rows),
-        of_growth=len(grown),
+        at_start=len(streaks[0].steps) if streaks and streaks[0].first == 0 else 0,
+        steps=len(steps),
+        of_growth=len(of_growth),
         untold=len(untold),
-        moved=moved,
+        moved=int(moved.sum()),
         unseen=len(unseen),
         zeros=zeros,
         later=later,
         often=often,
-        last=rows[-1]["step"] if rows else 0,
-        spikes=sum(_is_spike(row) for streak in streaks for row in streak),
-        thinned=thinned(known, skipped, counted, traced=traced, silent=len(known) < len(rows)),
+        last=int(steps.step[-1]) if len(steps) else 0,
+        spikes=sum(cause == _SPIKE for one in streaks for cause in one.causes),
+        thinned=thinned(said, skipped, counted, traced=traced, silent=len(said) < len(steps)),
     )
 
 
-def _of_skipped_parts(rows: Sequence[Mapping]) -> Sequence[Mapping]:
-    """The rows in which it is the turn of a part that is ever skipped; all rows of a step without parts.
+def _of_skipped_parts(steps: Steps) -> Steps:
+    """The steps in which it is the turn of a part that is ever skipped; all of a step without parts.
 
     Where it is not its turn, a part with `every=2` is neither skipped nor applied, and its streak goes on.
     """
-    parts = part_names(dict.fromkeys(name for row in (*rows[:1], *rows[-1:]) for name in row))
-    due = {part: [bool(row.get(f"{part}/attempted", True)) for row in rows] for part in parts}
+    parts = part_names(steps.columns)
+    due = [steps.column(f"{part}/attempted") != 0 for part in parts]
     skipped = [
-        part
-        for part in parts
-        if any(own and row.get(f"{part}/applied") is False for own, row in zip(due[part], rows, strict=True))
+        own for part, own in zip(parts, due, strict=True) if (own & (steps.column(f"{part}/applied") == 0)).any()
     ]
-    if not skipped:
-        return rows
-    return [row for place, row in enumerate(rows) if any(due[part][place] for part in skipped)]
+    return steps.where(np.logical_or.reduce(skipped)) if skipped else steps
 
 
-def _of_applied(rows: Sequence[Mapping]) -> tuple[int, list[int]]:
-    """The number of applied steps with their micro-batches, and those of them whose loss is not finite."""
-    attempted = np.array([bool(row.get("attempted", True)) for row in rows], bool)
-    moved = of_applied(attempted, np.array([bool(row["applied"]) for row in rows], bool))
-    # A log has null for NaN and infinities.
-    unseen = [row["step"] for row, own in zip(rows, moved, strict=True) if own and row.get("loss", 0.0) is None]
-    return int(moved.sum()), unseen
+@dataclasses.dataclass(frozen=True)
+class _Streak:
+    """Consecutive skips among the attempts of a run.
 
-
-def _is_bad(streak: Sequence[Mapping], attempts: Sequence[Mapping]) -> bool:
-    at_start, at_end = streak[0] is attempts[0], streak[-1] is attempts[-1]
-    return (
-        any(cause_name(row.get("cause")) not in _MEANT for row in streak)
-        or (at_end and len(streak) >= _AT_END)
-        or (not at_start and len(streak) >= _STREAK)
-        or any((row.get("loss_scale") or _LOWEST) < _LOWEST for row in streak)
-    )
-
-
-def _is_of_growth(streak: Sequence[Mapping], attempts: Sequence[Mapping], first: int) -> bool:
-    """Whether the scale had grown since the previous skips, and these skips only undid that."""
-    if any(map(_is_spike, streak)):
-        return False
-    start, end = first, first + len(streak)
-    while start and attempts[start - 1]["applied"]:
-        start -= 1
-    before, at = (attempts[place].get("loss_scale") for place in (start, first))
-    if start == first or before is None or at is None or at <= before:
-        return False
-    after = before if end == len(attempts) else attempts[end].get("loss_scale")
-    return after is not None and after >= before
-
-
-def _is_untold(streak: Sequence[Mapping], attempts: Sequence[Mapping], first: int) -> bool:
-    """Whether the scale of these skips was below that of the applied steps around them: that of another scaler.
-
-    One scale alone does not rise over a skip.
+    Attributes:
+        attempts: The attempts.
+        first: The place of the first of these skips.
+        end: The place after the last.
+        since: The place after the skips before.
     """
-    if first == 0 or any(map(_is_spike, streak)):
-        return False
-    around = [attempts[place] for place in (first - 1, first + len(streak)) if place < len(attempts)]
-    rows = [*streak, *around]
-    scales = [float(row["loss_scale"]) for row in rows if row.get("loss_scale") is not None]
-    return len(scales) == len(rows) and max(scales[: len(streak)]) < min(scales[len(streak) :])
+
+    attempts: Steps
+    first: int
+    end: int
+    since: int
+
+    @functools.cached_property
+    def steps(self) -> list[int]:
+        """The skipped steps."""
+        return self.attempts.step[self.first : self.end].tolist()
+
+    @functools.cached_property
+    def causes(self) -> list[str]:
+        """Why each was skipped."""
+        return self.attempts.cause[self.first : self.end].tolist()
+
+    @property
+    def is_bad(self) -> bool:
+        scale, count = self.attempts.column("loss_scale")[self.first : self.end], len(self.steps)
+        return (
+            not set(self.causes) <= {*_MEANT}
+            or (self.end == len(self.attempts) and count >= _AT_END)
+            or (self.first > 0 and count >= _STREAK)
+            or bool(((scale < _LOWEST) & (scale != 0)).any())
+        )
+
+    @property
+    def is_of_growth(self) -> bool:
+        """Whether the scale had grown since the previous skips, and these skips only undid that."""
+        scale = self.attempts.column("loss_scale")
+        if _SPIKE in self.causes or self.since == self.first or not scale[self.first] > scale[self.since]:
+            return False
+        after = self.since if self.end == len(scale) else self.end
+        return bool(scale[after] >= scale[self.since])
+
+    @property
+    def is_untold(self) -> bool:
+        """Whether the scale of these skips was below that of the applied steps around them: that of another scaler.
+
+        One scale alone does not rise over a skip.
+        """
+        if self.first == 0 or _SPIKE in self.causes:
+            return False
+        scale = self.attempts.column("loss_scale")
+        around = scale[[place for place in (self.first - 1, self.end) if place < len(scale)]]
+        return bool(scale[self.first : self.end].max() < around.min())
+
+    @property
+    def telling(self) -> int:
+        """The first skip that a high scale does not explain, or else the first: it is closest to the cause."""
+        return [*self._strange, *self.steps][0]
+
+    @property
+    def _strange(self) -> list[int]:
+        return [step for step, cause in zip(self.steps, self.causes, strict=True) if cause not in _MEANT]
+
+    def after(self, step: int) -> tuple[int, ...]:
+        """The later skips, only those that a high scale does not explain if there are any of these."""
+        rest, strange = ([one for one in found if one > step] for found in (self.steps, self._strange))
+        return tuple(strange or rest)
 
 
-def _is_spike(row: Mapping) -> bool:
-    return cause_name(row.get("cause")) == _SPIKE
+def _streaks(attempts: Steps) -> list[_Streak]:
+    edges = np.flatnonzero(np.diff(attempts.column("applied") == 0, prepend=False, append=False)).tolist()
+    firsts, ends = edges[::2], edges[1::2]
+    return [_Streak(attempts, *places) for places in zip(firsts, ends, [0, *ends][: len(ends)], strict=True)]
 
 
-def _often(attempts: Sequence[Mapping], grown: set[int]) -> tuple[int, int] | None:
+def _often(attempts: Steps, grown: set[int]) -> tuple[int, int] | None:
     """The number of skips without a preceding growth and that of all steps, if these skips are too many."""
-    skips = sum(not row["applied"] and row["step"] not in grown for row in attempts)
+    skips = len(set(attempts.step[attempts.skipped].tolist()) - grown)
     return (skips, len(attempts)) if skips >= _LEAST and skips > SHARE * len(attempts) else None
 
 
-def _streaks(attempts: Sequence[Mapping]) -> list[list[Mapping]]:
-    """Groups consecutive skips."""
-    streaks: list[list[Mapping]] = []
-    before = True
-    for row in attempts:
-        if not row["applied"]:
-            if before:
-                streaks.append([])
-            streaks[-1].append(row)
-        before = row["applied"]
-    return streaks
-
-
-def _telling(streak: Sequence[Mapping]) -> Mapping:
-    """The first skip that a high scale does not explain, or else the first: it is closest to the cause."""
-    return next((row for row in streak if cause_name(row.get("cause")) not in _MEANT), streak[0])
-
-
-def _zeros(attempts: Sequence[Mapping]) -> tuple[int, int]:
+def _zeros(attempts: Steps) -> tuple[int, int]:
     """The number of applied steps at the end with zero gradients, and the first of them; 0 and 0 if they are few."""
-    applied = [row for row in attempts if row["applied"]]
-    norms, losses = (
-        np.array([math.nan if row.get(name) is None else row[name] for row in applied])
-        for name in ("grad_norm", "loss")
-    )
-    count = in_a_row(np.ones(len(applied), bool), norms, losses)
-    return (count, applied[-count]["step"]) if count >= ZEROS else (0, 0)
-
-
-def _later(streak: Sequence[Mapping], step: int | None) -> tuple[int, ...]:
-    rest = [row for row in streak if step is not None and row["step"] > step]
-    strange = [row for row in rest if cause_name(row.get("cause")) not in _MEANT]
-    return tuple(row["step"] for row in strange or rest)
+    applied = attempts.where(~attempts.skipped)
+    count = in_a_row(np.full(len(applied), True), applied.column("grad_norm"), applied.column("loss"))
+    return (count, int(applied.step[-count])) if count >= ZEROS else (0, 0)
 
 
 def in_words(found: Health) -> str:
@@ -324,16 +346,59 @@ def too_often(found: Health) -> str:
     )
 
 
-def skip_names(visit: Visit, train_step: Any) -> dict[str, list[str | None]]:
-    """The columns `cause` and `variable` of a visit as texts, None at each step that was not skipped.
+def lacks_steps(steps: Sequence[int]) -> bool:
+    """Whether a log with these steps, in order, lacks steps before its last."""
+    return len(steps) > 0 and len(steps) < steps[-1]
+
+
+def thinned(
+    steps: Sequence[int],
+    skipped: Sequence[int],
+    counted: Counted | None,
+    *,
+    traced: bool = False,
+    silent: bool = False,
+) -> Thinned | None:
+    """What is known of a log that lacks steps; None for one that has all steps up to its last.
 
     Args:
-        visit: The steps.
-        train_step: The loop's. The variables of a `TrainStep` and of a `ComposedStep` are known, there with the name of
-            the part; of another step there is no column.
+        steps: The steps in the log that say whether they were applied, in order.
+        skipped: Those of them that were skipped.
+        counted: What the run counted itself, if that is known.
+        traced: Whether steps of a trace are among them.
+        silent: Whether the log has more steps, which do not say it.
     """
-    if not isinstance(train_step, OwnStep):
-        return {}
-    paths = train_step.names_of_weights()
-    variables = [paths[value] if value >= 0 else None for value in visit.outputs["variable"].tolist()]
-    return {"cause": cause_names(visit.outputs["cause"]), "variable": variables}
+    if not lacks_steps(steps):
+        return None
+    every = functools.reduce(math.gcd, map(int, steps))
+    regular = every > 1 and len(steps) == steps[-1] // every
+    shown = sum(step <= counted.steps for step in skipped) if counted else 0
+    return Thinned(len(steps), int(steps[-1]), every if regular else None, counted, shown, traced, silent)
+
+
+def said_of(found: Thinned) -> str:
+    """What the log leaves open, as sentences."""
+    record = "record" if found.traced else "log"
+    said = f"The {record} has only {found.what}"
+    if found.silent:
+        said = f"The {record} says of only {found.what} whether they were applied"
+    if found.counted is None or found.unlogged is None:
+        return f"{said}, and nothing in the folder counts all skips: to know of all steps, log each of them."
+    counted, logged = found.counted, "recorded" if found.traced else "logged"
+    until = (
+        f"{counted.steps:,}" if counted.steps >= found.last else f"the {counted.steps:,} up to its newest checkpoint"
+    )
+    if not counted.skips:
+        return f"{said}; the run skipped none of {until}."
+    run = f"the run skipped {counted.skips:,} of {until}"
+    if not found.unlogged:
+        return f"{said}; {run}, {agreeing(counted.skips, 'which is', 'all of them')} {logged}."
+    none = agreeing(counted.skips, f"not {logged}", f"none of them {logged}")
+    which = f"{found.unlogged:,} of them not {logged}" if found.shown else none
+    remedy = "keep the hs.Trace from the first step on" if found.traced else "add an hs.Trace, which has all of them"
+    return f"{said}; {run}, {which}. To learn why, log every step, or {remedy}."
+
+
+def _ordinal(number: int) -> str:
+    ends = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number:,}{'th' if number % 100 in (11, 12, 13) else ends.get(number % 10, 'th')}"

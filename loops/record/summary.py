@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from loops.record.run import Recorded
 from loops.record.skips import Health, health, not_logged
+from loops.record.steps import NO_STEPS, Recorded
 from loops.support.part_names import columns_of
 from loops.support.text import amount, share
 
@@ -90,7 +90,7 @@ def digest(run: Recorded) -> Digest:
         final_scale=float(usable[-1]) if len(usable) else math.nan,
         mean_log2_scale=float(np.log2(usable).mean()) if len(usable) else math.nan,
         margin=float(np.median(margin[~np.isnan(margin)])) if (~np.isnan(margin)).any() else math.nan,
-        health=health(rows_of(run), run.counted, traced=run.traced),
+        health=health(run if "applied" in run.columns else NO_STEPS, run.counted, traced=run.traced),
         parts={part: _of_part(run, part, name) for part, name in columns_of(run.columns, "loss").items() if part},
     )
 
@@ -210,25 +210,3 @@ def _above(found: Digest) -> str:
 
 def _unscaled(run: Recorded) -> bool:
     return bool((run.column("loss_scale") == 1).all())
-
-
-def rows_of(run: Recorded) -> list[dict[str, Any]]:
-    """The rows for `health`, with no more than it reads, since there may be a million."""
-    if "applied" not in run.columns:
-        return []
-    scale = [None if math.isnan(value) else value for value in run.column("loss_scale").tolist()]
-    steps = zip(run.step.tolist(), scale, strict=True)
-    rows: list[dict[str, Any]] = [{"step": step, "applied": True, "loss_scale": value} for step, value in steps]
-    for place in np.flatnonzero(~run.known & run.attempted).tolist():
-        del rows[place]["applied"]
-    for place in np.flatnonzero(~run.attempted).tolist():
-        rows[place]["attempted"] = False
-    for place in np.flatnonzero(run.skipped).tolist():
-        rows[place].update(applied=False, cause=str(run.cause[place]) or None)
-    if "loss" in run.columns:
-        for place in np.flatnonzero(~np.isfinite(run.column("loss"))).tolist():
-            rows[place]["loss"] = None
-        norm, loss = run.column("grad_norm"), run.column("loss")
-        for place in np.flatnonzero((norm == 0) & np.isfinite(loss)).tolist():
-            rows[place].update(grad_norm=0.0, loss=float(loss[place]))
-    return rows

@@ -20,12 +20,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from loops.replay.tails import Tail
+from loops.replay.recording import Lost
+from loops.support.errors import LoopError
+from loops.support.json_values import read_object
+from loops.support.written.place import as_path
 
 if TYPE_CHECKING:
     from loops.replay.results import Replayed
@@ -42,6 +47,62 @@ _ONE_SKIP = _ONE_OCTAVE = 1.0
 """The least half widths of skips and of the final scale. A few runs agree by chance in what one skip changes."""
 
 Range = tuple[float, float]
+
+
+class Tail(NamedTuple):
+    """The figures of a run's last steps, or the difference of two runs in them.
+
+    Attributes:
+        steps: The number of these steps.
+        skips: How many of them are skipped.
+        octaves: The mean of log2 of their scales.
+        final: Log2 of the scale after the last step.
+        floor: The share of these steps at the lowest scale.
+        ceiling: The share of these steps at the highest scale.
+        flushed: The share of the gradients that their scales flush to zero; NaN if it is unknown.
+    """
+
+    steps: int
+    skips: float
+    octaves: float
+    final: float
+    floor: float
+    ceiling: float
+    flushed: float
+
+    def apart_from(self, other: Tail) -> Tail:
+        """How far two tails of equal length lie apart: each figure's absolute difference."""
+        return Tail(self.steps, *(abs(one - its) for one, its in zip(self[1:], other[1:], strict=True)))
+
+
+def tail_of(
+    scales: np.ndarray,
+    skipped: np.ndarray,
+    final: float,
+    bounds: tuple[float, float],
+    since: int,
+    lost: Lost | None = None,
+) -> Tail:
+    """The figures from a step on.
+
+    Args:
+        scales: Float32 [steps].
+        skipped: Bool [steps].
+        final: The scale after the last step.
+        bounds: The lowest and the highest scale of the strategy.
+        since: The index of the first step that counts, below `steps`.
+        lost: What these steps flush to zero; None if it is unknown.
+    """
+    used = scales[since:]
+    return Tail(
+        len(used),
+        float(skipped[since:].sum()),
+        float(np.log2(used.astype(np.float64)).mean()),
+        float(np.log2(final)),
+        float((used == bounds[0]).mean()),
+        float((used == bounds[1]).mean()),
+        lost.flushed / lost.values if lost is not None and lost.values else float("nan"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +129,12 @@ class Intervals:
 
     def to_dict(self) -> dict[str, Any]:
         """Lists by figure, for JSON."""
-        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value and list(value) for name, value in named.items()}
+        return {name: value and list(value) for name, value in vars(self).items()}
 
 
 def of_pairs(tails: Sequence[Tail]) -> list[Tail]:
     """How far each two of several runs are apart, in tails of equal length."""
-    return [one.call_noninlined(other) for one, other in itertools.combinations(tails, 2)]
+    return [one.apart_from(other) for one, other in itertools.combinations(tails, 2)]
 
 
 def as_far_behind(differences: Iterable[Tail], steps: int) -> list[Tail]:
@@ -138,3 +198,41 @@ def _share(value: float | None, half: float) -> Range | None:
 
 def _within(value: float, half: float, lowest: float, highest: float) -> Range:
     return max(value - half, lowest), min(value + half, highest)
+
+
+PathLike = str | os.PathLike
+DIFFERENCE = "difference"
+"""The key of a strategy's difference in what `halfstep lab replay --validate --json` prints."""
+
+
+def differences_in(paths: PathLike | Sequence[PathLike]) -> list[Tail]:
+    """The differences that some files keep.
+
+    Args:
+        paths: Files of what `halfstep lab replay --validate --json` printed.
+
+    Raises:
+        LoopError: If one cannot be read, or is something else.
+    """
+    listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    return [one for path in listed for one in _of_file(as_path("replay", "validated", path))]
+
+
+def _of_file(path: pathlib.Path) -> list[Tail]:
+    try:
+        rows = read_object(path.read_text(encoding="utf-8"))["strategies"]
+        return [_tail(row[DIFFERENCE]) for row in rows if row[DIFFERENCE] is not None]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise LoopError(
+            f"{path}: cannot read validated runs from it: {error}. Expected what halfstep lab replay --validate --json "
+            "printed."
+        ) from None
+
+
+def _tail(found: Mapping[str, Any]) -> Tail:
+    steps = int(found["steps"])
+    if steps < 1:
+        raise ValueError(f"steps is {steps}")
+    # JSON has null for NaN.
+    others = (float("nan") if found[name] is None else float(found[name]) for name in Tail._fields[1:])
+    return Tail(steps, *others)

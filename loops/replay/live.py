@@ -17,40 +17,33 @@ import scaler
 from loops.actions.checkpoint import Checkpoint
 from loops.loop.loop import Loop
 from loops.loop.state import folder
-from loops.record.log import read_log
+from loops.record.reading import read_steps
+from loops.record.steps import Steps
+from loops.replay.results import Course, cells, figures_of
 from loops.run.rewind.rewind import log_of, open_run, rewind
 from loops.step.train_step import TrainStep
 from loops.support.errors import LoopError, OutOfData
 from loops.support.signals import deferred_signals
 from loops.support.text import columns
 
+_SHOWN = ("skips", "mean_log2_scale", "final_scale")
+
 
 @dataclasses.dataclass(frozen=True)
-class Side:
-    """One of the compared runs.
+class Side(Course):
+    """A run as it was recorded or trained.
 
     Attributes:
-        strategy: The strategy's name.
-        skips: The number of skipped steps.
-        skip_rate: Their share of all steps.
-        mean_log2_scale: The mean of log2 of the loss scales.
-        final_scale: The loss scale of the last step.
         loss: The mean loss of the last tenth of the steps; NaN if one of them is not finite.
         history: Every step.
     """
 
-    strategy: str
-    skips: int
-    skip_rate: float
-    mean_log2_scale: float
-    final_scale: float
     loss: float
     history: History = dataclasses.field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields but the history, for JSON."""
-        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in named.items() if name != "history"}
+        return {name: value for name, value in vars(self).items() if name != "history"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +79,9 @@ class Live:
 
     def text(self, width: int | None = None) -> str:
         """A table, if possible no wider than `width` characters."""
-        rows = [(f"from step {self.began_at + 1}", "skips", "mean scale", "last scale", "loss")]
-        rows += [
-            (name, f"{side.skips:,}", f"2^{side.mean_log2_scale:.2f}", f"{side.final_scale:.5g}", f"{side.loss:.5g}")
-            for name, side in [("as it was", self.recorded), *((side.strategy, side) for side in self.strategies)]
-        ]
+        rows: list[tuple[str, ...]] = [(f"from step {self.began_at + 1}", "skips", "mean scale", "last scale", "loss")]
+        shown = [("as it was", self.recorded), *((side.strategy, side) for side in self.strategies)]
+        rows += [(name, *cells(side, _SHOWN), f"{side.loss:.5g}") for name, side in shown]
         return "\n".join([columns(rows, width), *([f"not the strategy alone: {self.differs}"] if self.differs else [])])
 
 
@@ -117,10 +108,10 @@ def live(
         scaler.InvalidArgument: If the folder, the function or the step does not exist.
     """
     loop = open_run(run, build_with)
-    rows = read_log(log_of(loop, run))
-    if not rows:
+    log = read_steps(None, log_of(loop, run))
+    if not len(log):
         raise LoopError(f"{run}: it has no log of its steps to compare with: an hs.JsonLines writes one.")
-    last = int(rows[-1]["step"])
+    last = int(log.step[-1])
     if step is not None and not 1 <= step <= last:
         raise scaler.InvalidArgument(f"step {step}: the run's log ends at step {last}: expected one from 1 to {last}.")
     window = getattr(loop.train_step, "accumulate", 1)
@@ -137,14 +128,15 @@ def live(
         if progress:
             progress(name, number, len(strategies))
         outputs = moment.from_checkpoint(functools.partial(_changed, strategy=strategy))
-        sides.append(_side(name, _stacked(outputs, moment.began_at + 1)))
+        taken = _stacked(outputs, moment.began_at + 1)
+        sides.append(side_of(name, taken, float(taken.scales[-1])))
     step_of_run: Any = loop.train_step  # `change_strategy` has checked that it has a loss scaler.
     own = scaler.strategies.in_words(step_of_run.loss_scaler.strategy)
-    recorded = _recorded(rows, moment.began_at, last)
+    recorded = _recorded(log, moment.began_at, last)
     return Live(
         moment.began_at,
         len(recorded.step),
-        _side(own, recorded),
+        side_of(own, recorded, float(recorded.scales[-1])),
         tuple(sides),
         moment.differs,
     )
@@ -171,34 +163,27 @@ def _stacked(outputs: Sequence[dict[str, np.ndarray]], first: int) -> History:
     return history_of({name: np.array([one[name] for one in outputs]) for name in outputs[0]}, first)
 
 
-def _recorded(rows: Sequence[dict], began_at: int, last: int) -> History:
-    kept = [row for row in rows if began_at < row["step"] <= last]
-    missing = [name for name in ("loss_scale", "applied") if any(row.get(name) is None for row in kept)]
+def _recorded(log: Steps, began_at: int, last: int) -> History:
+    kept = log.where((log.step > began_at) & (log.step <= last))
+    missing = [name for name in ("loss_scale", "applied") if np.isnan(kept.column(name)).any()]
     if missing or len(kept) != last - began_at:
         raise LoopError(
             f"the run's log lacks {missing[0] if missing else 'some steps'} after step {began_at}: an hs.JsonLines "
             "of each step writes it."
         )
-    outputs = {
-        "attempted": np.array([row.get("attempted", True) for row in kept]),
-        "applied": np.array([row["applied"] for row in kept]),
-        "loss_scale": np.array([row["loss_scale"] for row in kept]),
-        "loss": np.array([np.nan if row.get("loss") is None else row["loss"] for row in kept]),
-    }
-    return history_of(outputs, began_at + 1)
+    return history_of({**{name: kept.column(name) for name in _NAMES}, "attempted": kept.attempted}, began_at + 1)
 
 
-def _side(name: str, taken: History) -> Side:
-    skips, steps = int(taken.skipped.sum()), len(taken.step)
-    return Side(
-        name,
-        skips,
-        skips / steps,
-        float(np.log2(taken.scales.astype(np.float64)).mean()),
-        float(taken.scales[-1]),
-        float(taken.loss[-max(1, steps // 10) :].mean()),
-        taken,
-    )
+def side_of(strategy: str, taken: History, final: float) -> Side:
+    """The figures of some steps.
+
+    Args:
+        strategy: Its name.
+        taken: The steps.
+        final: The last scale.
+    """
+    loss = float(taken.loss[-max(1, len(taken.step) // 10) :].mean())
+    return Side(strategy, **figures_of(taken.scales, taken.skipped, final), loss=loss, history=taken)
 
 
 class History(NamedTuple):

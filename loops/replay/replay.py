@@ -1,24 +1,40 @@
-"""Replays strategies over recorded steps: of each run, its intervals, and the sum over the runs of several seeds."""
+"""Replays strategies over recorded steps: of each run, its intervals, and the sum over the runs of several seeds.
+
+Where a strategy leaves the record, and the highest static scale at which recorded runs, taken again, skip almost
+nothing.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import scaler
-from loops.replay.intervals import LEAST, SEEDS, Intervals, Range, around, as_far_behind, half_widths, of_pairs, wider
-from loops.replay.one_run import OneRun, one_run
-from loops.replay.recording import Recording, largest_gradient, recording_of
-from loops.replay.results import PathLike, Replay, Replayed, differences_in
-from loops.replay.sources import Source, named_strategies, tables_of
-from loops.replay.stepping import Facts, Scales, stepper
-from loops.replay.tails import Tail
-from loops.replay.tallies import Counted, Lost, Tallies, counted_in, lost, tallies_of
+from loops.replay.intervals import (
+    LEAST,
+    SEEDS,
+    Intervals,
+    PathLike,
+    Range,
+    Tail,
+    around,
+    as_far_behind,
+    differences_in,
+    half_widths,
+    of_pairs,
+    tail_of,
+    wider,
+)
+from loops.replay.recording import Lost, Recording, Source, recording_of, tables_of
+from loops.replay.results import Replay, Replayed, figures_of
+from loops.replay.stepping import Facts, Scales, named_strategies, stepper, tallies_of
 from loops.support.errors import LoopError
 
 Progress = Callable[[int, int], object]
@@ -29,6 +45,11 @@ _SEEDS_ALONE = (
     "held 81% of the mean scales. --validated mends that."
 )
 """benchmarks/results has the figures."""
+_PATIENT = 10
+"""A strategy that lets so many overflows pass lowers its scale soon: one with hysteresis does."""
+MOST_SKIPPED = 0.01
+"""The largest share of steps that a scale may skip and still be recommended."""
+_LOWEST, _HIGHEST = -126, 126
 
 
 def replay(
@@ -67,16 +88,16 @@ def replay_recordings(
     differences: Sequence[Tail] = (),
 ) -> Replay:
     """`replay` for traces that are already read, with the differences of runs that are already validated."""
-    facts = _facts(recordings, strategies)
-    counted = [counted_in(recording) for recording in recordings]
+    # Raises now if a trace lacks what a strategy needs.
+    facts = [[_facts(*named, recording) for recording in recordings] for named in strategies]
 
-    def one(named: tuple[str, scaler.Strategy]) -> Replayed:
-        return _replayed(*named, recordings, facts, counted, differences)
+    def one(named: tuple[str, scaler.Strategy], known: Sequence[Facts]) -> Replayed:
+        return _replayed(*named, recordings, known, differences)
 
     found: list[Replayed] = []
     # XLA's compiled code runs without the GIL.
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        for replayed in pool.map(one, strategies):
+        for replayed in pool.map(one, strategies, facts):
             found.append(replayed)
             if progress:
                 progress(len(found), len(strategies))
@@ -88,61 +109,31 @@ def _replayed(
     name: str,
     strategy: scaler.Strategy,
     recordings: Sequence[Recording],
-    facts: Sequence[Callable[[scaler.Strategy], Facts]],
-    counted: Sequence[Counted],
+    facts: Sequence[Facts],
     differences: Sequence[Tail],
 ) -> Replayed:
     runs, step_through = [], stepper(strategy)
-    for recording, known, counts in zip(recordings, facts, counted, strict=True):
-        run = step_through(known(strategy))
+    for recording, known in zip(recordings, facts, strict=True):
+        run = step_through(known)
         _check_moved(name, strategy, run.used)
-        lost_of = functools.partial(_lost, counts, recording, run.used)
-        overflowing = functools.partial(_overflowing, step_through, known(strategy))
-        runs.append(one_run(name, strategy, recording, run, lost_of, overflowing))
+        overflowing = functools.partial(_if_all_overflow, step_through, known)
+        runs.append(_one_run(name, strategy, recording, run, overflowing))
     return _summed([_with_intervals(one, runs, differences) for one in runs], [run.values for run in runs])
 
 
-def _overflowing(step_through: Callable[[Facts], Scales], facts: Facts) -> np.ndarray:
+def _if_all_overflow(step_through: Callable[[Facts], Scales], facts: Facts) -> np.ndarray:
     none = facts._replace(limit=np.zeros_like(facts.limit), of_loss=np.zeros_like(facts.of_loss))
     return step_through(none).used
 
 
-def _lost(counts: Counted, recording: Recording, used: np.ndarray, skipped: np.ndarray, since: int) -> Lost:
-    return lost(counts, recording, used, skipped, since)
-
-
-def _facts(
-    recordings: Sequence[Recording], strategies: Sequence[tuple[str, scaler.Strategy]]
-) -> list[Callable[[scaler.Strategy], Facts]]:
-    """For each recording a function from a strategy to the facts that it needs. Raises now if a trace lacks some."""
-    return [functools.partial(_needed, recording, *_statistics(recording, strategies)) for recording in recordings]
-
-
-def _statistics(
-    recording: Recording, strategies: Sequence[tuple[str, scaler.Strategy]]
-) -> tuple[np.ndarray | None, dict[tuple[float, ...], Tallies]]:
-    amax: np.ndarray | None = None
-    tallies: dict[tuple[float, ...], Tallies] = {}
-    for name, strategy in strategies:
-        needs = scaler.strategies.needs_of(strategy)
-        try:
-            if needs.amax and amax is None:
-                amax = largest_gradient(recording)
-            if needs.edges and needs.edges not in tallies:
-                tallies[needs.edges] = tallies_of(recording, needs.edges)
-        except LoopError as error:
-            raise LoopError(f"strategy {name!r} cannot be replayed on {error}") from None
-    return amax, tallies
-
-
-def _needed(
-    recording: Recording,
-    amax: np.ndarray | None,
-    tallies: Mapping[tuple[float, ...], Tallies],
-    strategy: scaler.Strategy,
-) -> Facts:
+def _facts(name: str, strategy: scaler.Strategy, recording: Recording) -> Facts:
     needs = scaler.strategies.needs_of(strategy)
-    return Facts(recording.limits.decided, recording.of_loss, amax if needs.amax else None, tallies.get(needs.edges))
+    try:
+        amax = recording.largest_gradient if needs.amax else None
+        tallies = tallies_of(recording, needs.edges) if needs.edges else None
+    except LoopError as error:
+        raise LoopError(f"strategy {name!r} cannot be replayed on {error}") from None
+    return Facts(recording.limits.decided, recording.of_loss, amax, tallies)
 
 
 def _check_moved(name: str, strategy: scaler.Strategy, scales: np.ndarray) -> None:
@@ -154,7 +145,93 @@ def _check_moved(name: str, strategy: scaler.Strategy, scales: np.ndarray) -> No
         )
 
 
-def _with_intervals(one: OneRun, runs: Sequence[OneRun], differences: Sequence[Tail]) -> Replayed:
+class _OneRun(NamedTuple):
+    """A strategy on a recording.
+
+    Attributes:
+        recording: The recorded run.
+        replayed: The figures, without intervals.
+        since: The index of the first step that may differ from a real run; the number of steps if there is none.
+        bounds: The lowest and the highest scale that the strategy may choose.
+        values: The number of recorded gradients of all steps that are not skipped.
+    """
+
+    recording: Recording
+    replayed: Replayed
+    since: int
+    bounds: Range
+    values: float
+
+    def lost(self, since: int) -> Lost:
+        """What the steps from an index on flush to zero."""
+        return self.recording.lost(self.replayed.scales, self.replayed.skipped, since)
+
+    def tail(self, since: int) -> Tail:
+        """The figures from a step on."""
+        one = self.replayed
+        return tail_of(one.scales, one.skipped, one.final_scale, self.bounds, since, self.lost(since))
+
+
+def _one_run(
+    name: str,
+    strategy: scaler.Strategy,
+    recording: Recording,
+    run: Scales,
+    overflowing: Callable[[], np.ndarray],
+) -> _OneRun:
+    """The figures of a strategy on a recording.
+
+    Args:
+        name: The strategy's name.
+        strategy: The strategy.
+        recording: The recorded run.
+        run: The replayed scales.
+        overflowing: Returns the scales of the strategy if each of as many steps overflows.
+    """
+    low, high = (float(bound) for bound in scaler.strategies.float_bounds_of(strategy))
+    used, limits = run.used, recording.limits
+    skipped = used > limits.decided
+    unsure = (used > limits.finite_to) & (used <= limits.skips_from)
+    # At another scale gradients round differently, and soon the weights are no longer quite the recorded ones.
+    close = (used * 2 > limits.decided) & (used != recording.scale)
+    steps, since, at = _parting(skipped != ~recording.applied, unsure | (close & ~skipped))
+    everything = recording.lost(used, skipped)
+    whole = tail_of(used, skipped, run.final, (low, high), 0, everything)
+    replayed = Replayed(
+        strategy=name,
+        **figures_of(used, skipped, run.final),
+        flushed=None if math.isnan(whole.flushed) else whole.flushed,
+        at_floor=whole.floor if low < high else None,
+        at_ceiling=whole.ceiling if low < high else None,
+        uncertain=int(unsure.sum()),
+        may_differ_at=None if since == steps else int(recording.step[at]),
+        intervals=None,
+        # Without an interval each step there may be skipped.
+        highest_skip_rate=(int(skipped[:since].sum()) + steps - since) / steps,
+        may_stall=since < steps and _may_stall((skipped | unsure | close)[at:], used[at:], low, overflowing),
+        scales=used,
+        skipped=skipped,
+    )
+    return _OneRun(recording, replayed, since, (low, high), everything.values)
+
+
+def _may_stall(skips: np.ndarray, used: np.ndarray, low: float, overflowing: Callable[[], np.ndarray]) -> bool:
+    if not skips.any() or (skips & (used == low)).any():
+        return bool(skips.any())
+    scales = overflowing()
+    falls = np.flatnonzero((np.diff(scales) < 0) | (scales[1:] == low))
+    return int(np.diff(falls, prepend=-1, append=len(scales) - 1).max()) > _PATIENT
+
+
+def _parting(differs: np.ndarray, unsure: np.ndarray) -> tuple[int, int, int]:
+    """The number of steps, the index of the first that may differ from a real run, and that of the cause."""
+    steps = len(differs)
+    first, doubt = (int(one.argmax()) if one.any() else steps for one in (differs, unsure))
+    # The step that differs is itself as replayed: its weights are still the recorded ones.
+    return steps, min(first + 1, doubt, steps), min(first, doubt)
+
+
+def _with_intervals(one: _OneRun, runs: Sequence[_OneRun], differences: Sequence[Tail]) -> Replayed:
     """The results of one of a strategy's runs, with intervals where enough is known."""
     replayed, steps = one.replayed, len(one.replayed.scales)
     if replayed.may_differ_at is None:
@@ -170,10 +247,9 @@ def _with_intervals(one: OneRun, runs: Sequence[OneRun], differences: Sequence[T
 
 
 def _summed(runs: Sequence[Replayed], values: Sequence[float]) -> Replayed:
-    """Counts are added, and shares are means over all steps; the final scale is that of the last run.
+    """The results of several runs as one. The ends of an interval are those of the runs, taken together like figures.
 
-    The ends of an interval are those of the runs, added in the same way. The interval is wider than that of the sum of
-    independent runs, but runs of one problem may err alike.
+    The interval is wider than that of the sum of independent runs, but runs of one problem may err alike.
 
     Args:
         runs: The results of each run.
@@ -182,27 +258,18 @@ def _summed(runs: Sequence[Replayed], values: Sequence[float]) -> Replayed:
     if len(runs) == 1:
         return runs[0]
     steps = [len(run.scales) for run in runs]
-
-    def mean(shares: Sequence[float | None], weights: Sequence[float] = steps) -> float | None:
-        known = [(share, weight) for share, weight in zip(shares, weights, strict=True) if share is not None]
-        whole = sum(weight for _, weight in known)
-        return sum(share * weight for share, weight in known) / whole if whole else None
-
-    first, parted = runs[0], [run.may_differ_at for run in runs if run.may_differ_at is not None]
-    skips = sum(run.skips for run in runs)
-    known = all(run.intervals is not None or run.may_differ_at is None for run in runs)
+    parted = [run.may_differ_at for run in runs if run.may_differ_at is not None]
+    intervals = None
+    if parted and all(run.intervals is not None or run.may_differ_at is None for run in runs):
+        low, high = (_together([_end(run, at) for run in runs], steps, values, whole=True) for at in (0, 1))
+        ranges: dict[str, Any] = {name: None if low[name] is None else (low[name], high[name]) for name in _FIGURES}
+        intervals = Intervals(**ranges)
     return Replayed(
-        strategy=first.strategy,
-        skips=skips,
-        skip_rate=skips / sum(steps),
-        mean_log2_scale=float(np.average([run.mean_log2_scale for run in runs], weights=steps)),
-        final_scale=runs[-1].final_scale,
-        flushed=mean([run.flushed for run in runs], values),
-        at_floor=mean([run.at_floor for run in runs]),
-        at_ceiling=mean([run.at_ceiling for run in runs]),
+        strategy=runs[0].strategy,
+        **_together([_end(run) for run in runs], steps, values),
         uncertain=sum(run.uncertain for run in runs),
         may_differ_at=min(parted) if parted else None,
-        intervals=_added(runs, steps, values) if parted and known else None,
+        intervals=intervals,
         highest_skip_rate=float(np.average([run.highest_skip_rate for run in runs], weights=steps)),
         may_stall=any(run.may_stall for run in runs),
         scales=np.concatenate([run.scales for run in runs]),
@@ -211,39 +278,40 @@ def _summed(runs: Sequence[Replayed], values: Sequence[float]) -> Replayed:
     )
 
 
-def _added(runs: Sequence[Replayed], steps: Sequence[int], values: Sequence[float]) -> Intervals:
-    def ends(name: str) -> list[Range | None]:
-        return [_ends(run, name) for run in runs]
+_FIGURES = tuple(field.name for field in dataclasses.fields(Intervals))
 
-    def mean(name: str, weights: Sequence[float] = steps) -> Range | None:
-        known = [(one, weight) for one, weight in zip(ends(name), weights, strict=True) if one is not None]
-        if len(known) < len(runs) or not sum(weights):
+
+def _end(run: Replayed, at: int | None = None) -> dict[str, Any]:
+    """The figures of a run, or one end of the interval of each, where it has intervals."""
+    if at is None or run.intervals is None:
+        return {name: getattr(run, name) for name in _FIGURES}
+    ranges = ((name, getattr(run.intervals, name)) for name in _FIGURES)
+    return {name: None if found is None else found[at] for name, found in ranges}
+
+
+def _together(
+    runs: Sequence[Mapping[str, Any]], steps: Sequence[int], values: Sequence[float], *, whole: bool = False
+) -> dict[str, Any]:
+    """The figures of some runs as those of one: skips are added, shares are means, and the final scale is the last.
+
+    Args:
+        runs: The figures of each run.
+        steps: How many steps each has, by which shares are weighted.
+        values: How many recorded gradients each has, by which the flushed shares are weighted.
+        whole: Whether a share is None if that of one run is.
+    """
+
+    def mean(name: str, weights: Sequence[float] = steps) -> float | None:
+        known = [(one[name], weight) for one, weight in zip(runs, weights, strict=True) if one[name] is not None]
+        if not sum(weight for _, weight in known) or (whole and len(known) < len(runs)):
             return None
-        low, high = np.average([one for one, _ in known], axis=0, weights=[weight for _, weight in known])
-        return float(low), float(high)
+        shares, kept = zip(*known, strict=True)
+        return float(np.average(shares, weights=kept))
 
-    low, high = np.sum([one for one in ends("skips") if one is not None], axis=0)
-    octaves, final = mean("mean_log2_scale"), _ends(runs[-1], "final_scale")
-    assert octaves is not None
-    assert final is not None
-    return Intervals(
-        skips=(int(low), int(high)),
-        skip_rate=(low / sum(steps), high / sum(steps)),
-        mean_log2_scale=octaves,
-        final_scale=final,
-        flushed=mean("flushed", values),
-        at_floor=mean("at_floor"),
-        at_ceiling=mean("at_ceiling"),
-    )
-
-
-def _ends(run: Replayed, name: str) -> Range | None:
-    """The interval of a figure; the figure itself where it has none."""
-    if run.intervals is not None:
-        found: Range | None = getattr(run.intervals, name)
-        return found
-    value = getattr(run, name)
-    return None if value is None else (value, value)
+    skips = int(sum(one["skips"] for one in runs))
+    shares = {name: mean(name) for name in ("mean_log2_scale", "at_floor", "at_ceiling")}
+    rest = {"skip_rate": skips / sum(steps), "final_scale": runs[-1]["final_scale"], "flushed": mean("flushed", values)}
+    return {"skips": skips, **shares, **rest}
 
 
 def _lacking(found: Sequence[Replayed], recordings: Sequence[Recording], differences: Sequence[Tail]) -> str | None:
@@ -258,3 +326,29 @@ def _lacking(found: Sequence[Replayed], recordings: Sequence[Recording], differe
         f"Too few runs for an interval: it takes the traces of {SEEDS} seeds with as many steps, or {LEAST} runs of "
         f"--validate that differ as early; here are {seeds} and {len(differences)}."
     )
+
+
+def static_scale(recordings: Sequence[Recording]) -> float | None:
+    """The largest power of two at which none of these runs can skip more than a hundredth of its steps.
+
+    It lies an octave below each limit. Where a skip differs from the recorded run's, all later steps may be skipped: a
+    step that a static scale skips moves no weight, so that nothing helps the next one.
+
+    Args:
+        recordings: Whole runs of one problem.
+
+    Returns:
+        The scale; None if there is none.
+    """
+    limits = [limit for one in recordings for limit in one.limits.decided[one.applied]]
+    if not limits or min(limits) <= 0:
+        return None
+    first = min(math.floor(math.log2(min(limits))), _HIGHEST)
+    scales = (2.0**exponent for exponent in range(first, _LOWEST - 1, -1))
+    return next((scale for scale in scales if all(_holds(scale, one) for one in recordings)), None)
+
+
+def _holds(scale: float, recording: Recording) -> bool:
+    used = np.full(len(recording.step), scale, np.float32)
+    found = _one_run("", scaler.Static(scale), recording, Scales(used, scale), lambda: used)
+    return found.replayed.highest_skip_rate <= MOST_SKIPPED

@@ -1,33 +1,82 @@
-"""The results of a replay, and their table with what may be relied on.
-
-How far validated runs were from their replays, as files keep it.
-"""
+"""The results of a replay: their table with what may be relied on, a file of their scales, and a figure."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import os
-import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loops.replay.intervals import Intervals, Range
-from loops.replay.tails import Tail
-from loops.support.errors import LoopError
-from loops.support.json_values import read_object
+from loops.replay.intervals import Intervals
+from loops.support.drawing import drawing
+from loops.support.palette import LINE, mark
 from loops.support.text import columns
 from loops.support.written.place import as_path, writing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _ARRAYS = ("scales", "skipped")
 _HEADS = ("strategy", "skips", "rate", "mean scale", "final scale", "flushed", "floor", "ceiling")
 _LAST = ("uncertain", "may differ at")
+_FORMS = {
+    "skips": "{:,.0f}",
+    "skip_rate": "{:.3%}",
+    "mean_log2_scale": "2^{:.2f}",
+    "final_scale": "{:.5g}",
+    "flushed": "{:.3%}",
+    "at_floor": "{:.0%}",
+    "at_ceiling": "{:.0%}",
+}
+"""How each figure, and both ends of its interval, are shown."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Replayed:
+class Course:
+    """The figures of a strategy over the attempted steps of a run: replayed, recorded or trained.
+
+    Attributes:
+        strategy: The strategy's name.
+        skips: The number of skipped steps.
+        skip_rate: Their share of all steps.
+        mean_log2_scale: The mean of log2 of the loss scales.
+        final_scale: The last loss scale.
+    """
+
+    strategy: str
+    skips: int
+    skip_rate: float
+    mean_log2_scale: float
+    final_scale: float
+
+
+def figures_of(scales: np.ndarray, skipped: np.ndarray, final: float) -> dict[str, Any]:
+    """The figures of a `Course`, by name.
+
+    Args:
+        scales: Float32 [steps].
+        skipped: Bool [steps].
+        final: The last scale.
+    """
+    return {
+        "skips": int(skipped.sum()),
+        "skip_rate": float(skipped.mean()),
+        "mean_log2_scale": float(np.log2(scales.astype(np.float64)).mean()),
+        "final_scale": final,
+    }
+
+
+def cells(one: Course, names: Iterable[str]) -> list[str]:
+    """Some of the figures, as text."""
+    values = ((getattr(one, name), _FORMS[name]) for name in names)
+    return ["-" if value is None else form.format(value) for value, form in values]
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed(Course):
     """What one strategy would have done on the recorded steps.
 
     Up to `may_differ_at` it is what training does. After it a real run has other gradients, and each figure is the
@@ -57,11 +106,6 @@ class Replayed:
         skipped: Bool [steps].
     """
 
-    strategy: str
-    skips: int
-    skip_rate: float
-    mean_log2_scale: float
-    final_scale: float
     flushed: float | None
     at_floor: float | None
     at_ceiling: float | None
@@ -76,10 +120,8 @@ class Replayed:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields but the arrays, for JSON."""
-        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        kept = {name: value for name, value in named.items() if name not in _ARRAYS}
         return {
-            **kept,
+            **{name: value for name, value in vars(self).items() if name not in _ARRAYS},
             "intervals": self.intervals and self.intervals.to_dict(),
             "runs": [run.to_dict() for run in self.runs],
         }
@@ -149,33 +191,13 @@ def _table(strategies: Sequence[Replayed], lacking: str | None, width: int | Non
 
 
 def _figures(one: Replayed) -> tuple[str, ...]:
-    return (
-        one.strategy,
-        f"{one.skips:,}",
-        f"{one.skip_rate:.3%}",
-        f"2^{one.mean_log2_scale:.2f}",
-        f"{one.final_scale:.5g}",
-        _share(one.flushed),
-        _share(one.at_floor, 0),
-        _share(one.at_ceiling, 0),
-        f"{one.uncertain:,}",
-        "never" if one.may_differ_at is None else f"{one.may_differ_at:,}",
-    )
+    differs = "never" if one.may_differ_at is None else f"{one.may_differ_at:,}"
+    return (one.strategy, *cells(one, _FORMS), f"{one.uncertain:,}", differs)
 
 
 def _ranges(found: Intervals) -> tuple[str, ...]:
-    return (
-        "  90% of runs",
-        _range(found.skips, ",.0f"),
-        _range(found.skip_rate, ".3%"),
-        f"2^{found.mean_log2_scale[0]:.2f} to 2^{found.mean_log2_scale[1]:.2f}",
-        _range(found.final_scale, ".5g"),
-        _range(found.flushed, ".3%"),
-        _range(found.at_floor, ".0%"),
-        _range(found.at_ceiling, ".0%"),
-        "",
-        "",
-    )
+    ranges = ((getattr(found, name), form) for name, form in _FORMS.items())
+    return ("  90% of runs", *(f"{form} to {form}".format(*ends) if ends else "-" for ends, form in ranges), "", "")
 
 
 def _sentences(strategies: Sequence[Replayed], lacking: str | None) -> list[str]:
@@ -194,47 +216,41 @@ def _sentences(strategies: Sequence[Replayed], lacking: str | None) -> list[str]
     return lines if lacking is None else [*lines, lacking]
 
 
-def _share(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}%}"
+_POINTS = 2000
+"""The most that are drawn of a line, each the extremes of the steps around it."""
 
 
-def _range(found: Range | None, form: str) -> str:
-    return "-" if found is None else f"{found[0]:{form}} to {found[1]:{form}}"
-
-
-PathLike = str | os.PathLike
-DIFFERENCE = "difference"
-"""The key of a strategy's difference in what `halfstep lab replay --validate --json` prints."""
-
-
-def differences_in(paths: PathLike | Sequence[PathLike]) -> list[Tail]:
-    """The differences that some files keep.
+def replay_figure(step: np.ndarray, limit: np.ndarray, scales: Mapping[str, np.ndarray]) -> Figure:
+    """A line of scales for each strategy, and a grey area above the limit, where a step is skipped.
 
     Args:
-        paths: Files of what `halfstep lab replay --validate --json` printed.
-
-    Raises:
-        LoopError: If one cannot be read, or is something else.
+        step: Int [steps], the steps' numbers.
+        limit: Float [steps]; a step with a scale above it is skipped.
+        scales: The scales of each strategy by its name, float [steps].
     """
-    listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    return [one for path in listed for one in _of_file(as_path("replay", "validated", path))]
+    with drawing(3.2) as figure:
+        from loops.support.plot_style import shortened
+
+        axes = figure.subplots()
+        every = -(-len(step) // _POINTS)
+        highest = 4 * max(float(np.max(one)) for one in scales.values())
+        x = step[::every]
+        shown = np.clip(_least(limit, every), np.finfo(np.float32).tiny, highest)
+        axes.fill_between(x, shown, highest, step="mid", color=LINE, linewidth=0, label="skipped")
+        for number, (name, values) in enumerate(scales.items()):
+            axes.step(x, -_least(-values, every), where="mid", label=shortened(name, 60), **mark(number).line)
+        axes.set_yscale("log", base=2)
+        lowest = min(float(np.min(one)) for one in scales.values())
+        axes.set_ylim(lowest / 4, highest)
+        axes.set_xlim(step[0], max(step[-1], step[0] + 1))
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss scale")
+        legend = figure.legend(loc="outside lower left", ncols=2, fontsize=8)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+        return figure
 
 
-def _of_file(path: pathlib.Path) -> list[Tail]:
-    try:
-        rows = read_object(path.read_text(encoding="utf-8"))["strategies"]
-        return [_tail(row[DIFFERENCE]) for row in rows if row[DIFFERENCE] is not None]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise LoopError(
-            f"{path}: cannot read validated runs from it: {error}. Expected what halfstep lab replay --validate --json "
-            "printed."
-        ) from None
-
-
-def _tail(found: Mapping[str, Any]) -> Tail:
-    steps = int(found["steps"])
-    if steps < 1:
-        raise ValueError(f"steps is {steps}")
-    # JSON has null for NaN.
-    others = (float("nan") if found[name] is None else float(found[name]) for name in Tail._fields[1:])
-    return Tail(steps, *others)
+def _least(values: np.ndarray, every: int) -> np.ndarray:
+    """The minimum of each group of `every` values."""
+    return np.minimum.reduceat(values, np.arange(0, len(values), every))

@@ -1,25 +1,98 @@
-"""Steps a strategy through recorded events, as a `scaler.LossScaler` would.
+"""Resolves strategies, and steps each through recorded events, as a `scaler.LossScaler` would.
 
 XLA compiles the loop over the steps, for one strategy at a time: about 50 ms to compile, then 20 to 100 ns per step.
 All strategies in one loop would take ten times as long, since only a small body becomes a single piece of machine code.
 The strategies of this package give the same bits in every mode. Any other strategy is tried first, and runs without
 XLA, at about 50 us per step, if XLA cannot compile it or computes other bits.
+
+How many gradients of a step would be above an edge at another loss scale: a power of two moves every value by whole
+octaves. Counts by octave are therefore exact for any edge that is the largest value of an octave in the format of the
+gradients.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.replay.tallies import Tallies
+from loops.record.trace.tensors import probes_for
+from loops.replay.recording import LEAST, Recording
+from loops.run.strategy_text import parse_strategy
+from loops.support.errors import LoopError
 
 _TRIED = 256
 """The number of steps for trying a user's strategy."""
+
+
+def named_strategies(strategies: Any) -> list[tuple[str, scaler.Strategy]]:
+    """Pairs of name and strategy, from texts for `halfstep train --strategy`, or objects.
+
+    Raises:
+        scaler.InvalidArgument: If one is neither, if there is none, or if one is given twice.
+    """
+    if isinstance(strategies, str) or not isinstance(strategies, Sequence):
+        strategies = [strategies]
+    if not strategies:
+        raise scaler.InvalidArgument("replay(strategies=[]): expected at least one, such as 'dynamic'.")
+    found: list[tuple[str, scaler.Strategy]] = []
+    for one in strategies:
+        if isinstance(one, str):
+            found.append((one, parse_strategy(one)))
+        else:
+            scaler.strategies.require_strategy(one, "replay")
+            found.append((scaler.strategies.in_words(one), one))
+    names = [name for name, _ in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise scaler.InvalidArgument(f"strategy {twice!r} is given twice: expected each once.")
+    guarded = next((name for name, one in found if isinstance(one, scaler.SpikeGuard)), None)
+    if guarded is not None:
+        raise scaler.InvalidArgument(
+            f"strategy {guarded!r}: a SpikeGuard does not move the scale: expected the strategy inside of it."
+        )
+    return found
+
+
+class Tallies(NamedTuple):
+    """Cumulative counts of the gradients of weights.
+
+    Attributes:
+        below: Int64 [steps, octaves + 1], the number of values below each octave, and the total at the end.
+        scale: Int32 [steps], log2 of the scale at which they were counted.
+        octaves: For each edge the octave above it.
+    """
+
+    below: np.ndarray
+    scale: np.ndarray
+    octaves: tuple[int, ...]
+
+    def first(self, steps: int) -> Tallies:
+        """The counts of the first `steps` steps."""
+        return self._replace(below=self.below[:steps], scale=self.scale[:steps])
+
+    def counted(self, below: tf.Tensor, scale: tf.Tensor, step: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
+        """`Event.histogram` of a step at another loss scale, int64 [edges + 1].
+
+        Args:
+            below: The attribute `below` as a tensor.
+            scale: The attribute `scale` as a tensor.
+            step: Scalar int32, the index of the step from 0.
+            loss_scale: Scalar float32, a power of two.
+        """
+        bits = tf.bitcast(loss_scale, tf.int32)
+        moved = tf.bitwise.right_shift(bits, 23) - 127 - scale[step]
+        counts = below[step]
+        last = below.shape[1] - 1
+        at = [counts[tf.clip_by_value(octave - LEAST - moved, 0, last - 1)] for octave in self.octaves]
+        ends = [tf.zeros_like(at[0]), *at, counts[last]]
+        return tf.stack([high - low for low, high in itertools.pairwise(ends)])
 
 
 class Facts(NamedTuple):
@@ -131,3 +204,41 @@ def _loop(strategy: scaler.Strategy, facts: Facts, *arrays: tf.Tensor) -> tuple[
     start = (tf.constant(0), strategy.init(), tf.TensorArray(tf.float32, size=steps, element_shape=[]))
     _, state, used = tf.while_loop(lambda step, *_: step < steps, take, start)
     return used.stack(), scaler.strategies.usable_state(strategy, state).loss_scale
+
+
+def tallies_of(recording: Recording, edges: tuple[float, ...]) -> Tallies:
+    """The counts of a trace, for a strategy that needs a histogram with these edges.
+
+    Raises:
+        LoopError: If a step has no histogram of the gradients of the weights, or an edge is within an octave.
+    """
+    octaves = tuple(_octave_above(recording.name, edge) for edge in edges)
+    parts = np.log2(recording.scale)
+    if (parts != np.round(parts)).any():
+        raise LoopError(
+            f"{recording.name}: it was recorded at loss scales that are not powers of two, so its counts by octave "
+            "cannot be moved. Record it with a strategy whose scales are powers of two, such as dynamic."
+        )
+    if "micro-batches" in recording.run.lacks:
+        raise LoopError(
+            f"{recording.name}: the gradients of its micro-batches were counted before they were summed, so it lacks "
+            "the histogram of a step's gradients. Record it with accumulate=1."
+        )
+    if "weights" in recording.run.lacks:
+        raise LoopError(
+            f"{recording.name}: it lacks the histograms of the gradients of some weights. Record it with "
+            f"{probes_for(recording.run.parts)}, of all layers and with the kind weight_gradients."
+        )
+    return Tallies(recording.below, parts.astype(np.int32), octaves)
+
+
+def _octave_above(name: str, edge: float) -> int:
+    """The lowest octave whose values are all above the edge."""
+    octave = math.floor(math.log2(edge))
+    largest = 2.0 ** (octave + 1) * (1 - scaler.float_format("float16").epsilon / 2)
+    if edge >= largest:
+        return octave + 1
+    raise LoopError(
+        f"{name}: its histograms count by octave, so the number of values above {edge:g} is unknown. Choose an edge "
+        f"that is the largest float16 number of its octave, such as {largest:g}."
+    )

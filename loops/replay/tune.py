@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import scaler
+from loops.record import as_recorded
 from loops.record.trace import TraceTables
 from loops.replay.intervals import Range
-from loops.replay.one_run import MOST_SKIPPED
-from loops.replay.recording import Recording, recording_of
-from loops.replay.replay import replay_recordings
+from loops.replay.recording import Recording, Source, recording_of, tables_of
+from loops.replay.replay import MOST_SKIPPED, replay_recordings
 from loops.replay.results import Replayed
-from loops.replay.sources import Source, tables_of
 from loops.run.strategy_text import parse_strategy
 from loops.support.errors import LoopError
 from loops.support.text import columns
@@ -207,17 +206,17 @@ def _parts(tables: Sequence[tuple[str, TraceTables]]) -> tuple[list[Recording], 
         parts: tuple[Sequence, Sequence] = (tables[:-count], tables[-count:])
     else:
         ((name, table),) = tables
-        first = len(table.steps) * (_HELD_OUT - 1) // _HELD_OUT
-        if not 0 < first < len(table.steps):
-            raise LoopError(f"{name}: it has {len(table.steps)} steps, too few to hold some out.")
-        cut = dataclasses.replace
+        run = as_recorded(table)
+        first = len(run) * (_HELD_OUT - 1) // _HELD_OUT
+        if not 0 < first < len(run):
+            raise LoopError(f"{name}: it has {len(run)} steps, too few to hold some out.")
         parts = (
-            [(f"{name}, its first two thirds", cut(table, steps=table.steps.slice(0, first)))],
-            [(f"{name}, its last third", cut(table, steps=table.steps.slice(first)))],
+            [(f"{name}, its first two thirds", run.where(slice(first)))],
+            [(f"{name}, its last third", run.where(slice(first, None)))],
         )
     recordings = [[recording_of(table, name) for name, table in part] for part in parts]
     for part in recordings:
-        if not any(len(set(one.step.tolist()) & set(one.tables.histograms["step"].to_pylist())) for one in part):
+        if not any(len(one.entries.row) for one in part):
             raise LoopError(
                 f"{part[0].name}: it has no histograms, so it is unknown how many gradients a scale flushes to zero. "
                 "Record them more often: halfstep train --trace 10, or hs.Trace(path, every=10)."

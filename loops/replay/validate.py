@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.replay.live import History, again, change_strategy, train_again
+from loops.replay.intervals import DIFFERENCE, Tail, tail_of
+from loops.replay.live import History, Side, again, change_strategy, side_of, train_again
 from loops.replay.recording import Recording
 from loops.replay.replay import replay_recordings
-from loops.replay.results import DIFFERENCE, Replayed
-from loops.replay.tails import Tail, tail_of
+from loops.replay.results import Replayed, cells
 from loops.support.errors import LoopError
+
+_SHOWN = ("mean_log2_scale", "final_scale")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,24 +31,17 @@ class Validated:
         same_skips: Whether the same steps were skipped.
         parts_at: The first step with another scale; None if there is none.
         parted_by: A description of the step before that, which made the difference; or None.
-        final_scale: The scale of the run after its last step.
         difference: How far the run is from the replay after `Replayed.may_differ_at`, for intervals of other replays;
             None if nothing may differ, or for a strategy with a single scale, which says nothing of moving ones.
     """
 
     replayed: Replayed
-    trained: History
+    trained: Side
     agreement: float
     same_skips: bool
     parts_at: int | None
     parted_by: str | None
-    final_scale: float
     difference: Tail | None
-
-    @property
-    def mean_log2_scale(self) -> float:
-        """The mean of log2 of the scales of the run."""
-        return float(np.log2(self.trained.scales.astype(np.float64)).mean())
 
     def to_dict(self) -> dict[str, Any]:
         """The replay's prediction and how far it is right, as a dict for JSON."""
@@ -54,25 +49,26 @@ class Validated:
             **self.replayed.to_dict(),
             "agreement": self.agreement,
             "same_skips": self.same_skips,
-            "trained_skips": int(self.trained.skipped.sum()),
-            "trained_mean_log2_scale": self.mean_log2_scale,
-            "trained_final_scale": self.final_scale,
+            "trained_skips": self.trained.skips,
+            "trained_mean_log2_scale": self.trained.mean_log2_scale,
+            "trained_final_scale": self.trained.final_scale,
             "parts_at": self.parts_at,
             DIFFERENCE: None if self.difference is None else self.difference._asdict(),
         }
 
     def __str__(self) -> str:
-        same = int((self.trained.scales == self.replayed.scales).sum())
-        skips = f"{int(self.trained.skipped.sum())} skips, {self.replayed.skips} replayed"
-        skips = f" at the same steps ({self.replayed.skips})" if self.same_skips else f": {skips}"
-        line = f"{self.replayed.strategy}: the same scale at {same:,} of {len(self.trained.scales):,} steps "
+        one, trained, scales = self.replayed, self.trained, self.trained.history.scales
+        same = int((scales == one.scales).sum())
+        skips = f": {trained.skips} skips, {one.skips} replayed"
+        skips = f" at the same steps ({one.skips})" if self.same_skips else skips
+        line = f"{one.strategy}: the same scale at {same:,} of {len(scales):,} steps "
         line += f"({self.agreement:.1%}), skips{skips}"
         if self.parts_at is None:
             return line
-        one = self.replayed
+        (mean, final), (its_mean, its_final) = (cells(own, _SHOWN) for own in (trained, one))
         return (
-            f"{line}\n  parts at step {self.parts_at}: {self.parted_by}\n  mean scale 2^{self.mean_log2_scale:.2f}, "
-            f"2^{one.mean_log2_scale:.2f} replayed; final scale {self.final_scale:.5g}, {one.final_scale:.5g} replayed"
+            f"{line}\n  parts at step {self.parts_at}: {self.parted_by}\n  mean scale {mean}, {its_mean} replayed; "
+            f"final scale {final}, {its_final} replayed"
         )
 
 
@@ -98,7 +94,7 @@ def validate(
         LoopError: If the trace does not begin with the run, or the run cannot be repeated.
         scaler.InvalidArgument: If the folder or the function does not exist.
     """
-    numbers = recording.tables.steps["step"].to_numpy()
+    numbers = recording.run.step
     if numbers[0] != 1 or (np.diff(numbers) != 1).any():
         raise LoopError(f"{recording.name}: it does not have every step from the run's first one on.")
     found = replay_recordings([recording], strategies, differences=differences)
@@ -130,12 +126,11 @@ def _compared(
     parts_at = int(recording.step[other[0]]) if len(other) else None
     return Validated(
         replayed,
-        trained,
+        side_of(replayed.strategy, trained, final),
         agreement=float((trained.scales == replayed.scales).mean()),
         same_skips=bool(np.array_equal(trained.skipped, replayed.skipped)),
         parts_at=parts_at,
         parted_by=_why(replayed, trained, recording, int(other[0])) if len(other) else None,
-        final_scale=final,
         difference=difference(replayed, strategy, trained, final, recording.step),
     )
 
@@ -162,7 +157,7 @@ def difference(
     if since == len(step):
         return None
     ours = tail_of(replayed.scales, replayed.skipped, replayed.final_scale, (low, high), since)
-    return ours.call_noninlined(tail_of(trained.scales, trained.skipped, final, (low, high), since))
+    return ours.apart_from(tail_of(trained.scales, trained.skipped, final, (low, high), since))
 
 
 def _why(replayed: Replayed, trained: History, recording: Recording, at: int) -> str:

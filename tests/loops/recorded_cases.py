@@ -1,6 +1,7 @@
 """Runs that were never trained: what the actions write of steps that a test makes up."""
 
 import contextlib
+import json
 import pathlib
 import types
 
@@ -8,6 +9,8 @@ import keras
 import numpy as np
 
 import loops
+from loops.record.log import columns_in
+from loops.support.json_values import without_nan
 
 NAMES = ("activations/dense", "activation_gradients/dense", "weight_gradients/dense/kernel")
 
@@ -67,3 +70,8 @@ def visit(at, skips, names, loss, scale, amax):
     last = int(at[-1])
     vectors = {"counts": counts, "amax": largest} if names else {}
     return loops.Visit(loops.Counters(last, last, last), outputs, 0.0, last, vectors)
+
+
+def steps_of(rows):
+    """The table of steps that a log with these rows is read as."""
+    return columns_in([json.dumps(without_nan(row)) for row in rows], comma=False)

@@ -12,7 +12,7 @@ import loops
 import scaler
 from loops.loop.state import facts
 from loops.record import read_run
-from loops.record.log import columns_in, read_log
+from loops.record.log import columns_in, read_columns
 from loops.record.run_metadata import metadata_of, replayed_in
 from loops.record.skips import health
 from loops.record.summary import digest, sentence
@@ -164,7 +164,7 @@ def test_a_log(inputs, tmp_path):
             lines = torn("\n".join(lines).encode(), chance).decode(errors="replace").splitlines()
         path = tmp_path / "steps.jsonl"
         path.write_text("\n".join(lines))
-        health(read_log(path))
+        health(read_columns(path))
         LiveRun(tmp_path).look()
         columns_in(torn("\n".join(comma).encode(), chance).decode(errors="replace").splitlines(), comma=True)
         try:

@@ -19,7 +19,7 @@ from loops.diagnose.graph.calls import recording_layers, recording_scaler_calls
 from loops.diagnose.graph.changes import in_policy
 from loops.diagnose.graph.literals import Literal, lost_literals
 from loops.diagnose.graph.models import models_in_step, weights_in_step
-from loops.record.columns import cause_name
+from loops.record.steps import cause_name
 
 _LARGE = 100.0
 """Weights of networks seldom have such magnitudes."""

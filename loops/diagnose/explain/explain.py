@@ -28,11 +28,11 @@ from loops.diagnose.explain.explanation import Explanation, began, describe
 from loops.loop.calls import TrainStepFunction
 from loops.loop.loop import Loop
 from loops.record.files import TRACE
-from loops.record.log import read_columns, read_log
+from loops.record.log import read_columns
 from loops.record.reading import read_steps
 from loops.record.run_metadata import counted_in
 from loops.record.skips import SHARE, Health, health, in_words, not_logged, what_is_wrong
-from loops.record.summary import rows_of
+from loops.record.steps import Counted, Recorded
 from loops.record.trace import Trace
 from loops.run.rewind.rewind import log_of
 from loops.support.errors import LoopError
@@ -64,7 +64,8 @@ def explain(
     """
     found, folder = None, None if run is None else pathlib.Path(run)
     if step is None:
-        found = _health(loop, folder)
+        recorded = _steps(loop, folder)
+        found = health(recorded, _counted(loop, recorded.step.tolist()), traced=recorded.traced)
         step = found.step or found.last
         if not step:
             raise LoopError(
@@ -104,17 +105,17 @@ def _with_health(explanation: Explanation, found: Health) -> Explanation:
     return dataclasses.replace(explanation, verdict=verdict, sentence=text)
 
 
-def _health(loop: Loop, run: pathlib.Path | None) -> Health:
-    """What the run's log says, and its trace if it has one."""
+def _steps(loop: Loop, run: pathlib.Path | None) -> Recorded:
+    """The steps in the run's log, and those in its trace if it has one."""
     log = log_of(loop, run)
     traces = [action.writes.path for action in loop.actions if isinstance(action, Trace)]
     trace = next(iter(traces), run / TRACE if run else None)
-    recorded = None if trace is None else read_steps(trace, log)
-    traced = recorded is not None and bool(recorded.traced)
-    rows = rows_of(recorded) if recorded is not None and traced else read_log(log)
+    return read_steps(trace, log)
+
+
+def _counted(loop: Loop, steps: Sequence[int]) -> Counted | None:
     saves = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
-    counted = counted_in(saves.place, [row["step"] for row in rows]) if saves else None
-    return health(rows, counted, traced=traced)
+    return counted_in(saves.place, steps) if saves else None
 
 
 _FAR = 1000

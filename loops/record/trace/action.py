@@ -16,9 +16,9 @@ from loops.record.trace.file import TraceFile
 from loops.record.trace.frames import Frame, choose, frame_of, pack, unpack
 from loops.record.trace.gauges import gauge_values, gauges_of
 from loops.record.trace.messages import arrow
-from loops.record.trace.stream import UNMEASURED, batch_of, opening, read_gauges, read_tensors, schema_of
+from loops.record.trace.stream import UNMEASURED, Described, batch_of, opening, schema_of
 from loops.record.trace.tensors import Tensor, lacks_of, tensors_of
-from loops.record.trace.visit_columns import any_measured, causes_of, columns_of, joined, rows_measured, skipped
+from loops.record.trace.visit_columns import Seen, columns_of, seen_in, skip_names, skipped
 from loops.step.parts import parts_in
 from loops.step.probing import watched_by
 from loops.support.checks import check_count
@@ -69,8 +69,7 @@ class Trace:
         self._train_step: Any = None
         self._replicas = 1
         self._schema: Any = None
-        self._tensors: list[Tensor] = []
-        self._gauges: list[str] = []
+        self._what = Described([])
         self._last_skip = 0
         self._held: list[Frame] = []
         self._before_end: dict | None = None
@@ -125,14 +124,15 @@ class Trace:
             raise RuntimeError("Trace is written by Loop.run; outside of it, use it in a with statement.")
         self._begin_stream(visit.vectors)
         self._before_end = None
-        frames, held, last_skip = self._frames(visit)
+        seen = seen_in(visit, self._train_step) if self._what.tensors else None
+        frames, held, last_skip = self._frames(visit, seen)
         self._file.add(
             batch_of(
                 self._schema,
                 visit.first,
-                columns_of(visit, self._tensors, self._train_step),
-                causes_of(visit.outputs, self._train_step),
-                self._amax_rows(visit) if self._tensors else None,
+                columns_of(visit, self._what.tensors, self._train_step, seen),
+                skip_names(visit, self._train_step).get("cause", [None] * (visit.counters.data - visit.first + 1)),
+                _rows(np.where(seen.known, seen.amax, UNMEASURED), seen.rows) if seen else None,
                 frames,
                 self._gauge_rows(visit),
             )
@@ -146,7 +146,7 @@ class Trace:
             self._before_end = self.save_state()
             held, self._held = self._held, []
             try:
-                self._file.add(batch_of(self._schema, 0, {}, [], None, held, [] if self._gauges else None))
+                self._file.add(batch_of(self._schema, 0, {}, [], None, held, [] if self._what.gauges else None))
             except OSError as error:
                 # A failure here must not keep the other actions from ending, such as from a save.
                 warnings.warn(
@@ -160,27 +160,32 @@ class Trace:
 
         The file was written after a trace of the step, so the tensors are known before the next step.
         """
-        schema = self._file.read().schema
-        found, now = read_tensors(schema), tensors_of(self._train_step)
-        if found != now:
+        found, now = self._file.read().what, self._described()
+        tensors = found and found.tensors
+        if tensors != now.tensors:
             self._file.close()
             raise LoopError(
-                f"{self._file.path}: it is a trace of {_names(found)}, but this run measures {_names(now)}. "
-                + (_COUNTED if _without_counts(found) == _without_counts(now) else "Choose another file.")
+                f"{self._file.path}: it is a trace of {_names(tensors)}, but this run measures {_names(now.tensors)}. "
+                + (_COUNTED if _without_counts(tensors) == _without_counts(now.tensors) else "Choose another file.")
             )
-        gauges, more = read_gauges(schema), gauges_of(self._train_step)
-        if list(gauges) != more:
+        if found and found.gauges != now.gauges:
             self._file.close()
             raise LoopError(
-                f"{self._file.path}: its ready probes are {', '.join(gauges) or 'none'}, but those of this run "
-                f"{', '.join(more) or 'none'}. Choose another file."
+                f"{self._file.path}: its ready probes are {', '.join(found.gauges) or 'none'}, but those of this run "
+                f"{', '.join(now.gauges) or 'none'}. Choose another file."
             )
+
+    def _described(self) -> Described:
+        """What this run measures, known after a trace of the step."""
+        step = self._train_step
+        parts = tuple(part.name for part in parts_in(step))
+        return Described(tensors_of(step), tuple(lacks_of(step, self._replicas)), tuple(gauges_of(step)), parts)
 
     def _begin_stream(self, vectors: Mapping[str, np.ndarray]) -> None:
         """Writes the schema, unless the file to continue has it."""
         if self._schema is not None and self._file.end:
             return
-        self._tensors = tensors_of(self._train_step)
+        self._what = self._described()
         if not watched_by(self._train_step) and {"counts", "amax"} & {*vectors}:
             warnings.warn(
                 "Trace: the step returns counts or amax, but has no `probes` to name their rows: they are not "
@@ -188,48 +193,41 @@ class Trace:
                 TraceWarning,
                 stacklevel=3,
             )
-        self._gauges = gauges_of(self._train_step)
-        parts = [part.name for part in parts_in(self._train_step)]
-        schema = schema_of(self._tensors, lacks_of(self._train_step, self._replicas), self._gauges, parts)
+        schema = schema_of(*self._what)
         if not self._file.end:
             self._file.add(opening(schema))
         self._schema = schema
 
-    def _amax_rows(self, visit: Visit) -> list[np.ndarray | None]:
-        """The largest magnitudes at each step; None at one that was not measured."""
-        amax, known = joined(visit, "amax", self._train_step), rows_measured(visit, self._train_step)
-        return _rows(np.where(known, amax, UNMEASURED), any_measured(visit, self._train_step))
-
     def _gauge_rows(self, visit: Visit) -> list[np.ndarray | None] | None:
         """What the ready probes measured at each step; None at one at which they measured nothing."""
-        if not self._gauges:
+        if not self._what.gauges:
             return None
         values = gauge_values(visit.vectors, self._train_step)
         return _rows(values, ~np.isnan(values).all(axis=1))
 
-    def _frames(self, visit: Visit) -> tuple[list[Frame], list[Frame], int]:
+    def _frames(self, visit: Visit, seen: Seen | None) -> tuple[list[Frame], list[Frame], int]:
         """The frames to write, those to hold, and the last skipped step."""
         steps = visit.first + np.arange(visit.counters.data - visit.first + 1)
         skips = steps[skipped(visit.outputs)].tolist()
         last_skip = skips[-1] if skips else self._last_skip
         due = np.zeros(len(steps), bool)
         due[self._cadence.rows(visit)] = True
-        if not self._tensors:
+        if seen is None:
             return [], [], last_skip
-        counts = joined(visit, "counts", self._train_step)
+        counts = np.concatenate([visit.vectors[one.output("counts")] for one in watched_by(self._train_step)], axis=1)
         # Steps at which the probes did not count have zeros.
-        seen = any_measured(visit, self._train_step)
-        seen[seen] = counts[seen].any(axis=(1, 2))
-        rows = np.flatnonzero(seen & ~due)
+        counted = seen.rows
+        counted[counted] = counts[counted].any(axis=(1, 2))
+        rows = np.flatnonzero(counted & ~due)
         held = np.array([frame.step for frame in self._held], np.int64)
         known = [self._last_skip, *skips] if self._last_skip else skips
-        chosen = choose(np.concatenate([held, steps[rows]]), known, visit.counters.data, self._window)
-        due[rows] = chosen.write[len(held) :]
-        new_held = rows[chosen.keep[len(held) :]]
-        writing = [frame for frame, write in zip(self._held, chosen.write, strict=False) if write]
-        holding = [frame for frame, keep in zip(self._held, chosen.keep, strict=False) if keep]
+        write, keep = choose(np.concatenate([held, steps[rows]]), known, visit.counters.data, self._window)
+        due[rows] = write[len(held) :]
+        new_held = rows[keep[len(held) :]]
+        writing = [frame for frame, now in zip(self._held, write, strict=False) if now]
+        holding = [frame for frame, later in zip(self._held, keep, strict=False) if later]
         return (
-            writing + [frame_of(int(steps[row]), counts[row]) for row in np.flatnonzero(seen & due)],
+            writing + [frame_of(int(steps[row]), counts[row]) for row in np.flatnonzero(counted & due)],
             holding + [frame_of(int(steps[row]), counts[row]) for row in new_held],
             last_skip,
         )

@@ -9,9 +9,8 @@ import shutil
 import warnings
 from typing import Any, NamedTuple
 
-from loops.record.trace.checked import Batches, schema_in
-from loops.record.trace.messages import whole_messages
-from loops.record.trace.stream import read_gauges, read_tensors
+from loops.record.trace.messages import Batches, schema_in, whole_messages
+from loops.record.trace.stream import Described, described_in
 from loops.support.errors import ResumeWarning
 from loops.support.written.append_file import AppendFile
 
@@ -21,6 +20,7 @@ class Contents(NamedTuple):
 
     Attributes:
         schema: A `pyarrow.Schema`, or None if it is damaged.
+        what: What it says of the trace, or None if it is not that of a trace of this version.
         batches: A `pyarrow.RecordBatch` for each visit.
         starts: The start of each of them, in bytes.
         end: The end of the last intact message, in bytes.
@@ -28,6 +28,7 @@ class Contents(NamedTuple):
     """
 
     schema: Any
+    what: Described | None
     batches: list
     starts: list[int]
     end: int
@@ -41,7 +42,7 @@ class Contents(NamedTuple):
 
 def contents(data: bytes) -> Contents:
     """Parses the bytes of a file."""
-    schema, reader, batches, starts, end = None, None, [], [], 0
+    schema, what, reader, batches, starts, end = None, None, None, [], [], 0
     for message, after in whole_messages(data):
         if message.type != ("schema" if reader is None else "record batch"):
             break
@@ -49,9 +50,9 @@ def contents(data: bytes) -> Contents:
             schema = schema_in(message)
             if schema is None:
                 break
-            tensors = read_tensors(schema)
-            gauges = len(read_gauges(schema)) if tensors is not None else 0
-            reader = Batches(schema, None if tensors is None else len(tensors), len(data), gauges)
+            what = described_in(schema)
+            sizes = (len(what.tensors), len(what.gauges)) if what else (None, 0)
+            reader = Batches(schema, len(data), *sizes)
         else:
             batch = reader.read(message)
             if batch is None:
@@ -59,7 +60,7 @@ def contents(data: bytes) -> Contents:
             batches.append(batch)
             starts.append(end)
         end = after
-    return Contents(schema, batches, starts, end, len(data))
+    return Contents(schema, what, batches, starts, end, len(data))
 
 
 class TraceFile:
@@ -78,11 +79,8 @@ class TraceFile:
     def keep(self, end: int) -> None:
         """Makes the next run continue after the first `end` bytes; with a `ResumeWarning` if some are missing."""
         self._goes_on = True
-        if not self.path.exists():
-            self.end = 0
-        else:
-            # `read(end)` would take as much memory as a checkpoint says that the file is long.
-            self.end = contents(self.path.read_bytes()[:end]).end
+        # `read(end)` would take as much memory as a checkpoint says that the file is long.
+        self.end = contents(self.path.read_bytes()[:end]).end if self.path.exists() else 0
         if self.end < end:
             self._set_aside(end)
         if self.path.exists():

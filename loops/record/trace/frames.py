@@ -39,19 +39,7 @@ def frame_of(step: int, counts: np.ndarray) -> Frame:
     return Frame(step, tensor, place, counts[tensor, place].astype(np.int64))
 
 
-class Chosen(NamedTuple):
-    """Which steps' histograms to write, and which to keep in memory.
-
-    Attributes:
-        write: Bool [steps].
-        keep: Bool [steps]; none of those to write.
-    """
-
-    write: np.ndarray
-    keep: np.ndarray
-
-
-def choose(steps: np.ndarray, skips: Sequence[int], newest: int, window: int) -> Chosen:
+def choose(steps: np.ndarray, skips: Sequence[int], newest: int, window: int) -> tuple[np.ndarray, np.ndarray]:
     """Chooses to write the steps around skips, and to keep the last ones of the rest.
 
     Args:
@@ -59,6 +47,9 @@ def choose(steps: np.ndarray, skips: Sequence[int], newest: int, window: int) ->
         skips: The known skipped steps, in order.
         newest: The last step of the run so far.
         window: The number of steps before a skip to write.
+
+    Returns:
+        Two masks, bool [steps]: those to write, and those of the others to keep in memory.
     """
     known = np.asarray(skips, np.int64)
     following = np.searchsorted(known, steps)
@@ -68,7 +59,7 @@ def choose(steps: np.ndarray, skips: Sequence[int], newest: int, window: int) ->
     write = (until <= window) | (since <= AFTER)
     if window == 0:
         write = np.zeros_like(write)
-    return Chosen(write, ~write & (steps > newest - window))
+    return write, ~write & (steps > newest - window)
 
 
 def pack(frames: Sequence[Frame]) -> str:

@@ -10,21 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from loops.record.columns import DECISIONS, NUMBERS
+from loops.record.steps import DECISIONS, NUMBERS
 from loops.record.trace.file import Contents, contents
 from loops.record.trace.messages import arrow
-from loops.record.trace.stream import (
-    GAUGES,
-    HISTOGRAMS,
-    STEP,
-    UNMEASURED,
-    VERSION,
-    read_gauges,
-    read_lacks,
-    read_parts,
-    read_tensors,
-)
-from loops.record.trace.tensors import Tensor
+from loops.record.trace.stream import GAUGES, HISTOGRAMS, STEP, UNMEASURED, VERSION, Described
 from loops.support.errors import LoopError, TraceWarning
 from loops.support.written.place import as_path
 
@@ -75,12 +64,11 @@ def read(path: str | os.PathLike) -> TraceTables:
     except OSError as error:
         raise LoopError(f"read({str(place)!r}): {error.strerror or error}. Give the path of a trace.") from error
     found = contents(data)
-    tensors = read_tensors(found.schema) if found.schema is not None else None
-    if tensors is None:
+    if found.what is None:
         raise LoopError(
             f"{place}: not a trace of this version: {_why(found, data)} Give the path that was given to hs.Trace."
         )
-    tables = _tables(found, tensors)
+    tables = _tables(found, found.what)
     if not found.whole:
         steps = tables.steps["step"].to_pylist()
         read_to = f"up to step {steps[-1]}" if steps else "without a single step"
@@ -101,25 +89,24 @@ def _why(found: Contents, data: bytes) -> str:
     return f"its format is {version[:40]}."
 
 
-def _tables(found: Contents, tensors: list[Tensor]) -> TraceTables:
+def _tables(found: Contents, what: Described) -> TraceTables:
+    pa = arrow()
+    names = [tensor.name for tensor in what.tensors]
+    described = {
+        "name": pa.array(names, pa.string()),
+        "format": pa.array([tensor.format for tensor in what.tensors], pa.string()),
+        "carries_scale": pa.array([tensor.carries_scale for tensor in what.tensors], pa.bool_()),
+    }
+    histograms = _histograms(pa, rows_of(found, HISTOGRAMS), names)
+    steps = _steps(pa, rows_of(found, STEP), names, what.gauges)
+    return TraceTables(steps, histograms, pa.table(described), what.lacks, what.parts)
+
+
+def rows_of(found: Contents, kind: str) -> Any:
+    """The rows of one kind, `STEP` or `HISTOGRAMS`, as a `pyarrow.Table`."""
     pa = arrow()
     table = pa.Table.from_batches(found.batches, found.schema)
-    kinds = np.array(table["kind"].to_pylist(), object)
-    steps = table.filter(pa.array(kinds == STEP, pa.bool_()))
-    names = [tensor.name for tensor in tensors]
-    return TraceTables(
-        _steps(pa, steps, names, read_gauges(found.schema)),
-        _histograms(pa, table.filter(pa.array(kinds == HISTOGRAMS, pa.bool_())), names),
-        pa.table(
-            {
-                "name": pa.array(names, pa.string()),
-                "format": pa.array([tensor.format for tensor in tensors], pa.string()),
-                "carries_scale": pa.array([tensor.carries_scale for tensor in tensors], pa.bool_()),
-            }
-        ),
-        read_lacks(found.schema),
-        read_parts(found.schema),
-    )
+    return table.filter(pa.array([one == kind for one in table["kind"].to_pylist()], pa.bool_()))
 
 
 def _steps(pa: Any, table: Any, names: list[str], gauges: Sequence[str]) -> Any:

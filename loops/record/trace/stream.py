@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from loops.record.columns import DECISIONS, NUMBERS
-from loops.record.trace.checked import has_columns
+from loops.record.steps import DECISIONS, NUMBERS
 from loops.record.trace.frames import Frame
 from loops.record.trace.messages import BLANK, KEY, arrow, sealed
 from loops.record.trace.tensors import Tensor
@@ -64,20 +63,38 @@ def schema_of(
     return pa.schema(fields, metadata)
 
 
-def read_tensors(schema: Any) -> list[Tensor] | None:
-    """The tensors of a trace, or None if this is not the schema of a trace of this version.
+class Described(NamedTuple):
+    """What a trace says of itself: the arguments of `schema_of`."""
 
-    Args:
-        schema: A `pyarrow.Schema`.
-    """
+    tensors: list[Tensor]
+    lacks: tuple[str, ...] = ()
+    gauges: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+
+
+def described_in(schema: Any) -> Described | None:
+    """What a `pyarrow.Schema` says of its trace, or None if it is not the schema of a trace of this version."""
     metadata = schema.metadata or {}
-    if metadata.get(b"halfstep.trace") != VERSION.encode() or not has_columns(schema):
+    if metadata.get(b"halfstep.trace") != VERSION.encode() or not _has_columns(schema, schema_of([])):
         return None
     try:
         tensors = [Tensor(**fields) for fields in read_json(metadata[b"tensors"])]
     except (KeyError, TypeError, ValueError):
         return None
-    return tensors if all(map(_is_tensor, tensors)) else None
+    if not all(map(_is_tensor, tensors)):
+        return None
+    lacks, gauges, parts = (_texts(metadata.get(key, b"[]")) for key in (b"lacks", GAUGES.encode(), b"parts"))
+    wide = len(set(gauges)) == len(gauges) and gauges and _has_columns(schema, schema_of([], gauges=gauges))
+    return Described(tensors, lacks, gauges if wide else (), parts)
+
+
+def _has_columns(schema: Any, wanted: Any) -> bool:
+    """Whether a schema has all columns of another one, each once, with their types."""
+    try:
+        names = schema.names
+    except UnicodeDecodeError:
+        return False
+    return all(names.count(one.name) == 1 and schema.field(one.name).type == one.type for one in wanted)
 
 
 def _is_tensor(tensor: Tensor) -> bool:
@@ -85,27 +102,9 @@ def _is_tensor(tensor: Tensor) -> bool:
     return all(isinstance(text, str) for text in texts) and all(isinstance(flag, bool) for flag in flags)
 
 
-def read_lacks(schema: Any) -> tuple[str, ...]:
-    """The argument `lacks` of `schema_of`."""
-    return _texts(schema, b"lacks")
-
-
-def read_parts(schema: Any) -> tuple[str, ...]:
-    """The argument `parts` of `schema_of`; empty in a trace of a release that did not write it."""
-    return _texts(schema, b"parts")
-
-
-def read_gauges(schema: Any) -> tuple[str, ...]:
-    """The argument `gauges` of `schema_of`."""
-    pa = arrow()
-    names = _texts(schema, GAUGES.encode())
-    known = schema.names.count(GAUGES) == 1 and schema.field(GAUGES).type == pa.list_(pa.float32())
-    return names if known and len(set(names)) == len(names) else ()
-
-
-def _texts(schema: Any, key: bytes) -> tuple[str, ...]:
+def _texts(value: bytes) -> tuple[str, ...]:
     try:
-        found = read_json((schema.metadata or {}).get(key, b"[]"))
+        found = read_json(value)
     except ValueError:
         return ()
     return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()

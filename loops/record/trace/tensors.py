@@ -1,9 +1,10 @@
-"""The properties of each tensor that a step's probes measure, for a trace."""
+"""The properties of each tensor that a step's probes measure, for a trace; how to give a step probes, in words."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -151,3 +152,15 @@ def _tensor(
     found = found if found in _FORMATS else "float32"
     certain = kind != "weight_gradients" or found == "float32" or owner in products
     return Tensor(name, found, kind in _SCALED, certain)
+
+
+def probes_for(parts: Sequence[str]) -> str:
+    """The argument that watches a step: of a `TrainStep`, or of a `ComposedStep` by the names of its parts.
+
+    Args:
+        parts: The names of its parts; empty for a `TrainStep`, or if the step is unknown.
+    """
+    if not parts:
+        return "TrainStep(..., probes=hs.observe.watch(model))"
+    each = ", ".join(f'"{part}": hs.observe.watch({part})' for part in parts)
+    return f"ComposedStep(..., probes={{{each}}})"

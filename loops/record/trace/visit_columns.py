@@ -10,7 +10,7 @@ import numpy as np
 
 import scaler
 from loops.loop.visit import Visit
-from loops.record.columns import cause_names
+from loops.record.steps import cause_names
 from loops.record.trace.tensors import Tensor
 from loops.step.parts import OwnStep, parts_in
 from loops.step.probing import Watched, watched_by
@@ -50,66 +50,71 @@ def margins(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[Tensor])
     return Margins(critical_scales(amax, loss_scale, tensors), headroom)
 
 
-def columns_of(visit: Visit, tensors: Sequence[Tensor], train_step: Any) -> dict[str, np.ndarray]:
+class Seen(NamedTuple):
+    """What the probes of all parts measured at the steps of a visit, in the order of the tensors.
+
+    Attributes:
+        amax: Float32 [steps, tensors], the largest magnitudes.
+        known: Bool [steps, tensors]: whether the probes looked. They leave steps out by `every`, and those of a part
+            where it is not its turn.
+    """
+
+    amax: np.ndarray
+    known: np.ndarray
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Bool [steps]: whether any probes looked at the step."""
+        return np.logical_or.reduce(self.known, axis=1)
+
+
+def seen_in(visit: Visit, train_step: Any) -> Seen:
+    """What the probes of a step measured at a visit."""
+    watches = watched_by(train_step)
+    amax = [visit.vectors[one.output("amax")] for one in watches]
+    known = [
+        np.broadcast_to(measured(visit.vectors, one)[:, np.newaxis], values.shape)
+        for one, values in zip(watches, amax, strict=True)
+    ]
+    return Seen(np.concatenate(amax, axis=1), np.concatenate(known, axis=1))
+
+
+def measured(vectors: Mapping[str, np.ndarray], watched: Watched) -> np.ndarray:
+    """Bool [steps]: whether the probes of one watch looked at the step."""
+    found: np.ndarray = (vectors[watched.output("amax")] != 0).any(axis=1)
+    if (counts := watched.output("counts")) in vectors:
+        # Where all values are 0, they are counted; at a step that is left out all counts are 0, too.
+        found |= (vectors[counts][:, :, scaler.observe.ZERO] != 0).any(axis=1)
+    return found
+
+
+def columns_of(visit: Visit, tensors: Sequence[Tensor], train_step: Any, seen: Seen | None) -> dict[str, np.ndarray]:
     """The numbers of each step, by the names of the trace's columns; NaN where it was not measured.
 
     Of a `ComposedStep` with a scaler for each part there is no loss scale and so no critical one of the step. With one
     scaler there is none unless every part is measured, since any of them may overflow.
+
+    Args:
+        visit: A visit of the step.
+        tensors: Those that its probes measure.
+        train_step: The step.
+        seen: What they measured; None without probes.
     """
     columns = dict(visit.outputs)
     parts = [part.name for part in parts_in(train_step)]
     if parts and train_step.loss_scaler is not None:
         columns["loss_scale"] = visit.outputs[f"{parts[0]}/loss_scale"]
-    if tensors:
-        amax, seen = joined(visit, "amax", train_step), any_measured(visit, train_step)
-        scale = columns.get("loss_scale", np.ones(len(amax)))
-        critical, headroom = margins(amax[seen], scale[seen], tensors)
-        found = {"headroom": headroom}
-        if not parts or ("loss_scale" in columns and set(parts) == {one.part for one in watched_by(train_step)}):
-            found |= {"critical_low": critical.low, "critical_high": critical.high}
-        for name, values in found.items():
-            columns[name] = np.full(len(amax), np.nan)
-            columns[name][seen] = values
+    if seen is None:
+        return columns
+    scale = columns.get("loss_scale", np.ones(len(seen.amax)))
+    critical, headroom = margins(seen.amax[seen.rows], scale[seen.rows], tensors)
+    found = {"headroom": headroom}
+    if not parts or ("loss_scale" in columns and set(parts) == {one.part for one in watched_by(train_step)}):
+        found |= {"critical_low": critical.low, "critical_high": critical.high}
+    for name, values in found.items():
+        columns[name] = np.full(len(seen.amax), np.nan)
+        columns[name][seen.rows] = values
     return columns
-
-
-def joined(visit: Visit, output: str, train_step: Any) -> np.ndarray:
-    """What the probes of all parts measured: [steps, tensors, ...], in the order of the tensors.
-
-    Args:
-        visit: A visit of the step.
-        output: "amax" or "counts".
-        train_step: The step, with probes.
-    """
-    found = [visit.vectors[one.output(output)] for one in watched_by(train_step)]
-    return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
-
-
-def measured(visit: Visit, train_step: Any) -> np.ndarray:
-    """Bool [steps, watches]: whether the probes of each watch looked at the step.
-
-    They leave it out by `every`, and those of a part where it is not its turn.
-    """
-    return np.stack([_measured(visit.vectors, one) for one in watched_by(train_step)], axis=1)
-
-
-def any_measured(visit: Visit, train_step: Any) -> np.ndarray:
-    """Bool [steps]: whether the probes of any looked at the step."""
-    return np.logical_or.reduce(measured(visit, train_step), axis=1)
-
-
-def rows_measured(visit: Visit, train_step: Any) -> np.ndarray:
-    """The same for each tensor: bool [steps, tensors]."""
-    sizes = [visit.vectors[one.output("amax")].shape[1] for one in watched_by(train_step)]
-    return np.repeat(measured(visit, train_step), sizes, axis=1)
-
-
-def _measured(vectors: Mapping[str, np.ndarray], watched: Watched) -> np.ndarray:
-    found = (vectors[watched.output("amax")] != 0).any(axis=1)
-    if (counts := watched.output("counts")) in vectors:
-        # Where all values are 0, they are counted; at a step that is left out all counts are 0, too.
-        found |= (vectors[counts][:, :, scaler.observe.ZERO] != 0).any(axis=1)
-    return found
 
 
 @functools.lru_cache(maxsize=8)
@@ -119,12 +124,19 @@ def _unscaled(tensors: tuple[Tensor, ...]) -> tuple[np.ndarray, np.ndarray]:
     return chosen, np.log2([tensor.limits.max for tensor in tensors if not tensor.carries_scale])
 
 
-def causes_of(outputs: Mapping[str, np.ndarray], train_step: Any) -> list[str | None]:
-    """Why each step was skipped, as names of `scaler.Cause`; all None of a step that a user wrote."""
-    steps = len(next(iter(outputs.values())))
+def skip_names(visit: Visit, train_step: Any) -> dict[str, list[str | None]]:
+    """The columns `cause` and `variable` of a visit as texts, None at each step that was not skipped.
+
+    Args:
+        visit: The steps.
+        train_step: The loop's. The variables of a `TrainStep` and of a `ComposedStep` are known, there with the name of
+            the part; of another step there is no column.
+    """
     if not isinstance(train_step, OwnStep):
-        return [None] * steps
-    return cause_names(outputs["cause"])
+        return {}
+    paths = train_step.names_of_weights()
+    variables = [paths[value] if value >= 0 else None for value in visit.outputs["variable"].tolist()]
+    return {"cause": cause_names(visit.outputs["cause"]), "variable": variables}
 
 
 def skipped(outputs: Mapping[str, np.ndarray]) -> np.ndarray:

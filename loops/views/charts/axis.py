@@ -12,7 +12,7 @@ import math
 import numpy as np
 from markupsafe import Markup
 
-from loops.record.run import Measured
+from loops.record.steps import Measured
 
 _MINUS = "\u2212"
 _LARGEST = math.log(1.7e308)

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 import scaler
 from loops.record import Recorded, as_recorded
 from loops.support.part_names import columns_of
-from loops.views.compare.aligned import aligned, lost_of, other_batches_at, step_at, window_of
-from loops.views.compare.result import Comparison, Row
-from loops.views.compare.sentence import sentence_of
+from loops.views.compare.result import Comparison, Row, sentence_of
 from loops.views.compare.series import (
     Series,
+    aligned,
     is_float32,
     is_loss,
+    lost_of,
     median_octaves,
     octaves,
+    other_batches_at,
     series_of,
     together,
     tolerance,
+    window_of,
 )
 
 _MARGIN = 2.0
@@ -67,7 +69,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
     rows = tuple(_row(name, first[name], second[name], truth, within) for name in first if name in second)
     rows = tuple(row for row in rows if row.steps)
     common = np.intersect1d(numbers[0][numbers[0] >= 0], numbers[1][numbers[1] >= 0])
-    scales, decisions = _first_other_scale(*runs), _first_other_decision(*runs)
+    (scale_at, scale_in), (decision_at, decision_in) = (_first_other(runs, name) for name in ("loss_scale", "applied"))
     found = Comparison(
         runs=(runs[0].name, runs[1].name),
         by=how.by,
@@ -75,9 +77,9 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         lost=(lost_of(runs[0]), lost_of(runs[1])),
         batches=(len(runs[0]), len(runs[1])),
         other_batches_at=None if how.why else other_batches_at(runs, numbers),
-        scale_differs_at=scales.step,
+        scale_differs_at=scale_at,
         scales_known=all(_scales_known(run) for run in runs),
-        decision_differs_at=decisions.step,
+        decision_differs_at=decision_at,
         parts_at_steps=None,
         rows=rows,
         alone=(
@@ -89,11 +91,12 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         closer=_closer(runs, rows, true),
         sentence="",
         notes=tuple(f"{one.name}: {note}" for one in runs for note in one.notes),
-        scale_differs_in=scales.parts,
-        decision_differs_in=decisions.parts,
+        scale_differs_in=scale_in,
+        decision_differs_in=decision_in,
     )
     if found.parts_at is not None:
-        steps = [step_at(run, number, found.parts_at) for run, number in zip(runs, numbers, strict=True)]
+        at = found.parts_at
+        steps = [int(run.step[np.argmax(own == at)]) for run, own in zip(runs, numbers, strict=True)]
         found = dataclasses.replace(found, parts_at_steps=(steps[0], steps[1]))
     return dataclasses.replace(found, sentence=f"{sentence_of(found)} {how.why if rows else ''}".rstrip())
 
@@ -156,42 +159,24 @@ def _closer(runs: tuple[Recorded, Recorded], rows: tuple[Row, ...], true: Record
     return None if wins[0] == wins[1] else runs[int(np.argmax(wins))].name
 
 
-class _FirstDifference(NamedTuple):
-    """The first step at which a column of two runs differs.
+def _first_other(runs: tuple[Recorded, Recorded], column: str) -> tuple[int | None, tuple[str, ...]]:
+    """Where the loss scales of two runs, or whether they skipped, first differ, or those of any part that both have.
 
-    Attributes:
-        step: Its number, or None.
-        parts: The parts of a composed step that differ there; none for a step of one loss.
+    A micro-batch of a window is not skipped.
+
+    Returns:
+        The step, or None, and the parts of a composed step that differ there; none for a step of one loss.
     """
-
-    step: int | None
-    parts: tuple[str, ...]
-
-
-def _first_other_scale(run: Recorded, other: Recorded) -> _FirstDifference:
-    """Where the loss scales of two runs first differ, or those of any part that both have."""
-    return _first_of_all(run, other, "loss_scale", lambda recorded, name, part: recorded.columns[name])
-
-
-def _first_other_decision(run: Recorded, other: Recorded) -> _FirstDifference:
-    """The first step that one run skipped and the other did not; a micro-batch of a window is not skipped."""
-    return _first_of_all(run, other, "applied", _skips)
-
-
-def _skips(run: Recorded, name: str, part: str) -> np.ndarray:
-    attempted = run.column(f"{part}/attempted" if part else "attempted") != 0
-    return (attempted & (run.columns[name] == 0)).astype(float)
-
-
-def _first_of_all(run: Recorded, other: Recorded, column: str, values: Callable) -> _FirstDifference:
-    names = columns_of(run.columns, column)
-    found = {
-        part: _first((run, other), [values(one, name, part) for one in (run, other)])
-        for part, name in names.items()
-        if name in other.columns
-    }
+    found: dict[str, int | None] = {}
+    for part, name in columns_of(runs[0].columns, column).items():
+        if name in runs[1].columns:
+            values = [run.columns[name] for run in runs]
+            if column == "applied":
+                attempted = f"{part}/attempted" if part else "attempted"
+                values = [(run.column(attempted) != 0) & (run.columns[name] == 0) for run in runs]
+            found[part] = _first(runs, values)
     at = min((step for step in found.values() if step is not None), default=None)
-    return _FirstDifference(at, tuple(part for part, step in found.items() if part and step is not None and step == at))
+    return at, tuple(part for part, step in found.items() if part and step is not None and step == at)
 
 
 def _scales_known(run: Recorded) -> bool:

@@ -12,30 +12,29 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from loops.record.columns import RETRIES
-from loops.record.noise_scale import noise_scale
-from loops.record.run import Gauges, Recorded
+from loops.record.steps import RETRIES, Gauges, Recorded
 from loops.record.summary import number
-from loops.record.thinned import Envelope, envelope, sampled
-from loops.record.trace.gauges import noise_pairs
+from loops.record.trace.gauges import noise_pairs, noise_scale
 from loops.support.pages import Table
-from loops.support.part_names import columns_of, named
 from loops.support.text import agreeing, amount
 from loops.views.charts.axis import Axis, linear_axis, loss_axis, steps_axis
-from loops.views.charts.chart import RUNS, Chart, Curve, Lane
-from loops.views.charts.headroom import headroom_chart, others_of
-from loops.views.charts.losses import loss_chart, losses_chart, smoothed
-from loops.views.charts.scales import (
+from loops.views.charts.chart import RUNS, Chart, Curve, Envelope, Lane, envelope
+from loops.views.charts.curves import (
     NEAR,
+    Shown,
+    headroom_chart,
     is_constant,
+    loss_chart,
+    losses_chart,
     near,
+    others_of,
     part_chart,
     scale_chart,
     scales_chart,
-    skipped_by,
+    shown_of,
     step_word,
 )
-from loops.views.report.tables import cell, of_skips, of_steps, scale_cell
+from loops.views.report.tables import of_skips, of_steps, scale_cell
 
 _SAID = {
     "OVERFLOW": "the scaled gradients overflowed",
@@ -49,8 +48,6 @@ _SAID = {
         "<code>cause</code>, and <code>outcome.variable</code> as <code>variable</code>)"
     ),
 }
-_ROWS = 24
-"""The most rows of a table."""
 _FIGURES = {
     "attention_logit": (
         "Attention logits",
@@ -103,13 +100,13 @@ class Figure:
 
 def loss_figures(run: Recorded, columns: int) -> list[Figure]:
     """The loss of each step, its moving mean, and where it was not finite, for each part of a composed step."""
-    return [_loss_figure(run, part, name, columns) for part, name in columns_of(run.columns, "loss").items()]
+    return [_loss_figure(one, columns) for one in shown_of([run], "loss")]
 
 
-def _loss_figure(run: Recorded, part: str, name: str, columns: int) -> Figure:
-    loss, chart, of = run.column(name), loss_chart(run, part, name), f" of {part}" if part else ""
-    said = f"The loss{of}{_logarithmic(chart.y)}.{_columns(run, columns)}"
-    numbers = [("", of_steps(run, [("loss", loss), ("moving mean", smoothed(run, loss))]))]
+def _loss_figure(one: Shown, columns: int) -> Figure:
+    chart, of = loss_chart(one), f" of {one.part}" if one.part else ""
+    said = f"The loss{of}{_logarithmic(chart.y)}.{_columns(one.run, columns)}"
+    numbers = [("", of_steps(one.run.step, [("loss", one.values), ("moving mean", one.mean)]))]
     return Figure(f"Loss{of}", _drawn(chart, columns), said, numbers)
 
 
@@ -130,29 +127,26 @@ def scale_figure(run: Recorded, columns: int) -> Figure | None:
         said += " Grey is the largest power of two at which the step would have been finite."
     if known.any() and not known.all():
         said += f" Where it is missing it is not known, or beyond 2^{math.log2(NEAR):.0f} times the largest loss scale."
-    numbers = [("", table) for table in (of_steps(run, [("loss scale", scale)], scale_cell), *of_skips(run))]
+    numbers = [("", table) for table in (of_steps(run.step, [("loss scale", scale)], scale_cell), *of_skips(run))]
     return Figure(heading, _drawn(scale_chart(run), columns), said, numbers)
 
 
 def part_scale_figures(run: Recorded, columns: int) -> list[Figure]:
     """The loss scale of each part of a composed step, with the steps that it skipped; none for a step of one loss."""
-    return [
-        _part_figure(run, part, name, columns)
-        for part, name in columns_of(run.columns, "loss_scale").items()
-        if part and (run.column(name) > 0).any()
-    ]
+    shown = shown_of([run], "loss_scale")
+    return [_part_figure(one, columns) for one in shown if one.part and (one.values > 0).any()]
 
 
-def _part_figure(run: Recorded, part: str, name: str, columns: int) -> Figure:
-    scale, skips = run.column(name), len(skipped_by(run, part))
-    heading = f"Loss scale of {part}"
+def _part_figure(one: Shown, columns: int) -> Figure:
+    scale, skips = one.values, len(one.skipped)
+    heading = f"Loss scale of {one.part}"
     if is_constant(scale) and not skips:
-        said = f"The loss scale of {part} was {number(float(scale[0]))} at each step. No step was skipped."
+        said = f"The loss scale of {one.part} was {number(float(scale[0]))} at each step. No step was skipped."
         return Figure(heading, None, said, [])
-    said = f"The loss scale of {part}, as a power of two."
+    said = f"The loss scale of {one.part}, as a power of two."
     said += " Below it a mark for each step that it skipped." if skips else ""
-    numbers = [("", of_steps(run, [("loss scale", scale)], scale_cell))]
-    return Figure(heading, _drawn(part_chart(run, part, name), columns), said, numbers)
+    numbers = [("", of_steps(one.run.step, [("loss scale", scale)], scale_cell))]
+    return Figure(heading, _drawn(part_chart(one), columns), said, numbers)
 
 
 def headroom_figure(run: Recorded, columns: int) -> Figure | None:
@@ -160,44 +154,35 @@ def headroom_figure(run: Recorded, columns: int) -> Figure | None:
     chart = headroom_chart(run)
     if chart is None:
         return None
+    below = int((run.margin < 0).sum())
+    lost = f"; below 0 a step was not finite: {amount(below, 'step')}" if below else ""
     said = (
         "How many times everything could double before a value becomes infinite. Gradients: log2 of the critical scale "
-        f"over the loss scale{_below(run.margin)}. Activations and weights: up to the largest number of their format."
+        f"over the loss scale{lost}. Activations and weights: up to the largest number of their format."
     )
-    numbers = [("", of_steps(run, [("gradients", run.margin), ("activations, weights", others_of(run))]))]
+    numbers = [("", of_steps(run.step, [("gradients", run.margin), ("activations, weights", others_of(run))]))]
     return Figure("Headroom, in octaves", _drawn(chart, columns), said, numbers)
 
 
 def side_by_side(runs: Sequence[Recorded], columns: int) -> list[Figure]:
     """Loss and loss scale of several runs, each in one figure."""
     found = []
-    shown, left_out = _shown(runs, "loss")
+    shown, left_out = _fitting(shown_of(runs, "loss"))
     if shown:
         chart = losses_chart(shown)
         said = f"Moving means of the losses{_logarithmic(chart.y)}.{left_out}"
-        numbers = [
-            (label, of_steps(run, [("moving mean of the loss", smoothed(run, run.column(name)))]))
-            for label, run, _, name in shown
-        ]
+        numbers = [(one.label, of_steps(one.run.step, [("moving mean of the loss", one.mean)])) for one in shown]
         found.append(Figure("Loss, side by side", _drawn(chart, columns), said, numbers))
-    shown, left_out = _shown(runs, "loss_scale")
+    shown, left_out = _fitting(shown_of(runs, "loss_scale"))
     if shown:
-        chart = scales_chart(shown)
         said = f"Where scales are equal, dashes lie on a line.{left_out}"
-        numbers = [
-            (label, of_steps(run, [("loss scale", run.column(name))], scale_cell)) for label, run, _, name in shown
-        ]
-        found.append(Figure("Loss scale, side by side", _drawn(chart, columns), said, numbers))
+        numbers = [(one.label, of_steps(one.run.step, [("loss scale", one.values)], scale_cell)) for one in shown]
+        found.append(Figure("Loss scale, side by side", _drawn(scales_chart(shown), columns), said, numbers))
     return found
 
 
-def _shown(runs: Sequence[Recorded], column: str) -> tuple[list[tuple[str, Recorded, str, str]], str]:
+def _fitting(every: list[Shown]) -> tuple[list[Shown], str]:
     """What fits one chart, and a sentence about what does not."""
-    every = [
-        (named(run.name, part), run, part, name)
-        for run in runs
-        for part, name in columns_of(run.columns, column).items()
-    ]
     return every[:RUNS], f" The first {RUNS} of {len(every)} are shown." if len(every) > RUNS else ""
 
 
@@ -216,11 +201,6 @@ def _columns(run: Recorded, columns: int) -> str:
     if len(run) <= columns:
         return ""
     return f" The thin line reaches from the lowest to the highest of each {amount(round(len(run) / columns), 'step')}."
-
-
-def _below(margin: np.ndarray) -> str:
-    below = int((margin < 0).sum())
-    return f"; below 0 a step was not finite: {amount(below, 'step')}" if below else ""
 
 
 def gauge_figures(run: Recorded, columns: int) -> list[Figure]:
@@ -275,14 +255,8 @@ def _figure(output: str, heading: str, said: str, gauges: Gauges, columns: int) 
     if y.log:
         said += " The axis is logarithmic."
     chart = Chart(alt, heading, int(gauges.step[0]), int(gauges.step[-1]), y, curves)
-    return Figure(heading, _drawn(chart, columns), said, [("", _table(step, names, shown))])
-
-
-def _table(step: np.ndarray, names: list[str], values: np.ndarray) -> Table:
-    at = sampled(len(step), _ROWS).tolist()
-    rows = [[cell(int(step[place])), *(cell(float(one)) for one in values[place])] for place in at]
-    said = "" if len(at) == len(step) else f"{len(at)} of {len(step):,} measured steps"
-    return Table(["step", *names], rows, said)
+    numbers = of_steps(step, list(zip(names, shown.T, strict=True)), kind="measured step")
+    return Figure(heading, _drawn(chart, columns), said, [("", numbers)])
 
 
 @dataclasses.dataclass(frozen=True)

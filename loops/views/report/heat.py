@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.record.run import Measured, Recorded
+from loops.record.steps import Measured, Recorded
 from loops.record.summary import number
-from loops.record.thinned import sampled
 from loops.support.pages import Table
 from loops.support.text import amount
 from loops.views.charts.axis import FIRST, LOWEST, heat_cells
+from loops.views.charts.chart import sampled
 from loops.views.report.tables import cell
 from scaler import observe
 

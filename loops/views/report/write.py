@@ -36,8 +36,7 @@ from loops.views.report.figures import (
     side_by_side,
 )
 from loops.views.report.heat import heat_map
-from loops.views.report.strategies import replayed_table, strategies_table
-from loops.views.report.tables import cell, scale_cell
+from loops.views.report.tables import cell, replayed_table, scale_cell, strategies_table
 
 MOST = 1_000_000
 """The most bytes of a report."""

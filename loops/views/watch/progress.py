@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import importlib.util
 import math
 import os
@@ -14,14 +15,14 @@ import numpy as np
 
 from loops.loop.state import folder as checkpoints
 from loops.record.files import EVALUATIONS, read_summary
-from loops.record.log import Log, columns_in
-from loops.record.reading import files_of, joined, parts_at
-from loops.record.run import Recorded
+from loops.record.log import columns_in
+from loops.record.reading import files_of, steps_in
 from loops.record.run_metadata import checkpoints_of, is_complete
+from loops.record.steps import NO_STEPS, Steps, joined, parts_at
 from loops.record.trace.file import contents
-from loops.record.trace.messages import arrow, whole_messages
-from loops.record.trace.stream import STEP, read_tensors
-from loops.record.trace_columns import columns_of
+from loops.record.trace.messages import whole_messages
+from loops.record.trace.reading import rows_of
+from loops.record.trace.stream import STEP
 from loops.support.part_names import in_turn
 
 HISTORY = 2000
@@ -61,8 +62,8 @@ class LiveRun:
 
     def __init__(self, place: pathlib.Path, clock: Callable[[], float] = time.monotonic):
         self._place, self._clock = place, clock
-        self._log: _LogTail | None = None
-        self._trace: _TraceTail | None = None
+        self._log: _Tail | None = None
+        self._trace: _Tail | None = None
         self._moved = clock()
         self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=_LOOKS)
         self.rate, self.quiet = math.nan, 0.0
@@ -114,10 +115,10 @@ class LiveRun:
     def _open(self) -> None:
         trace, log = files_of(self._place)
         if log is not None and self._log is None:
-            self._log = _LogTail(log)
+            self._log = _Tail(log, functools.partial(_in_lines, comma=log.suffix == ".csv"))
             self._again()
         if trace is not None and self._trace is None and not self.other_trace and importlib.util.find_spec("pyarrow"):
-            self._trace = _TraceTail(trace)
+            self._trace = _Tail(trace, _in_messages)
             self._again()
 
     def _again(self) -> None:
@@ -128,51 +129,38 @@ class LiveRun:
                 tail.rewind()
 
     def _read(self) -> None:
-        pieces = self._pieces()
+        trace, log = self._pieces()
         # A run that resumes truncates its files.
-        if any(piece is not None and len(piece.step) and again for piece, again in pieces):
+        if any(self._once.goes_back(file, piece) for file, piece in (("trace", trace), ("log", log))):
             self._again()
             self.other_trace = False
-            pieces = self._pieces()
-        if self._once.are_of_two_runs(pieces[0][0], pieces[1][0]):
+            trace, log = self._pieces()
+        if self._once.are_of_two_runs(trace, log):
             self._trace, self.other_trace = None, True
             self._again()
-            pieces = self._pieces()
-        trace, log = (piece for piece, _ in pieces)
+            trace, log = self._pieces()
         for piece in (trace, log):
             if piece is not None:
-                margin = _as_run(piece).margin
-                self.margin.extend(margin[~np.isnan(margin)].tolist())
-        found = self._once.new(trace, log)
-        self._count(_as_run(found), found)
+                self.margin.extend(piece.margin[~np.isnan(piece.margin)].tolist())
+        self._count(self._once.new(trace, log))
 
-    def _pieces(self) -> list[tuple[Log | None, bool]]:
-        """What is new in the trace and in the log, None of a file that does not exist; whether it was there before."""
-        pieces: list[tuple[Log | None, bool]] = []
-        for file, tail in (("trace", self._trace), ("log", self._log)):
-            piece, _ = tail.more() if tail else (None, False)
-            if piece is None and tail:
-                piece = joined(None, None)
-            pieces.append((piece, piece is not None and len(piece.step) > 0 and self._once.goes_back(file, piece)))
-        return pieces
+    def _pieces(self) -> tuple[Steps | None, Steps | None]:
+        """What is new in the trace and in the log, None of a file that does not exist."""
+        return self._trace.more() if self._trace else None, self._log.more() if self._log else None
 
-    def _count(self, run: Recorded, found: Log) -> None:
-        if not len(found.step):
+    def _count(self, found: Steps) -> None:
+        if not len(found):
             return
         self.step = max(self.step, int(found.step[-1]))
-        self.logged += len(found.step)
-        self.attempted += int(run.attempted.sum())
-        self.skips.update({cause: len(steps) for cause, steps in run.causes.items()})
-        if run.skipped.any():
-            self.last_skip = max(self.last_skip, int(run.step[run.skipped][-1]))
+        self.logged += len(found)
+        self.attempted += int(found.attempted.sum())
+        self.skips.update({cause: len(steps) for cause, steps in found.causes.items()})
+        if found.skipped.any():
+            self.last_skip = max(self.last_skip, int(found.step[found.skipped][-1]))
         for kept, column in ((self.losses, "loss"), (self.scales, "loss_scale")):
             for part, values in in_turn(found.columns, column).items():
                 if len(values):
                     kept.setdefault(part, collections.deque(maxlen=HISTORY)).extend(values.tolist())
-
-
-def _as_run(found: Log) -> Recorded:
-    return Recorded("", "", found.step, found.columns, found.cause)
 
 
 class _CountedOnce:
@@ -180,123 +168,74 @@ class _CountedOnce:
 
     def __init__(self) -> None:
         self._ends: dict[str, float] = {}
-        self._ahead: set[int] = set()
-        self._both_until = -1.0
-        self._unlogged = joined(None, None)
+        self._ahead: Steps = NO_STEPS
 
-    def goes_back(self, file: str, piece: Log) -> bool:
+    def goes_back(self, file: str, piece: Steps | None) -> bool:
         """Whether a piece has steps that its file has brought before."""
-        return bool(piece.step[0] <= self._ends.get(file, -1))
+        return piece is not None and len(piece) > 0 and bool(piece.step[0] <= self._ends.get(file, -1))
 
-    def are_of_two_runs(self, trace: Log | None, log: Log | None) -> bool:
+    def are_of_two_runs(self, trace: Steps | None, log: Steps | None) -> bool:
         """Whether a step that the log has now has other numbers in the trace, which may have brought it before."""
-        traced = joined(self._unlogged, trace)
-        if log is None or not len(log.step):
-            self._unlogged = traced
-            return False
-        later = traced.step > log.step[-1]
-        columns = {name: values[later] for name, values in traced.columns.items()}
-        self._unlogged = Log(traced.step[later], columns, traced.cause[later], 0)
-        return parts_at(traced, log) is not None
+        return log is not None and parts_at(joined(self._ahead, trace), log) is not None
 
-    def new(self, trace: Log | None, log: Log | None) -> Log:
+    def new(self, trace: Steps | None, log: Steps | None) -> Steps:
         """The steps of two pieces that were not counted before. A piece is None if there is no such file."""
         both = joined(trace, log)
-        fresh = np.array([step not in self._ahead for step in both.step.tolist()], bool)
         for file, piece in (("trace", trace), ("log", log)):
             if piece is None:
                 self._ends[file] = math.inf
-            elif len(piece.step):
+            elif len(piece):
                 self._ends[file] = int(piece.step[-1])
-        until = min(self._ends.get(file, -1) for file in ("trace", "log"))
-        self._ahead.update(both.step[both.step > until].tolist())
-        if until > self._both_until:
-            self._both_until, self._ahead = until, {step for step in self._ahead if step > until}
-        columns = {name: values[fresh] for name, values in both.columns.items()}
-        return Log(both.step[fresh], columns, both.cause[fresh], 0)
+        fresh = both.where(~np.isin(both.step, self._ahead.step))
+        ahead = joined(self._ahead, both)
+        self._ahead = ahead.where(ahead.step > min(self._ends.get(file, -1) for file in ("trace", "log")))
+        return fresh
 
 
 class _Tail:
-    """Reads a file piece by piece, and again from the start if it was truncated or replaced.
+    """The steps that were added to a log or a trace; all of them if the file was truncated or replaced.
 
     Args:
         path: The file, which may not exist yet.
+        read: Reads what was added to a file, after its opening, a header or a schema, that was read before: returns the
+            steps, how many of the added bytes are whole, and the opening.
     """
 
-    def __init__(self, path: pathlib.Path):
-        self.path = path
-        self._end = 0
+    def __init__(self, path: pathlib.Path, read: Callable[[bytes, bytes], tuple[Steps, int, bytes]]):
+        self._path, self._read = path, read
         self._file = (0, 0)
+        self.rewind()
 
     def rewind(self) -> None:
         """Makes the next read begin at the start of the file."""
-        self._end = 0
+        self._end, self._opening = 0, b""
 
-    def more(self) -> tuple[bytes, bool]:
-        """The new bytes, and whether they begin at the start of the file. Only `take` advances the position."""
+    def more(self) -> Steps:
+        """The new steps. An incomplete line or message waits for its end."""
         try:
-            with self.path.open("rb") as file:
+            with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
-                identity = (found.st_dev, found.st_ino)
-                if found.st_size < self._end or identity != self._file:
-                    self._end, self._file = 0, identity
+                if found.st_size < self._end or (found.st_dev, found.st_ino) != self._file:
+                    self.rewind()
+                    self._file = (found.st_dev, found.st_ino)
                 file.seek(self._end)
-                return file.read(), self._end == 0
+                data = file.read()
         except OSError:
-            self._end = 0
-            return b"", True
-
-    def take(self, size: int) -> None:
-        """Marks the next `size` bytes as read."""
+            self.rewind()
+            return NO_STEPS
+        steps, size, self._opening = self._read(self._opening, data)
         self._end += size
+        return steps
 
 
-class _LogTail:
-    """The steps that were added to a log of lines."""
-
-    def __init__(self, path: pathlib.Path):
-        self._tail = _Tail(path)
-        self._comma = path.suffix == ".csv"
-        self._header = b""
-
-    def rewind(self) -> None:
-        """Makes the next read begin at the start of the file."""
-        self._tail.rewind()
-
-    def more(self) -> tuple[Log, bool]:
-        """The new steps, and whether they begin at the start of the file. An incomplete line waits for its end."""
-        data, from_start = self._tail.more()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._tail.take(len(whole))
-        if self._comma and from_start:
-            self._header = whole[: whole.find(b"\n") + 1]
-        elif self._comma:
-            whole = self._header + whole
-        return columns_in(whole.decode("utf-8", errors="replace").splitlines(), comma=self._comma), from_start
+def _in_lines(header: bytes, data: bytes, *, comma: bool) -> tuple[Steps, int, bytes]:
+    whole = data[: data.rfind(b"\n") + 1]
+    steps = columns_in((header + whole).decode("utf-8", errors="replace").splitlines(), comma=comma)
+    return steps, len(whole), header or (whole[: whole.find(b"\n") + 1] if comma else b"")
 
 
-class _TraceTail:
-    """The steps that were added to a trace. An incomplete message waits for its end."""
-
-    def __init__(self, path: pathlib.Path):
-        self._tail = _Tail(path)
-        self._opening = b""
-
-    def rewind(self) -> None:
-        """Makes the next read begin at the start of the file."""
-        self._tail.rewind()
-
-    def more(self) -> tuple[Log | None, bool]:
-        """The new steps, None before the schema is complete, and whether they begin at the start of the file."""
-        data, from_start = self._tail.more()
-        if from_start:
-            self._opening = b""
-        found = contents(self._opening + data)
-        if found.schema is None or read_tensors(found.schema) is None:
-            return None, from_start
-        self._tail.take(found.end - len(self._opening))
-        self._opening = self._opening or data[: next(whole_messages(data)).end]
-        pa = arrow()
-        table = pa.Table.from_batches(found.batches, found.schema)
-        steps = [kind == STEP for kind in table["kind"].to_pylist()]
-        return columns_of(table.filter(pa.array(steps, pa.bool_()))), from_start
+def _in_messages(schema: bytes, data: bytes) -> tuple[Steps, int, bytes]:
+    found = contents(schema + data)
+    if found.what is None:
+        return NO_STEPS, 0, schema
+    return steps_in(rows_of(found, STEP)), found.end - len(schema), schema or data[: next(whole_messages(data)).end]

@@ -99,7 +99,7 @@ COMMANDS = {
     ),
     "report": ([("loops.views.report", "write_report", 1234)], ["report", "run"], "1,234"),
     "replay": (
-        [("loops.replay.sources", "tables_of", [("run", None)]), ("loops.replay.recording", "recording_of", None)]
+        [("loops.replay.recording", "tables_of", [("run", None)]), ("loops.replay.recording", "recording_of", None)]
         + [("loops.replay.replay", "replay_recordings", Replay(4321, (REPLAYED,), None, NONE))],
         ["lab", "replay", "run", "--strategy", "dynamic"],
         f"4,321 {NAME} 1,234 1.234% 2^14.98 65536 0.123% 25% 987",

@@ -7,15 +7,16 @@ import re
 import command_cases
 import numpy as np
 import pytest
+from recorded_cases import steps_of
 from replay_cases import tables
 
 import halfstep as cli
 import loops
 from loops.replay import live as live_module
 from loops.replay import validate
-from loops.replay.figure import replay_figure
 from loops.replay.live import live
-from loops.replay.sources import named_strategies
+from loops.replay.results import replay_figure
+from loops.replay.stepping import named_strategies
 from loops.replay.tune import GRIDS, tune
 from loops.run.train import RunOptions, train
 
@@ -127,7 +128,7 @@ def test_a_run_that_cannot_be_laid_beside(run, tmp_path, small):
     with pytest.raises(loops.LoopError, match="no checkpoint before its last step"):
         live(tmp_path, named_strategies("none"))
     with pytest.raises(loops.LoopError, match="lacks some steps"):
-        live_module._recorded([{"step": 2, "loss_scale": 1.0, "applied": True}], 0, 2)
+        live_module._recorded(steps_of([{"step": 2, "loss_scale": 1.0, "applied": True}]), 0, 2)
 
 
 @pytest.mark.parametrize(

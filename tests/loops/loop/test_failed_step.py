@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from recorded_cases import steps_of
 
 import loops
 import scaler
@@ -134,7 +135,7 @@ def test_steps_that_no_action_saw_are_named(tmp_path, where, steps_per_call, whi
     assert loop.run(7).data == 7
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert set(range(1, 8)) - {row["step"] for row in rows} == said
-    assert bool(said) == (f"The log has only {7 - len(said)} of 7 steps" in what_is_wrong(health(rows)))
+    assert bool(said) == (f"The log has only {7 - len(said)} of 7 steps" in what_is_wrong(health(steps_of(rows))))
 
 
 def test_one_of_our_own_errors_says_it_in_its_sentence():

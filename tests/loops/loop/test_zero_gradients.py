@@ -9,6 +9,7 @@ import numpy as np
 import planted
 import pytest
 import tensorflow as tf
+from recorded_cases import steps_of
 
 import loops
 import scaler
@@ -104,22 +105,22 @@ def rows(norms, loss=0.5):
 
 
 def test_the_log_shows_it():
-    found = health(rows([1.0] * 5 + [0.0] * 25))
+    found = health(steps_of(rows([1.0] * 5 + [0.0] * 25)))
     assert (found.healthy, found.zeros, found.step) == (False, 25, 6)
     assert what_is_wrong(found).startswith(
         "The gradients of the last 25 applied steps in the log have a norm of exactly z"
     )
     for fine in (rows([0.0] * 19), rows([0.0] * 30 + [1.0]), rows([0.0] * 30, loss=0.0), []):
-        assert (health(fine).healthy, health(fine).zeros) == (True, 0)
+        assert (health(steps_of(fine)).healthy, health(steps_of(fine)).zeros) == (True, 0)
 
 
 def test_the_last_problem_counts():
     """Skips at the end are looked at first, and those long ago are not."""
     skipped = [{"step": 0, "applied": False, "loss": None, "cause": "LOSS", "loss_scale": 1.0, "grad_norm": None}] * 3
     after = [dict(row, step=place) for place, row in enumerate(rows([0.0] * 30) + skipped)]
-    assert (health(after).step, health(after).zeros) == (30, 30)
+    assert (health(steps_of(after)).step, health(steps_of(after)).zeros) == (30, 30)
     before = [dict(row, step=place) for place, row in enumerate(skipped + rows([0.0] * 30))]
-    assert (health(before).step, health(before).later) == (3, ())
+    assert (health(steps_of(before)).step, health(steps_of(before)).later) == (3, ())
 
 
 def test_a_report_says_it(tmp_path):

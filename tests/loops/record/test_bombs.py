@@ -15,11 +15,10 @@ import scaler
 from loops.loop import kept_batches
 from loops.loop.state import folder
 from loops.record.log import read_columns
-from loops.record.trace import checked, frames
-from loops.record.trace.checked import unpacked_size
+from loops.record.trace import frames, messages
 from loops.record.trace.file import contents
 from loops.record.trace.frames import unpack
-from loops.record.trace.messages import _DIGITS, _MARK, _digits
+from loops.record.trace.messages import _DIGITS, _MARK, _digits, unpacked_size
 from loops.record.trace.stream import batch_of, opening, schema_of
 from loops.run.strategy_text import parse_strategy
 
@@ -59,8 +58,8 @@ def test_a_buffer_that_says_it_is_huge_is_not_unpacked():
 
 def test_batches_that_are_packed_too_well_are_not_unpacked(tmp_path, monkeypatch):
     first, batch = packed()
-    monkeypatch.setattr(checked, "MOST", 0)
-    monkeypatch.setattr(checked, "_RATIO", 1)
+    monkeypatch.setattr(messages, "MOST", 0)
+    monkeypatch.setattr(messages, "_RATIO", 1)
     (tmp_path / "trace.arrow").write_bytes(first + batch)
     with pytest.warns(loops.TraceWarning, match="without a single step"):
         loops.observe.read(tmp_path / "trace.arrow")

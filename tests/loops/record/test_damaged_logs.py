@@ -11,6 +11,7 @@ import loops
 from halfstep import main
 from loops.record import read_run
 from loops.record.log import difference, read_columns, read_log
+from loops.record.reading import read_steps
 from loops.record.run_metadata import metadata_of, replayed_in
 from loops.record.skips import health
 from loops.views.watch.progress import LiveRun
@@ -41,7 +42,7 @@ def test_every_reader_passes_a_damaged_line_over(line, tmp_path):
     assert found.step.tolist() == list(range(1, 11))
     assert "incomplete or foreign line" in found.notes[0]
     assert [row["step"] for row in read_log(path)] == list(range(1, 11))
-    health(read_log(path))
+    health(read_columns(path))
     course = LiveRun(tmp_path)
     course.look()
     assert course.step == 10
@@ -120,3 +121,13 @@ def test_the_first_damaged_line_is_named(name, tmp_path):
     path.write_text("\n".join([*rows[name], rows[name][-2], rows[name][-1]]))
     said = f"{name}: 2 incomplete or foreign lines were skipped, first line {place}."
     assert read_run(tmp_path).notes[0] == said
+
+
+def test_text_in_place_of_a_decision_leaves_that_of_its_step_alone_unknown(tmp_path):
+    """A reader that looks for the step to explain still finds the skips of the others."""
+    path = tmp_path / "steps.jsonl"
+    rows = [{"step": step, "applied": step not in range(8, 14), "loss": 1.0} for step in range(1, 21)]
+    rows[2]["applied"] = "yes"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_steps(None, path)
+    assert (found.step[~found.known].tolist(), health(found).step, health(found).skips) == ([3], 8, 6)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import loops
 import scaler
-from loops.record.divergence import LAG, LOSS_OF, MEAN_OF, RISE, Seen
+from loops.record.forecast import LAG, LOSS_OF, MEAN_OF, RISE, Seen
 
 pytestmark = pytest.mark.slow
 

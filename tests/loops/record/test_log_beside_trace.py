@@ -7,15 +7,14 @@ import pytest
 from recorded_cases import write_run
 
 from loops.record import read_run
-from loops.record.log import Log
-from loops.record.reading import joined
 from loops.record.skips import not_logged
+from loops.record.steps import Steps, joined
 from loops.record.summary import digest
 
 
 def log_of(steps, causes=None, **columns):
     found = {name: np.array(values, np.float64) for name, values in columns.items()}
-    return Log(np.array(steps, np.int64), found, np.array(causes or [""] * len(steps), np.str_), 0)
+    return Steps(np.array(steps, np.int64), found, np.array(causes or [""] * len(steps), np.str_))
 
 
 def test_each_step_of_either_is_there_once_with_the_columns_of_both():

@@ -13,8 +13,8 @@ import loops
 import scaler
 from loops.record import as_recorded, read_run
 from loops.record.summary import digest, sentence
-from loops.record.thinned import envelope, moving_mean, sampled
 from loops.record.trace.file import contents
+from loops.views.charts.chart import envelope, moving_mean, sampled
 
 
 @pytest.fixture(scope="module")

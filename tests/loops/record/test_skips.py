@@ -1,8 +1,14 @@
 """Which logs are healthy, and which step of the others to look at."""
 
 import pytest
+from recorded_cases import steps_of
 
-from loops.record.skips import health, in_words, too_often, what_is_wrong
+from loops.record import skips
+from loops.record.skips import in_words, too_often, what_is_wrong
+
+
+def health(rows):
+    return skips.health(steps_of(rows))
 
 
 def log(text, cause="OVERFLOW", scale=1024.0):

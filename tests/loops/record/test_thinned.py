@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
+from recorded_cases import steps_of
 from thinned_cases import STEPS, thinned_loop
 
 import loops
 from loops.record import read_run
-from loops.record.run import Recorded
-from loops.record.skips import health
+from loops.record.skips import health, said_of, thinned
+from loops.record.steps import Counted, Recorded
 from loops.record.summary import digest, sentence
-from loops.record.thinned import Counted, said_of, thinned
 from loops.views.report.figures import scale_figure
-from loops.views.report.strategies import strategies_table
+from loops.views.report.tables import strategies_table
 from loops.views.report.write import section
 from loops.views.watch.progress import LiveRun
 from loops.views.watch.watch import line
@@ -67,7 +67,7 @@ def test_where_a_trace_is_there_it_is_not_advised_to_add_one():
 @pytest.mark.parametrize("steps", [[], [1], [1, 2, 3], [0, 1, 2]])
 def test_a_log_of_all_steps_leaves_nothing_open(steps):
     assert thinned(steps, [], Counted(3, 2)) is None
-    assert not health([{"step": step, "applied": True} for step in steps]).open
+    assert not health(steps_of([{"step": step, "applied": True} for step in steps])).open
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_steps_that_do_not_say_whether_they_were_applied_are_not_taken_for_appli
         "loss": np.where((steps > 2) & (steps < 12), np.nan, 1.0),
         "applied": np.where(steps <= 20, np.nan, 1.0),
     }
-    run = Recorded("run", "", steps, columns, np.full(40, ""), counted=Counted(40, 9))
+    run = Recorded(steps, columns, np.full(40, ""), name="run", counted=Counted(40, 9))
     found = digest(run)
     assert (found.health.unseen, found.health.moved, found.skips, found.attempts) == (0, 20, 0, 20)
     said = sentence(run, found)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import loops
 import scaler
-from loops.record.divergence import Alarm, Evidence
+from loops.record.forecast import Alarm, Evidence
 from loops.record.reading import as_recorded
 from loops.replay.replay import replay
 from loops.support.errors import LoopError

@@ -9,10 +9,9 @@ import pytest
 from replay_cases import tables
 
 import loops
-from loops.replay.intervals import as_far_behind, half_widths, of_pairs, wider
-from loops.replay.one_run import static_scale
+from loops.replay.intervals import Tail, as_far_behind, half_widths, of_pairs, tail_of, wider
 from loops.replay.recording import recording_of
-from loops.replay.tails import Tail, tail_of
+from loops.replay.replay import static_scale
 
 STEPS = 40
 GROWING = "dynamic:initial_scale=1024,growth_interval=2"

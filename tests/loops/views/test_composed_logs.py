@@ -16,11 +16,11 @@ from loops.observe import compare
 from loops.record import read_run
 from loops.record.log import difference
 from loops.record.summary import digest, sentence
-from loops.record.tensorboard.curves import curves_of, metadata
+from loops.record.tensorboard import curves_of, metadata
 from loops.support.part_names import columns_of
 from loops.views import plots
 from loops.views.report.figures import loss_figures, part_scale_figures, scale_figure
-from loops.views.report.strategies import strategies_table
+from loops.views.report.tables import strategies_table
 from loops.views.report.write import write_report
 from loops.views.watch.progress import LiveRun
 from loops.views.watch.watch import line, panel
