@@ -220,7 +220,11 @@ class LossScaler(ByName):
 
     @no_autograph
     def unscale(
-        self, grads: Sequence[gradients.Gradient], variables: Sequence | MasterWeights | None = None
+        self,
+        grads: Sequence[gradients.Gradient],
+        variables: Sequence | MasterWeights | None = None,
+        *,
+        loss_scale: tf.Tensor | None = None,
     ) -> list[gradients.Gradient]:
         """Turns gradients of the scaled loss into gradients of the loss, for a step written in the long form.
 
@@ -233,6 +237,7 @@ class LossScaler(ByName):
         Args:
             grads: Tensors of any floating dtype, `tf.IndexedSlices` or None.
             variables: The variables the gradients belong to, or a `MasterWeights` over them.
+            loss_scale: As of `apply`, for gradients that you kept together with it. Default: the scale of their loss.
 
         Returns:
             The same structure in float32, or float64 where a gradient is. Duplicate indices are summed unless
@@ -251,7 +256,8 @@ class LossScaler(ByName):
             values = list(map(gradients.overwrites, targets))
             model = variables.model_variables if isinstance(variables, MasterWeights) else targets
         divide = gradients.unscale if self.sum_duplicates else gradients.divide
-        divided = divide(grads, self._calls.unscales(grads, model))
+        named = None if loss_scale is None else as_scale("unscale: loss_scale", loss_scale)
+        divided = divide(grads, self._calls.unscales(grads, model, named))
         # In eager mode a cast is a pass over the gradient, and few steps have a new value among them.
         if any(values):
             wide = gradients.widened(grads)

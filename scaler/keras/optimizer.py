@@ -306,15 +306,17 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         """
         return (lambda: self.scale_loss(loss())) if callable(loss) else self.scale_loss(loss)
 
-    def get_unscaled_gradients(self, grads: Sequence[Gradient]) -> list[Gradient]:
+    def get_unscaled_gradients(
+        self, grads: Sequence[Gradient], *, loss_scale: tf.Tensor | None = None
+    ) -> list[Gradient]:
         """Turns gradients of the scaled loss into gradients of the loss, in float32, as in tf.keras 2.
 
         In a graph `apply` knows them by what they are computed from. In eager mode it takes all gradients as unscaled
-        until the next loss is scaled.
+        until the next loss is scaled. Gradients that you kept take the `loss_scale` that you kept with them.
         """
         self._by_hand = True
         self._unscaled.assign(True)
-        return self.loss_scaler.unscale(grads)
+        return self.loss_scaler.unscale(grads, loss_scale=loss_scale)
 
     def minimize(self, loss: Any, var_list: Sequence, tape: tf.GradientTape | None = None) -> tf.Variable:
         """Scales the loss, differentiates it and applies the gradients, as in tf.keras 2.

@@ -128,23 +128,29 @@ class Calls:
         self.use.asked, self._in_a_loss = True, self._in_a_loss or tape_records()
         return of_last_loss(owned(self._last_scale(), LOSS_SCALE, self))
 
-    def unscales(self, grads: Sequence[gradients.Gradient], model: Sequence = ()) -> tf.Tensor:
+    def unscales(
+        self, grads: Sequence[gradients.Gradient], model: Sequence = (), named: tf.Tensor | None = None
+    ) -> tf.Tensor:
         """Checks what `unscale` is given, and returns the scale that it carries.
 
         Args:
             grads: The gradients.
             model: The model's variable of each, if they are known.
+            named: The scale that the gradients carry, if the user names it.
 
         Raises:
             InvalidArgument: If the gradients are unscaled already, or do not carry one scale of this scaler.
         """
-        verdict, trace = self._judged("unscale", grads, model), trace_here()
+        verdict, trace = self._judged("unscale", grads, model, named), trace_here()
         if model and verdict is not None:
             self.use.say_once(verdict.sentence, verdict.mistake)
         elif trace is not None:
             trace.unscaled.append((self, grads))
-        self.use.say_once(self._recorded.taken("unscale", grads), "not scaled")
+        unasked = self._recorded.taken("unscale", grads)
         self.use.begins()
+        if named is not None:
+            return named
+        self.use.say_once(unasked, "not scaled")
         self.use.check_one_scale("unscale", self.step, self._scale_now)
         loss_scale = self.carried("unscale", grads).loss_scale
         # A second backward pass through the division divides by it, too.

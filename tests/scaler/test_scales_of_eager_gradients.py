@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 
+import keras
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -113,6 +114,24 @@ def test_gradients_of_two_scales_in_one_apply_are_refused(between, early):
     with pytest.raises(scaler.InvalidArgument, match="several losses were scaled"):
         program.apply_both()
     assert [float(weight[0]) for weight in program.weights] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("unscale", ["unscale", "get_unscaled_gradients"])
+def test_kept_gradients_are_unscaled_by_the_scale_that_the_user_names(unscale):
+    weight = tf.Variable([0.0])
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0), scaler.Dynamic(INITIAL, growth_interval=1))
+    ours, kept = optimizer.loss_scaler, []
+    for factor in (1.0, 3.0):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.scale_loss(tf.reduce_sum(factor * weight))
+        kept.append((tape.gradient(scaled, [weight])[0], ours.scale_of_gradients))
+        ours.update(scaler.Event(tf.constant(True)))
+    total = kept[0][0] + kept[1][0] * kept[0][1] / kept[1][1]
+    method = getattr(ours, unscale) if unscale == "unscale" else optimizer.get_unscaled_gradients
+    with pytest.raises(scaler.InvalidArgument, match="several losses were scaled"):
+        method([total])
+    (grad,) = method([total], loss_scale=kept[0][1])
+    assert float(grad[0]) == 4.0
 
 
 @pytest.mark.parametrize("between", BETWEEN)
