@@ -67,7 +67,7 @@ def _paths(batch: Any, path: tuple[int | str, ...]) -> Iterator[tuple[int | str,
         for key in sorted(batch):
             yield from _paths(batch[key], (*path, str(key)))
     elif isinstance(batch, (tuple, list)):
-        names = batch._fields if hasattr(batch, "_fields") else range(len(batch))
+        names = getattr(batch, "__match_args__", range(len(batch)))  # Those of a NamedTuple's fields.
         for name, part in zip(names, batch, strict=True):
             yield from _paths(part, (*path, name))
     else:
