@@ -131,11 +131,21 @@ def as_scale(name: str, value: Any) -> tf.Tensor:
     """Returns a scale as a scalar float32 tensor.
 
     Raises:
-        InvalidArgument: If it is no scalar number.
+        InvalidArgument: If it is no scalar number, or known to be outside [2^-126, 2^126].
     """
     if isinstance(value, float) or (is_symbolic(value) and value.dtype.is_floating and value.shape.rank in (0, None)):
-        return tf.ensure_shape(as_float(value), [])
+        found = as_float(value)
+        known = tf.get_static_value(found)
+        if known is not None:
+            check_scale(name, float(known))
+        return tf.ensure_shape(found, [])
     raise InvalidArgument(f"{name}={value!r}: expected a scalar of a floating dtype, such as outcome.loss_scale.")
+
+
+def scale_or_nan(loss_scale: tf.Tensor) -> tf.Tensor:
+    """The scale, or NaN where a running graph finds that it is none: the step is then skipped."""
+    valid = tf.logical_and(loss_scale >= SMALLEST_SCALE, loss_scale <= LARGEST_SCALE)
+    return loss_scale if tf.executing_eagerly() else tf.where(valid, loss_scale, float("nan"))
 
 
 def as_loss(loss: Any) -> tf.Tensor:

@@ -261,6 +261,18 @@ def opaque(tensor: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tensor, tensor.shape)
 
 
+def meet(variables: Iterable[tf.Variable]) -> None:
+    """Has the graph that is traced here, if any, meet variables in this order, whatever is read of them first.
+
+    A checkpoint of a function's variables knows them by this order.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or tf.distribute.has_strategy() or not hasattr(graph, "capture"):
+        return
+    for variable in variables:
+        graph.capture(variable.handle)
+
+
 def call_noninlined(function: Callable, *tensors: Any) -> Any:
     """Calls `function(*tensors)` as a function that the surrounding graph does not inline.
 

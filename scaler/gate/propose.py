@@ -22,7 +22,7 @@ from scaler import gradients
 from scaler.backend import apply_steps, replicas, twins
 from scaler.backend.apply_steps import read_once, read_once_a_device
 from scaler.backend.autograph import with_user_autograph
-from scaler.backend.graphs import in_xla
+from scaler.backend.graphs import in_xla, meet
 from scaler.backend.optimizers import KerasTwo
 from scaler.gate import joined
 from scaler.gate.on_values import is_value_by_value, mover, works_on_values
@@ -77,6 +77,8 @@ class Update:
                 by its reciprocal, which is exact for powers of two.
             limit: Clips unscaled gradients, or None.
         """
+        # A layout that reads them in another order must not make another checkpoint.
+        meet(own for own in map(replicas.native, self.part.movable) if isinstance(own, tf.Variable))
         if self.layout is None:
             _move_plainly(self.part, grads, loss_scale, limit)
         else:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend.graphs import in_a_branch, tape_records
 from scaler.backend.versions import warn_of_slow_float16
+from scaler.checks import scale_or_nan
 from scaler.errors import InvalidArgument
 from scaler.misuse import moving_statistics
 from scaler.misuse.carried import (
@@ -149,7 +150,7 @@ class Calls:
         unasked = self._recorded.taken("unscale", grads)
         self.use.begins()
         if named is not None:
-            return named
+            return scale_or_nan(named)
         self.use.say_once(unasked, "not scaled")
         self.use.check_one_scale("unscale", self.step, self._scale_now)
         loss_scale = self.carried("unscale", grads).loss_scale
@@ -317,7 +318,7 @@ class Calls:
 
     def named(self, loss_scale: tf.Tensor) -> Carried:
         """What gradients carry whose scale the user names, of the losses that were scaled last."""
-        return Carried(loss_scale, self._loss_was_finite())
+        return Carried(scale_or_nan(loss_scale), self._loss_was_finite())
 
     def _last_scale(self) -> tf.Tensor:
         now = self._scale_now()

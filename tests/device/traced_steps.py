@@ -233,14 +233,16 @@ def looped(steps_per_call, *, epochs=None, traces=False, **options):
     if steps_per_call == 1:
         return tf.function(lambda batch: loop.calls._one(batch)).get_concrete_function(BATCH)
     iterator = iter(dataset)
-    return tf.function(lambda limit: loop.calls._many(iterator, limit)).get_concrete_function(tf.constant(5))
+    places = tf.constant(1)
+    return tf.function(lambda limit: loop.calls._many(iterator, limit, places)).get_concrete_function(tf.constant(5))
 
 
 def stacked():
     """What a `Loop` over a source calls, which is no dataset: a loop over a stack of batches."""
     loop = loops.Loop(made(), iter([BATCH] * 5), steps_per_call=5, jit_compile=False)
     stack = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape], part.dtype), BATCH)
-    return tf.function(loop.calls._stack).get_concrete_function(stack, tf.TensorSpec([], tf.int32))
+    number = tf.TensorSpec([], tf.int32)
+    return tf.function(loop.calls._many).get_concrete_function(stack, number, number)
 
 
 def _scaler():

@@ -256,6 +256,32 @@ def test_arithmetic_is_traced_once_for_several_variables(optimizer, powers):
     assert kinds["AssignSubVariableOp"] == (0 if powers else len(model))
 
 
+@pytest.mark.parametrize("layout", ["called", "compiled", "joined"])
+def test_a_layout_meets_variables_in_the_order_of_a_step_that_xla_compiles(layout, monkeypatch):
+    """By this order a checkpoint of a step by hand knows them, and a resumed run may have another layout."""
+    if layout == "compiled":
+        compile_updates(monkeypatch, 1.5)
+    if layout == "joined":
+        monkeypatch.setattr(joined, "_WORTH_JOINING", 4)
+
+    def met(jit_compile):
+        model = [tf.Variable(tf.ones([3, 4], tf.float16)) for _ in range(5)]
+        masters, optimizer = scaler.MasterWeights(model), keras.optimizers.Adam(0.1)
+        loss_scaler = by_hand(scaler.Static(8.0))
+
+        @tf.function(jit_compile=jit_compile)
+        def step():
+            loss_scaler.apply(optimizer, [tf.ones_like(own) for own in model], masters)
+
+        traced = step.get_concrete_function()
+        own = [*masters.weights, *optimizer.variables]
+        natives = [one.value if isinstance(one, keras.Variable) else one for one in own]
+        names = {id(native.handle): place for place, native in enumerate(natives)}
+        return [names[id(handle)] for handle in traced.captured_inputs if id(handle) in names]
+
+    assert met(None) == met(True)
+
+
 def test_a_variable_given_twice_is_clipped_by_each_gradient_by_itself(updates_made):
     moved = []
     for repeated in (False, True):
