@@ -123,7 +123,7 @@ def try_since_checkpoint(attempts: Attempts, losses: Sequence[float] = ()) -> li
                 stack.enter_context(change)
                 return stack.pop_all().close
 
-        # Replaying traces a `ComposedStep` anew in any case, so that each step has its own turns.
+        # Replaying traces a `ComposedStep` again in any case, so that each step has its own turns.
         with step.retraced() if isinstance(step, TrainStep) else contextlib.nullcontext():
             last = moment.from_checkpoint(changed)[-1]
         name = loss_name(attempts.part)

@@ -49,7 +49,7 @@ class Unlike(NamedTuple):
     """What of a checkpoint is not restored as it was saved.
 
     Attributes:
-        apart: The groups of variables that begin anew.
+        apart: The groups of variables that start over.
         replicas: Whether the variables have other numbers of components.
         restart: The batches of the dataset that are passed over from its beginning; None if its position is restored.
     """
