@@ -38,3 +38,4 @@ def test_a_function_returns_them_in_the_same_order(compiled):
 def test_what_comes_back_may_be_changed():
     (array,) = unpack(pack([tf.constant([1, 2])]).numpy(), [(tf.int32, [2])])
     array[:] = 0
+    assert array.tolist() == [0, 0]
