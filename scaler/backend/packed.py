@@ -74,17 +74,22 @@ class Packed:
         """The tensor of one name."""
         return self._part(tf.identity(self.variable), key)
 
+    def first_of(self, key: str) -> tf.Tensor:
+        """The first element of one name, scalar."""
+        return tf.identity(self.variable)[self._place(key)]
+
     def _part(self, flat: tf.Tensor, key: str) -> tf.Tensor:
         """One tensor of the flat one."""
-        shape, place = self._shapes[key], 0
-        for other, known in self._shapes.items():
-            if other == key:
-                break
-            place += math.prod(known)
+        shape, place = self._shapes[key], self._place(key)
         if not shape:
             return flat[place]
         part = flat[place : place + math.prod(shape)]
         return part if len(shape) == 1 else tf.reshape(part, shape)
+
+    def _place(self, key: str) -> int:
+        """Where it begins in the flat one."""
+        before = list(self._shapes)[: list(self._shapes).index(key)]
+        return sum(math.prod(self._shapes[one]) for one in before)
 
     def joined(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """What the variable holds if it has these values, one for each name."""

@@ -112,20 +112,20 @@ def reason_of(
         loss_finite: Scalar bool.
         broken: Bool [n], which of the scaled gradients hold a value that is not finite; None in a step that selects.
     """
-    large = tf.logical_not(tf.math.is_finite(squares))
+    # Float32 throughout, as a reason is stored: it holds each position and number exactly.
+    positions, large = tf.constant(targets.positions, tf.float32), tf.logical_not(tf.math.is_finite(squares))
+    overflowed = None if broken is None else tf.reduce_any(broken)
     # Where every value is finite, a squared norm need not be.
-    bad = tf.cast(large if broken is None else tf.where(tf.reduce_any(broken), broken, large), squares.dtype)
-    count, positions = tf.math.count_nonzero(bad), tf.constant(targets.positions, tf.int64)
-    some = count > 0
-    overflowed = some if broken is None else tf.reduce_any(broken)
-    first = tf.gather(positions, tf.argmax(tf.where(some, bad, squares)))
-    last = tf.gather(positions, len(targets.positions) - 1 - tf.argmax(tf.reverse(bad, [0])))
+    bad = large if overflowed is None else tf.where(overflowed, broken, large)
+    last, ones = tf.reduce_max(tf.where(bad, positions, -1.0)), tf.cast(bad, squares.dtype)
+    some = last >= 0.0
+    first = tf.gather(positions, tf.argmax(tf.where(some, ones, squares)))
     return Skip(
-        cause=presumed_cause(loss_finite, tf.logical_not(overflowed)),
+        cause=presumed_cause(loss_finite, tf.logical_not(some if overflowed is None else overflowed)),
         has_nan=tf.reduce_any(tf.math.is_nan(squares)),
         index=first,
-        count=count,
-        nearest=tf.where(some, last, -1),
+        count=tf.reduce_sum(ones),
+        nearest=last,
     ).packed()
 
 

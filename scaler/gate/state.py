@@ -233,7 +233,7 @@ class StoredState:
 
     def attempted(self) -> tf.Tensor:
         """How many steps were counted, scalar float32: modulo 2^24, up to where that is exact."""
-        return tf.cast(self._counters()[0] % 2**24, tf.float32)
+        return tf.cast(self.counts.first_of(_COUNTERS) % 2**24, tf.float32)
 
     def counters(self) -> Counters:
         """The counters as tensors."""

@@ -72,7 +72,7 @@ class Skip(NamedTuple):
         """The fields of what `packed` returned."""
         fields = dict(zip(cls._fields, tf.unstack(reason, num=len(cls._fields)), strict=True))
         flags = ("has_nan", "lower_helps")
-        return cls(*(one > 0.0 if name in flags else tf.cast(one, tf.int64) for name, one in fields.items()))
+        return cls(*(tf.cast(one, tf.bool if name in flags else tf.int64) for name, one in fields.items()))
 
 
 def not_skipped() -> tf.Tensor:
@@ -161,11 +161,11 @@ class Outcome(NamedTuple):
 
 
 def presumed_cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor) -> tf.Tensor:
-    """The `Cause` of a skipped step, scalar int64. Without a diagnosis it is OVERFLOW where it may be BACKWARD.
+    """The `Cause` of a skipped step, scalar float32. Without a diagnosis it is OVERFLOW where it may be BACKWARD.
 
     Args:
         loss_finite: Scalar bool.
         scaled_finite: Scalar bool, whether every gradient was finite before unscaling.
     """
-    scaled = tf.where(scaled_finite, int64(Cause.TOO_LARGE), int64(Cause.OVERFLOW))
-    return tf.where(loss_finite, scaled, int64(Cause.LOSS))
+    scaled = tf.where(scaled_finite, float(Cause.TOO_LARGE), float(Cause.OVERFLOW))
+    return tf.where(loss_finite, scaled, float(Cause.LOSS))

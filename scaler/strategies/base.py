@@ -230,6 +230,13 @@ def bounded(strategy: object, loss_scale: tf.Tensor) -> tf.Tensor:
     return within(loss_scale, *float_bounds_of(strategy))
 
 
+def first_scale(strategy: Any) -> tf.Tensor:
+    """The `initial_scale` of a strategy, within its bounds, scalar float32."""
+    scale = as_float(strategy.initial_scale)
+    # Of numbers `check_bounds` knows that already.
+    return bounded(strategy, scale) if any(map(is_symbolic, (strategy.initial_scale, *bounds_of(strategy)))) else scale
+
+
 def usable_scale(strategy: Strategy, stored: tf.Tensor) -> tf.Tensor:
     """A stored loss scale that a step may use: within the strategy's bounds, its initial scale in place of a NaN.
 

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph
 from scaler.backend.formats import float_format
-from scaler.checks import as_float, check_bounds, check_constant, check_count, check_flag, is_symbolic
+from scaler.checks import check_bounds, check_constant, check_count, check_flag, is_symbolic
 from scaler.errors import InvalidArgument
 from scaler.strategies import exact
-from scaler.strategies.base import Event, Needs, amax_of, bounded
+from scaler.strategies.base import Event, Needs, amax_of, bounded, first_scale
 
 _ALGORITHMS = ("max", "most_recent")
 
@@ -92,7 +92,7 @@ class DelayedAmax:
 
     def init(self) -> DelayedAmaxState:
         """The state before the first step."""
-        return DelayedAmaxState(bounded(self, as_float(self.initial_scale)), tf.zeros([self.history_length]))
+        return DelayedAmaxState(first_scale(self), tf.zeros([self.history_length]))
 
     @no_autograph
     def update(self, state: DelayedAmaxState, event: Event) -> DelayedAmaxState:

@@ -18,7 +18,7 @@ from scaler.checks import (
     check_growth_factor,
     within,
 )
-from scaler.strategies.base import Event
+from scaler.strategies.base import Event, bounded, first_scale
 
 
 class DynamicState(NamedTuple):
@@ -103,7 +103,7 @@ class Dynamic:
     def init(self) -> DynamicState:
         """The state before the first step."""
         return DynamicState(
-            loss_scale=self._bounded(as_float(self.initial_scale)),
+            loss_scale=first_scale(self),
             good_steps=tf.constant(0, tf.int32),
             budget=tf.cast(self.hysteresis, tf.int32),
         )
@@ -115,7 +115,8 @@ class Dynamic:
         interval = as_count(self.growth_interval, state.good_steps)
         # A checkpoint may bring counts that this strategy cannot reach; the largest integer plus 1 is negative.
         counted, left = within(state.good_steps, 0, interval - 1), tf.minimum(state.budget, hysteresis)
-        good_steps = tf.where(finite, counted + 1, tf.zeros_like(counted))
+        zero = tf.zeros_like(counted)
+        good_steps = tf.where(finite, counted + 1, zero)
         budget = tf.where(finite, left, tf.maximum(left - 1, 0))
         grow = good_steps >= interval
         growth = tf.where(grow, as_float(self.growth_factor), 1.0)
@@ -123,11 +124,7 @@ class Dynamic:
         factor = tf.where(finite, growth, backoff)
         refill = tf.logical_or(grow, tf.logical_and(finite, self.consecutive_hysteresis))
         return DynamicState(
-            loss_scale=self._bounded(state.loss_scale * factor),
-            good_steps=tf.where(grow, tf.zeros_like(good_steps), good_steps),
+            loss_scale=bounded(self, state.loss_scale * factor),
+            good_steps=tf.where(grow, zero, good_steps),
             budget=tf.where(refill, hysteresis, budget),
         )
-
-    def _bounded(self, loss_scale: tf.Tensor) -> tf.Tensor:
-        """A scale within the bounds."""
-        return within(loss_scale, as_float(self.min_scale), as_float(self.max_scale))

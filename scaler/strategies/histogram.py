@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph
 from scaler.checks import as_count, as_float, check_bounds, check_constant, check_count, check_number
-from scaler.strategies.base import Event, Needs, bounded, statistic
+from scaler.strategies.base import Event, Needs, bounded, first_scale, statistic
 
 
 class HistogramState(NamedTuple):
@@ -93,7 +93,7 @@ class Histogram:
     def init(self) -> HistogramState:
         """The state before the first step."""
         none = tf.constant(0, tf.int64)
-        return HistogramState(bounded(self, as_float(self.initial_scale)), tf.constant(0), none, none, none)
+        return HistogramState(first_scale(self), tf.constant(0), none, none, none)
 
     @no_autograph
     def update(self, state: HistogramState, event: Event) -> HistogramState:

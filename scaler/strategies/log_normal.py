@@ -11,7 +11,7 @@ import tensorflow as tf
 from scaler.backend.autograph import no_autograph
 from scaler.checks import as_float, check_bounds, check_flag, check_number
 from scaler.strategies import exact
-from scaler.strategies.base import Event, Needs, amax_of, bounded
+from scaler.strategies.base import Event, Needs, amax_of, bounded, first_scale
 
 
 class LogNormalState(NamedTuple):
@@ -100,7 +100,7 @@ class LogNormal:
     def init(self) -> LogNormalState:
         """The state before the first step."""
         zero, one = tf.constant(0.0), tf.constant(1.0)
-        return LogNormalState(bounded(self, as_float(self.initial_scale)), zero, one, zero, zero, one)
+        return LogNormalState(first_scale(self), zero, one, zero, zero, one)
 
     @no_autograph
     def update(self, state: LogNormalState, event: Event) -> LogNormalState:

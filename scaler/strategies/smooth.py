@@ -11,7 +11,6 @@ import tensorflow as tf
 from scaler.backend.autograph import no_autograph
 from scaler.checks import (
     as_count,
-    as_float,
     check_backoff_factor,
     check_bounds,
     check_count,
@@ -20,7 +19,7 @@ from scaler.checks import (
     is_symbolic,
 )
 from scaler.strategies import exact
-from scaler.strategies.base import Event, bounded
+from scaler.strategies.base import Event, bounded, first_scale
 
 
 class SmoothState(NamedTuple):
@@ -97,7 +96,7 @@ class Smooth:
 
     def init(self) -> SmoothState:
         """The state before the first step."""
-        loss_scale = bounded(self, as_float(self.initial_scale))
+        loss_scale = first_scale(self)
         interval = tf.cast(self.backoff_interval, tf.int32)
         return SmoothState(loss_scale, self._log2(self.initial_scale), interval, tf.convert_to_tensor(self.search))
 

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(ways.selects("graph"), reason="counted on a CPU, where a step in a graph branches by default"),
 ]
 
-OPERATIONS = {"by_hand": 478, "train_step": 511, "selecting": 504}
+OPERATIONS = {"by_hand": 450, "train_step": 480, "selecting": 475}
 PROGRAM = {"parameters": 28, "fusions": 75, "conditionals": 0}
 """Of each step: where XLA compiles all of it, all of them select."""
 
