@@ -293,7 +293,7 @@ def in_words(found: Health) -> str:
     kinds = [
         (found.at_start, "while the scale found its level"),
         (found.of_growth, "after it had grown, which took it back"),
-        (found.spikes, "as spikes, far beyond the steps before them"),
+        (found.spikes, agreeing(found.spikes, "as a spike, far beyond", "as spikes, far beyond") + " the steps before"),
         (
             found.untold,
             "at a loss scale below that of the applied steps around, as by one of several losses: the log does not "
@@ -302,8 +302,12 @@ def in_words(found: Health) -> str:
         (others, "for other reasons, as gradients grew"),
     ]
     parts = [f"{count} {kind}" for count, kind in kinds if count]
+    why = f": {', '.join(parts)}"
+    if len(parts) == 1:
+        (only,) = (kind for count, kind in kinds if count)
+        why = f" {only.removeprefix('for other reasons, ')}"
     steps = "the only step" if found.steps == 1 else f"{found.skips} of the {found.steps} steps"
-    return f"{steps} in the log {agreeing(found.skips, 'was', 'were')} skipped: {', '.join(parts)}"
+    return f"{steps} in the log {agreeing(found.skips, 'was', 'were')} skipped{why}"
 
 
 def what_is_wrong(found: Health) -> str:
