@@ -48,6 +48,11 @@ def explain(
         after = f", after {retries} overflow{'s' * (retries > 1)} that {'were' if retries > 1 else 'was'} retried"
         applied = f"The step was applied at loss scale {scale}{after if retries else ''}."
         return applied if bool(outcome.finite) else "No step was attempted: it was not due."
+    if math.isnan(float(outcome.loss_scale)):  # See `checks.scale_or_nan`.
+        return (
+            "The step was skipped because the loss_scale that it was given is no number from 2^-126 to 2^126, and "
+            "gradients are divided by it. Pass what the loss was multiplied by."
+        )
     if why is Cause.UPDATE:
         return _of_update(outcome, names, optimizer)
     if why is Cause.SPIKE:

@@ -121,4 +121,5 @@ def test_a_named_scale_that_is_none_is_refused_and_a_graph_skips(wrong):
     with pytest.raises(scaler.InvalidArgument, match="unscale: loss_scale"):
         loss_scaler.unscale([tf.constant([8.0])], loss_scale=wrong)
     assert not tf.function(step)(tf.constant(wrong))
+    assert "the loss_scale that it was given is no number from 2^-126 to 2^126" in loss_scaler.explain()
     assert (weight.numpy().tolist(), int(optimizer.iterations)) == ([1.0], 0)
