@@ -9,6 +9,8 @@ from refusals import refused
 
 import scaler
 
+SLOW = ("probes of all", "unit-scaled", "embedding, accumulate, clip by norm", "clip by value")
+
 
 @pytest.fixture(autouse=True)
 def deterministic(gpu):
@@ -18,73 +20,8 @@ def deterministic(gpu):
 
 
 @pytest.mark.slow
-def test_a_step_with_probes_of_all_kinds():
-    assert refused(steps.TRACED["probes of all"]()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive_with(
-    "emulated nvfp4",
-    "composed, together",
-    "composed, in turn",
-    "emulated mxfp4",
-    "emulated, float16 sums",
-    "emulated float8",
-    "retry",
-    "per loss, embedding",
-    "convolution, bfloat16 sums",
-    "accumulate, clip_norm",
-    "16-bit updates",
-    "clip_norm",
-    "accumulate, new values",
-    "accumulate",
-    "an optimizer that is looked at",
-    "composed, in turn, probes",
-    "composed, in turn, retry",
-    "composed, together, probes",
-    "composed, together, retry",
-    "fit",
-    "fit, protect",
-    "fit, protect, accumulate",
-    "layerwise",
-    "loop of 1",
-    "loop of 5",
-    "loop of 5, over a stack",
-    "loop of 5, probes, Trace",
-    "loop of 5, until the data ends",
-    "measured by hand",
-    "per loss",
-    "preset apex",
-    "preset chainer",
-    "preset dalle",
-    "preset fairseq",
-    "preset guided_diffusion",
-    "preset metaseq",
-    "preset mxnet",
-    "preset pytorch",
-    "probes",
-    "probes of all, every 10th",
-    "step with kahan",
-    "step with masters",
-    "step with stochastic",
-    "strategy bounded",
-    "strategy delayed_amax",
-    "strategy dynamic",
-    "strategy headroom",
-    "strategy histogram",
-    "strategy log_normal",
-    "strategy rising_floor",
-    "strategy scheduled",
-    "strategy smooth",
-    "strategy spike_guard",
-    "strategy spike_guard by tensor",
-    "strategy spike_guard that clips",
-    "strategy warmup",
-    "weights kahan",
-    "weights masters",
-    "weights stochastic",
-)
-@pytest.mark.parametrize("kind", [kind for kind in steps.TRACED if kind != "probes of all"])
+@pytest.mark.exhaustive_with(*(kind for kind in steps.TRACED if kind not in SLOW))
+@pytest.mark.parametrize("kind", steps.TRACED)
 def test_steps_of_every_kind(kind):
     assert refused(steps.TRACED[kind]()) == []
 

@@ -24,7 +24,7 @@ WEIGHTS = [
 
 
 class Summed:
-    """Two tables of which rows are read, three vectors with gradients as given, and one norm of all, which is clipped."""
+    """Two tables of which rows are read, three vectors with gradients as given, and one norm of all: clipped."""
 
     def __init__(self, mode):
         weights = [tf.Variable(tf.ones(shape, kind), name=name) for name, shape, kind in WEIGHTS]

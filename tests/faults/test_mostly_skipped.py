@@ -84,7 +84,7 @@ def as_word(applied):
     return "".join("1" if one else "0" for one in applied)
 
 
-NEEDED = {"tf_contrib": {"initial_scale": 2.0**15, "growth_interval": 200}, "jmp": {"initial_scale": 2.0**15}}
+NEEDED = {"tf_contrib": {"initial_scale": 2.0**15, "growth_interval": 200}}
 CALIBRATING = {
     "Headroom": (scaler.Headroom(), (1.0, 2.0**10)),
     "DelayedAmax": (scaler.DelayedAmax(), (1.0, 2.0**10)),
@@ -94,8 +94,9 @@ CALIBRATING = {
 } | {
     f"presets.{name}": (getattr(presets, name)(**NEEDED.get(name, {})), (2.0**4, 2.0**10))
     for name in presets.__all__
-    # The scale of these never moves; a hundred skips in a row are the others'.
-    if not name.endswith("_stuck") and name not in ("paddle_static", "optax_apply_if_finite", "dalle")
+    # The scale of these never moves; a hundred skips in a row are the others'; and three are `pytorch` by other numbers.
+    if not name.endswith("_stuck")
+    and name not in ("paddle_static", "optax_apply_if_finite", "dalle", "jmp", "paddle", "deepspeed_2025_02")
 }
 
 
@@ -165,17 +166,9 @@ def train_step(stuck=None):
 
 
 @pytest.mark.slow
-def test_a_loop_with_480_of_512_rows_nan_is_stopped():
-    loop = loops.Loop(train_step(), mostly_nan(), steps_per_call=50)
-    with pytest.raises(StuckError, match=r"188 of the last 200 steps.*the loss itself was not finite"):
-        loop.run(800)
-    assert loop.counters.data == 200
-
-
-@pytest.mark.slow
 def test_a_loop_with_half_of_the_rows_nan_goes_on_where_it_may():
     loop = loops.Loop(train_step(StuckPolicy(bad_loss_rate=None)), mostly_nan(256), steps_per_call=100)
-    assert loop.run(800).skipped == 400
+    assert loop.run(400).skipped == 200
 
 
 @pytest.mark.slow
@@ -185,7 +178,7 @@ def test_a_mended_run_goes_on_from_the_checkpoint_of_a_stuck_one(tmp_path):
         loop = loops.Loop(train_step(), data, steps_per_call=50, actions=actions)
         return loop.run(until)
 
-    with pytest.raises(StuckError):
+    with pytest.raises(StuckError, match=r"188 of the last 200 steps.*the loss itself was not finite"):
         run(mostly_nan(), False, 800)
     # Batches that were read ahead are bad still.
     done = run(mostly_nan(0), True, 600)

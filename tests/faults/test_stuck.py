@@ -71,7 +71,6 @@ GOOD, BAD, EITHER = False, True, None
 CASES = {
     "1 in a row": ({"consecutive_skips": 1, "skip_rate": None}, {}, in_a_row(1)),
     "2 in a row": ({"consecutive_skips": 2, "skip_rate": None}, {}, in_a_row(2)),
-    "100 in a row": ({"consecutive_skips": 100, "skip_rate": None}, {}, [("1" + "i" * 99, GOOD), ("i", BAD)]),
     "100 by default": ({}, {}, [("1" + "i" * 99, GOOD), ("i", BAD), ("1", GOOD)]),
     "50 of bad data by default": ({}, {}, [("1" + "0" * 49, GOOD), ("0", BAD), ("1", GOOD)]),
     "one bad batch in four": ({}, {}, [("1110" * 49, GOOD), ("1110", BAD)]),
@@ -187,9 +186,8 @@ def test_it_goes_on_after_a_restored_checkpoint(tmp_path):
     assert told(loss_scaler)
 
 
-@pytest.mark.slow_with("raise-1")
 @pytest.mark.exhaustive_with("continue-1", "warn-5")
-@pytest.mark.parametrize(("action", "steps_per_call"), [("raise", 1), ("raise", 5), ("warn", 5), ("continue", 1)])
+@pytest.mark.parametrize(("action", "steps_per_call"), [("raise", 5), ("warn", 5), ("continue", 1)])
 def test_a_loop_checks_at_each_visit(action, steps_per_call):
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
     policy = scaler.StuckPolicy(action, consecutive_skips=5)

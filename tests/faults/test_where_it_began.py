@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import squared_error
 from rigs import Rig
 from ways import second_look
 

@@ -86,7 +86,7 @@ MAKE = {
     "causal": (lambda: keras.layers.Conv1D(3, 3, padding="causal", dilation_rate=2), [(2, 8, 4)]),
     "strided": (
         lambda: keras.layers.Conv2D(4, 3, strides=2, padding="same", groups=2, activation="relu"),
-        [(2, 7, 7, 4)],
+        [(1, 5, 5, 4)],
     ),
     "volume": (lambda: keras.layers.Conv3D(3, 2, use_bias=False), [(2, 3, 3, 3, 2)]),
     "attention": (lambda: keras.layers.MultiHeadAttention(2, 3), [(2, 4, 6), (2, 5, 6)]),
@@ -146,8 +146,7 @@ def test_16_bit_layers_sum_in_float32_and_return_16_bits(policy):
 
 
 @pytest.mark.slow_with("xla")
-@pytest.mark.exhaustive_with("graph")
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", ["eager", "xla"])
 def test_einsum_is_for_layers_of_ones_own(how):
     left, right = numbers(2, 3, 4, 40), numbers(2, 3, 5, 40)
     format = emulated("mxfp8_e4m3", stochastic=["activations"], seed=3)

@@ -60,6 +60,7 @@ exponents = st.lists(st.integers(-126, 126), min_size=3, max_size=3).map(sorted)
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(
     some_words, exponents, st.integers(1, 9), st.integers(1, 126), st.integers(1, 126), st.integers(1, 4), st.booleans()
 )
@@ -76,7 +77,7 @@ def test_powers_of_two_stay_within_bounds_and_stay_powers(words, bounds, interva
     assert (states.budget <= budget).all()
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     some_words, st.floats(1, 2.0**100, exclude_min=True, width=32), st.floats(2.0**-100, 1, exclude_max=True, width=32)
 )
@@ -86,7 +87,7 @@ def test_other_factors_stay_within_bounds(words, growth, backoff):
     assert states.loss_scale.max() <= np.float32(1e10)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(some_words, st.integers(1, 6), st.integers(1, 4), st.booleans())
 def test_never_grows_on_a_nonfinite_step_and_never_shrinks_on_a_finite_one(words, interval, budget, again):
     ratio = np.diff(np.log2(run(words, 1.0, interval, budget=budget, again=again).loss_scale), axis=0)
@@ -95,6 +96,7 @@ def test_never_grows_on_a_nonfinite_step_and_never_shrinks_on_a_finite_one(words
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(some_words, st.integers(1, 9))
 def test_grows_exactly_on_each_nth_consecutive_finite_step(words, interval):
     grown = np.diff(run(words, 1.0, interval).loss_scale, axis=0) > 0

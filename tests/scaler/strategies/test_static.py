@@ -10,12 +10,12 @@ import tensorflow as tf
 import scaler
 from scaler import Event, NoScaling, Static
 
-SCALES = (1.0, 2.0**-126, 2.0**126, 1024, 0.1, 3e38 / 2**3)
+SCALES = (2.0**-126, 2.0**126, 0.1)
 
 
 def test_they_stay_where_they_are(execute):
     strategies = {NoScaling(): 1.0, **{Static(loss_scale): loss_scale for loss_scale in SCALES}}
-    word = reference.word("10011")
+    word = reference.word("101")
 
     def run(finite):
         states, scales = [strategy.init() for strategy in strategies], []
