@@ -104,13 +104,6 @@ def test_a_deep_chain_has_unit_variance_forward_and_backward():
     assert [deviation(each) for each in (outputs, of_inputs, *weights)] == pytest.approx([1] * 16, rel=0.25)
 
 
-@pytest.mark.parametrize("width", [8, 32])
-def test_a_chain_of_other_widths_has_it_too(width):
-    model = chain([64], layers.Dense(64 * width), layers.Dense(width), layers.Dense(128))
-    found = gradients_of(model, drawn(256, 64))
-    assert [deviation(each) for each in (*found[:2], *found[2::2])] == pytest.approx([1] * 5, rel=0.25)
-
-
 def cnn(policy="float32", scaled=True, strides=(1, 2, 2)):
     keras.utils.set_random_seed(0)
     stack = [keras.Input([8, 8, 1])]
@@ -324,12 +317,11 @@ def test_it_trains_in_float16_without_a_loss_scale_and_with_one(strategy):
     assert losses[-1] < losses[0] / 4
 
 
-@pytest.mark.parametrize("name", ["float8_e4m3fn", "mxfp8_e4m3"])
-def test_an_emulated_layer_rounds_operands_of_unit_variance(name):
+def test_an_emulated_layer_rounds_operands_of_unit_variance():
     x, dy = drawn(64, 64), drawn(64, 64, seed=1)
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([64]), layers.Dense(64, use_bias=False)])
-    how = emulated(name, scaling="current") if "float8" in name else emulated(name)
+    how = emulated("float8_e4m3fn", scaling="current")
     unit_scaled(how(model))
     found = gradients_of(model, x, dy)
     alone = keras.Sequential([keras.Input([64]), layers.Dense(64, use_bias=False)])

@@ -157,12 +157,6 @@ def test_bounds_may_be_tensors():
         assert loss_scaler.loss_scale.numpy() == 32.0
 
 
-@pytest.mark.parametrize("make", [case[0] for case in CASES.values()], ids=CASES)
-def test_a_combinator_is_a_value(make):
-    assert hash(make) == hash(make)
-    assert isinstance(make, scaler.Strategy)
-
-
 def test_a_scale_that_is_used_late_goes_on_from_the_one_put_in_its_place():
     strategy = scaler.strategies.Scheduled({0: scaler.Static(8.0), 2: scaler.presets.mxnet(growth_interval=100)})
     state, scales = strategy.init(), []

@@ -1,7 +1,5 @@
 """Guards what is true of Dynamic for every sequence of steps: its bounds, its period, its direction, its purity."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import reference
@@ -95,18 +93,6 @@ def test_never_grows_on_a_nonfinite_step_and_never_shrinks_on_a_finite_one(words
     assert (ratio[~words] <= 0).all()
 
 
-@pytest.mark.slow
-@settings(max_examples=40)
-@given(some_words, st.integers(1, 9))
-def test_grows_exactly_on_each_nth_consecutive_finite_step(words, interval):
-    grown = np.diff(run(words, 1.0, interval).loss_scale, axis=0) > 0
-    for column in range(WORDS):
-        streak = 0
-        for finite, grew in zip(words[:, column], grown[:, column], strict=True):
-            streak = streak + 1 if finite else 0
-            assert grew == (streak > 0 and streak % interval == 0)
-
-
 @pytest.mark.parametrize("before", [5, 6, 9, 40])
 def test_an_interval_lowered_below_the_count_takes_effect_at_the_next_finite_step(before):
     counted = run(np.ones((before, 1), bool), 8.0, 50)
@@ -177,8 +163,3 @@ def test_the_largest_count_still_grows(interval):
 
 def test_a_run_begins_with_nothing_counted_and_the_whole_budget():
     assert [value.numpy() for value in Dynamic(8.0, hysteresis=3).init()] == [8.0, 0, 3]
-
-
-def test_options_cannot_be_changed_behind_the_scaler():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Dynamic().growth_interval = 1

@@ -131,6 +131,17 @@ def test_a_strategy_around_another_counts_as_that_does(around):
     assert takes_int64(around(OfAnother(2.0))) is False
 
 
+def test_each_is_a_value():
+    """With the members of a strategy, and none of them changes behind a scaler."""
+    for name, strategy in STRATEGIES.items():
+        assert isinstance(strategy, strategies.Strategy), name
+        assert strategy == dataclasses.replace(strategy)
+        assert hash(strategy) == hash(dataclasses.replace(strategy))
+        assert strategy.min_scale <= strategy.init().loss_scale.numpy() <= strategy.max_scale
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            strategy.growth_interval = 4
+
+
 def test_each_says_that_it_takes_them_and_it_is_no_argument():
     for name in [*STRATEGIES, *PRESETS]:
         strategy = strategy_of(name)

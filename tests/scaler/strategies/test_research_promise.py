@@ -43,14 +43,6 @@ def test_keeps_the_promise(name):
     check_strategy(STRATEGIES[name], examples=1)
 
 
-@pytest.mark.parametrize("make", [LogNormal, Histogram, DelayedAmax, Smooth, Headroom])
-def test_is_a_value_with_the_members_of_a_strategy(make):
-    assert make() == make()
-    assert hash(make()) == hash(make())
-    assert isinstance(make(), scaler.Strategy)
-    assert make().min_scale <= make().init().loss_scale.numpy() <= make().max_scale
-
-
 def after(strategy, *events):
     state = strategy.init()
     for finite, largest in events:
