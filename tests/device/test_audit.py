@@ -30,7 +30,7 @@ USUAL = ("strategy dynamic", "probes of all", "measured by hand", "fit, protect"
 """What stands for all in a quick run."""
 SLOW = (
     *("layerwise, histogram, spike_guard by tensor", "an optimizer that is looked at"),
-    *("composed, in turn, retry", "fit", "loop of 5, probes, Trace, stochastic weights"),
+    *("composed, in turn, retry", "fit", "loop of 5, Trace, stochastic weights"),
 )
 """One of each that does something else than the usual steps."""
 COPIED = {
@@ -44,7 +44,7 @@ COPIED = {
     "fit, protect": 3,
     "fit, protect, accumulate": 7,
     "loop of 5": 1,
-    "loop of 5, probes, Trace, stochastic weights": 2,
+    "loop of 5, Trace, stochastic weights": 2,
     "loop of 5, until the data ends": 1,
 }
 """Small tensors that are copied to the host, where it is not one for each branch: int32 of an optimizer itself, seeds,

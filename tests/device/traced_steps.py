@@ -291,7 +291,7 @@ TRACED = {
     "loop of 5": functools.partial(looped, 5),
     "loop of 5, over a stack": stacked,
     "loop of 5, until the data ends": functools.partial(looped, 5, epochs=7),
-    "loop of 5, probes, Trace, stochastic weights": functools.partial(
-        looped, 5, probes=ALL_KINDS, traces=True, policy="float16", masters=WEIGHTS["stochastic"]
+    "loop of 5, Trace, stochastic weights": functools.partial(
+        looped, 5, traces=True, policy="float16", masters=WEIGHTS["stochastic"]
     ),
 }

@@ -21,8 +21,8 @@ from rigs import assert_finite, raw
 import loops
 import scaler
 
-IN_GRAPH = {"steps_per_call": 4}
-RUNNERS = {"python loop": {}, "in-graph loop": IN_GRAPH, "xla": {**IN_GRAPH, "jit_compile": True}}
+IN_GRAPH = {"steps_per_call": 4, "jit_compile": False}
+RUNNERS = {"python loop": {"jit_compile": False}, "in-graph loop": IN_GRAPH, "xla": IN_GRAPH | {"jit_compile": True}}
 
 
 def build_model():
@@ -145,7 +145,7 @@ def test_an_error_while_the_data_is_read_leaves_finished_steps(tmp_path):
         if number == 5:
             raise OSError("disk gone")
 
-    run = Run(tmp_path, at=fail)
+    run = Run(tmp_path, at=fail, **RUNNERS["python loop"])
     with pytest.raises(tf.errors.OpError, match="disk gone"):
         run.loop.run(12)
     assert run.loop.counters.data == 5
