@@ -84,13 +84,13 @@ def test_the_scale_rests_at_its_ceiling_and_comes_back(looping, high):
         np.testing.assert_array_equal(weight.numpy(), value)
     before = rig.bits()
     back = []
-    while not back or not back[-1]["applied"]:
+    while not any(output["applied"] for output in back):
         assert rig.bits() == before
-        back += rig.run([batch(5)])
-        assert len(back) < 130
-    assert len(back) > 1
-    scales = [output["loss_scale"] for output in back]
-    assert scales == [high / 2**number for number in range(len(scales))]
+        back += rig.run([batch(5)] * 16)
+        assert len(back) < 150
+    skipped = [bool(output["applied"]) for output in back].index(True)
+    assert skipped > 0
+    assert [output["loss_scale"] for output in back[: skipped + 1]] == [high / 2**n for n in range(skipped + 1)]
     rig.run(batches(*range(3)))
     assert np.isfinite(rig.infer()).all()
     assert any((w.numpy() != value).any() for w, value in zip(rig.masters.weights, weights, strict=True))

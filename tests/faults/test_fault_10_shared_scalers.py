@@ -193,11 +193,8 @@ def test_a_gan_whose_one_half_overflows_trains_the_other(mode):
         return [(draws[0], draws[1] + 2, np.float32(generator), np.float32(discriminator))]
 
     assert gan.run(data())[0] == {"g": True, "d": True}
-    bad_data, overflows = (
-        ((0, (np.nan, 1.0), 1), (1, (1.0, np.inf), 1)),
-        ((0, (2.0**126, 1.0), 2), (1, (1.0, 2.0**126), 2)),
-    )
-    for which, factors, by in (*bad_data, *overflows):
+    # Bad data of one, an overflow of the other.
+    for which, factors, by in ((0, (np.nan, 1.0), 1), (1, (1.0, 2.0**126), 2)):
         before, other, scales = gan.bits(which), gan.bits(1 - which), [float(own.loss_scale) for own in gan.scalers]
         (output,) = gan.run(data(*factors))
         assert [output["g"], output["d"]] == [which != 0, which != 1]

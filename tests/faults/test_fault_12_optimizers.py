@@ -1,4 +1,4 @@
-"""Fault 12: optimizers with state and habits of their own: accumulators, EMA, weight decay, clipping, Muon, Lion.
+"""Fault 12: optimizers with state and habits of their own: accumulators, EMA, weight decay, clipping, Muon.
 
 Guards lines 3 and 8 of the promise: a skipped step leaves every variable of the optimizer bit for bit as it was, and
 with a power-of-two scale the scaled run equals the unscaled one.
@@ -21,11 +21,8 @@ OPTIMIZERS = {
     "accumulation": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3),
     "EMA": lambda: keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
     "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
-    "clipnorm": lambda: keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=0.05),
     "global_clipnorm": lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.05),
-    "clipvalue": lambda: keras.optimizers.SGD(0.05, momentum=0.9, clipvalue=0.01),
     "Muon": lambda: keras.optimizers.Muon(0.01, exclude_layers=["last"]),
-    "Lion": lambda: keras.optimizers.Lion(0.01, weight_decay=0.1),
 }
 
 

@@ -185,20 +185,16 @@ def test_the_watch_of_a_step_of_ones_own_finds_it():
         loop.run(800)
 
 
-@pytest.mark.slow
+def bad(loss_scaler, steps, clean_every=4):
+    """Counts steps of which one in so many is clean."""
+    update = tf.function(lambda finite: loss_scaler.update(Event(finite)), autograph=False)
+    for number in range(steps):
+        update(tf.constant(number % clean_every == 0))
+
+
 def test_each_loss_is_watched_by_itself():
-    weight = tf.Variable([1.0])
     losses = scaler.PerLoss({"good": Dynamic(), "bad": Dynamic(growth_interval=7)})
-
-    @tf.function
-    def step(factor):
-        with tf.GradientTape(persistent=True) as tape:
-            scaled = losses.scale({"good": weight[0], "bad": weight[0] * factor})
-        grads = {name: tape.gradient(loss, [weight]) for name, loss in scaled.items()}
-        losses.apply(lambda grads, variables: None, grads, [weight])
-
-    for number in range(200):
-        step(np.float32(np.nan if number % 5 else 1.0))
+    bad(losses["bad"], 200, clean_every=5)
     with pytest.raises(StuckError, match=r"^Loss 'bad': .* 160 of the last 200"):
         losses.check()
     losses["good"].check()
@@ -212,11 +208,6 @@ def test_a_warning_about_a_loss_names_it():
 
 
 def test_a_restored_scaler_is_judged_from_there_on(tmp_path):
-    def bad(loss_scaler, steps, clean_every=4):
-        update = tf.function(lambda finite: loss_scaler.update(Event(finite)), autograph=False)
-        for number in range(steps):
-            update(tf.constant(number % clean_every == 0))
-
     stuck = LossScaler()
     bad(stuck, 220)
     path = tf.train.Checkpoint(loss_scaler=stuck).save(str(tmp_path / "ckpt"))
