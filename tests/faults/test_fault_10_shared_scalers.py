@@ -75,7 +75,7 @@ def true(a, b):
 
 
 @pytest.mark.slow_with("xla")
-@pytest.mark.parametrize("mode", ["eager", "loop", "xla"])
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 def test_the_other_unscales_by_the_scale_of_its_loss(mode):
     for bad in range(2):
         pair = started(mode)
@@ -92,7 +92,7 @@ def test_the_other_unscales_by_the_scale_of_its_loss(mode):
         assert_finite(pair.variables())
 
 
-@pytest.mark.parametrize("mode", ["eager", "loop"])
+@pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_growth_by_the_first_does_not_reach_the_second(mode):
     pair = started(mode)
     for number in range(3):
