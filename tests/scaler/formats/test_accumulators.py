@@ -99,7 +99,7 @@ def operands(draw):
     )
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(operands(), st.sampled_from(NAMES), st.sampled_from([1, 2, 3, 16]))
 def test_the_three_products_have_the_bits_of_plain_python(three, name, chunk):
     left, right, upstream = three
@@ -109,7 +109,7 @@ def test_the_three_products_have_the_bits_of_plain_python(three, name, chunk):
         assert_same_bits(found, wanted)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=40), st.sampled_from(NAMES), st.sampled_from([1, 3, 16])
 )
@@ -122,7 +122,7 @@ EQUATIONS = {
     "heads": ("abc,cde->abde", "abc,cde->abde", (1, 2, 19), (19, 2, 2)),
     "scores": ("aecd,abcd->acbe", "aecd,abcd->acbe", (1, 3, 2, 18), (1, 2, 2, 18)),
     "broadcast": ("...td,...sd->...ts", "abtd,bsd->abts", (2, 2, 2, 17), (2, 2, 17)),
-    "two axes": ("dbac,cade->be", "dbac,cade->be", (2, 2, 3, 5), (5, 3, 2, 2)),
+    "two axes": ("dbac,cade->be", "dbac,cade->be", (2, 2, 3, 3), (3, 3, 2, 2)),
     "outer": ("a,b->ba", "a,b->ba", (4,), (3,)),
 }
 
@@ -173,7 +173,7 @@ CONVOLUTIONS = {
     "same": ((layers.Conv2D, 4, (3, 2)), {"padding": "same", "strides": (2, 3), "groups": 2}, (1, 4, 4, 4), (0, 0)),
     "valid": ((layers.Conv2D, 2, (2, 3)), {"strides": (3, 1)}, (1, 5, 3, 3), (0, 0)),
     "dilated": ((layers.Conv2D, 2, 2), {"padding": "same", "dilation_rate": 3}, (1, 4, 3, 2), (1, 1)),
-    "volume": ((layers.Conv3D, 2, 2), {}, (1, 3, 2, 2, 2), (0, 0, 0)),
+    "volume": ((layers.Conv3D, 2, 2), {}, (1, 2, 2, 3, 1), (0, 0, 0)),
 }
 
 

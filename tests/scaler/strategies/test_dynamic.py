@@ -108,7 +108,7 @@ def cases(draw):
     return padded, intervals, dict(zip(PARAMETERS, columns, strict=True))
 
 
-SHARE = {"eager": 20, "loop": 4, "xla": 4}
+SHARE = {"eager": 20, "loop": 5, "xla": 10}
 """Of the examples, one in so many; step by step they take longer."""
 
 
