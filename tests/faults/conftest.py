@@ -4,11 +4,6 @@ import fault_cases
 import pytest
 
 
-@pytest.fixture(params=fault_cases.MODES)
-def mode(request):
-    return request.param
-
-
 @pytest.fixture(params=fault_cases.RIGS, ids="-".join)
 def rig(request):
     return fault_cases.rig(*request.param).reset()

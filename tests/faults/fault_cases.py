@@ -15,7 +15,6 @@ from rigs import assert_finite, raw
 import loops
 import scaler
 
-MODES = ("eager", "graph", "loop", "xla")
 # Every mode and both styles.
 RIGS = (("composed", "eager"), ("by hand", "graph"), ("composed", "loop"), ("by hand", "xla"))
 
@@ -47,7 +46,7 @@ def loss_fn(y, prediction, factor):
 
 
 def run_in(mode, step):
-    """A function from a list of batches to a list of the step's outputs, as NumPy scalars, run in one of `MODES`."""
+    """A function from a list of batches to a list of the step's outputs, as NumPy scalars, run in a mode."""
     compiled = {"eager": step, "graph": tf.function(step), "xla": tf.function(step, jit_compile=True)}
 
     def one_by_one(given):
