@@ -33,7 +33,7 @@ PARTS = {
     "Copies and waits, beside the audit": ("benchmarks/gpu_copies.py", "benchmarks/gpu_copies.py --quick"),
     "Faults": (
         '-m pytest -m "not exhaustive" tests/faults',
-        '-m pytest tests/faults/test_fault_05_nan_data.py -k "hand and graph"',
+        '-m pytest tests/faults/test_fault_04_bad_data.py -k "hand and graph"',
     ),
     "The promise, through random rules": (
         f"-m pytest -m exhaustive {PROMISE}::test_many_rules[2000]",

@@ -54,8 +54,8 @@ def traced(name, on_gpu):
         return tf.function(measure, autograph=False).get_concrete_function(*specs)
 
 
-@pytest.mark.slow_with("bfloat16", "float16")
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.slow_with("float16")
+@pytest.mark.parametrize("name", ["float16", "float32"])
 @settings(max_examples=25)
 @given(data=st.data())
 def test_both_devices_measure_the_same(name, data):

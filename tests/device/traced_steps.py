@@ -18,7 +18,6 @@ STRATEGIES = {
     "static": scaler.Static(2.0**10),
     "dynamic": scaler.Dynamic(),
     "headroom": scaler.Headroom(),
-    "histogram": scaler.Histogram(),
     "log_normal": scaler.LogNormal(),
     "delayed_amax": scaler.DelayedAmax(),
     "smooth": scaler.Smooth(),
@@ -26,10 +25,10 @@ STRATEGIES = {
     "warmup": strategies.Warmup(scaler.Dynamic(), 100),
     "rising_floor": strategies.RisingFloor(scaler.Dynamic()),
     "spike_guard": scaler.SpikeGuard(scaler.Dynamic()),
-    "spike_guard by tensor": scaler.SpikeGuard(scaler.Dynamic(), by_tensor="skip"),
     "spike_guard that clips": scaler.SpikeGuard(scaler.Dynamic(), by_tensor="clip"),
     "scheduled": strategies.Scheduled({0: scaler.Static(2.0**8), 1000: scaler.Dynamic()}),
 }
+BY_TENSOR = scaler.SpikeGuard(scaler.Histogram(), by_tensor="skip")
 PRESETS = ("apex", "chainer", "dalle", "fairseq", "guided_diffusion", "metaseq", "mxnet", "pytorch")
 """One of each rule."""
 WEIGHTS = {"masters": scaler.MasterWeights, "stochastic": weights.StochasticRounding, "kahan": weights.KahanWeights}
@@ -38,7 +37,8 @@ WEIGHTS = {"masters": scaler.MasterWeights, "stochastic": weights.StochasticRoun
 def model(policy="mixed_float16", *more):
     """Layers with variables of more and of fewer elements than the audit lets the host have, and with statistics."""
     keras.config.set_dtype_policy(policy)
-    hidden = [keras.layers.Dense(128, "relu", name="hidden"), keras.layers.BatchNormalization(dtype="float32"), *more]
+    norm = keras.layers.BatchNormalization(center=False, scale=False, dtype="float32")
+    hidden = [keras.layers.Dense(128, "relu", use_bias=False, name="hidden"), norm, *more]
     return keras.Sequential([keras.Input([64]), *hidden, keras.layers.Dense(10, dtype="float32")])
 
 
@@ -120,8 +120,8 @@ def unit_scaled():
 
 def layerwise():
     rescaled, groups = scaler.layerwise.insert_rescales(model(), after=["hidden"])
-    still = scaler.LossScaler(scaler.NoScaling())
-    step = loops.TrainStep(rescaled, LOSS, keras.optimizers.Adam(1e-3), loss_scaler=still, layerwise=groups)
+    own = scaler.LossScaler(BY_TENSOR)
+    step = loops.TrainStep(rescaled, LOSS, keras.optimizers.Adam(1e-3), loss_scaler=own, layerwise=groups)
     return tf.function(step).get_concrete_function(BATCH)
 
 
@@ -253,7 +253,7 @@ ALL_KINDS = {"kinds": observe.KINDS}
 TRACED = {
     **{f"strategy {name}": functools.partial(traced, strategy) for name, strategy in STRATEGIES.items()},
     **{f"preset {name}": functools.partial(traced, getattr(presets, name)()) for name in PRESETS},
-    **{f"weights {name}": functools.partial(applied, name) for name in WEIGHTS},
+    **{f"weights {name}": functools.partial(applied, name) for name in ("masters", "kahan")},
     **{f"step with {name}": functools.partial(traced, policy="float16", masters=WEIGHTS[name]) for name in WEIGHTS},
     "16-bit updates": functools.partial(traced, policy="bfloat16", allow_16bit_updates=True),
     "an optimizer that is looked at": functools.partial(traced, optimizer=keras.optimizers.Adafactor),
@@ -264,7 +264,7 @@ TRACED = {
     "emulated, float16 sums": lambda: emulated("float16", accumulators="float16"),
     "convolution, bfloat16 sums": narrow_convolution,
     "unit-scaled": unit_scaled,
-    "layerwise": layerwise,
+    "layerwise, histogram, spike_guard by tensor": layerwise,
     "per loss": per_loss,
     "per loss, embedding": functools.partial(per_loss, embeds=True),
     "composed, in turn": functools.partial(composed, True),
@@ -274,9 +274,8 @@ TRACED = {
     "composed, in turn, probes": functools.partial(composed, True, probes=ALL_KINDS),
     "composed, together, probes": functools.partial(composed, False, probes=ALL_KINDS),
     "embedding": functools.partial(embedded, clip_norm=1.0),
-    "embedding, accumulate": functools.partial(embedded, accumulate=4),
+    "embedding, accumulate, clip by norm": functools.partial(embedded, accumulate=4, clip=scaler.ClipByNorm(1.0)),
     "clip_norm": functools.partial(traced, clip_norm=1.0),
-    "clip by norm": functools.partial(traced, clip=scaler.ClipByNorm(1.0)),
     "clip by value": functools.partial(traced, clip=scaler.ClipByValue(1.0)),
     "accumulate": functools.partial(traced, accumulate=4),
     "accumulate, new values": new_values,
@@ -292,5 +291,7 @@ TRACED = {
     "loop of 5": functools.partial(looped, 5),
     "loop of 5, over a stack": stacked,
     "loop of 5, until the data ends": functools.partial(looped, 5, epochs=7),
-    "loop of 5, probes, Trace": functools.partial(looped, 5, probes=ALL_KINDS, traces=True),
+    "loop of 5, Trace, stochastic weights": functools.partial(
+        looped, 5, traces=True, policy="float16", masters=WEIGHTS["stochastic"]
+    ),
 }

@@ -4,17 +4,6 @@ import fault_cases
 import pytest
 
 
-@pytest.fixture(params=fault_cases.MODES)
-def mode(request):
-    return request.param
-
-
 @pytest.fixture(params=fault_cases.RIGS, ids="-".join)
 def rig(request):
-    return fault_cases.rig(*request.param).reset()
-
-
-@pytest.fixture(params=[pair for pair in fault_cases.RIGS if "eager" not in pair], ids="-".join)
-def compiled_rig(request):
-    """For hundreds of steps, which are slow in eager mode."""
     return fault_cases.rig(*request.param).reset()

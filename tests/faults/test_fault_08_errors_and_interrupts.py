@@ -6,7 +6,9 @@ for bit like one that was never broken off.
 
 import functools
 import json
+import pathlib
 import signal
+import tempfile
 import threading
 
 import fault_cases
@@ -19,7 +21,8 @@ from rigs import assert_finite, raw
 import loops
 import scaler
 
-RUNNERS = {"python loop": (1, False), "in-graph loop": (4, False), "xla": (4, True)}
+IN_GRAPH = {"steps_per_call": 4, "jit_compile": False}
+RUNNERS = {"python loop": {"jit_compile": False}, "in-graph loop": IN_GRAPH, "xla": IN_GRAPH | {"jit_compile": True}}
 
 
 def build_model():
@@ -37,7 +40,7 @@ class Run:
 
     def __init__(self, folder, *, loss_fn=fault_cases.loss_fn, at=None, actions=(), **arguments):
         self.model = build_model()
-        self.optimizer = keras.optimizers.Adam(0.01)
+        self.optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
         self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10))
         self.step = loops.TrainStep(self.model, loss_fn, self.optimizer, loss_scaler=self.loss_scaler)
         self.path = folder / f"{len(list(folder.iterdir()))}.jsonl"
@@ -71,28 +74,14 @@ class Run:
         assert lines == sorted(set(lines))
 
 
-@pytest.fixture(params=list(RUNNERS)[:2])
-def arguments(request):
-    return _arguments(request.param)
-
-
-def _arguments(name):
-    steps_per_call, jit_compile = RUNNERS[name]
-    return {"steps_per_call": steps_per_call, "jit_compile": jit_compile}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+@functools.cache
+def whole(runner):
     """The bits at the end of a run that nothing broke off."""
-
-    @functools.cache
-    def finished(steps_per_call, jit_compile):
-        run = Run(tmp_path_factory.mktemp("whole"), steps_per_call=steps_per_call, jit_compile=jit_compile)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(pathlib.Path(folder), **RUNNERS[runner])
         run.loop.run(12)
         run.assert_consistent()
         return run.bits()
-
-    return finished
 
 
 def interrupt_once(when):
@@ -106,38 +95,21 @@ def interrupt_once(when):
     return act
 
 
-@pytest.mark.slow
-def test_ctrl_c_from_an_action(tmp_path, whole):
-    arguments = _arguments("in-graph loop")
-    act = interrupt_once(8)
-    run = Run(tmp_path, actions=[lambda visit: act(visit.counters.data)], **arguments)
-    with pytest.raises(KeyboardInterrupt):
-        run.loop.run(12)
-    assert run.loop.counters.data == 8
-    run.assert_consistent()
-    run.loop.run(12)
-    run.assert_consistent()
-    assert run.bits() == whole(**arguments)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 @pytest.mark.slow_with("in-graph loop")
 @pytest.mark.exhaustive_with("python loop", "xla")
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_ctrl_c_from_another_thread_during_a_call(tmp_path, runner, whole):
-    arguments = _arguments(runner)
-    run = Run(tmp_path, at=interrupt_once(5), **arguments)
+def test_ctrl_c_while_the_data_is_read(tmp_path, runner):
+    run = Run(tmp_path, at=interrupt_once(5), **RUNNERS[runner])
     with pytest.raises(KeyboardInterrupt):
         run.loop.run(12)
     assert 0 < run.loop.counters.data <= 8  # The dataset reads ahead.
     run.assert_consistent()
     run.loop.run(12)
-    assert run.bits() == whole(**arguments)
+    assert run.bits() == whole(runner)
 
 
 @pytest.mark.slow
-def test_ctrl_c_from_a_plain_thread(tmp_path, whole):
-    arguments = _arguments("in-graph loop")
+def test_ctrl_c_from_a_plain_thread_and_from_an_action(tmp_path):
     called, sent = threading.Event(), threading.Event()
 
     def wait_in_the_call(number):
@@ -150,25 +122,30 @@ def test_ctrl_c_from_a_plain_thread(tmp_path, whole):
         signal.raise_signal(signal.SIGINT)
         sent.set()
 
-    run = Run(tmp_path, at=wait_in_the_call, **arguments)
+    act = interrupt_once(12)
+    run = Run(tmp_path, at=wait_in_the_call, actions=[lambda visit: act(visit.counters.data)], **IN_GRAPH)
     thread = threading.Thread(target=send)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         run.loop.run(12)
     thread.join()
+    assert run.loop.counters.data < 12
     run.assert_consistent()
-    run.loop.run(12)
-    assert run.bits() == whole(**arguments)
+    with pytest.raises(KeyboardInterrupt):
+        run.loop.run(12)
+    assert run.loop.counters.data == 12
+    run.assert_consistent()
+    assert run.bits() == whole("in-graph loop")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("in-graph loop")
-def test_an_error_while_the_data_is_read_leaves_finished_steps(tmp_path, arguments):
+def test_an_error_while_the_data_is_read_leaves_finished_steps(tmp_path):
     def fail(number):
         if number == 5:
             raise OSError("disk gone")
 
-    run = Run(tmp_path, at=fail, **arguments)
+    run = Run(tmp_path, at=fail, **RUNNERS["python loop"])
     with pytest.raises(tf.errors.OpError, match="disk gone"):
         run.loop.run(12)
     assert run.loop.counters.data == 5
@@ -181,14 +158,22 @@ def test_an_error_while_the_data_is_read_leaves_finished_steps(tmp_path, argumen
 
 
 @pytest.mark.slow
-def test_an_assertion_at_run_time_breaks_off_before_anything_moved(tmp_path):
-    limit = tf.Variable(1e9)
+def test_an_error_while_tracing_or_in_an_assertion_leaves_everything_usable(tmp_path):
+    broken, limit = [True], tf.Variable(1e9)
 
     def checked(y, prediction, factor):
+        if broken:
+            raise RuntimeError("not yet")
         tf.debugging.assert_less(tf.reduce_max(y), limit, "target too large")
         return fault_cases.loss_fn(y, prediction, factor)
 
-    run = Run(tmp_path, loss_fn=checked, steps_per_call=4)
+    run = Run(tmp_path, loss_fn=checked, **IN_GRAPH)
+    weights = raw(run.model.variables)
+    with pytest.raises(RuntimeError, match="not yet"):
+        run.loop.run(2)
+    assert raw(run.model.variables) == weights
+    assert run.loop.counters == loops.Counters()
+    broken.clear()
     run.loop.run(4)
     before = raw(run.step.masters.weights + run.optimizer.variables)
     limit.assign(-1e9)
@@ -198,7 +183,7 @@ def test_an_assertion_at_run_time_breaks_off_before_anything_moved(tmp_path):
     assert raw(run.step.masters.weights + run.optimizer.variables) == before
     run.assert_consistent()
     limit.assign(1e9)
-    run.loop.run(11)
+    run.loop.run(8)
     run.bits()
     run.assert_consistent()
 
@@ -227,29 +212,7 @@ def test_an_assertion_at_run_time_holds_a_window_back():
     assert float(loss_scaler.loss_scale) == 16.0
 
 
-@pytest.mark.slow
-def test_an_error_while_tracing_leaves_everything_usable(tmp_path):
-    broken = [True]
-
-    def sometimes(y, prediction, factor):
-        if broken:
-            raise RuntimeError("not yet")
-        return fault_cases.loss_fn(y, prediction, factor)
-
-    run = Run(tmp_path, loss_fn=sometimes)
-    weights = raw(run.model.variables)
-    with pytest.raises(RuntimeError, match="not yet"):
-        run.loop.run(2)
-    assert raw(run.model.variables) == weights
-    assert run.loop.counters == loops.Counters()
-    broken.clear()
-    run.loop.run(11)  # The batch that the first call took is gone.
-    run.bits()
-    run.assert_consistent()
-
-
-@pytest.mark.slow_with("loop")
-@pytest.mark.exhaustive_with("xla")
+@pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_an_optimizer_that_raises_before_assigning(mode):
     weight, loss_scaler = tf.Variable(tf.ones([2], tf.float16)), scaler.LossScaler(scaler.Dynamic())
     masters, broken = scaler.MasterWeights([weight]), [True]

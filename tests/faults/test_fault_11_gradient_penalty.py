@@ -65,24 +65,31 @@ class Critic:
         return [*self.model.variables, *self.masters.weights, *self.optimizer.variables]
 
 
-@pytest.mark.exhaustive_with("loop-0.0009765625", "xla-32768.0")
-@pytest.mark.parametrize(
-    ("mode", "loss_scale"), [("eager", 2.0**-10), ("eager", 2.0**15), ("loop", 2.0**-10), ("xla", 2.0**15)]
-)
+@functools.cache
+def unscaled():
+    """The losses and weights of a run without any scaler, in eager mode.
+
+    In some traces of TensorFlow 2.21 the same step gives other numbers.
+    """
+    plain = Critic("eager", None)
+    losses = [output["loss"] for output in plain.run(batches(1, 2))]
+    return losses, [variable.numpy() for variable in plain.model.variables]
+
+
+@pytest.mark.exhaustive_with("xla-32768.0")
+@pytest.mark.parametrize(("mode", "loss_scale"), [("eager", 2.0**-10), ("eager", 2.0**15), ("xla", 2.0**15)])
 def test_a_scaled_penalty_equals_the_unscaled_one(mode, loss_scale):
-    # Eager, since the same step without any scaler gives other numbers in some traces of TensorFlow 2.21.
-    scaled, plain = Critic(mode, loss_scale), Critic("eager", None)
-    data = batches(1, 2, 3, 4)
-    ours, theirs = scaled.run(data), plain.run(data)
-    assert all(output["applied"] for output in ours)
+    scaled, (losses, weights) = Critic(mode, loss_scale), unscaled()
+    outputs = scaled.run(batches(1, 2))
+    assert all(output["applied"] for output in outputs)
     tolerance = 0 if mode == "eager" else 1e-5  # Graphs are rewritten and rounded differently.
-    np.testing.assert_allclose([o["loss"] for o in ours], [o["loss"] for o in theirs], rtol=tolerance)
-    for our, their in zip(scaled.model.variables, plain.model.variables, strict=True):
-        np.testing.assert_allclose(our.numpy(), their.numpy(), rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose([output["loss"] for output in outputs], losses, rtol=tolerance)
+    for variable, weight in zip(scaled.model.variables, weights, strict=True):
+        np.testing.assert_allclose(variable.numpy(), weight, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.exhaustive_with("xla-float16")
-@pytest.mark.parametrize(("mode", "kind"), [("eager", "float32"), ("graph", "float16"), ("xla", "float16")])
+@pytest.mark.parametrize(("mode", "kind"), [("graph", "float16"), ("xla", "float16")])
 def test_an_overflow_in_the_inner_pass_skips(mode, kind):
     critic = Critic(mode, 2.0**10, kind)
     assert critic.run(batches(1))[0]["applied"]

@@ -1,4 +1,4 @@
-"""Fault 12: optimizers with state and habits of their own: accumulators, EMA, weight decay, clipping, Muon, Lion.
+"""Fault 12: optimizers with state and habits of their own: accumulators, EMA, weight decay, clipping, Muon.
 
 Guards lines 3 and 8 of the promise: a skipped step leaves every variable of the optimizer bit for bit as it was, and
 with a power-of-two scale the scaled run equals the unscaled one.
@@ -7,12 +7,13 @@ with a power-of-two scale the scaled run equals the unscaled one.
 import functools
 
 import keras
+import models
 import numpy as np
 import pytest
 import tensorflow as tf
 from fault_cases import batch, batches, run_in, spoil_gradient
 from rigs import assert_finite, raw
-from versions import needs_keras, parameters
+from versions import parameters
 
 import scaler
 
@@ -20,11 +21,8 @@ OPTIMIZERS = {
     "accumulation": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3),
     "EMA": lambda: keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
     "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
-    "clipnorm": lambda: keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=0.05),
     "global_clipnorm": lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.05),
-    "clipvalue": lambda: keras.optimizers.SGD(0.05, momentum=0.9, clipvalue=0.01),
     "Muon": lambda: keras.optimizers.Muon(0.01, exclude_layers=["last"]),
-    "Lion": lambda: keras.optimizers.Lion(0.01, weight_decay=0.1),
 }
 
 
@@ -33,7 +31,7 @@ class Trained:
 
     def __init__(self, name, mode, loss_scale=None, kind="float32"):
         keras.utils.set_random_seed(7)
-        dense = functools.partial(keras.layers.Dense, dtype=kind)
+        dense = functools.partial(keras.layers.Dense, use_bias=False, dtype=kind)
         first, last = dense(6, activation="tanh", name="first"), dense(1, name="last")
         self.model = keras.Sequential([keras.Input([4], dtype=kind), first, last])
         self.optimizer, self.loss_scaler = OPTIMIZERS[name](), scaler.LossScaler(scaler.Static(loss_scale or 1.0))
@@ -42,7 +40,7 @@ class Trained:
         self.run = run_in(mode, self._scaled if loss_scale else self._plain)
 
     def _loss(self, x, y, factor):
-        return tf.reduce_mean(tf.square(spoil_gradient(tf.cast(self.model(x), tf.float32), factor) - y))
+        return models.squared_error(y, spoil_gradient(tf.cast(self.model(x), tf.float32), factor))
 
     def _scaled(self, x, y, factor):
         with tf.GradientTape() as tape:
@@ -59,16 +57,20 @@ class Trained:
     def variables(self):
         return [*self.model.variables, *self.masters.weights, *self.optimizer.variables]
 
+    def apply_and_skip(self, number, *factors):
+        """A batch, and for each factor one that a skip must leave no bit of."""
+        assert self.run(batches(number))[0]["applied"]
+        before = raw(self.variables())
+        outputs = self.run([batch(50 + number, factor=factor) for factor in factors])
+        assert not any(output["applied"] for output in outputs)
+        assert raw(self.variables()) == before
 
-def skips_leave_every_bit_and_the_rest_equals_an_unscaled_run(name, mode, steps, spoiled_at_once):
+
+def equals_an_unscaled_run(name, mode, steps, spoiled):
     # The run that it is compared with needs no trace.
     scaled, plain, factors = Trained(name, mode, 2.0**10), Trained(name, "eager"), (np.inf, np.nan, 1e25)
     for number in range(steps):
-        assert scaled.run(batches(number))[0]["applied"]
-        before = raw(scaled.variables())
-        spoiled = [batch(50 + number, factor=factors[(number + n) % 3]) for n in range(spoiled_at_once)]
-        assert not any(output["applied"] for output in scaled.run(spoiled))
-        assert raw(scaled.variables()) == before
+        scaled.apply_and_skip(number, *(factors[(number + n) % 3] for n in range(spoiled)))
     plain.run(batches(*range(steps)))
     assert int(scaled.optimizer.iterations) == int(plain.optimizer.iterations)
     assert_finite(scaled.variables())
@@ -82,41 +84,26 @@ def skips_leave_every_bit_and_the_rest_equals_an_unscaled_run(name, mode, steps,
 @pytest.mark.parametrize("name", parameters(OPTIMIZERS))
 def test_every_bit_is_that_of_an_unscaled_run(name):
     """In eager mode, where the two are equal to the last bit."""
-    skips_leave_every_bit_and_the_rest_equals_an_unscaled_run(name, "eager", 4, 1)
+    equals_an_unscaled_run(name, "eager", steps=3, spoiled=1)
 
 
-# As a graph all of them are below, but for EMA.
-@pytest.mark.exhaustive_with("graph-EMA", "loop-accumulation", "xla-accumulation")
-@pytest.mark.parametrize(
-    ("mode", "name"),
-    [("graph", "EMA"), ("graph", "AdamW"), ("loop", "accumulation"), ("xla", "accumulation")],
-)
+@pytest.mark.exhaustive_with("loop-accumulation", "xla-accumulation")
+@pytest.mark.parametrize(("mode", "name"), [("graph", "EMA"), ("loop", "accumulation"), ("xla", "accumulation")])
 def test_skips_leave_every_bit_and_the_rest_equals_that_run_in_graphs(name, mode):
-    skips_leave_every_bit_and_the_rest_equals_an_unscaled_run(name, mode, 7, 3)
+    equals_an_unscaled_run(name, mode, steps=7, spoiled=3)
 
 
-@pytest.mark.slow_with("AdamW", "Lion")
-@pytest.mark.exhaustive_with("Muon", "accumulation", "clipnorm", "clipvalue")
-@pytest.mark.parametrize("name", parameters(name for name in OPTIMIZERS if name != "EMA"))
+@pytest.mark.slow_with("Muon")
+@pytest.mark.parametrize("name", parameters(["global_clipnorm", "Muon"]))
 def test_masters_under_the_same_optimizers(name):
     trained = Trained(name, "graph", 2.0**8, kind="float16")
-    for number in range(4):
-        assert trained.run(batches(number))[0]["applied"]
-        before = raw(trained.variables())
-        assert not trained.run([batch(number, factor=np.inf)])[0]["applied"]
-        assert raw(trained.variables()) == before
+    for number in range(2):
+        trained.apply_and_skip(number, np.inf)
     assert_finite(trained.variables())
     for variable, master in zip(trained.model.trainable_variables, trained.masters.weights, strict=True):
         np.testing.assert_array_equal(variable.numpy(), master.numpy().astype(np.float16))
-
-
-@pytest.mark.slow
-@needs_keras("Muon")
-def test_muon_still_tells_masters_apart_by_their_paths():
-    trained = Trained("Muon", "graph", 2.0**8, kind="float16")
-    trained.run(batches(1))
-    paths = {weight.path for weight in trained.masters.weights}
-    assert any("first/kernel" in path for path in paths)
-    # Adam's second moments exist for what Muon leaves to Adam, and only for that.
-    seconds = [v.path for v in trained.optimizer.variables if "velocity" in v.path]
-    assert len(seconds) == 3, seconds
+    if name == "Muon":
+        # It still tells masters apart by their paths: Adam's second moments exist for what it leaves to Adam alone.
+        assert {"first/kernel", "last/kernel"} == {"/".join(w.path.split("/")[-2:]) for w in trained.masters.weights}
+        seconds = [variable.path for variable in trained.optimizer.variables if "velocity" in variable.path]
+        assert len(seconds) == 1, seconds

@@ -84,7 +84,6 @@ def as_word(applied):
     return "".join("1" if one else "0" for one in applied)
 
 
-NEEDED = {"tf_contrib": {"initial_scale": 2.0**15, "growth_interval": 200}, "jmp": {"initial_scale": 2.0**15}}
 CALIBRATING = {
     "Headroom": (scaler.Headroom(), (1.0, 2.0**10)),
     "DelayedAmax": (scaler.DelayedAmax(), (1.0, 2.0**10)),
@@ -92,20 +91,10 @@ CALIBRATING = {
     "Smooth": (scaler.Smooth(), (1.0, 2.0**10)),
     "Warmup": (scaler.strategies.Warmup(Dynamic(), 100), (1.0, 2.0**10)),
 } | {
-    f"presets.{name}": (getattr(presets, name)(**NEEDED.get(name, {})), (2.0**4, 2.0**10))
-    for name in presets.__all__
-    # The scale of these never moves; a hundred skips in a row are the others'.
-    if not name.endswith("_stuck") and name not in ("paddle_static", "optax_apply_if_finite", "dalle")
+    # One of each rule. Scales that never move are left out: of a hundred skips in a row other tests tell.
+    f"presets.{name}": (getattr(presets, name)(), (2.0**4, 2.0**10))
+    for name in ("chainer", "fairseq", "guided_diffusion", "metaseq", "mxnet", "nnabla", "pytorch")
 }
-
-
-SELDOM = [
-    f"presets.{name}"
-    for name in (
-        *("apex", "colossalai", "fairscale", "flax", "keras", "megatron", "mindspore", "nemo"),
-        *("openseq2seq_backoff", "tf_contrib", "tf_keras", "deepspeed"),
-    )
-]
 
 
 def assert_not_stuck(word, level):
@@ -132,7 +121,7 @@ def test_dynamic_scaling_is_not_stuck_while_it_looks_for_its_level():
 
 
 @pytest.mark.slow_with("presets.fairseq")
-@pytest.mark.exhaustive_with("Headroom", "LogNormal", "Warmup", *SELDOM)
+@pytest.mark.exhaustive_with("Headroom", "LogNormal", "Warmup")
 @pytest.mark.parametrize(("strategy", "levels"), CALIBRATING.values(), ids=CALIBRATING)
 def test_no_strategy_is_stuck_while_it_looks_for_its_level(strategy, levels):
     run = calibrating(strategy)
@@ -165,17 +154,9 @@ def train_step(stuck=None):
 
 
 @pytest.mark.slow
-def test_a_loop_with_480_of_512_rows_nan_is_stopped():
-    loop = loops.Loop(train_step(), mostly_nan(), steps_per_call=50)
-    with pytest.raises(StuckError, match=r"188 of the last 200 steps.*the loss itself was not finite"):
-        loop.run(800)
-    assert loop.counters.data == 200
-
-
-@pytest.mark.slow
 def test_a_loop_with_half_of_the_rows_nan_goes_on_where_it_may():
     loop = loops.Loop(train_step(StuckPolicy(bad_loss_rate=None)), mostly_nan(256), steps_per_call=100)
-    assert loop.run(800).skipped == 400
+    assert loop.run(400).skipped == 200
 
 
 @pytest.mark.slow
@@ -185,7 +166,7 @@ def test_a_mended_run_goes_on_from_the_checkpoint_of_a_stuck_one(tmp_path):
         loop = loops.Loop(train_step(), data, steps_per_call=50, actions=actions)
         return loop.run(until)
 
-    with pytest.raises(StuckError):
+    with pytest.raises(StuckError, match=r"188 of the last 200 steps.*the loss itself was not finite"):
         run(mostly_nan(), False, 800)
     # Batches that were read ahead are bad still.
     done = run(mostly_nan(0), True, 600)
@@ -204,20 +185,16 @@ def test_the_watch_of_a_step_of_ones_own_finds_it():
         loop.run(800)
 
 
-@pytest.mark.slow
+def bad(loss_scaler, steps, clean_every=4):
+    """Counts steps of which one in so many is clean."""
+    update = tf.function(lambda finite: loss_scaler.update(Event(finite)), autograph=False)
+    for number in range(steps):
+        update(tf.constant(number % clean_every == 0))
+
+
 def test_each_loss_is_watched_by_itself():
-    weight = tf.Variable([1.0])
     losses = scaler.PerLoss({"good": Dynamic(), "bad": Dynamic(growth_interval=7)})
-
-    @tf.function
-    def step(factor):
-        with tf.GradientTape(persistent=True) as tape:
-            scaled = losses.scale({"good": weight[0], "bad": weight[0] * factor})
-        grads = {name: tape.gradient(loss, [weight]) for name, loss in scaled.items()}
-        losses.apply(lambda grads, variables: None, grads, [weight])
-
-    for number in range(200):
-        step(np.float32(np.nan if number % 5 else 1.0))
+    bad(losses["bad"], 200, clean_every=5)
     with pytest.raises(StuckError, match=r"^Loss 'bad': .* 160 of the last 200"):
         losses.check()
     losses["good"].check()
@@ -231,11 +208,6 @@ def test_a_warning_about_a_loss_names_it():
 
 
 def test_a_restored_scaler_is_judged_from_there_on(tmp_path):
-    def bad(loss_scaler, steps, clean_every=4):
-        update = tf.function(lambda finite: loss_scaler.update(Event(finite)), autograph=False)
-        for number in range(steps):
-            update(tf.constant(number % clean_every == 0))
-
     stuck = LossScaler()
     bad(stuck, 220)
     path = tf.train.Checkpoint(loss_scaler=stuck).save(str(tmp_path / "ckpt"))

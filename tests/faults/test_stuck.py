@@ -71,7 +71,6 @@ GOOD, BAD, EITHER = False, True, None
 CASES = {
     "1 in a row": ({"consecutive_skips": 1, "skip_rate": None}, {}, in_a_row(1)),
     "2 in a row": ({"consecutive_skips": 2, "skip_rate": None}, {}, in_a_row(2)),
-    "100 in a row": ({"consecutive_skips": 100, "skip_rate": None}, {}, [("1" + "i" * 99, GOOD), ("i", BAD)]),
     "100 by default": ({}, {}, [("1" + "i" * 99, GOOD), ("i", BAD), ("1", GOOD)]),
     "50 of bad data by default": ({}, {}, [("1" + "0" * 49, GOOD), ("0", BAD), ("1", GOOD)]),
     "one bad batch in four": ({}, {}, [("1110" * 49, GOOD), ("1110", BAD)]),
@@ -138,17 +137,6 @@ def test_it_is_told_after_these_steps_and_not_before(policy, bounds, words, snap
     assert int(loss_scaler.counters.skipped) == sum(len(word) - word.count("1") for word, _ in words)
 
 
-def test_counts_of_bad_data_are_restored(tmp_path):
-    loss_scaler, take = skipping(StuckPolicy(consecutive_bad_losses=3))
-    take("1100")
-    path = tf.train.Checkpoint(loss_scaler=loss_scaler).save(str(tmp_path / "ckpt"))
-    loss_scaler, take = skipping(StuckPolicy(consecutive_bad_losses=3))
-    tf.train.Checkpoint(loss_scaler=loss_scaler).restore(path).assert_consumed()
-    assert [int(one) for one in loss_scaler.counters] == [4, 2, 2, 2]
-    take("0")
-    assert "3 steps since the last applied one" in told(loss_scaler)
-
-
 def test_it_warns_once_each_time_it_gets_stuck():
     loss_scaler, take = skipping(StuckPolicy("warn", consecutive_skips=3))
 
@@ -175,21 +163,30 @@ def test_a_scale_that_cannot_move_is_at_no_bound(strategy):
 
 
 def test_it_goes_on_after_a_restored_checkpoint(tmp_path):
-    loss_scaler, take = skipping(scaler.StuckPolicy(consecutive_skips=3, skip_rate=0.5, over=4))
-    path = tf.train.Checkpoint(loss_scaler=loss_scaler).save(str(tmp_path / "ckpt"))
+    loss_scaler, take = skipping(StuckPolicy(consecutive_skips=3, consecutive_bad_losses=3, skip_rate=0.5, over=4))
+    checkpoint = tf.train.Checkpoint(loss_scaler=loss_scaler)
+    path = checkpoint.save(str(tmp_path / "ckpt"))
     take("11110")
     loss_scaler.check()
-    tf.train.Checkpoint(loss_scaler=loss_scaler).restore(path)
+    checkpoint.restore(path)
     loss_scaler.check()
     take("1111")
     loss_scaler.check()
-    take("000")
+    take("iii")
     assert told(loss_scaler)
+    # Counts of bad data are restored as well.
+    checkpoint.restore(path)
+    take("1100")
+    path = checkpoint.save(str(tmp_path / "bad"))
+    take("1")
+    checkpoint.restore(path).assert_consumed()
+    assert [int(one) for one in loss_scaler.counters] == [4, 2, 2, 2]
+    take("0")
+    assert "3 steps since the last applied one" in told(loss_scaler)
 
 
-@pytest.mark.slow_with("raise-1")
 @pytest.mark.exhaustive_with("continue-1", "warn-5")
-@pytest.mark.parametrize(("action", "steps_per_call"), [("raise", 1), ("raise", 5), ("warn", 5), ("continue", 1)])
+@pytest.mark.parametrize(("action", "steps_per_call"), [("raise", 5), ("warn", 5), ("continue", 1)])
 def test_a_loop_checks_at_each_visit(action, steps_per_call):
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
     policy = scaler.StuckPolicy(action, consecutive_skips=5)

@@ -2,6 +2,7 @@
 
 import functools
 
+import keras
 import ml_dtypes
 import numpy as np
 import pytest
@@ -97,3 +98,41 @@ def assert_same_bits(found, wanted):
     nan = np.isnan(wanted)
     np.testing.assert_array_equal(np.isnan(found), nan)
     np.testing.assert_array_equal(found.view(np.uint32)[~nan], wanted.view(np.uint32)[~nan])
+
+
+RNG = np.random.default_rng(0)
+
+
+def numbers(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+layers = keras.layers
+LAYERS = {
+    "dense": (lambda: layers.Dense(3, activation="tanh"), [(2, 4, 6)]),
+    "einsum": (lambda: layers.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de"), [(2, 4, 6)]),
+    "ellipsis": (lambda: layers.EinsumDense("...c,cd->...d", (4, 3)), [(2, 4, 6)]),
+    "causal": (lambda: layers.Conv1D(3, 3, padding="causal", dilation_rate=2), [(2, 8, 4)]),
+    "strided": (lambda: layers.Conv2D(4, 3, strides=2, padding="same", groups=2, activation="relu"), [(1, 5, 5, 4)]),
+    "volume": (lambda: layers.Conv3D(3, 2, use_bias=False), [(2, 3, 3, 3, 2)]),
+    "attention": (lambda: layers.MultiHeadAttention(1, 3), [(1, 2, 4), (1, 3, 4)]),
+}
+"""How each kind of layer is made, and the shapes of its inputs."""
+
+
+def gradients_of(layer, inputs, upstream):
+    """Outputs, and the gradients of all inputs and weights."""
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        outputs = layer(*inputs)
+    return outputs, *tape.gradient(outputs, [*inputs, *layer.trainable_variables], upstream)
+
+
+def before_and_after(kind, change):
+    """What a layer of a kind computes, with its gradients, and what it computes after a change."""
+    make, shapes = LAYERS[kind]
+    inputs, layer = [tf.constant(numbers(*shape)) for shape in shapes], make()
+    upstream = numbers(*layer(*inputs).shape)
+    before = gradients_of(layer, inputs, upstream)
+    change(layer)
+    return before, gradients_of(layer, inputs, upstream)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from format_cases import HOW, assert_same_bits, cast
+from format_cases import HOW, RNG, assert_same_bits, before_and_after, cast, layers, numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sum_reference import convolved, products, total
@@ -16,11 +16,6 @@ import scaler
 from scaler.formats import emulated
 
 NAMES = ("float16", "bfloat16")
-RNG = np.random.default_rng(0)
-
-
-def numbers(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
 
 
 def sums(accumulators, chunk=None, format="float32", **options):
@@ -55,9 +50,9 @@ def with_gradients(function, operands, upstream):
 
 
 def test_a_long_sum_of_ones_stops_where_its_numbers_are_two_apart():
-    ones = np.ones(2100)
+    ones = np.ones(2050)
     assert dot(ones, ones, "float16", 1) == 2048.0
-    assert dot(ones, ones, "float16", 16) == 2100.0
+    assert dot(ones, ones, "float16", 16) == 2050.0
     assert dot(ones[:300], ones[:300], "bfloat16", 1) == 256.0
     assert sums("float16").chunk == 16
 
@@ -104,7 +99,7 @@ def operands(draw):
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(operands(), st.sampled_from(NAMES), st.sampled_from([1, 2, 3, 16]))
 def test_the_three_products_have_the_bits_of_plain_python(three, name, chunk):
     left, right, upstream = three
@@ -114,6 +109,7 @@ def test_the_three_products_have_the_bits_of_plain_python(three, name, chunk):
         assert_same_bits(found, wanted)
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=40), st.sampled_from(NAMES), st.sampled_from([1, 3, 16])
 )
@@ -122,33 +118,23 @@ def test_long_sums_with_a_shorter_last_chunk(pairs, name, chunk):
 
 
 EQUATIONS = {
-    "dense": ("...i,ij->...j", "abi,ij->abj", (3, 5, 21), (21, 4)),
-    "heads": ("abc,cde->abde", "abc,cde->abde", (2, 3, 19), (19, 2, 3)),
-    "scores": ("aecd,abcd->acbe", "aecd,abcd->acbe", (2, 5, 2, 18), (2, 4, 2, 18)),
-    "broadcast": ("...td,...sd->...ts", "abtd,bsd->abts", (2, 3, 4, 17), (3, 5, 17)),
-    "two axes": ("dbac,cade->be", "dbac,cade->be", (2, 4, 3, 5), (5, 3, 2, 2)),
+    "dense": ("...i,ij->...j", "abi,ij->abj", (2, 2, 19), (19, 3)),
+    "heads": ("abc,cde->abde", "abc,cde->abde", (1, 2, 19), (19, 2, 2)),
+    "scores": ("aecd,abcd->acbe", "aecd,abcd->acbe", (1, 3, 2, 18), (1, 2, 2, 18)),
+    "broadcast": ("...td,...sd->...ts", "abtd,bsd->abts", (2, 2, 2, 17), (2, 2, 17)),
+    "two axes": ("dbac,cade->be", "dbac,cade->be", (2, 2, 3, 3), (3, 3, 2, 2)),
     "outer": ("a,b->ba", "a,b->ba", (4,), (3,)),
 }
 
 
-@pytest.mark.exhaustive_with(
-    "dense-xla", "scores-xla", "broadcast-xla", "two axes-xla", *(f"{kind}-graph" for kind in EQUATIONS)
-)
-@pytest.mark.slow_with(*(f"{kind}-xla" for kind in EQUATIONS))
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("kind", EQUATIONS)
+@pytest.mark.slow_with("heads-xla")
+@pytest.mark.parametrize(("kind", "how"), [*((kind, "eager") for kind in EQUATIONS), ("heads", "xla")])
 def test_every_equation_in_every_way_to_run(kind, how):
     equation, plain, *shapes = EQUATIONS[kind]
     # Products of 24 bits, which a compiler that fuses a product and an addition does not round.
-    left, right = (numbers(*shape) * 2.0 ** RNG.integers(-6, 6, shape) for shape in shapes)
-    left, right = left.astype(np.float32), right.astype(np.float32)
-    labels = plain.split("->")[1]
-    sizes = {
-        **dict(zip(plain.split(",")[0], left.shape, strict=True)),
-        **dict(zip(plain.split(",")[1].split("->")[0], right.shape, strict=True)),
-    }
-    upstream = numbers(*(sizes[label] for label in labels))
-    for name, chunk in (("float16", 1), ("bfloat16", 3), ("float16", 16)):
+    left, right = ((numbers(*shape) * 2.0 ** RNG.integers(-6, 6, shape)).astype(np.float32) for shape in shapes)
+    upstream = numbers(*np.einsum(plain, left, right).shape)
+    for name, chunk in (("float16", 1), ("bfloat16", 3), ("float16", 16))[: 3 if how == "eager" else 2]:
         run, tensors = with_gradients(
             lambda *two, name=name, chunk=chunk: sums(name, chunk).einsum(equation, *two), (left, right), upstream
         )
@@ -160,11 +146,13 @@ def test_every_equation_in_every_way_to_run(kind, how):
 @pytest.mark.parametrize("how", ["eager", pytest.param("xla", marks=pytest.mark.slow)])
 def test_a_product_that_is_subnormal_is_a_zero_without_a_sign(how):
     left, right = np.float32([[-1e-20, -1e-30]]), np.float32([[1e-20], [1e-30]])
-    for chunk in (1, 2):
-        einsum = sums("bfloat16", chunk).einsum
-        for one, other in ((left, right), (left[:, :1], right[:1]), (left[:, :1], 0.0 * right[:1])):
-            found = HOW[how](lambda *two, einsum=einsum: einsum("ab,bc->ac", *two))(one, other)
-            assert_same_bits(found, [[0.0]])
+
+    def run(left, right):
+        pairs = (left, right), (left[:, :1], right[:1]), (left[:, :1], 0.0 * right[:1])
+        return [sums("bfloat16", chunk).einsum("ab,bc->ac", *pair) for chunk in (1, 2) for pair in pairs]
+
+    for found in HOW[how](run)(left, right):
+        assert_same_bits(found, [[0.0]])
 
 
 def test_a_graph_that_does_not_know_its_shapes():
@@ -181,23 +169,16 @@ def test_a_graph_that_does_not_know_its_shapes():
 
 
 CONVOLUTIONS = {
-    "causal": ((keras.layers.Conv1D, 3, 3), {"padding": "causal", "dilation_rate": 2}, (2, 6, 2), (4,)),
-    "same": (
-        (keras.layers.Conv2D, 4, (3, 2)),
-        {"padding": "same", "strides": (2, 3), "groups": 2},
-        (2, 4, 7, 4),
-        (0, 0),
-    ),
-    "valid": ((keras.layers.Conv2D, 2, (2, 3)), {"strides": (3, 1)}, (2, 6, 4, 3), (0, 0)),
-    "dilated": ((keras.layers.Conv2D, 2, 2), {"padding": "same", "dilation_rate": 3}, (2, 4, 3, 2), (1, 1)),
-    "volume": ((keras.layers.Conv3D, 2, 2), {}, (1, 3, 2, 3, 3), (0, 0, 0)),
+    "causal": ((layers.Conv1D, 3, 3), {"padding": "causal", "dilation_rate": 2}, (1, 5, 2), (4,)),
+    "same": ((layers.Conv2D, 4, (3, 2)), {"padding": "same", "strides": (2, 3), "groups": 2}, (1, 4, 4, 4), (0, 0)),
+    "valid": ((layers.Conv2D, 2, (2, 3)), {"strides": (3, 1)}, (1, 5, 3, 3), (0, 0)),
+    "dilated": ((layers.Conv2D, 2, 2), {"padding": "same", "dilation_rate": 3}, (1, 4, 3, 2), (1, 1)),
+    "volume": ((layers.Conv3D, 2, 2), {}, (1, 2, 2, 3, 1), (0, 0, 0)),
 }
 
 
-@pytest.mark.exhaustive_with("valid-xla", "volume-xla", *(f"{kind}-graph" for kind in CONVOLUTIONS))
-@pytest.mark.slow_with(*(f"{kind}-xla" for kind in CONVOLUTIONS))
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.slow_with("same-xla")
+@pytest.mark.parametrize(("kind", "how"), [*((kind, "eager") for kind in CONVOLUTIONS), ("same", "xla")])
 def test_convolutions_sum_over_places_and_channels_and_over_positions(kind, how):
     (make, *arguments), options, shape, before = CONVOLUTIONS[kind]
     layer, pictures = make(*arguments, use_bias=False, **options), numbers(*shape)
@@ -221,29 +202,9 @@ def test_convolutions_sum_over_places_and_channels_and_over_positions(kind, how)
             assert_same_bits(found, one)
 
 
-def gradients_of(layer, inputs, upstream):
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        outputs = layer(*inputs)
-    return outputs, *tape.gradient(outputs, [*inputs, *layer.trainable_variables], upstream)
-
-
-LAYERS = {
-    "dense": (lambda: keras.layers.Dense(3, activation="tanh"), [(2, 4, 6)]),
-    "einsum": (lambda: keras.layers.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de"), [(2, 4, 6)]),
-    "convolution": (lambda: keras.layers.Conv2D(4, 3, strides=2, padding="same", groups=2), [(2, 7, 7, 4)]),
-    "attention": (lambda: keras.layers.MultiHeadAttention(2, 3), [(2, 4, 6), (2, 5, 6)]),
-}
-
-
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", ["dense", "einsum", "strided", "attention"])
 def test_a_layer_computes_nearly_what_it_did(kind):
-    make, shapes = LAYERS[kind]
-    inputs, layer = [tf.constant(numbers(*shape)) for shape in shapes], make()
-    upstream = numbers(*layer(*inputs).shape)
-    wanted = gradients_of(layer, inputs, upstream)
-    sums("float16")(layer)
-    for one, other in zip(gradients_of(layer, inputs, upstream), wanted, strict=True):
+    for other, one in zip(*before_and_after(kind, sums("float16")), strict=True):
         np.testing.assert_allclose(one, other, atol=4e-3 * max(1.0, np.abs(other).max()))
         assert kind != "dense" or np.any(one != other)
 
@@ -286,7 +247,7 @@ def test_a_graph_that_does_not_know_the_size_of_its_pictures():
 @pytest.mark.parametrize("format", ["float8_e4m3fn", "mxfp4"])
 def test_operands_are_rounded_before(format):
     scaling = "current" if format.startswith("float8") else None
-    left, right, upstream = numbers(5, 40), numbers(40, 3), numbers(5, 3)
+    left, right, upstream = numbers(3, 40), numbers(40, 2), numbers(3, 2)
     narrow = sums("float16", 8, format, scaling=scaling)
     run, tensors = with_gradients(lambda *two: narrow.einsum("ab,bc->ac", *two), (left, right), upstream)
     value, of_left, of_right = run(*tensors)
@@ -305,7 +266,7 @@ def test_operands_are_rounded_before(format):
 
 
 def test_gradients_of_gradients_are_sums_of_the_same_kind():
-    left, right = tf.constant(numbers(3, 50)), tf.constant(numbers(50, 2))
+    left, right = tf.constant(numbers(3, 9)), tf.constant(numbers(9, 2))
     narrow = sums("float16", 1)
     with tf.GradientTape() as outer:
         outer.watch(right)
@@ -368,13 +329,12 @@ def test_a_sum_that_overflows_is_seen_in_the_gradient():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", [False, True])
-def test_a_sum_that_overflows_skips_the_step(jit):
+def test_a_sum_that_overflows_skips_the_step():
     model = network(kernel_initializer="zeros")
     sums("float16", 1, "float16")(model)
     loss_scaler = scaler.LossScaler(scaler.Dynamic(initial_scale=SCALE))
     step = loops.TrainStep(model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(1e-6), loss_scaler=loss_scaler)
-    train = tf.function(step, jit_compile=jit)
+    train = tf.function(step)
     assert train((BATCHES["fine"], TARGETS))["applied"]
     before = [variable.numpy() for variable in model.trainable_variables]
     assert not train((BATCHES["too large"], TARGETS))["applied"]

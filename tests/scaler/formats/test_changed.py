@@ -55,10 +55,12 @@ def test_what_is_only_tried_is_no_change():
 def run(name, folder):
     """A run of one step, which goes on from the checkpoint where there is one."""
     keras.backend.clear_session()
+    tf.config.run_functions_eagerly(True)
     model = CHANGES[name](small())
     step = loops.TrainStep(model, squared_error, keras.optimizers.SGD(0.1))
     data = tf.data.Dataset.from_tensors(batch()).repeat()
-    loops.Loop(step, data, actions=[loops.Checkpoint(folder, every=1, resume=True)]).run(1)
+    actions = [loops.Checkpoint(folder, every=1, resume=True)]
+    loops.Loop(step, data, steps_per_call=1, actions=actions).run(1)
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +71,10 @@ def saved(tmp_path_factory):
     return folder
 
 
-@pytest.mark.exhaustive_with("mxfp4 at random")
-@pytest.mark.slow_with("unit", "mxfp4 at random")
-@pytest.mark.parametrize("now", ["none", "unit", "mxfp4 at random"])
-def test_a_resumed_run_in_another_format_says_so(saved, now, tmp_path):
+def test_a_resumed_run_in_another_format_says_so(saved, tmp_path):
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     with pytest.warns(loops.ResumeWarning, match="formats.of products was .* and is .*"):
-        run(now, tmp_path)
+        run("none", tmp_path)
 
 
 @pytest.mark.exhaustive

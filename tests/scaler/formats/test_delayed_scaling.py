@@ -36,7 +36,7 @@ def test_each_tensor_is_scaled_by_the_largest_of_past_steps():
     model, rng = model_of(), np.random.default_rng(0)
     kernel = model.layers[0].kernel.numpy()
     scales, seen = dict.fromkeys(LARGEST, np.float32(1)), {name: [] for name in LARGEST}
-    for step in range(6):
+    for step in range(5):
         inputs, upstream = (
             (rng.standard_normal(shape) * 2.0 ** ((-1) ** step * 8)).astype(np.float32) for shape in ((8, 4), (8, 2))
         )
@@ -77,10 +77,9 @@ def test_only_training_moves_it_and_what_is_not_finite_is_not_remembered():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", [False, True], ids=["graph", "xla"])
-def test_a_backward_pass_that_is_a_function_of_its_own_moves_it_too(compiled):
+def test_a_backward_pass_that_is_a_function_of_its_own_moves_it_too():
     model = model_of()
-    inner = tf.function(lambda inputs: model(inputs, training=True), jit_compile=compiled)
+    inner = tf.function(lambda inputs: model(inputs, training=True), jit_compile=True)
 
     @tf.function
     def outer(inputs):
@@ -92,16 +91,12 @@ def test_a_backward_pass_that_is_a_function_of_its_own_moves_it_too(compiled):
     assert state(model)["gradient_history"].tolist() == [0.0, 0.0, 3.0]
 
 
-@pytest.mark.slow_with("eager")
-@pytest.mark.exhaustive_with("xla")
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-def test_a_skipped_step_puts_it_back_and_an_applied_one_moves_it(mode):
+def test_a_skipped_step_puts_it_back_and_an_applied_one_moves_it():
     model = model_of()
     step = loops.TrainStep(
         model, squared_error, keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler(scaler.Dynamic())
     )
-    run = {"eager": lambda f: f, "graph": tf.function, "xla": lambda f: tf.function(f, jit_compile=True)}[mode](step)
-    inputs, targets = batch()
+    run, (inputs, targets) = tf.function(step), batch()
     targets = tf.concat([targets, targets], axis=1)
     assert run((inputs, targets))["applied"]
     before = state(model)
@@ -127,7 +122,7 @@ def test_several_replicas_are_refused_and_current_scaling_is_for_them():
 
 def test_fit_trains_and_saved_weights_have_their_scales_or_not(tmp_path):
     model = model_of(bias_initializer="zeros")
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), "mse", run_eagerly=True)
     inputs, targets = batch()
     model.fit(inputs, tf.concat([targets, targets], axis=1), verbose=0)
     assert state(model)["gradient_history"][-1] > 0

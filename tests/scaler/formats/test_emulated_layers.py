@@ -4,30 +4,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from format_cases import ELEMENT, HOW, blocks, saturated
+from format_cases import ELEMENT, HOW, LAYERS, RNG, before_and_after, blocks, gradients_of, numbers, saturated
 
 import scaler
 from scaler.formats import emulated
 
-RNG = np.random.default_rng(0)
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
-
-
-def numbers(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
 
 
 def at_amax(values, name):
     """Current scaling, as Transformer Engine does it: every operation in float32."""
     scale = np.float32(LARGEST[name]) / np.abs(values).max()
     return saturated(values * scale, name) * (np.float32(1) / scale)
-
-
-def gradients_of(layer, inputs, upstream):
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        outputs = layer(*inputs)
-    return outputs, *tape.gradient(outputs, [*inputs, *layer.trainable_variables], upstream)
 
 
 def close(found, wanted, tolerance=1e-5):
@@ -79,36 +67,15 @@ def test_blocks_of_a_convolution_lie_along_channels_and_along_positions():
     close(of_kernel[0, 0], blocks(x, name, 0).T @ blocks(dy, name, 0))
 
 
-MAKE = {
-    "dense": (lambda: keras.layers.Dense(3, activation="tanh"), [(2, 4, 6)]),
-    "einsum": (lambda: keras.layers.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de"), [(2, 4, 6)]),
-    "ellipsis": (lambda: keras.layers.EinsumDense("...c,cd->...d", (4, 3)), [(2, 4, 6)]),
-    "causal": (lambda: keras.layers.Conv1D(3, 3, padding="causal", dilation_rate=2), [(2, 8, 4)]),
-    "strided": (
-        lambda: keras.layers.Conv2D(4, 3, strides=2, padding="same", groups=2, activation="relu"),
-        [(2, 7, 7, 4)],
-    ),
-    "volume": (lambda: keras.layers.Conv3D(3, 2, use_bias=False), [(2, 3, 3, 3, 2)]),
-    "attention": (lambda: keras.layers.MultiHeadAttention(2, 3), [(2, 4, 6), (2, 5, 6)]),
-}
-
-
-@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("kind", LAYERS)
 def test_without_rounding_a_layer_computes_what_it_did(kind):
-    make, shapes = MAKE[kind]
-    inputs = [tf.constant(numbers(*shape)) for shape in shapes]
-    layer = make()
-    shape = layer(*inputs).shape
-    upstream = numbers(*shape)
-    wanted = gradients_of(layer, inputs, upstream)
-    emulated("float32")(layer)
-    found = gradients_of(layer, inputs, upstream)
+    wanted, found = before_and_after(kind, emulated("float32"))
     assert len(found) == len(wanted) > 2
     for one, other in zip(found, wanted, strict=True):
         close(one, other)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"use_causal_mask": True}, {"mask": True, "use_causal_mask": True}])
+@pytest.mark.parametrize("arguments", [{}, {"mask": True, "use_causal_mask": True}])
 def test_attention_keeps_its_masks_dropout_and_scores(arguments):
     inputs = tf.constant(numbers(2, 4, 6))
     layer = keras.layers.MultiHeadAttention(2, 3, dropout=0.5)
@@ -146,8 +113,7 @@ def test_16_bit_layers_sum_in_float32_and_return_16_bits(policy):
 
 
 @pytest.mark.slow_with("xla")
-@pytest.mark.exhaustive_with("graph")
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", ["eager", "xla"])
 def test_einsum_is_for_layers_of_ones_own(how):
     left, right = numbers(2, 3, 4, 40), numbers(2, 3, 5, 40)
     format = emulated("mxfp8_e4m3", stochastic=["activations"], seed=3)
@@ -195,9 +161,7 @@ def test_tried_formats_leave_nothing_behind():
     emulated("mxfp4")(model)
 
 
-@pytest.mark.parametrize(
-    ("format", "scaling"), [("bfloat16", None), ("float8_e4m3fn", "current"), ("mxfp8_e4m3", None)]
-)
+@pytest.mark.parametrize(("format", "scaling"), [("float8_e4m3fn", "current"), ("mxfp8_e4m3", None)])
 def test_a_gradient_penalty_reaches_the_weights_as_without_rounding(format, scaling):
     def penalty_gradients(change):
         keras.utils.set_random_seed(3)
@@ -217,14 +181,8 @@ def test_a_gradient_penalty_reaches_the_weights_as_without_rounding(format, scal
     assert 0.8 < np.linalg.norm(found) / np.linalg.norm(wanted) < 1.25
 
 
-def refused(match, make):
-    with pytest.raises(scaler.InvalidArgument, match=match):
-        make()
-
-
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have")
-@pytest.mark.parametrize("mode", ["int8", "float8"])
-@pytest.mark.parametrize("way", ["layer", "model", "policy"])
+@pytest.mark.parametrize(("way", "mode"), [("layer", "float8"), ("model", "int8"), ("policy", "int8")])
 def test_what_is_emulated_cannot_be_quantized_by_keras(mode, way):
     model = emulated("mxfp4")(small())
     x = numbers(2, 6)
@@ -236,7 +194,8 @@ def test_what_is_emulated_cannot_be_quantized_by_keras(mode, way):
         else:
             (model if way == "model" else model.layers[0]).quantize(mode)
 
-    refused("one: this layer is emulated in a narrow format, and Keras's quantize would drop that", quantize)
+    with pytest.raises(scaler.InvalidArgument, match="one: this layer is emulated in a narrow format, and Keras's"):
+        quantize()
     assert set(scaler.formats.changed(model)) == {"one", "two"}
     if way != "policy":
         np.testing.assert_array_equal(model(x), before)

@@ -25,11 +25,10 @@ def around(name):
         )
 
 
-@pytest.mark.slow_with("float16-xla", "bfloat16-xla", "float8_e4m3fn-xla", "float8_e5m2-xla", "float8_e4m3fn-graph")
-@pytest.mark.exhaustive_with(*(f"{name}-graph" for name in BITS if name != "float8_e4m3fn"))
-@pytest.mark.exhaustive_with("float6_e2m3fn-xla", "float6_e3m2fn-xla", "float4_e2m1fn-xla")
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", BITS)
+@pytest.mark.slow_with("float16-xla", "float8_e4m3fn-xla")
+@pytest.mark.parametrize(
+    ("name", "how"), [*((name, "eager") for name in BITS), ("float16", "xla"), ("float8_e4m3fn", "xla")]
+)
 def test_every_value_and_every_tie_has_the_bits_of_a_cast(name, how):
     values = np.concatenate([around(name), np.float32([0.0, -0.0, 2.0**-149, -(2.0**-149), 3.4e38, -3.4e38])])
     values = values[np.isfinite(values)]
@@ -40,7 +39,7 @@ def test_every_value_and_every_tie_has_the_bits_of_a_cast(name, how):
 
 @pytest.mark.parametrize("name", BITS)
 @hypothesis.given(patterns=st.binary(min_size=256, max_size=256))
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=15)
 def test_any_value_has_the_bits_of_a_cast(name, patterns):
     values = np.frombuffer(patterns, np.float32)
     wanted = cast(values, name)

@@ -40,10 +40,10 @@ def expected(state, finite, amax, deviation, entering):
     return (chosen, min(2 * ceiling, 2.0**30), 0) if good + 1 >= 3 else (chosen, ceiling, good + 1)
 
 
-@pytest.mark.slow_with("graph")
+@pytest.mark.parametrize("execute", ["eager", "loop", "xla"], indirect=True)
 def test_it_is_the_formula(execute):
     random = np.random.default_rng(0)
-    groups, steps = 40, 60
+    groups, steps = 60, 25
     update = execute(lambda state, event: RULE.update(state, event))
     states = [(8.0, 2.0**30, 0)] * groups
     first = RULE.init()

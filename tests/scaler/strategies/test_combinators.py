@@ -91,7 +91,7 @@ def compiled(name):
 
 @pytest.mark.slow_with("Scheduled")
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(word=st.lists(st.booleans(), min_size=STEPS, max_size=STEPS))
 def test_scales_equal_plain_python(name, word):
     got = compiled(name)(tf.constant(word)).numpy()
@@ -150,17 +150,11 @@ def test_bounds_may_be_tensors():
     ):
         ceiling.assign(64.0)
         loss_scaler = scaler.LossScaler(strategy)
-        for _ in range(20):
+        for _ in range(6):
             loss_scaler.update(Event(tf.constant(True)))
         assert loss_scaler.loss_scale.numpy() == 64.0
         ceiling.assign(32.0)
         assert loss_scaler.loss_scale.numpy() == 32.0
-
-
-@pytest.mark.parametrize("make", [case[0] for case in CASES.values()], ids=CASES)
-def test_a_combinator_is_a_value(make):
-    assert hash(make) == hash(make)
-    assert isinstance(make, scaler.Strategy)
 
 
 def test_a_scale_that_is_used_late_goes_on_from_the_one_put_in_its_place():

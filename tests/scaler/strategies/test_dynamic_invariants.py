@@ -1,7 +1,5 @@
 """Guards what is true of Dynamic for every sequence of steps: its bounds, its period, its direction, its purity."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import reference
@@ -60,6 +58,7 @@ exponents = st.lists(st.integers(-126, 126), min_size=3, max_size=3).map(sorted)
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(
     some_words, exponents, st.integers(1, 9), st.integers(1, 126), st.integers(1, 126), st.integers(1, 4), st.booleans()
 )
@@ -76,7 +75,7 @@ def test_powers_of_two_stay_within_bounds_and_stay_powers(words, bounds, interva
     assert (states.budget <= budget).all()
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     some_words, st.floats(1, 2.0**100, exclude_min=True, width=32), st.floats(2.0**-100, 1, exclude_max=True, width=32)
 )
@@ -86,23 +85,12 @@ def test_other_factors_stay_within_bounds(words, growth, backoff):
     assert states.loss_scale.max() <= np.float32(1e10)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(some_words, st.integers(1, 6), st.integers(1, 4), st.booleans())
 def test_never_grows_on_a_nonfinite_step_and_never_shrinks_on_a_finite_one(words, interval, budget, again):
     ratio = np.diff(np.log2(run(words, 1.0, interval, budget=budget, again=again).loss_scale), axis=0)
     assert (ratio[words] >= 0).all()
     assert (ratio[~words] <= 0).all()
-
-
-@pytest.mark.slow
-@given(some_words, st.integers(1, 9))
-def test_grows_exactly_on_each_nth_consecutive_finite_step(words, interval):
-    grown = np.diff(run(words, 1.0, interval).loss_scale, axis=0) > 0
-    for column in range(WORDS):
-        streak = 0
-        for finite, grew in zip(words[:, column], grown[:, column], strict=True):
-            streak = streak + 1 if finite else 0
-            assert grew == (streak > 0 and streak % interval == 0)
 
 
 @pytest.mark.parametrize("before", [5, 6, 9, 40])
@@ -175,8 +163,3 @@ def test_the_largest_count_still_grows(interval):
 
 def test_a_run_begins_with_nothing_counted_and_the_whole_budget():
     assert [value.numpy() for value in Dynamic(8.0, hysteresis=3).init()] == [8.0, 0, 3]
-
-
-def test_options_cannot_be_changed_behind_the_scaler():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Dynamic().growth_interval = 1

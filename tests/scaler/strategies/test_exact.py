@@ -5,34 +5,36 @@ import numpy as np
 from scaler.strategies import exact
 
 
-def test_logarithms_are_on_the_grid(execute):
+def everything(values, edges, powers, integers):
+    return (
+        *(exact.log2(each) for each in (values, edges)),
+        *(exact.exponent(edges), exact.power_of_two_at_most(edges)),
+        *(exact.exp2(powers), exact.power_of_two(integers)),
+    )
+
+
+def test_powers_and_logarithms(execute):
     rng = np.random.default_rng(0)
     values = rng.integers(0x00800000, 0x7F800000, 100_000, np.int32).view(np.float32)
-    mantissa, power = np.frexp(values.astype(np.float64))
-    want = np.round(np.log2(mantissa * 2) * 2**16) / 2**16 + power - 1
-    np.testing.assert_array_equal(execute(exact.log2)(values).numpy(), want)
-
-
-def test_logarithms_of_powers_of_two_zero_and_subnormal_numbers(execute):
     exponents = np.arange(-126, 128)
-    np.testing.assert_array_equal(execute(exact.log2)(np.float32(2.0) ** np.float32(exponents)).numpy(), exponents)
-    nothing = execute(exact.log2)(np.float32([0, 2.0**-149, 2.0**-127])).numpy()
-    np.testing.assert_array_equal(nothing, -np.inf)
+    values = np.concatenate([values, np.float32(2.0) ** np.float32(exponents)])
+    edges = np.float32([0, 2.0**-149, 2.0**-127, 2.0**-126, 0.75, 1, 1.5, 4, 3e38, np.inf])
+    powers = np.concatenate([rng.uniform(-140, 140, 100_000), exponents])
+    integers = np.int32([-1000, -126, -1, 0, 10, 127, 1000])
+    found = [each.numpy() for each in execute(everything)(values, edges, powers, integers)]
+    logarithms, of_edges, exponents_of_edges, floors, two_to, two_to_integers = found
 
-
-def test_powers_are_rounded_to_nearest(execute):
-    values = np.concatenate([np.random.default_rng(1).uniform(-140, 140, 100_000), np.arange(-126, 128)])
-    want = np.exp2(np.clip(values, -126, 127)).astype(np.float32)
-    np.testing.assert_array_equal(execute(exact.exp2)(values).numpy(), want)
-
-
-def test_exponents_and_powers_of_two_at_most(execute):
-    values = np.float32([0, 2.0**-149, 2.0**-126, 0.75, 1, 1.5, 4, 3e38, np.inf])
-    np.testing.assert_array_equal(execute(exact.exponent)(values).numpy(), [-127, -127, -126, -1, 0, 0, 2, 127, 128])
-    floors = np.float32([0, 0, 2.0**-126, 0.5, 1, 1, 4, 2.0**127, np.inf])
-    np.testing.assert_array_equal(execute(exact.power_of_two_at_most)(values).numpy(), floors)
-    powers = execute(exact.power_of_two)(np.int32([-1000, -126, -1, 0, 10, 127, 1000])).numpy()
-    np.testing.assert_array_equal(powers, np.float32(2.0) ** np.float32([-126, -126, -1, 0, 10, 127, 127]))
+    # Logarithms are on the grid, and those of powers of two are exact.
+    mantissa, power = np.frexp(values.astype(np.float64))
+    np.testing.assert_array_equal(logarithms, np.round(np.log2(mantissa * 2) * 2**16) / 2**16 + power - 1)
+    np.testing.assert_array_equal(logarithms[-len(exponents) :], exponents)
+    # Those of zero and of subnormal numbers are none.
+    np.testing.assert_array_equal(of_edges[:3], -np.inf)
+    np.testing.assert_array_equal(exponents_of_edges, [-127, -127, -127, -126, -1, 0, 0, 2, 127, 128])
+    np.testing.assert_array_equal(floors, np.float32([0, 0, 0, 2.0**-126, 0.5, 1, 1, 4, 2.0**127, np.inf]))
+    # Powers are rounded to nearest.
+    np.testing.assert_array_equal(two_to, np.exp2(np.clip(powers, -126, 127)).astype(np.float32))
+    np.testing.assert_array_equal(two_to_integers, np.float32(2.0) ** np.float32([-126, -126, -1, 0, 10, 127, 127]))
 
 
 def test_what_is_narrowed_is_never_subnormal(execute):

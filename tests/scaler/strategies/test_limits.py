@@ -144,6 +144,7 @@ def test_limits_of_combinations(snapshot):
 
 
 def test_limits_that_combinators_take():
+    assert RisingFloor(Dynamic()).floors == ((40_000, 8192.0), (150_000, 32768.0))
     assert RisingFloor(Dynamic(), {0: LOW, 2**31 - 1: HIGH}).floors == ((0, LOW), (2**31 - 1, HIGH))
     assert RisingFloor(Dynamic(), {1: 2.0, 5: 2.0}).floors == ((1, 2.0), (5, 2.0))
     assert Warmup(Dynamic(), 1, initial_scale=HIGH).init().loss_scale == 2.0**15

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from research_reference import f32
-from strategy_cases import HOWS, WORDS, Runner, assert_equal_traces, random_flags, seeds
+from strategy_cases import WORDS, Runner, assert_equal_traces, random_flags, seeds
 
 import scaler
 from scaler import Dynamic, Event, InvalidArgument, SpikeGuard
@@ -17,19 +17,10 @@ from scaler.testing import check_strategy
 
 WINDOW = 5
 INNER = Dynamic(8.0, growth_interval=3, min_scale=2.0**-4, max_scale=2.0**8)
-EXAMPLES = {"eager": 1, "graph": 1, "loop": 6, "xla": 3}
-
-
-def guard(factor):
-    return SpikeGuard(INNER, factor=factor, window=WINDOW)
 
 
 LARGEST = 3.0
 """In the middle of the random norms."""
-
-
-def limited_guard(factor):
-    return SpikeGuard(INNER, factor=factor, window=WINDOW, largest_norm=LARGEST)
 
 
 class Guarded(Runner):
@@ -111,25 +102,19 @@ def random_norms(rng, finite):
     return np.stack([norms, losses], axis=1).astype(np.float32)
 
 
-@functools.cache
-def runner(limited):
-    return Guarded(limited_guard if limited else guard)
+@pytest.mark.slow_with("any-xla")
+@pytest.mark.parametrize(("largest", "how"), [(LARGEST, "loop"), (None, "xla")], ids=["limited-loop", "any-xla"])
+def test_the_states_are_those_of_plain_python(largest, how):
+    machine = functools.partial(reference, largest=largest or math.inf)
+    runner = Guarded(functools.partial(SpikeGuard, INNER, window=WINDOW, largest_norm=largest))
 
-
-@pytest.mark.slow_with("False-xla", "True-xla")
-@pytest.mark.exhaustive_with("False-eager", "False-loop", "True-eager", "True-loop")
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("limited", [False, True])
-def test_the_states_are_those_of_plain_python(limited, how):
-    machine = functools.partial(reference, largest=LARGEST) if limited else reference
-
-    @settings(max_examples=EXAMPLES[how])
+    @settings(max_examples=2)
     @given(rng=seeds)
     def same(rng):
         finite = random_flags(rng) | (rng.random(WORDS) < 0.7)
         statistic = random_norms(rng, finite)
         numbers = {"factor": rng.choice([20.0, 1.0, 3.7, 1e-3, 1e30], WORDS).astype(np.float32)}
-        got = runner(limited)(how, finite, statistic, numbers)
+        got = runner(how, finite, statistic, numbers)
         # The budget is Dynamic's own affair.
         got.pop("budget")
         assert_equal_traces(got, machine, finite, statistic, numbers)
@@ -167,14 +152,6 @@ def test_a_norm_or_a_loss_of_three_times_the_median_is_allowed_and_more_is_not()
     assert is_spike(strategy, state, 2.0, 3.001)
 
 
-def test_a_wider_spread_allows_more():
-    strategy = SpikeGuard(INNER, window=5, loss=False)
-    state = strategy.init()
-    for norm in (1.0, 2.0, 3.0, 4.0, 5.0):
-        state = strategy.update(state, Event(tf.constant(True), norm=tf.constant(norm)))
-    assert (float(state.norm_usual), float(state.norm_limit)) == (3.0, pytest.approx(3 + 20 * 1.4826))
-
-
 def test_no_step_is_a_spike_before_half_of_the_window_is_filled():
     strategy = SpikeGuard(INNER, window=10)
     assert not is_spike(strategy, after(strategy, *STEADY[:5]), 1e30, 1e30)
@@ -198,11 +175,6 @@ def test_the_largest_norm_alone():
     assert not is_spike(strategy, state, 100.0, 1e30)
     assert is_spike(strategy, state, 100.01, 1.0)
     assert strategy.needs == Needs(norm=True)
-
-
-def test_zeros_allow_everything():
-    strategy = SpikeGuard(INNER, window=5)
-    assert not is_spike(strategy, after(strategy, *[(0.0, 0.0)] * 5), 1.0, 1.0)
 
 
 def test_a_loss_that_is_not_known_is_not_judged():
