@@ -324,8 +324,7 @@ def test_without_the_marks_in_graphs_it_counts_as_moved_and_is_said():
         assert steps.assigns(_Placeholder(handle))
 
 
-@pytest.mark.parametrize("name", ["COUNTER", "SCALE"])
-def test_a_scaler_of_keras_with_other_names_is_not_taken_for_none(monkeypatch, name):
+def test_a_scaler_of_keras_with_other_names_is_not_taken_for_none(monkeypatch):
     def attempt():
         variable = keras.Variable([1.0])
         optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=4.0)
@@ -338,8 +337,10 @@ def test_a_scaler_of_keras_with_other_names_is_not_taken_for_none(monkeypatch, n
         return loops.Loop(step, tf.data.Dataset.range(3)).run(3)
 
     assert attempt() == loops.Counters(3, 3, 3)
-    monkeypatch.setattr(f"loops.step.user_steps.{name}", "renamed")
-    assert attempt().known is False
+    for name in ("COUNTER", "SCALE"):
+        with monkeypatch.context() as renamed:
+            renamed.setattr(f"loops.step.user_steps.{name}", "renamed")
+            assert attempt().known is False
 
 
 # ----------------------------------------------------------------------------------------------- variables
