@@ -30,8 +30,14 @@ def plain(batch):
     return [np.asarray(part).tolist() for part in tf.nest.flatten(batch)]
 
 
+def unconverted(make):
+    """The same without AutoGraph, which takes longer to read the functions of a pipeline than TensorFlow to trace."""
+    return tf.autograph.experimental.do_not_convert(make)
+
+
 def forgotten(make, place, cuts=range(1, 20), end=END):
     """The first cut at which an iterator that TensorFlow saved does not go on as the run does, or None."""
+    make = unconverted(make)
     whole, iterator, taken = take(iter(make()), end), iter(make()), 0
     for cut in cuts:
         take(iterator, cut - taken)
@@ -46,6 +52,7 @@ def forgotten(make, place, cuts=range(1, 20), end=END):
 
 def resumed(make, place, cuts=CUTS, end=END):
     """At which cuts a resumed run sees what the run saw, and what it is told: as a loop with a checkpoint does it."""
+    make = unconverted(make)
     first = Position(make())
     first.probe()
     caveats, whole, written = first.caveats, [], {}

@@ -122,8 +122,7 @@ def each_is_told(said, sentence):
     """Whether there is one warning for each kind of writer."""
     messages = [str(one.message) for one in said]
     return len(messages) == 3 and all(
-        re.search(sentence.format(name=made.__name__), message)
-        for made, message in zip(WRITERS, messages, strict=True)
+        re.search(sentence.format(name=made.__name__), message) for made, message in zip(WRITERS, messages, strict=True)
     )
 
 

@@ -70,7 +70,7 @@ if has_gpu():  # Which makes a NaN of a label without a class: see tests/loops/d
 
 
 @pytest.mark.exhaustive_with("a label too large-1", "a negative label-4")
-@pytest.mark.parametrize(("case", "steps_per_call"), zip(DATA, itertools.cycle((1, 4))))
+@pytest.mark.parametrize(("case", "steps_per_call"), list(zip(DATA, itertools.cycle((1, 4)))))
 def test_data_that_cannot_work_is_told_in_one_sentence(case, steps_per_call):
     make, says = DATA[case]
     with pytest.raises((loops.BadBatch, scaler.InvalidArgument), match=says) as caught:

@@ -55,12 +55,26 @@ class Forward:
         return {"loss": loss(y, self.model(x))}
 
 
-def trained(policy):
-    """The smallest step that looks along its batches."""
+def trained(policy="float32"):
+    """The smallest step of a model that looks along its batches, and its weight."""
     keras.utils.set_random_seed(0)
     layer = keras.layers.Conv1D(1, 3, padding="same", use_bias=False, dtype=policy)
     model = keras.Sequential([keras.Input([None, 3]), layer])
-    return loops.TrainStep(model, loss, keras.optimizers.SGD(0.05), loss_scaler=scaler.LossScaler())
+    return loops.TrainStep(model, loss, keras.optimizers.SGD(0.05), loss_scaler=scaler.LossScaler()), layer.kernel
+
+
+def trained_in_16_bits():
+    return trained("mixed_float16")
+
+
+def written():
+    """A step of one's own, and its weight."""
+    weight = tf.Variable(0.5)
+
+    def step(x, y):
+        return {"loss": weight.assign(0.9 * weight + loss(y, tf.sin(weight * x[..., :1])))}
+
+    return step, weight
 
 
 def looping(step, source, steps_per_call=2, **options):
@@ -68,37 +82,27 @@ def looping(step, source, steps_per_call=2, **options):
     return loops.Loop(step, source, steps_per_call=steps_per_call, **options)
 
 
-def weights(loop):
-    return loop.train_step.model.trainable_variables[0].numpy()
-
-
 @functools.cache
-def whole(steps_per_call, policy):
-    """Ten steps: their counters, weights and traces, and what was said."""
+def whole(make, steps_per_call=2):
+    """What ten steps came to: the counters, the weight, the traces, and what was said."""
     said = io.StringIO()
     progress = loops.Progress(console=rich.console.Console(file=said))
-    loop = looping(trained(policy), Lengths(), steps_per_call, actions=[progress])
-    loop.run(10)
-    return loop.counters, weights(loop), set(TRACES), said.getvalue()
+    step, weight = make()
+    counters = looping(step, Lengths(), steps_per_call, actions=[progress]).run(10)
+    return counters, weight.numpy(), set(TRACES), said.getvalue()
 
 
-@pytest.fixture(scope="module")
-def each_by_itself():
-    """The weights after ten steps by hand."""
-    step = trained("float32")
-    for x, y in Lengths(10):
-        step((tf.constant(x), tf.constant(y)))
-    return step.model.trainable_variables[0].numpy()
-
-
-@pytest.mark.parametrize("steps_per_call", [1, 2])
-def test_from_the_third_length_on_one_trace_serves_all(each_by_itself, steps_per_call):
-    counters, found, traces, said = whole(steps_per_call, "float32")
+@pytest.mark.parametrize(("make", "steps_per_call"), [(trained, 2), (written, 1)])
+def test_from_the_third_length_on_one_trace_serves_all(make, steps_per_call):
+    counters, found, traces, said = whole(make, steps_per_call)
+    assert counters.applied == 10
     assert len(traces) == 3
     assert {shape for shape in traces if None in shape} == {(2, None, 1)}
-    assert counters.applied == 10
-    np.testing.assert_allclose(found, each_by_itself, rtol=1e-6)
     assert said.count("the step is traced for any length where they differ: (2, None, 3), (2, None, 1)") == 1
+    step, weight = make()
+    for x, y in Lengths(10):
+        step(x, y) if make is written else step((tf.constant(x), tf.constant(y)))
+    np.testing.assert_allclose(found, weight.numpy(), rtol=1e-6)
 
 
 def test_two_lengths_stay_two_traces():
@@ -111,16 +115,15 @@ def test_another_side_that_differs_later_is_another_trace():
     assert list(dict.fromkeys(TRACES))[2:] == [(2, None, 1), (None, None, 1)]
 
 
-@pytest.mark.slow_with("stops1-mixed_float16")
-@pytest.mark.parametrize(("stops", "policy"), [([2, 7], "float32"), ([7], "mixed_float16")])
-def test_a_run_that_stops_and_goes_on_has_the_same_bits(tmp_path, stops, policy):
+@pytest.mark.slow_with("trained_in_16_bits-stops1")
+@pytest.mark.parametrize(("make", "stops"), [(written, [2, 7]), (trained_in_16_bits, [7])])
+def test_a_run_that_stops_and_goes_on_has_the_same_bits(tmp_path, make, stops):
     for goal in [*stops, 10]:
-        saves = loops.Checkpoint(tmp_path, every=100, resume=True)
-        loop = looping(trained(policy), Lengths(), actions=[saves])
-        loop.run(goal)
+        step, weight = make()
+        looping(step, Lengths(), actions=[loops.Checkpoint(tmp_path, every=100, resume=True)]).run(goal)
     # One for the state of the run, whose batch is the first, and one for all lengths.
     assert len(set(TRACES)) == 2
-    np.testing.assert_array_equal(weights(loop), whole(2, policy)[1])
+    np.testing.assert_array_equal(weight.numpy(), whole(make)[1])
 
 
 def test_a_step_that_xla_compiles_by_our_choice_is_compiled_no_more():

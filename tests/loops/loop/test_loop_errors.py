@@ -4,6 +4,7 @@ import json
 
 import pytest
 import tensorflow as tf
+from loop_cases import numbers
 from mirrored import mirrored
 
 import loops
@@ -28,10 +29,6 @@ class Watched:
         if visit.counters.data == self.raise_at:
             self.raise_at = None
             raise self.error("stop")
-
-
-def numbers():
-    return tf.data.Dataset.range(1, 100).map(lambda number: tf.cast(number, tf.float32))
 
 
 def lines(path):

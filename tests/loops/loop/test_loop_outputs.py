@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from loop_cases import Recorder, numbers
 
 import loops
 import scaler
@@ -29,11 +30,11 @@ def two_arguments(factor, number):
 
 def run(step, steps_per_call, steps=5, **arguments):
     """Runs over the numbers 0.0, 1.0, ..., and returns the loop and all outputs."""
-    visits = []
-    data = tf.data.Dataset.range(100).map(lambda number: tf.cast(number, tf.float32))
-    loop = loops.Loop(step, data, steps_per_call=steps_per_call, actions=[visits.append], **arguments)
+    seen = Recorder()
+    data = numbers().map(lambda number: number - 1)
+    loop = loops.Loop(step, data, steps_per_call=steps_per_call, actions=[seen], **arguments)
     loop.run(steps)
-    return loop, {name: np.concatenate([v.outputs[name] for v in visits]) for name in visits[0].outputs}
+    return loop, {name: seen.column(name) for name in seen.visits[0].outputs}
 
 
 both_loops = pytest.mark.parametrize("steps_per_call", [1, 3])

@@ -56,7 +56,7 @@ def looping(dataset, place, resume=False, steps_per_call=1):
     return loop, seen, total
 
 
-@pytest.mark.parametrize(("kind", "steps_per_call"), zip(UNSAVABLE, (1, 4, 1, 4), strict=True))
+@pytest.mark.parametrize(("kind", "steps_per_call"), list(zip(UNSAVABLE, (1, 4, 1, 4), strict=True)))
 def test_what_cannot_save_its_position_is_named_and_skipped(kind, steps_per_call, tmp_path):
     make, named = UNSAVABLE[kind]
     loop, seen, _ = looping(make(), tmp_path, steps_per_call=steps_per_call)
