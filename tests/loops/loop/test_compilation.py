@@ -52,6 +52,11 @@ def cheap(x, y):
     return {"loss": tf.reduce_sum(x)}
 
 
+def chooses(*arguments, **options):
+    """What a loop chooses when it is made: False is final, and True if the step allows it."""
+    return loops.Loop(*arguments, **options).calls.jit_compile
+
+
 def compiles(loop):
     loop.run(2)
     assert loop.counters.data == 2
@@ -78,12 +83,13 @@ def test_a_step_in_16_bits_is_compiled_on_a_cpu_and_the_run_says_so_once():
     assert said.getvalue().count("Loop(jit_compile=False) leaves it as a graph") == 1
 
 
-@pytest.mark.parametrize("made", [lambda: cheap, lambda: Forward(dense("float32"))], ids=["no model", "float32"])
-def test_another_step_is_not_compiled_on_a_cpu(made):
+def test_another_step_is_not_compiled_on_a_cpu():
+    """One without a model, or with one in float32."""
     said = io.StringIO()
-    loop = loops.Loop(made(), DATA, actions=[loops.Progress(console=rich.console.Console(file=said))])
+    loop = loops.Loop(cheap, DATA, actions=[loops.Progress(console=rich.console.Console(file=said))])
     assert not compiles(loop)
     assert "XLA" not in said.getvalue()
+    assert not chooses(Forward(dense("float32")), DATA)
 
 
 def words():
@@ -185,21 +191,17 @@ def test_a_lookup_inside_of_a_function_keeps_the_graph():
 def test_rows_that_a_function_of_the_dataset_changes_are_not_compiled_on_a_cpu():
     some = DATA.map(lambda x, y: (x[:3], y[:3]))
     assert some.element_spec[0].shape[0] is None
-    assert not compiles(loops.Loop(Forward(dense()), some))
+    assert not chooses(Forward(dense()), some)
     after = DATA.take(9).prefetch(1).repeat()
     assert compiled.has_steady_rows(after)
-    assert compiles(loops.Loop(Forward(dense()), after))
-
-
-def test_a_model_that_is_not_built_yet_is_compiled_at_once():
+    # Also a model that is not built yet is compiled at once.
     model = keras.Sequential([keras.layers.Dense(1, dtype="mixed_float16")])
-    assert compiles(loops.Loop(Forward(model), DATA))
+    assert compiles(loops.Loop(Forward(model), after))
 
 
 def test_batches_of_many_lengths_are_not_compiled_on_a_cpu():
     lengths = tf.data.Dataset.range(2, 10).map(lambda length: (tf.ones([4, length, 3]), tf.ones([4, length, 1])))
-    model = keras.Sequential([keras.Input([None, 3]), keras.layers.Dense(1, dtype="mixed_float16")])
-    assert not compiles(loops.Loop(Forward(model), lengths))
+    assert not chooses(Forward(keras.Sequential([keras.layers.Dense(1, dtype="mixed_float16")])), lengths)
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -225,17 +227,17 @@ def test_what_was_asked_for_is_done(gpu):
 
 
 def test_a_step_that_compiles_its_passes_is_left_alone(gpu):
-    assert not compiles(loops.Loop(step(jit_compile=True), DATA, steps_per_call=1))
+    assert chooses(step(), DATA)
+    assert not chooses(step(jit_compile=True), DATA)
 
 
-@pytest.mark.slow
 def test_replicas_and_determinism_are_as_in_fit(gpu, monkeypatch):
     strategy = mirrored(2)
     with strategy.scope():
         made = step()
-    assert not compiles(loops.Loop(made, DATA, strategy=strategy))
+    assert not chooses(made, DATA, strategy=strategy)
     monkeypatch.setattr(compiled, "is_deterministic", lambda: True)
-    assert not compiles(loops.Loop(Forward(dense()), DATA))
+    assert not chooses(Forward(dense()), DATA)
 
 
 def test_an_operation_without_a_kernel_is_named(gpu):
@@ -251,10 +253,9 @@ def test_a_layer_that_says_no_is_named(gpu):
     model = dense(name="stubborn")
     model.layers[0].supports_jit = False
     with pytest.warns(UserWarning, match="its layer 'stubborn' says so"):
-        assert not compiles(loops.Loop(Forward(model), DATA, steps_per_call=1))
+        assert not chooses(Forward(model), DATA)
 
 
-@pytest.mark.slow
 def test_a_release_that_does_not_list_kernels_runs_without(gpu, monkeypatch):
     from tensorflow.python.framework import kernels
 

@@ -85,13 +85,9 @@ EXACT = {
     "shuffle below an endless repeat": lambda place: shuffled().repeat().batch(3).repeat(),
     "shuffle twice": lambda place: shuffled().shuffle(3, seed=2).map(lambda n: n).repeat(),
     "files listed, seeded": lambda place: lines(place, 1).interleave(tf.data.TextLineDataset, cycle_length=2).repeat(),
-    "random, seeded": lambda place: Dataset.random(seed=1).take(10).repeat().batch(3),
     "random without a seed, endless": lambda place: Dataset.random().batch(3),
     "random anew each time, endless": lambda place: Dataset.random(seed=1, rerandomize_each_iteration=True).batch(3),
     "random inside of a function": lambda place: numbers(9).flat_map(lambda n: Dataset.random(seed=1).take(4)).repeat(),
-    "stateless numbers": lambda place: Dataset.counter().map(
-        lambda n: tf.random.stateless_uniform([], [1, n], 0, 999, tf.int64)
-    ),
     "stateless numbers beside a shuffle": lambda place: Dataset.zip((Dataset.counter(), shuffled().repeat())).map(
         lambda seed, n: n + tf.random.stateless_uniform([], [1, seed], 0, 999, tf.int64)
     ),
@@ -100,7 +96,6 @@ EXACT = {
     "chosen": lambda place: Dataset.choose_from_datasets(
         [shuffled().repeat(), numbers(5).repeat()], Dataset.random(seed=1).map(lambda n: n % 2)
     ),
-    "windows by key": lambda place: shuffled().group_by_window(lambda n: n % 2, lambda k, w: w.batch(3), 3).repeat(),
     "buckets": lambda place: (
         shuffled()
         .repeat()
@@ -108,9 +103,7 @@ EXACT = {
         .bucket_by_sequence_length(lambda n: tf.shape(n)[0], [3, 5], [2, 2, 2])
     ),
     "ragged": lambda place: shuffled().repeat().map(tf.range).ragged_batch(3),
-    "padded": lambda place: shuffled().repeat().map(tf.range).padded_batch(3),
     "unbatched": lambda place: numbers(12).batch(4).unbatch().shuffle(5, seed=1).repeat(),
-    "last batch dropped": lambda place: shuffled().repeat().batch(3, drop_remainder=True),
     "a table": lambda place: looked_up(),
     "a function said to have no state": lambda place: (
         shuffled()
@@ -140,14 +133,6 @@ SKIPPED = {
     "random anew each time": (
         lambda place: Dataset.random(seed=1, rerandomize_each_iteration=True).take(10).repeat().batch(3),
         "with take between random and repeat, TensorFlow forgets what later epochs draw. Draw with tf.random.stateless",
-    ),
-    "random anew each time, beside": (
-        lambda place: Dataset.zip((numbers(), Dataset.random(seed=1, rerandomize_each_iteration=True))).repeat(),
-        "with zip between random and repeat",
-    ),
-    "sampled anew each time": (
-        lambda place: sampled(numbers(), numbers(5), seed=1, rerandomize_each_iteration=True).prefetch(4).repeat(),
-        "can hang once all of its datasets have ended",
     ),
     "sampled to the end": (
         lambda place: sampled(numbers(), numbers(5), seed=1).prefetch(4).repeat(),
@@ -220,10 +205,6 @@ OTHER = {
         UNSEEDED,
     ),
     "random": (lambda place: Dataset.random().take(10).repeat().batch(3), DRAWN),
-    "random anew each time": (
-        lambda place: Dataset.random(rerandomize_each_iteration=True).take(10).repeat().batch(3),
-        DRAWN,
-    ),
     "random inside of a function": (lambda place: numbers(9).flat_map(lambda n: Dataset.random().take(5)), DRAWN),
     "shuffle inside of a function": (lambda place: numbers(9).flat_map(lambda n: tenfold(n).shuffle(5)), UNSEEDED),
     "sampled without a seed": (lambda place: sampled(numbers(50), numbers(50)).take(9).repeat(), DRAWN),
