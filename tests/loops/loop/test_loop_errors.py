@@ -48,20 +48,6 @@ def test_actions_are_called_in_order_and_left_in_reverse():
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 3])
-def test_a_visit_says_where_the_run_is(steps_per_call):
-    visits = []
-    loop = loops.Loop(lambda n: {"loss": n}, numbers(), steps_per_call=steps_per_call, actions=[visits.append])
-    loop.run(4)
-    loop.run(6)
-    ends = [1, 2, 3, 4, 5, 6] if steps_per_call == 1 else [3, 4, 6]
-    # Each visit keeps the counts of its own time.
-    assert [visit.counters for visit in visits] == [loops.Counters(end, end, end) for end in ends]
-    assert [visit.first for visit in visits] == [1, *(end + 1 for end in ends[:-1])]
-    assert [visit.goal for visit in visits] == [4 if end <= 4 else 6 for end in ends]
-    assert all(visit.seconds >= 0 for visit in visits)
-
-
-@pytest.mark.parametrize("steps_per_call", [1, 3])
 def test_a_step_that_raises_closes_the_actions_and_the_loop_runs_on(tmp_path, steps_per_call):
     log, path = [], tmp_path / "steps.jsonl"
 

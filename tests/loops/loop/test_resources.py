@@ -79,9 +79,11 @@ def with_iterator():
     return lambda batch: next(iterator)
 
 
-def with_iterator_in_a_branch():
-    iterator = iter(shuffled().repeat())
-    return lambda batch: tf.cond(batch[0] > 3.0, lambda: next(iterator), lambda: 0.0)
+def with_iterators():
+    """Also one in a branch, beside a table of text."""
+    in_a_branch, always = iter(shuffled().repeat()), with_iterator()
+    words = with_strings_and_vectors()
+    return lambda batch: tf.cond(batch[0] > 3.0, lambda: next(in_a_branch), lambda: 0.0) + always(batch) + words(batch)
 
 
 def with_a_handle_alone():
@@ -98,10 +100,8 @@ def with_a_handle_alone():
 SAVED = {
     "MutableHashTable": with_mutable_table,
     "DenseHashTable": with_dense_table,
-    "strings and vectors": with_strings_and_vectors,
     "tables in functions": with_anonymous_tables_in_functions,
-    "iterator": with_iterator,
-    "iterator in a branch": with_iterator_in_a_branch,
+    "iterators": with_iterators,
     "handle alone": with_a_handle_alone,
 }
 
@@ -130,7 +130,7 @@ def ended(make, *goals, folder=None, **arguments):
 
 
 @pytest.mark.dear("a run, and the same run saved and resumed")
-@pytest.mark.slow_with("iterator in a branch", "strings and vectors", "iterator")
+@pytest.mark.slow_with("iterators")
 @pytest.mark.exhaustive_with("DenseHashTable", "handle alone", "tables in functions")
 @pytest.mark.parametrize("kind", SAVED)
 def test_what_can_be_saved_goes_on_bit_for_bit_without_a_warning(kind, tmp_path):
