@@ -14,6 +14,10 @@ def numbers(count=10):
     return tf.data.Dataset.range(count)
 
 
+def generated(count):
+    return tf.data.Dataset.from_generator(lambda: iter(range(count)), output_signature=tf.TensorSpec([], tf.int64))
+
+
 def shuffled(**seeds):
     return numbers().shuffle(10, **(seeds or {"seed": 1}))
 

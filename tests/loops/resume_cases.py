@@ -49,7 +49,7 @@ class Run:
         strategy = mirrored(case.replicas) if case.replicas > 1 else None
         with strategy.scope() if strategy else tf.init_scope():
             self.model = stateful_model("float16")
-            self.optimizer = keras.optimizers.Adam(1e-2)
+            self.optimizer = keras.optimizers.SGD(1e-2, momentum=0.9)
             self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**4, growth_interval=3))
             self.step = loops.TrainStep(
                 self.model, squared_error, self.optimizer, loss_scaler=self.loss_scaler, accumulate=case.accumulate

@@ -67,12 +67,7 @@ def compiles(loop):
 @pytest.mark.exhaustive_with("2")
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_a_step_is_compiled_on_a_gpu(gpu, steps_per_call):
-    loop = loops.Loop(step(), DATA, steps_per_call=steps_per_call)
-    assert compiles(loop)
-    named = loops.Loop(step(), DATA, steps_per_call=steps_per_call, jit_compile=True)
-    assert compiles(named)
-    weights = [one.train_step.model.trainable_variables[0].numpy() for one in (loop, named)]
-    np.testing.assert_array_equal(*weights)
+    assert compiles(loops.Loop(step(), DATA, steps_per_call=steps_per_call))
 
 
 def test_a_step_in_16_bits_is_compiled_on_a_cpu_and_the_run_says_so_once():

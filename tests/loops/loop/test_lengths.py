@@ -55,16 +55,16 @@ class Forward:
         return {"loss": loss(y, self.model(x))}
 
 
-def trained(policy="float32"):
-    """The smallest step of a model that looks along its batches, and its weight."""
+def trained(layer=None):
+    """A step of the smallest model that looks along its batches, or of another layer; and its weight."""
     keras.utils.set_random_seed(0)
-    layer = keras.layers.Conv1D(1, 3, padding="same", use_bias=False, dtype=policy)
+    layer = layer or keras.layers.Conv1D(1, 3, padding="same", use_bias=False)
     model = keras.Sequential([keras.Input([None, 3]), layer])
     return loops.TrainStep(model, loss, keras.optimizers.SGD(0.05), loss_scaler=scaler.LossScaler()), layer.kernel
 
 
 def trained_in_16_bits():
-    return trained("mixed_float16")
+    return trained(keras.layers.Dense(1, use_bias=False, dtype="mixed_float16"))
 
 
 def written():

@@ -3,9 +3,8 @@
 import keras
 import pytest
 import tensorflow as tf
-from position_cases import numbers, resumed, shuffled, with_options
+from position_cases import generated, numbers, resumed, shuffled, with_options
 
-import loops
 from loops.loop.state.position import Position
 
 Dataset = tf.data.Dataset
@@ -44,6 +43,10 @@ def sampled(*datasets, **options):
 def from_generator_of_its_own():
     generator = tf.random.Generator.from_seed(3)
     return numbers().map(lambda n: generator.uniform([], 0, 999, tf.int64)).repeat()
+
+
+def in_python(function):
+    return numbers(60).map(lambda n: tf.ensure_shape(function(lambda x: x, [n], tf.int64), []))
 
 
 def flipped():
@@ -167,6 +170,9 @@ SKIPPED = {
         lambda place: thrice(numbers(40).shuffle(40, seed=1).batch(5)),
         "with batch between shuffle and concat",
     ),
+    "a generator of Python": (lambda place: generated(60), "PyFunc (from_generator or numpy_function)"),
+    "numpy_function": (lambda place: in_python(tf.numpy_function), "PyFunc (from_generator or numpy_function)"),
+    "py_function": (lambda place: in_python(tf.py_function), "EagerPyFunc (py_function)"),
     "a generator": (lambda place: from_generator_of_its_own(), "RngReadAndSkip"),
     "a random layer": (lambda place: flipped(), "ReadVariableOp (a map that reads a variable)"),
     "a seeded kernel": (lambda place: numbers(60).map(uniform), "RandomUniformInt (a map with random numbers)"),
@@ -263,34 +269,3 @@ def test_a_global_seed_is_a_seed(tmp_path):
 
     found, caveats = resumed(make, tmp_path)
     assert (all(found.values()), caveats) == (True, [])
-
-
-def run(dataset, place, steps):
-    """A run's losses, and what it was told."""
-    seen = []
-    loop = loops.Loop(
-        lambda batch: {"loss": tf.reduce_sum(batch)},
-        dataset,
-        steps_per_call=1,
-        actions=[
-            lambda visit: seen.extend(visit.outputs["loss"].tolist()),
-            loops.Checkpoint(place, every=100, resume=True),
-        ],
-    )
-    with pytest.warns(loops.ResumeWarning) as caught:
-        loop.run(steps)
-    return seen, "".join(str(warning.message) for warning in caught)
-
-
-def test_a_loop_over_numbers_drawn_anew_goes_on_exactly(tmp_path):
-    make, named = SKIPPED["random anew each time"]
-    whole, told = run(make(tmp_path), tmp_path / "whole", 20)
-    assert named in told
-    parts = [run(make(tmp_path), tmp_path / "parts", steps)[0] for steps in (7, 20)]
-    assert parts[0] + parts[1] == whole
-
-
-@pytest.mark.parametrize("name", ["shuffle once, without a seed", "random"])
-def test_a_loop_over_data_without_a_seed_says_so(name, tmp_path):
-    make, named = OTHER[name]
-    assert named in run(make(tmp_path), tmp_path, 3)[1]
