@@ -66,17 +66,15 @@ def resumed(make, place, cuts=CUTS, end=END):
             written[cut] = tf.train.Checkpoint(position=first.iterator).write(str(place / f"position-{cut}"))
     whole += take(first.iterator, end - len(whole))
     assert len(whole) == end
+    second = Position(make())
+    if first.problem:
+        second.skip_to(cuts[-1])
+        return {cuts[-1]: take(second.iterator, end - cuts[-1]) == whole[cuts[-1] :]}, caveats
+    second.probe()
+    assert second.caveats == caveats
     found = {}
     for cut in cuts:
-        second = Position(make())
-        if first.problem:
-            second.problem = first.problem
-            second.skip_to(cut)
-        else:
-            if cut == cuts[0]:
-                second.probe()
-                assert second.caveats == caveats
-            tf.train.Checkpoint(position=second.iterator).read(written[cut])
+        tf.train.Checkpoint(position=second.iterator).read(written[cut])
         found[cut] = take(second.iterator, end - cut) == whole[cut:]
     return found, caveats
 

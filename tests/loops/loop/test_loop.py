@@ -104,13 +104,14 @@ def test_visits_report_every_step_once(steps_per_call, lengths):
     assert loop._call._many.experimental_get_tracing_count() == (steps_per_call > 1)
 
 
-def test_a_smaller_last_batch_is_traced_once_more_by_the_python_loop_only():
-    for steps_per_call, expected in ((1, 2), (4, 1)):
-        traces = []
-        loop = loops.Loop(
-            lambda batch, traces=traces: traces.append(batch) or {"loss": tf.reduce_sum(batch)},
-            numbers(20).batch(8),
-            steps_per_call=steps_per_call,
-        )
-        assert loop.run(3) == loops.Counters(3, 3, 3)
-        assert len(traces) == expected
+@pytest.mark.parametrize(("steps_per_call", "expected"), [(1, 2), (4, 1)])
+def test_a_smaller_last_batch_is_traced_once_more_by_the_python_loop_only(steps_per_call, expected):
+    traces = []
+
+    def step(batch):
+        traces.append(batch.shape)
+        return {"loss": tf.reduce_sum(batch)}
+
+    loop = loops.Loop(step, numbers(20).batch(8), steps_per_call=steps_per_call)
+    assert loop.run(3) == loops.Counters(3, 3, 3)
+    assert len(traces) == expected

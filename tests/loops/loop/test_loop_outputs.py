@@ -66,7 +66,6 @@ def test_scalars_of_every_dtype_pass(steps_per_call):
         assert (value.dtype.name, value.shape) == (dtype, (5,))
 
 
-@both_loops
 @pytest.mark.parametrize(
     ("outputs", "named"),
     [
@@ -82,9 +81,10 @@ def test_scalars_of_every_dtype_pass(steps_per_call):
         (lambda n: {"inner": {"loss": n}}, "inner"),
     ],
 )
-def test_other_outputs_are_named(steps_per_call, outputs, named):
-    with pytest.raises(loops.BadOutputs, match=named):
-        run(outputs, steps_per_call)
+def test_other_outputs_are_named(outputs, named):
+    for steps_per_call in (1, 3):
+        with pytest.raises(loops.BadOutputs, match=named):
+            run(outputs, steps_per_call)
 
 
 def test_both_loops_treat_a_text_alike():
@@ -104,12 +104,11 @@ def test_both_loops_treat_a_text_alike():
     [
         (3, {}, (7, 7, 7)),
         (1, {"attempted": lambda n: n < 4}, (7, 4, 4)),
-        (3, {"applied": lambda n: n < 4}, (7, 7, 4)),
-        (1, {"attempted": lambda n: n % 3 == 2, "applied": lambda n: (n % 3 == 2) & (n < 5)}, (7, 2, 1)),
+        (1, {"applied": lambda n: n < 4}, (7, 7, 4)),
         (3, {"attempted": lambda n: n % 3 == 2, "applied": lambda n: (n % 3 == 2) & (n < 5)}, (7, 2, 1)),
         (3, {"applied": lambda n: n}, (7, 7, 6)),
     ],
-    ids=["neither", "attempted", "applied", "both", "both in a graph", "a number"],
+    ids=["neither", "attempted", "applied", "both", "a number"],
 )
 def test_what_a_step_says_was_attempted_and_applied_is_counted(steps_per_call, extra, expected):
     loop, _ = run(lambda n: {"loss": n, **{name: of(n) for name, of in extra.items()}}, steps_per_call, 7)
