@@ -313,7 +313,7 @@ def test_a_script_shows_the_sentence_once_and_little_else(case, tmp_path):
         try:
             exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
         except Exception as error:  # As Python shows it at the end of a script.
-            sys.__excepthook__(type(error), error, error.__traceback__.tb_next)
+            sys.__excepthook__(type(error), error.with_traceback(error.__traceback__.tb_next), None)
     errors = errors.getvalue()
     shown = errors[errors.index("Traceback") :].strip().splitlines()
     assert sum(sentence in line for line in shown) == 1
