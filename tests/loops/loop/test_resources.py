@@ -129,7 +129,6 @@ def ended(make, *goals, folder=None, **arguments):
     return weight.numpy().tobytes()
 
 
-@pytest.mark.dear("a run, and the same run saved and resumed")
 @pytest.mark.slow_with("iterators")
 @pytest.mark.exhaustive_with("DenseHashTable", "handle alone", "tables in functions")
 @pytest.mark.parametrize("kind", SAVED)
