@@ -1,4 +1,4 @@
-"""What the tests of the loops share: batches, healthy and not, and a scale that never moves."""
+"""What the tests of the loops share: batches, healthy and not, cheap steps, and a scale that never moves."""
 
 import keras
 import models
@@ -20,6 +20,30 @@ def dataset(count, size=8, bad=()):
     """`count` batches, those with a number in `bad` (from 0) with an infinity in them."""
     batches = [batch(number, size, np.inf if number in bad else None) for number in range(count)]
     return tf.data.Dataset.from_tensor_slices(tuple(tf.stack(part) for part in zip(*batches, strict=True)))
+
+
+def numbers(count=100):
+    """The numbers 1.0, 2.0, ... as batches."""
+    return tf.data.Dataset.from_tensor_slices(np.arange(1, count + 1, dtype=np.float32))
+
+
+def summing():
+    """The cheapest step with a state, which adds its batches up, and its sum."""
+    total = tf.Variable(0.0)
+    return (lambda number: {"loss": total.assign_add(number)}), total
+
+
+class Recorder:
+    """An action that keeps every visit."""
+
+    def __init__(self):
+        self.visits = []
+
+    def __call__(self, visit):
+        self.visits.append(visit)
+
+    def column(self, name):
+        return np.concatenate([visit.outputs[name] for visit in self.visits])
 
 
 def static(loss_scale):

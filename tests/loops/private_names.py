@@ -1,6 +1,7 @@
 """Finds private names in the source of a package."""
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -9,6 +10,7 @@ NAMEDTUPLES = {"_replace", "_asdict", "_fields", "_make"}
 PRIVATE = re.compile(r"_[a-z]\w*")
 
 
+@functools.cache
 def sources(folder):
     """The path and the parsed source of every file of a folder."""
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(pathlib.Path(folder).rglob("*.py"))}
@@ -37,12 +39,21 @@ def modules(tree):
         elif isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
         elif isinstance(node, ast.Attribute):
-            found = [ast.unparse(node)]
+            found = [dotted(node)]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
             found = [node.value]
         else:
             continue
         yield from (name for name in found if name.startswith(MODULES))
+
+
+def dotted(node):
+    """An attribute as it is written, if it is one of names alone."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.insert(0, node.attr)
+        node = node.value
+    return ".".join([node.id, *names]) if isinstance(node, ast.Name) else ""
 
 
 def texts(tree):

@@ -28,33 +28,36 @@ class Case(typing.NamedTuple):
     accumulate: int = 1
     bad: int = STOP
     written: bool = False
+    background: bool = False
 
 
 # With windows of two, the one that ends at the fourth batch is skipped, and the fifth is saved in mid-window.
 # Every pair of a number of replicas, a kind of loop and a window or none is in one of them.
 CASES = {
-    "skip just before": Case(steps_per_call=5),
+    "skip just before": Case(steps_per_call=5, background=True),
     "hand-written": Case(accumulate=2, bad=4, written=True),
     "python on 2": Case(replicas=2, accumulate=2, bad=4),
-    "graph on 2": Case(replicas=2, steps_per_call=4, accumulate=2, bad=4),
+    "graph on 2": Case(replicas=2, steps_per_call=4, accumulate=2, bad=4, background=True),
 }
 
 
 class Run:
     """One run with its parts at hand. Everything of it is made anew, as a new process would."""
 
-    def __init__(self, case, folder=None, resume=False, actions=(), dataset=None, **arguments):
+    def __init__(self, case, folder=None, resume=False, actions=(), dataset=None):
         keras.utils.clear_session()  # The same names each time, by which a skip is kept.
         strategy = mirrored(case.replicas) if case.replicas > 1 else None
         with strategy.scope() if strategy else tf.init_scope():
             self.model = stateful_model("float16")
-            self.optimizer = keras.optimizers.Adam(1e-2)
+            self.optimizer = keras.optimizers.SGD(1e-2, momentum=0.9)
             self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**4, growth_interval=3))
             self.step = loops.TrainStep(
                 self.model, squared_error, self.optimizer, loss_scaler=self.loss_scaler, accumulate=case.accumulate
             )
         self.losses = {}
-        self.checkpoint = [loops.Checkpoint(folder, every=100, resume=resume, **arguments)] if folder else []
+        self.checkpoint = (
+            [loops.Checkpoint(folder, every=100, resume=resume, background=case.background)] if folder else []
+        )
         self.loop = loops.Loop(
             noisy(self.step) if case.written else self.step,
             batches(case.bad) if dataset is None else dataset,

@@ -1,6 +1,7 @@
 """Guards the state of actions in a resumed run: each takes its own in any order, and no file loses its lines."""
 
 import json
+import re
 import shutil
 import warnings
 
@@ -101,49 +102,60 @@ def steps_of(path):
 
 
 WRITERS = {
-    "jsonl": (loops.JsonLines, lambda path: [json.loads(line)["step"] for line in path.read_text().splitlines()]),
-    "csv": (loops.Csv, lambda path: [int(line.split(",")[0]) for line in path.read_text().splitlines()[1:]]),
-    "trace": (loops.Trace, steps_of),
+    loops.JsonLines: lambda path: [json.loads(line)["step"] for line in path.read_text().splitlines()],
+    loops.Csv: lambda path: [int(line.split(",")[0]) for line in path.read_text().splitlines()[1:]],
+    loops.Trace: steps_of,
 }
 
 
-@pytest.mark.slow_with("csv")
-@pytest.mark.parametrize("kind", WRITERS)
-def test_a_writer_that_was_left_out_for_a_while_keeps_its_file(tmp_path, kind):
-    writer, read = WRITERS[kind]
-    path = tmp_path / f"steps.{kind}"
-    loop(tmp_path, writer(path)).run(4)
+def writers(folder, name):
+    """One of each kind."""
+    return [made(folder / f"{name}.{made.__name__}") for made in WRITERS]
+
+
+def written(folder, name):
+    """The steps in the file of each."""
+    return [read(folder / f"{name}.{made.__name__}") for made, read in WRITERS.items()]
+
+
+def each_is_told(said, sentence):
+    """Whether there is one warning for each kind of writer."""
+    messages = [str(one.message) for one in said]
+    return len(messages) == 3 and all(
+        re.search(sentence.format(name=made.__name__), message) for made, message in zip(WRITERS, messages, strict=True)
+    )
+
+
+def test_a_writer_that_was_left_out_for_a_while_keeps_its_file(tmp_path):
+    loop(tmp_path, *writers(tmp_path, "steps")).run(4)
     loop(tmp_path).run(6)
-    with pytest.warns(
-        loops.ResumeWarning, match=rf"steps.{kind}: the checkpoint of step 6 .* up to (step )?4 are kept"
-    ):
-        loop(tmp_path, writer(path)).run(8)
-    assert read(path) == [1, 2, 3, 4, 7, 8]
+    shutil.copytree(tmp_path, tmp_path / "other")
+    with pytest.warns(loops.ResumeWarning) as said:
+        loop(tmp_path, *writers(tmp_path, "steps")).run(8)
+    assert each_is_told(said, r"steps\.{name}: the checkpoint of step 6 .* up to (step )?4 are kept")
+    assert written(tmp_path, "steps") == [[1, 2, 3, 4, 7, 8]] * 3
     # One that its checkpoint knows nothing of has no step after it.
-    shutil.copytree(tmp_path / "ckpt", tmp_path / "other" / "ckpt")
-    shutil.copy(path, tmp_path / f"copy.{kind}")
-    for later in (tmp_path / "other" / "ckpt").glob("ckpt-8.*"):
-        later.unlink()
-    with pytest.warns(loops.ResumeWarning, match=f"copy.{kind}: the checkpoint of step 6"):
-        loop(tmp_path / "other", writer(tmp_path / f"copy.{kind}")).run(8)
-    assert read(tmp_path / f"copy.{kind}") == [1, 2, 3, 4, 7, 8]
+    for made in WRITERS:
+        shutil.copy(tmp_path / f"steps.{made.__name__}", tmp_path / "other" / f"copy.{made.__name__}")
+    with pytest.warns(loops.ResumeWarning) as said:
+        loop(tmp_path / "other", *writers(tmp_path / "other", "copy")).run(8)
+    assert each_is_told(said, r"copy\.{name}: the checkpoint of step 6")
+    assert written(tmp_path / "other", "copy") == [[1, 2, 3, 4, 7, 8]] * 3
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_a_new_writer_before_an_old_one_takes_nothing_from_it(tmp_path, kind):
-    writer, read = WRITERS[kind]
-    loop(tmp_path, writer(tmp_path / "a")).run(4)
-    with pytest.warns(loops.ResumeWarning, match="b: the checkpoint of step 4 was saved without it: it has no") as said:
-        loop(tmp_path, writer(tmp_path / "b"), writer(tmp_path / "a")).run(6)
-    assert len(said) == 1
-    assert read(tmp_path / "a") == [1, 2, 3, 4, 5, 6]
-    assert read(tmp_path / "b") == [5, 6]
+def test_a_new_writer_before_an_old_one_takes_nothing_from_it(tmp_path):
+    loop(tmp_path, *writers(tmp_path, "a")).run(4)
+    with pytest.warns(loops.ResumeWarning) as said:
+        loop(tmp_path, *writers(tmp_path, "b"), *writers(tmp_path, "a")).run(6)
+    assert each_is_told(said, r"b\.{name}: the checkpoint of step 4 was saved without it: it has no")
+    assert written(tmp_path, "a") == [[1, 2, 3, 4, 5, 6]] * 3
+    assert written(tmp_path, "b") == [[5, 6]] * 3
 
 
 def test_a_run_that_begins_anew_begins_its_file_anew(tmp_path):
     loop(tmp_path / "one", loops.JsonLines(tmp_path / "a")).run(4)
     loop(tmp_path / "two", loops.JsonLines(tmp_path / "a")).run(2)
-    assert WRITERS["jsonl"][1](tmp_path / "a") == [1, 2]
+    assert WRITERS[loops.JsonLines](tmp_path / "a") == [1, 2]
 
 
 def test_a_damaged_trace_that_a_checkpoint_does_not_know_is_copied_first(tmp_path):

@@ -104,7 +104,6 @@ ONE, FOUR = "step 4 of the same call was", "steps 1 to 4 of"
         (1, None, "step"),
         (2, None, "dataset"),
         (3, ONE, "dataset"),
-        (3, ONE, "step"),
         (8, FOUR, "dataset"),
         (8, FOUR, "step"),
         (8, FOUR, "source"),

@@ -1,5 +1,6 @@
 """Guards that a source of batches of many lengths costs a few traces, and what a run of it computes and resumes."""
 
+import functools
 import io
 
 import keras
@@ -34,116 +35,119 @@ class Lengths:
         self.at = state["at"]
 
 
+def sized(*sizes):
+    """Batches of ones with these rows and lengths."""
+    return ((np.ones([*size, 3], np.float32), np.ones([*size, 1], np.float32)) for size in sizes)
+
+
 def loss(y, prediction):
-    TRACES.append(prediction.shape)
+    TRACES.append(tuple(prediction.shape))
     return tf.reduce_mean(tf.square(y - tf.cast(prediction, tf.float32)))
 
 
-def made(source, steps_per_call=5, policy="float32", loss=loss, **options):
+class Forward:
+    """A step that trains nothing: where only its traces are asked for."""
+
+    def __init__(self, policy="float32"):
+        self.model = keras.Sequential([keras.Input([None, 3]), keras.layers.Dense(1, use_bias=False, dtype=policy)])
+
+    def __call__(self, x, y):
+        return {"loss": loss(y, self.model(x))}
+
+
+def trained():
+    """The smallest step of a model that looks along its batches, and its weight."""
     keras.utils.set_random_seed(0)
-    layers = [keras.layers.Conv1D(4, 3, padding="same", dtype=policy), keras.layers.Dense(1, dtype="float32")]
-    model = keras.Sequential([keras.Input([None, 3]), *layers])
-    step = loops.TrainStep(model, loss, keras.optimizers.SGD(0.05), loss_scaler=scaler.LossScaler())
+    layer = keras.layers.Conv1D(1, 3, padding="same", use_bias=False)
+    model = keras.Sequential([keras.Input([None, 3]), layer])
+    return loops.TrainStep(model, loss, keras.optimizers.SGD(0.05), loss_scaler=scaler.LossScaler()), layer.kernel
+
+
+def written(policy="float32"):
+    """A step of one's own, and its weight."""
+    keras.utils.set_random_seed(0)
+    weight, forward = tf.Variable(0.5), Forward(policy)
+
+    def step(x, y):
+        return {"loss": weight.assign(0.9 * weight + forward(weight * x, y)["loss"])}
+
+    return step, weight
+
+
+def written_in_16_bits():
+    """Which XLA compiles, until the lengths are many."""
+    return written("mixed_float16")
+
+
+def looping(step, source, steps_per_call=2, **options):
     TRACES.clear()
     return loops.Loop(step, source, steps_per_call=steps_per_call, **options)
 
 
-def weights(loop):
-    return [one.numpy() for one in loop.train_step.model.trainable_variables]
-
-
-@pytest.fixture(scope="module")
-def each_by_itself():
-    """The weights after twelve steps by hand, each in a graph of its own length."""
-    loop = made(Lengths())
-    for x, y in Lengths(12):
-        tf.function(loop.train_step)((tf.constant(x), tf.constant(y)))
-    return weights(loop)
-
-
-@pytest.mark.parametrize("steps_per_call", [1, 5])
-def test_from_the_third_length_on_one_trace_serves_all(each_by_itself, steps_per_call):
+@functools.cache
+def whole(make, steps_per_call=2):
+    """What ten steps came to: the counters, the weight, the traces, and what was said."""
     said = io.StringIO()
     progress = loops.Progress(console=rich.console.Console(file=said))
-    loop = made(Lengths(), steps_per_call=steps_per_call, actions=[progress])
-    loop.run(12)
-    assert len({tuple(shape) for shape in TRACES if shape.is_fully_defined()}) == 2
-    assert {tuple(shape) for shape in TRACES if not shape.is_fully_defined()} == {(2, None, 1)}
-    assert loop.counters.applied == 12
-    for value, expected in zip(weights(loop), each_by_itself, strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-6)
-    assert said.getvalue().count("the step is traced for any length where they differ: (2, None, 3), (2, None, 1)") == 1
+    step, weight = make()
+    counters = looping(step, Lengths(), steps_per_call, actions=[progress]).run(10)
+    return counters, weight.numpy(), set(TRACES), said.getvalue()
+
+
+@pytest.mark.parametrize(("make", "steps_per_call"), [(trained, 2), (written, 1)])
+def test_from_the_third_length_on_one_trace_serves_all(make, steps_per_call):
+    counters, found, traces, said = whole(make, steps_per_call)
+    assert counters.applied == 10
+    assert len(traces) == 3
+    assert {shape for shape in traces if None in shape} == {(2, None, 1)}
+    assert said.count("the step is traced for any length where they differ: (2, None, 3), (2, None, 1)") == 1
+    step, weight = make()
+    for x, y in Lengths(10):
+        step(x, y) if make is written else step((tf.constant(x), tf.constant(y)))
+    np.testing.assert_allclose(found, weight.numpy(), rtol=1e-6)
 
 
 def test_two_lengths_stay_two_traces():
-    def two():
-        for length in (4, 7) * 5:
-            yield np.ones([2, length, 3], np.float32), np.ones([2, length, 1], np.float32)
-
-    loop = made(two())
-    loop.run(10)
-    assert {tuple(shape) for shape in TRACES} == {(2, 4, 1), (2, 7, 1)}
+    looping(Forward(), sized(*[(2, 4), (2, 7)] * 3)).run(6)
+    assert set(TRACES) == {(2, 4, 1), (2, 7, 1)}
 
 
 def test_another_side_that_differs_later_is_another_trace():
-    def rows_later():
-        for at in range(8):
-            rows, length = (2 if at < 6 else at), at + 3
-            yield np.ones([rows, length, 3], np.float32), np.ones([rows, length, 1], np.float32)
-
-    loop = made(rows_later())
-    loop.run(8)
-    assert [tuple(one) for one in dict.fromkeys(tuple(shape) for shape in TRACES)][2:] == [
-        (2, None, 1),
-        (None, None, 1),
-    ]
+    looping(Forward(), sized((2, 3), (2, 4), (2, 5), (2, 6), (6, 7), (7, 8))).run(6)
+    assert list(dict.fromkeys(TRACES))[2:] == [(2, None, 1), (None, None, 1)]
 
 
-@pytest.mark.dear("a whole run and a stopped one, each traced for many lengths")
-@pytest.mark.slow_with("7-mixed_float16")
-@pytest.mark.parametrize(("stop", "policy"), [(2, "float32"), (7, "float32"), (7, "mixed_float16")])
-def test_a_run_that_stops_and_goes_on_has_the_same_bits(tmp_path, stop, policy):
-    def run(folder, goal):
-        saves = loops.Checkpoint(tmp_path / folder, every=100, resume=True)
-        loop = made(Lengths(), policy=policy, actions=[saves])
-        loop.run(goal)
-        return loop
-
-    whole = run("whole", 10)
-    run("stopped", stop)
-    resumed = run("stopped", 10)
-    for value, expected in zip(weights(resumed), weights(whole), strict=True):
-        np.testing.assert_array_equal(value, expected)
-    if stop == 7:
-        # One for the state of the run, whose batch is the first, and one for all lengths.
-        assert len({tuple(shape) for shape in TRACES}) == 2
+@pytest.mark.slow_with("written_in_16_bits-stops1")
+@pytest.mark.parametrize(("make", "stops"), [(written, [2, 7]), (written_in_16_bits, [7])])
+def test_a_run_that_stops_and_goes_on_has_the_same_bits(tmp_path, make, stops):
+    for goal in [*stops, 10]:
+        step, weight = make()
+        looping(step, Lengths(), actions=[loops.Checkpoint(tmp_path, every=100, resume=True)]).run(goal)
+    # One for the state of the run, whose batch is the first, and one for all lengths.
+    assert len(set(TRACES)) == 2
+    np.testing.assert_array_equal(weight.numpy(), whole(make)[1])
 
 
-@pytest.mark.dear("XLA compiles two steps, one of them for many lengths")
 def test_a_step_that_xla_compiles_by_our_choice_is_compiled_no_more():
-    def of_one_length_at_first():
-        for at in range(8):
-            length = 5 if at < 3 else at
-            yield np.ones([2, length, 3], np.float32), np.ones([2, length, 1], np.float32)
-
-    loop = made(of_one_length_at_first(), policy="mixed_float16", steps_per_call=1)
-    loop.run(3)
+    lengths = [(2, 5), (2, 5), (2, 3), (2, 4)]
+    loop = looping(Forward("mixed_float16"), sized(*lengths), steps_per_call=1)
+    loop.run(2)
     assert loop.calls.jit_compile
-    loop.run(8)
+    loop.run(4)
     assert not loop.calls.jit_compile
-    asked = made(of_one_length_at_first(), policy="mixed_float16", steps_per_call=1, jit_compile=True)
-    asked.run(8)
+    asked = looping(Forward("mixed_float16"), sized(*lengths), steps_per_call=1, jit_compile=True)
+    asked.run(4)
     assert asked.calls.jit_compile
 
 
 def test_a_step_that_needs_each_length_is_traced_for_each_and_says_so():
-    def needs_length(y, prediction):
-        return loss(y, prediction) / prediction.shape[1]
+    def needs_length(x, y):
+        return {"loss": loss(y, x) / x.shape[1]}
 
-    loop = made(Lengths(), loss=needs_length)
+    loop = looping(needs_length, Lengths())
     with pytest.warns(
         UserWarning, match="is traced for each of them.*cannot be traced for any length .*Pad the batches"
     ):
         loop.run(6)
     assert loop.counters.applied == 6
-    assert {shape[1] for shape in TRACES if shape.is_fully_defined()} == {x.shape[1] for x, _ in Lengths(6)}
+    assert {shape[1] for shape in TRACES if None not in shape} == {x.shape[1] for x, _ in Lengths(6)}

@@ -5,22 +5,15 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from loop_cases import numbers, summing
 
 import loops
-
-
-def sums():
-    total = tf.Variable(0.0)
-    return (lambda number: {"loss": total.assign_add(number)}), total
-
-
-def numbers(count):
-    return tf.data.Dataset.range(1, count + 1).map(lambda number: tf.cast(number, tf.float32))
+from loops.loop.state.position import Position
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 3, 100])
 def test_a_dataset_that_ends_keeps_counters_and_lines(tmp_path, steps_per_call):
-    step, total = sums()
+    step, total = summing()
     path = tmp_path / "steps.jsonl"
     loop = loops.Loop(step, numbers(5), steps_per_call=steps_per_call, actions=[loops.JsonLines(path)])
     with pytest.raises(loops.OutOfData, match="ended after 5 of 12 steps"):
@@ -36,28 +29,25 @@ def test_a_dataset_that_ends_keeps_counters_and_lines(tmp_path, steps_per_call):
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 2, 5])
-def test_a_dataset_of_exactly_the_steps_is_enough(steps_per_call):
-    step, _ = sums()
+def test_a_dataset_of_exactly_the_steps_is_enough_and_a_repeated_one_goes_on(steps_per_call):
+    step, total = summing()
     assert loops.Loop(step, numbers(5), steps_per_call=steps_per_call).run(5).data == 5
+    loops.Loop(step, numbers(3).repeat(), steps_per_call=steps_per_call).run(7)
+    assert total.numpy() == 15 + 13
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 10])
-def test_an_empty_dataset_is_said_to_be_empty(steps_per_call):
-    step, _ = sums()
+@pytest.mark.parametrize(("steps_per_call", "endless"), [(1, False), (1, True), (3, True), (10, False)])
+def test_data_of_which_nothing_is_left_is_said_to_be_empty(steps_per_call, endless):
+    step, total = summing()
     visits = []
-    data = numbers(3).batch(4, drop_remainder=True).map(tf.reduce_sum)
+    dropped = numbers(3).batch(4, drop_remainder=True).map(tf.reduce_sum)
+    filtered = numbers(5).filter(lambda number: number > 9).repeat()
+    assert filtered.cardinality() == tf.data.INFINITE_CARDINALITY
+    data = filtered if endless else dropped
     loop = loops.Loop(step, data, steps_per_call=steps_per_call, actions=[visits.append])
     with pytest.raises(loops.OutOfData, match=r"empty.*drop_remainder"):
         loop.run(1)
-    assert loop.counters == loops.Counters()
-    assert not visits
-
-
-@pytest.mark.parametrize("steps_per_call", [1, 4])
-def test_an_epoch_ends_and_a_repeated_one_does_not(steps_per_call):
-    step, total = sums()
-    loops.Loop(step, numbers(3).repeat(), steps_per_call=steps_per_call).run(7)
-    assert total.numpy() == 13
+    assert (loop.counters, total.numpy(), visits) == (loops.Counters(), 0, [])
 
 
 @pytest.mark.parametrize(
@@ -78,18 +68,6 @@ def test_batches_of_any_structure(steps_per_call, elements, read):
     np.testing.assert_array_equal(np.concatenate([visit.outputs["sum"] for visit in visits]), [4, 6, 4, 6])
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 3])
-def test_endless_data_of_which_a_filter_leaves_nothing_is_said_to_be_empty(steps_per_call):
-    data = numbers(5).filter(lambda number: number > 9).repeat()
-    assert data.cardinality() == tf.data.INFINITE_CARDINALITY
-    step, total = sums()
-    loop = loops.Loop(step, data, steps_per_call=steps_per_call)
-    with pytest.raises(loops.OutOfData, match="empty"):
-        loop.run(1)
-    assert loop.counters == loops.Counters()
-    assert total.numpy() == 0
-
-
 def test_endless_data_that_ends_all_the_same_keeps_counters_and_outputs():
     left = [1.0, 2.0]
 
@@ -99,7 +77,7 @@ def test_endless_data_that_ends_all_the_same_keeps_counters_and_outputs():
 
     data = tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec([], tf.float32)).repeat()
     assert data.cardinality() == tf.data.INFINITE_CARDINALITY
-    step, total = sums()
+    step, total = summing()
     visits = []
     loop = loops.Loop(step, data, steps_per_call=4, actions=[visits.append])
     with pytest.raises(loops.OutOfData, match="ended after 2 of 4 steps"):
@@ -125,14 +103,12 @@ def test_what_is_sure_never_to_end(name, endless):
         "choice": lambda: tf.data.Dataset.sample_from_datasets([numbers(2).repeat(), numbers(3).repeat()], seed=0),
         "once": lambda: numbers(5),
     }[name]()
-    loop = loops.Loop(lambda number: {"loss": number}, data, steps_per_call=3)
-    assert loop.position.endless == endless
-    assert loop.run(5).data == 5
+    assert Position(data).endless == endless
 
 
 def test_data_that_is_sure_never_to_end_and_does_is_said_to(monkeypatch):
-    monkeypatch.setattr(loops.loop.state.position.Position, "endless", True)
-    step, total = sums()
+    monkeypatch.setattr(Position, "endless", True)
+    step, total = summing()
     loop = loops.Loop(step, numbers(2), steps_per_call=4)
     with pytest.raises(loops.OutOfData, match=r"ended after 2 steps.*cardinality is infinite"):
         loop.run(4)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import tensorflow as tf
+from loop_cases import numbers
 from mirrored import mirrored
 
 import loops
@@ -30,10 +31,6 @@ class Watched:
             raise self.error("stop")
 
 
-def numbers():
-    return tf.data.Dataset.range(1, 100).map(lambda number: tf.cast(number, tf.float32))
-
-
 def lines(path):
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
@@ -48,20 +45,6 @@ def test_actions_are_called_in_order_and_left_in_reverse():
     )
     loop.run(3)
     assert log == ["a enter", "b enter", "a 2", "plain", "b 2", "a 3", "plain", "b 3", "b exit None", "a exit None"]
-
-
-@pytest.mark.parametrize("steps_per_call", [1, 3])
-def test_a_visit_says_where_the_run_is(steps_per_call):
-    visits = []
-    loop = loops.Loop(lambda n: {"loss": n}, numbers(), steps_per_call=steps_per_call, actions=[visits.append])
-    loop.run(4)
-    loop.run(6)
-    ends = [1, 2, 3, 4, 5, 6] if steps_per_call == 1 else [3, 4, 6]
-    # Each visit keeps the counts of its own time.
-    assert [visit.counters for visit in visits] == [loops.Counters(end, end, end) for end in ends]
-    assert [visit.first for visit in visits] == [1, *(end + 1 for end in ends[:-1])]
-    assert [visit.goal for visit in visits] == [4 if end <= 4 else 6 for end in ends]
-    assert all(visit.seconds >= 0 for visit in visits)
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 3])

@@ -129,6 +129,14 @@ ELSEWHERE = {
 }
 
 
+def checked(name, make, place):
+    """What `resumed` finds of a pipeline that has an operation of this name."""
+    made = []
+    found = resumed(lambda: made.append(make()) or made[-1], place)
+    assert name in kinds(made[0])
+    return found
+
+
 def kinds(dataset):
     found = set()
     for part in bottom_up(dataset):
@@ -150,9 +158,7 @@ def between(name):
 @pytest.mark.slow_with("GroupByReducer")
 @pytest.mark.parametrize("name", [name for name in BETWEEN if OPERATIONS[name] in (Memory.KEEPS, Memory.AHEAD)])
 def test_what_keeps_a_shuffle_goes_on_exactly_without_a_warning(name, tmp_path):
-    make = functools.partial(between, name)
-    assert name in kinds(make())
-    found, caveats = resumed(make, tmp_path)
+    found, caveats = checked(name, functools.partial(between, name), tmp_path)
     assert (all(found.values()), caveats) == (True, [])
 
 
@@ -161,9 +167,8 @@ def test_what_keeps_a_shuffle_goes_on_exactly_without_a_warning(name, tmp_path):
 def test_what_lets_go_of_a_shuffle_is_named_and_skipped_to(name, tmp_path):
     """The plain iterator is saved without an error and goes on differently: shown first, to be seen when mended."""
     make = functools.partial(between, name)
-    assert name in kinds(make())
     assert forgotten(make, tmp_path, range(10, 20)) is not None
-    found, caveats = resumed(make, tmp_path)
+    found, caveats = checked(name, make, tmp_path)
     assert all(found.values())
     assert len(caveats) == 1
     named = "shuffle and prefetch" if OPERATIONS[name] is Memory.DRAINS else spelled(name)
@@ -172,12 +177,7 @@ def test_what_lets_go_of_a_shuffle_is_named_and_skipped_to(name, tmp_path):
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_reads_goes_on_exactly_without_a_warning(name, tmp_path):
-
-    def make():
-        return SOURCES[name](tmp_path).batch(3).prefetch(2).repeat()
-
-    assert name in kinds(make())
-    found, caveats = resumed(make, tmp_path)
+    found, caveats = checked(name, lambda: SOURCES[name](tmp_path).batch(3).prefetch(2).repeat(), tmp_path)
     assert (all(found.values()), caveats) == (True, [])
 
 

@@ -5,31 +5,15 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from position_cases import generated, numbers
 
 import loops
 from loops.loop.state import folder
 
-
-def numbers(count=20):
-    return tf.data.Dataset.range(count)
-
-
-def generated():
-    return tf.data.Dataset.from_generator(lambda: iter(range(20)), output_signature=tf.TensorSpec([], tf.int64))
-
-
 UNSAVABLE = {
-    "from_generator": (generated, "PyFunc (from_generator or numpy_function)"),
-    "numpy_function": (
-        lambda: numbers().map(lambda n: tf.ensure_shape(tf.numpy_function(lambda x: x, [n], tf.int64), [])),
-        "PyFunc (from_generator or numpy_function)",
-    ),
-    "py_function": (
-        lambda: numbers().map(lambda n: tf.ensure_shape(tf.py_function(lambda x: x, [n], tf.int64), [])),
-        "EagerPyFunc (py_function)",
-    ),
+    "from_generator": (lambda: generated(20), "PyFunc (from_generator or numpy_function)"),
     "random map": (
-        lambda: numbers().map(lambda n: n + 0 * tf.random.uniform([], 0, 9, tf.int64)),
+        lambda: numbers(20).map(lambda n: n + 0 * tf.random.uniform([], 0, 9, tf.int64)),
         "RandomUniformInt (a map with random numbers)",
     ),
 }
@@ -56,10 +40,7 @@ def looping(dataset, place, resume=False, steps_per_call=1):
     return loop, seen, total
 
 
-@pytest.mark.slow_with("py_function-1")
-@pytest.mark.exhaustive_with("from_generator-4")
-@pytest.mark.parametrize("steps_per_call", [1, 4])
-@pytest.mark.parametrize("kind", UNSAVABLE)
+@pytest.mark.parametrize(("kind", "steps_per_call"), [("from_generator", 1), ("random map", 4)])
 def test_what_cannot_save_its_position_is_named_and_skipped(kind, steps_per_call, tmp_path):
     make, named = UNSAVABLE[kind]
     loop, seen, _ = looping(make(), tmp_path, steps_per_call=steps_per_call)
@@ -82,15 +63,11 @@ def test_what_cannot_save_its_position_is_named_and_skipped(kind, steps_per_call
 
 
 SAVABLE = {
-    "range": numbers,
     "shuffled beyond an epoch": lambda: numbers(5).shuffle(5, seed=2).repeat(),
-    "cached": lambda: numbers(5).cache().shuffle(5, seed=2).repeat().prefetch(3),
-    "stateless random map": lambda: numbers().map(lambda n: tf.random.stateless_uniform([], [n, n], 0, 99, tf.int64)),
-    "interleaved": lambda: numbers(3).interleave(lambda n: numbers(6).map(lambda m: 10 * n + m), cycle_length=2),
+    "stateless random map": lambda: numbers(20).map(lambda n: tf.random.stateless_uniform([], [n, n], 0, 99, tf.int64)),
 }
 
 
-@pytest.mark.slow_with("cached", "interleaved", "shuffled beyond an epoch")
 @pytest.mark.parametrize("kind", SAVABLE)
 def test_what_can_save_its_position_goes_on_without_a_warning(kind, tmp_path):
     whole = [int(number) for number in SAVABLE[kind]().take(12)]
@@ -105,8 +82,8 @@ def test_what_can_save_its_position_goes_on_without_a_warning(kind, tmp_path):
 
 @pytest.mark.slow
 def test_a_position_in_a_dataset_built_otherwise_is_refused(tmp_path):
-    looping(numbers(), tmp_path)[0].run(3)
-    other = numbers().map(lambda n: n).shuffle(5, seed=0)
+    looping(numbers(20), tmp_path)[0].run(3)
+    other = numbers(20).map(lambda n: n).shuffle(5, seed=0)
     with pytest.raises(loops.CheckpointError, match=r"does not fit this dataset.*other operations"):
         looping(other, tmp_path, resume=True)[0].run(5)
 
@@ -125,16 +102,16 @@ def test_a_shuffle_without_a_seed_is_named(tmp_path):
 
 
 def test_a_position_in_one_kind_of_dataset_is_not_taken_for_that_of_another(tmp_path):
-    looping(numbers(), tmp_path)[0].run(2)
+    looping(numbers(20), tmp_path)[0].run(2)
     with pytest.raises(loops.CheckpointError, match="holds a position in the data"):
-        looping(generated(), tmp_path, resume=True)[0].run(4)
+        looping(generated(20), tmp_path, resume=True)[0].run(4)
 
 
 def test_random_numbers_whose_position_cannot_be_saved_are_named(tmp_path):
     def step(number):
         return {"loss": tf.cond(number > 3, lambda: tf.random.normal([]), lambda: 0.0)}
 
-    loop = loops.Loop(step, numbers(), steps_per_call=1, actions=[loops.Checkpoint(tmp_path, every=1)])
+    loop = loops.Loop(step, numbers(20), steps_per_call=1, actions=[loops.Checkpoint(tmp_path, every=1)])
     with pytest.warns(loops.ResumeWarning, match=r"RandomStandardNormal.*tf.random.Generator"):
         loop.run(2)
 
@@ -147,9 +124,7 @@ def test_an_iterator_may_also_end_where_it_was_saved(tmp_path):
     np.testing.assert_equal(seen, [])
 
 
-@pytest.mark.slow_with("2")
-@pytest.mark.parametrize("steps_per_call", [1, 2])
-def test_batches_of_unknown_size_go_on_too(tmp_path, steps_per_call):
+def test_batches_of_unknown_size_go_on_too(tmp_path):
     """The step is traced for the dataset's shapes before it sees a batch."""
 
     def batches():
@@ -160,7 +135,7 @@ def test_batches_of_unknown_size_go_on_too(tmp_path, steps_per_call):
         loop = loops.Loop(
             lambda batch: {"loss": total.assign(0.5 * total + tf.reduce_sum(batch))},
             batches(),
-            steps_per_call=steps_per_call,
+            steps_per_call=1,
             actions=[loops.Checkpoint(place, every=50, resume=resume)],
         )
         loop.run(steps)

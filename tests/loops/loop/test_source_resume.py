@@ -19,9 +19,7 @@ from loops.run.rewind import rewind
 END = 12
 
 
-@pytest.mark.slow_with("1-InBytes", "1-Loader", "1-Drawn")
-@pytest.mark.parametrize("make", [Numbered, InBytes, Loader, Drawn])
-@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize(("make", "steps_per_call"), [(Numbered, 1), (InBytes, 4), (Loader, 4), (Drawn, 4)])
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, make, steps_per_call):
     """From a checkpoint behind which the run went on before it was killed, while batches were fetched ahead."""
     source = make()
@@ -56,13 +54,11 @@ def test_a_position_is_that_of_the_batch_dropped_last():
     assert batches.state == {"given": 1}
 
 
-@pytest.mark.slow_with("1")
-@pytest.mark.parametrize("steps_per_call", [1, 4])
-def test_a_source_without_a_state_is_named_and_skipped(tmp_path, steps_per_call):
+def test_a_source_without_a_state_is_named_and_skipped(tmp_path):
     with pytest.warns(loops.ResumeWarning, match="generator has neither get_state and set_state nor state_dict"):
-        Run(plain(), steps_per_call=steps_per_call, folder=tmp_path).go(5)
+        Run(plain(), steps_per_call=4, folder=tmp_path).go(5)
     with pytest.warns(loops.ResumeWarning, match="starts the source again and skips the batches"):
-        resumed = Run(plain(), steps_per_call=steps_per_call, folder=tmp_path).go(END)
+        resumed = Run(plain(), steps_per_call=4, folder=tmp_path).go(END)
     assert resumed.losses == pytest.approx(expected(END)[5:])
 
 
@@ -113,20 +109,17 @@ class Opaque(Numbered):
         return {"order": [object()]}
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (InBytes, "its name was Numbered and is InBytes"),
-        (plain, "this dataset's cannot be saved: generator has neither"),
-        (lambda: dataset(9), "took its batches from a Numbered"),
-    ],
-)
-def test_another_source_is_refused_and_nothing_is_lost(tmp_path, make, said):
+def test_another_source_is_refused_and_nothing_is_lost(tmp_path):
     whole = Run(Numbered(), folder=tmp_path).go(3)
-    other = Run(make(), folder=tmp_path)
-    with pytest.raises(loops.CheckpointError, match=said):
-        other.go(6)
-    assert other.weight.numpy() == 0.5
+    for source, said in (
+        (InBytes(), "its name was Numbered and is InBytes"),
+        (plain(), "this dataset's cannot be saved: generator has neither"),
+        (dataset(9), "took its batches from a Numbered"),
+    ):
+        other = Run(source, folder=tmp_path)
+        with pytest.raises(loops.CheckpointError, match=said):
+            other.go(6)
+        assert other.weight.numpy() == 0.5
     assert Run(Numbered(), folder=tmp_path).go(6).losses == whole.go(6).losses[3:]
 
 

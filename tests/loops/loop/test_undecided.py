@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import plain_model
+from models import one_layer
 
 import loops
 import scaler
@@ -69,9 +69,9 @@ def said(step, steps, at_once=None, **options):
     return [str(one.message) for one in caught if one.category is scaler.ScaleWarning]
 
 
-@pytest.mark.parametrize("way", ["graph", "python", "xla", "eager", "by hand"])
+@pytest.mark.parametrize("way", ["graph", "python", "xla", "eager"])
 def test_an_optimizer_that_gets_scaled_gradients_is_named(way):
-    step = Program(by_hand=way == "by hand")
+    step = Program(by_hand=way == "python")
     tf.config.run_functions_eagerly(way == "eager")
     try:
         (message,) = said(step, 3, 1 if way in ("python", "eager") else 3, jit_compile=way == "xla")
@@ -95,7 +95,7 @@ def test_on_replicas_too():
     assert len(said(step, 3, strategy=strategy)) == 1
 
 
-@pytest.mark.parametrize(("steps", "at_once"), [(MANY, 10), (MANY, 500), (FEW, 500)], ids=["10", "500", "at the end"])
+@pytest.mark.parametrize(("steps", "at_once"), [(MANY, 10), (FEW, 500)], ids=["10", "at the end"])
 def test_a_limit_that_no_overflow_passes_is_named(steps, at_once):
     """Also at the end of a shorter run."""
     step = Program(lambda count, norm: norm < LIMIT, FAR, TOO_HIGH)
@@ -116,16 +116,13 @@ def test_the_limit_that_the_message_names_leaves_out_large_gradients_alone():
     assert int(step.scaler.counters.applied) == 1
 
 
-@pytest.mark.slow_with("0")
-@pytest.mark.parametrize("before", [0, 5])
-def test_a_run_that_stands_still_later_is_named(before):
+def test_a_run_that_stands_still_later_is_named():
     """As after a resume: the attempts of before do not count."""
     step = Program(lambda count, norm: count <= 5)
-    for _ in range(before):
+    for _ in range(5):
         step(None)
-    messages = said(step, 2 * MANY, 5)
-    assert len(messages) == 1
-    assert f"in the last {MANY:,} steps" in messages[0]
+    (message,) = said(step, 2 * MANY, 5)
+    assert f"in the last {MANY:,} steps" in message
 
 
 def test_steps_that_are_judged_and_never_counted_are_named():
@@ -186,44 +183,44 @@ class Part(Program):
 
 
 def accumulating():
-    model = plain_model()
-    step = loops.TrainStep(model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(1e-3), accumulate=8)
+    step = loops.TrainStep(one_layer(), keras.losses.MeanSquaredError(), keras.optimizers.SGD(1e-3), accumulate=8)
     return lambda x: step((tf.ones([2, 4]), tf.ones([2, 1])))
 
 
-@pytest.mark.slow_with("windows", "accumulate", "part", "later part")
+@pytest.mark.slow_with("accumulate", "part", "later part")
 @pytest.mark.parametrize(
     ("make", "steps"),
     [
-        (lambda: Program(lambda count, norm: count % 32 == 0), FEW - 4),
-        (lambda: Program(lambda count, norm: count % 32 == 0), 3 * 32 + FEW - 4),
+        (lambda: Program(lambda count, norm: count % 32 == 0), 32 + FEW - 4),
         (accumulating, 4),
         (lambda: Reading(), MANY + 2),
         (lambda: Evaluation(), MANY + 2),
         (lambda: Part(lambda steps: steps == 1), MANY + 2),
         (lambda: Part(lambda steps: steps > 500), MANY + 2),
     ],
-    ids=["window", "windows", "accumulate", "logs", "evaluation", "part", "later part"],
+    ids=["windows", "accumulate", "logs", "evaluation", "part", "later part"],
 )
 def test_nothing_is_said_of_others(make, steps):
     assert said(make(), steps) == []
 
 
-@pytest.mark.parametrize(
-    ("steps", "sound", "said"),
-    [
-        (silence.SKIPPED, 0, "none of its 20 attempted steps was applied. The step was skipped because the loss"),
-        (silence.SKIPPED - 1, 0, None),
-        (silence.SHORT, 14, "only 14 of its 50 attempted steps were applied. The step was skipped because the loss"),
-        (silence.SHORT, 15, None),
-    ],
-)
-def test_a_run_that_applied_few_steps_says_so_at_its_end(steps, sound, said):
-    step = loops.TrainStep(plain_model(), "mse", "sgd", loss_scaler=scaler.Dynamic())
-    bad = tf.data.Dataset.range(steps).map(lambda at: (tf.fill([2, 4], 0.0 if at < sound else np.nan), tf.ones([2, 1])))
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always", scaler.StuckWarning)
-        loops.Loop(step, bad, steps_per_call=10).run(steps)
-    messages = [str(one.message) for one in found if issubclass(one.category, scaler.StuckWarning)]
-    assert len(messages) == (0 if said is None else 1)
-    assert all(said in one for one in messages)
+def test_a_run_that_applied_few_steps_says_so_at_its_end():
+    """And not one that is a step shorter, or has a step more applied."""
+    step = loops.TrainStep(one_layer(), "mse", "sgd", loss_scaler=scaler.Dynamic())
+    runs = {
+        (silence.SKIPPED - 1, 0): None,
+        (silence.SKIPPED, 0): "none of its 20 attempted steps was applied.",
+        (silence.SHORT, 15): None,
+        (silence.SHORT, 14): "only 14 of its 50 attempted steps were applied.",
+    }
+    values = [1.0 if at < sound else np.nan for steps, sound in runs for at in range(steps)]
+    data = tf.data.Dataset.from_tensor_slices(values).map(lambda value: (tf.fill([2, 4], value), tf.ones([2, 1])))
+    loop, goal = loops.Loop(step, data, steps_per_call=10), 0
+    for (steps, _), expected in runs.items():
+        goal += steps
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", scaler.StuckWarning)
+            loop.run(goal)
+        messages = [str(one.message) for one in found if issubclass(one.category, scaler.StuckWarning)]
+        assert len(messages) == (expected is not None)
+        assert all(f"{expected} The step was skipped because the loss" in one for one in messages)

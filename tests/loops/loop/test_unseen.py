@@ -62,23 +62,17 @@ def test_the_first_applied_step_is_named_once(strategy, first, steps_per_call):
     assert "Compute the loss in float32" in message
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["turns", "shared"])
-def test_of_a_composed_step_the_part_is_named(shared):
+def test_of_a_composed_step_the_part_is_named():
     """A turn that is left out has a loss of NaN, which is none that was computed."""
     models = [line(), line()]
 
-    def loss_of(batch, place):
-        x, y = batch
-        return squares(y, models[place](x)) if place else tf.reduce_mean(models[place](x) ** 2)
-
-    def part(name, place, every):
-        loss_fn = (lambda found: found[place]) if shared else (lambda batch: loss_of(batch, place))
+    def part(name, model, loss_fn, every):
         own = scaler.LossScaler(scaler.Static(64.0))
-        return loops.Part(name, models[place], loss_fn, keras.optimizers.SGD(1e-6), loss_scaler=own, every=every)
+        return loops.Part(name, model, loss_fn, keras.optimizers.SGD(1e-6), loss_scaler=own, every=every)
 
-    forward = (lambda batch: [loss_of(batch, place) for place in range(2)]) if shared else None
-    step = loops.ComposedStep([part("near", 0, 3), part("far", 1, 2)], forward)
-    (message,) = said(step, [6], steps_per_call=12)
+    near = part("near", models[0], lambda batch: tf.reduce_mean(models[0](batch[0]) ** 2), 3)
+    far = part("far", models[1], lambda batch: squares(batch[1], models[1](batch[0])), 2)
+    (message,) = said(loops.ComposedStep([near, far]), [6], steps_per_call=12)
     assert message.startswith("Step 6 of part 'far' was applied though its loss is not finite.")
 
 

@@ -1,4 +1,6 @@
-"""Guards outputs of a train step that are no scalars: they reach the host by visit, each in a channel of its own."""
+"""Guards the outputs of a train step: they reach the host by visit as each step returned them, vectors apart."""
+
+import json
 
 import numpy as np
 import pytest
@@ -6,55 +8,80 @@ import tensorflow as tf
 
 import loops
 
-VALUES = {
-    "counts": lambda n: tf.stack([tf.cast(n, tf.int64), 1, 2]),
-    "matrix": lambda n: tf.fill([2, 3], n),
+OUTPUTS = {
+    "first": lambda n: tf.cast(n, tf.float32) / 4,
+    "vector": lambda n: tf.cast(tf.stack([n, n + 1, n + 2]), tf.float32),
+    "flag": lambda n: tf.equal(n % 2, 0),
     "flags": lambda n: tf.stack([n > 2, n < 2]),
+    "wide": lambda n: n * 2**40,
+    "small": lambda n: tf.cast(n, tf.int8),
+    "second": lambda n: -tf.cast(n, tf.float32),
+    "matrix": lambda n: tf.fill([2, 2], n),
     "half": lambda n: tf.cast(n, tf.float16)[None],
-    "nothing": lambda n: tf.zeros([0, 4]),
+    "scalars of float32": lambda n: tf.cast(n, tf.float16),
+    "array vector": lambda n: tf.cast(n, tf.float64),
+    "none": lambda n: tf.zeros([0], tf.int64) + n,
 }
-
-
-def visits(step, steps_per_call, steps=5, **arguments):
-    seen = []
-    data = tf.data.Dataset.range(100).map(lambda number: tf.cast(number, tf.float32))
-    loops.Loop(step, data, steps_per_call=steps_per_call, actions=[seen.append], **arguments).run(steps)
-    return seen
+SCALARS = ["first", "flag", "wide", "small", "second", "scalars of float32", "array vector"]
 
 
 def everything(number):
-    return {"loss": number, **{name: value(number) for name, value in VALUES.items()}}
+    return {name: make(number) for name, make in OUTPUTS.items()}
 
 
-@pytest.mark.slow_with("1-{'jit_compile': True}", "3-{'jit_compile': True}")
-@pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}], ids=str)
-@pytest.mark.parametrize("steps_per_call", [1, 3])
-def test_vectors_are_stacked_by_step(steps_per_call, arguments):
-    seen = visits(everything, steps_per_call, **arguments)
-    assert [len(visit.outputs["loss"]) for visit in seen] == ([1] * 5 if steps_per_call == 1 else [3, 2])
-    assert all(list(visit.outputs) == ["loss"] for visit in seen)
-    assert [visit.first for visit in seen][:2] == [1, 1 + steps_per_call]
-    for name, value in VALUES.items():
-        found = np.concatenate([visit.vectors[name] for visit in seen])
-        expected = np.stack([value(tf.constant(float(number))).numpy() for number in range(5)])
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected, err_msg=name)
+def visits(step, steps_per_call, steps=7, data=None, actions=(), **arguments):
+    seen = []
+    data = tf.data.Dataset.range(9).repeat() if data is None else data
+    loops.Loop(step, data, steps_per_call=steps_per_call, actions=[*actions, seen.append], **arguments).run(steps)
+    return seen
 
 
-def traces(step):
-    """How often a loop inside the graph traces a step."""
-    count = []
+@pytest.mark.slow_with("3-False-True")
+@pytest.mark.parametrize(
+    ("steps_per_call", "endless", "jit_compile"),
+    [(1, False, False), (1, True, False), (3, False, False), (100, True, False), (3, False, True)],
+)
+def test_each_output_is_what_its_step_returned(steps_per_call, endless, jit_compile):
+    data = tf.data.Dataset.range(9).repeat(None if endless else 1)
+    seen = visits(everything, steps_per_call, data=data, jit_compile=jit_compile)
+    assert [len(visit.outputs["first"]) for visit in seen] == {1: [1] * 7, 3: [3, 3, 1], 100: [7]}[steps_per_call]
+    assert [visit.first for visit in seen] == list(range(1, 8, steps_per_call))
+    expected = [everything(tf.constant(number, tf.int64)) for number in range(7)]
+    for name in OUTPUTS:
+        found = np.concatenate([(visit.outputs if name in SCALARS else visit.vectors)[name] for visit in seen])
+        stacked = np.stack([one[name].numpy() for one in expected])
+        assert found.dtype == stacked.dtype
+        np.testing.assert_array_equal(found, stacked, err_msg=name)
+    assert all(list(visit.outputs) == SCALARS for visit in seen)
 
-    def counting(number):
-        count.append(number)
-        return step(number)
 
-    visits(counting, 3)
-    return len(count)
+def test_a_value_keeps_its_bits():
+    patterns = np.array([0x7FC00001, 0xFF800000, 0x80000000, 0x00000001, 0x7F7FFFFF], np.uint32).view(np.float32)
+    data = tf.data.Dataset.from_tensor_slices(patterns).repeat()
+    (visit,) = visits(lambda x: {"x": x, "y": -x}, 5, steps=5, data=data)
+    assert visit.outputs["x"].tobytes() == patterns.tobytes()
+    assert visit.outputs["y"].tobytes() == (-patterns).tobytes()
 
 
-def test_a_loop_inside_the_graph_traces_a_step_as_often_as_before():
-    assert traces(everything) == traces(lambda number: {"loss": number})
+def test_a_visit_may_keep_and_change_what_it_saw():
+    def change(visit):
+        visit.outputs["first"][:] = -1
+
+    def step(number):
+        return {"first": number, "second": -number}
+
+    seen = [visit.outputs for visit in visits(step, 3, 6, actions=[change])]
+    assert [list(outputs["second"]) for outputs in seen] == [[0, -1, -2], [-3, -4, -5]]
+    assert all((outputs["first"] == -1).all() for outputs in seen)
+
+
+def test_a_loop_inside_the_graph_traces_a_step_as_often_with_vectors():
+    def traces(step):
+        count = []
+        visits(lambda number: count.append(number) or step(number), 3)
+        return len(count)
+
+    assert traces(lambda number: {"loss": number, "both": number[None]}) == traces(lambda number: {"loss": number})
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 3])
@@ -63,7 +90,7 @@ def test_a_loop_inside_the_graph_traces_a_step_as_often_as_before():
     [
         (lambda n: tf.zeros([tf.cast(n, tf.int32) + 1]), r"'value' with shape \(None,\).*tf.ensure_shape"),
         (lambda n: tf.strings.as_string(n)[None], "'value' with shape .* string"),
-        (lambda n: tf.complex(n, n)[None], "'value' with shape .* complex"),
+        (lambda n: tf.cast(n, tf.complex64)[None], "'value' with shape .* complex"),
     ],
 )
 def test_what_cannot_be_stacked_is_named(steps_per_call, value, sentence):
@@ -78,8 +105,6 @@ def test_a_step_without_a_scalar_is_refused():
 
 def test_writers_keep_writing_scalars_alone(tmp_path):
     rows = tmp_path / "steps.jsonl"
-    data = tf.data.Dataset.range(9).map(lambda number: tf.cast(number, tf.float32))
-    loops.Loop(everything, data, steps_per_call=2, actions=[loops.JsonLines(rows)]).run(4)
-    lines = rows.read_text(encoding="utf-8").splitlines()
-    assert '"loss"' in lines[-1]
-    assert not any(name in line for name in VALUES for line in lines)
+    visits(everything, 2, 4, actions=[loops.JsonLines(rows)])
+    for line in rows.read_text(encoding="utf-8").splitlines():
+        assert list(json.loads(line)) == ["step", *SCALARS]
