@@ -293,22 +293,21 @@ def test_what_cannot_work_is_refused(run, net, tmp_path_factory):
     assert [path.name for path in empty.iterdir()] == ["notes.txt"]
 
 
-def test_a_report_shows_each_metric_beside_the_training(tmp_path, net):
-    train(tmp_path)
-    (tmp_path / "own.jsonl").write_text("".join(f'{{"step": {step}, "loss": 1.5}}\n' for step in range(1, 9)))
-    (tmp_path / "evaluations.jsonl").write_text(
+def test_a_report_shows_each_metric_beside_the_training(run, net):
+    (run / "own.jsonl").write_text("".join(f'{{"step": {step}, "loss": 1.5}}\n' for step in range(1, 9)))
+    (run / "evaluations.jsonl").write_text(
         '{"step": 4, "checkpoint": "x", "error": 0.25}\n{"step": 4, "checkpoint": "x", "error": 0.5}\ntorn'
     )
     measure = validation(net).measure
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loops.evaluate_checkpoints(tmp_path, lambda step: {**measure(step), "<b>": step}, net, follow=False)
-    found = read_run(tmp_path)
+        loops.evaluate_checkpoints(run, lambda step: {**measure(step), "<b>": step}, net, follow=False)
+    found = read_run(run)
     assert found.evaluations.step.tolist() == [2, 4, 6, 8]
     assert found.evaluations.names == ("error", "<b>")
     assert len(found) == 8  # The log is another file, which is found beside it.
-    loops.observe.report([tmp_path], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
+    loops.observe.report([run], run / "report.html")
+    text = (run / "report.html").read_text()
     assert "Evaluation: error" in text
     assert "Evaluation: &lt;b&gt;" in text
     assert "<b>" not in text.split("Evaluation: error")[1].split("Evaluation: &lt;")[0].replace("<b></b>", "")

@@ -84,13 +84,13 @@ def test_repeated_tokens_are_summed_in_float32():
 
     x, y = tf.zeros([64, 8], tf.int32), tf.zeros([64, 1])
     # Any scale beside 1 would overflow each gradient by itself.
-    unscaled = lambda: {"loss_scaler": scaler.LossScaler(scaler.NoScaling()), "example": (x, y)}  # noqa: E731
-    alone = Rig(model(), keras.optimizers.SGD(1e-8), steep, **unscaled())
-    assert alone.run([(x, y)])[0]["applied"]
-    windows = Rig(model(), keras.optimizers.SGD(1e-8), steep, accumulate=2, **unscaled())
-    calls = windows.run([(x, y)] * 2)
-    assert calls[1]["applied"]
-    np.testing.assert_allclose(calls[1]["grad_norm"], alone.run([(x, y)])[0]["grad_norm"], rtol=1e-6)
+    unscaled = scaler.NoScaling()
+    alone = loops.TrainStep(model(), steep, keras.optimizers.SGD(1e-8), loss_scaler=unscaled)((x, y))
+    assert alone["applied"]
+    arguments = {"loss_scaler": scaler.LossScaler(unscaled), "example": (x, y), "accumulate": 2}
+    *_, last = Rig(model(), keras.optimizers.SGD(1e-8), steep, **arguments).run([(x, y)] * 2)
+    assert last["applied"]
+    np.testing.assert_allclose(last["grad_norm"], alone["grad_norm"], rtol=1e-6)
 
 
 def test_statistics_that_overflow_float16_are_not_kept_until_the_window_ends():
@@ -115,8 +115,8 @@ def test_float16_windows_sum_in_float32():
         return y[0, 0] * tf.cast(model.layers[0].bias[0], tf.float32) + 0.0 * squared_error(y, prediction)
 
     x, _ = batch(count=1)
-    rig = Rig(model, keras.optimizers.SGD(1.0), loss, example=(x, tf.ones([1, 1])), accumulate=4)
-    calls = rig.run([(x, tf.constant([[slope]])) for slope in (1.0, 1.0, 2.0**-12, 1.0)])
+    step = loops.TrainStep(model, loss, keras.optimizers.SGD(1.0), accumulate=4)
+    calls = [step((x, tf.constant([[slope]]))) for slope in (1.0, 1.0, 2.0**-12, 1.0)]
     np.testing.assert_array_equal(calls[-1]["grad_norm"], np.float32((3 + 2.0**-12) / 4))
 
 

@@ -63,7 +63,8 @@ def test_a_skip_counts_for_one_and_not_for_the_other(kind, expected, steps_per_c
 
 def test_a_window_is_one_attempt():
     step = make("attempted", accumulate=2)
-    loops.Loop(step, dataset(6, bad=[3]), steps_per_call=1).run(6)
+    for one in dataset(6, bad=[3]):
+        step(one)
     assert float(step.optimizer.learning_rate) == 2.0**-3
     assert int(step.optimizer.iterations) == 2
 

@@ -1,5 +1,6 @@
 """Guards `SpikeGuard` where people train: windows, probes, logs, `fit`, and a run that bad batches do not cost."""
 
+import functools
 import json
 import pathlib
 
@@ -7,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import batch, one_layer, plain_model, squared_error, stateful_model
+from models import batch, plain_model, squared_error, stateful_model
 from rigs import Rig, raw
 from step_cases import part
 
@@ -30,10 +31,18 @@ def spiked(one, factor=1e3):
     return x, y * np.float32(factor)
 
 
+@functools.cache
+def retried(accumulate):
+    """Traced once: whoever takes it sets it back."""
+    strategy = SpikeGuard(Dynamic(2.0**10, growth_interval=100), window=5)
+    return rig(scaler.LossScaler(strategy), retry=True, accumulate=accumulate)
+
+
 @pytest.mark.exhaustive_with("1")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_spiked_window_moves_nothing_and_the_outputs_say_why(accumulate):
-    here = rig(accumulate=accumulate)
+    here = retried(accumulate)
+    here.reset()
     seen = here.run([batch(seed) for seed in range(5 * accumulate)])
     assert [one["applied"] for one in seen] == [one["attempted"] for one in seen]
     assert np.isinf(seen[0]["norm_limit"])
@@ -107,8 +116,9 @@ def test_retry_repeats_the_overflow_and_not_the_spike():
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_scale_is_as_before_the_retries_of_a_spiked_window(accumulate):
     """Its first micro-batch overflows, and is retried before anybody knows the norm of the window."""
-    loss_scaler = scaler.LossScaler(SpikeGuard(Dynamic(2.0**10, growth_interval=100), window=5))
-    here = rig(loss_scaler, one_layer("mixed_float16"), retry=True, accumulate=accumulate)
+    here = retried(accumulate)
+    here.reset()
+    loss_scaler = here.step.loss_scaler
     here.run([batch(seed) for seed in range(5 * accumulate)])
     before = Dynamic().init()._fields, loss_scaler.state
     seen = here.run([spiked(batch(0), 1e4), *[batch(1)] * (accumulate - 1)])

@@ -18,7 +18,7 @@ import scaler
 def rig(kind, scale=None):
     """Traced once: whoever takes it sets it back."""
     arguments = {"loss_scaler": static(scale)} if scale else {}
-    return Rig(stateful_model(kind), keras.optimizers.Adam(0.01), **arguments)
+    return Rig(stateful_model(kind), keras.optimizers.SGD(0.01, momentum=0.9), **arguments)
 
 
 @pytest.mark.exhaustive_with("bfloat16", "float32")
