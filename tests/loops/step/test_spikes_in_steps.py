@@ -61,7 +61,7 @@ def test_a_spiked_window_moves_nothing_and_the_outputs_say_why(accumulate):
 @pytest.mark.parametrize("by_tensor", ["skip", "clip"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_by_tensor_the_outputs_name_it_or_count_what_was_clipped(accumulate, by_tensor):
-    here = rig(guarded(norm=False, loss=False, by_tensor=by_tensor), accumulate=accumulate)
+    here = rig(guarded(norm=False, loss=False, by_tensor=by_tensor), plain_model(), accumulate=accumulate)
     seen = here.run([batch(seed) for seed in range(5 * accumulate)])
     assert all(one["applied"] for one in seen if one["attempted"])
     assert [name for name in seen[0] if name in ("norm_limit", "loss_limit")] == []
@@ -82,7 +82,7 @@ def test_by_tensor_the_outputs_name_it_or_count_what_was_clipped(accumulate, by_
 def test_each_part_of_a_composed_step_counts_its_own():
     rules = {"one": guarded(norm=False, loss=False, by_tensor="clip"), "other": scaler.LossScaler(Dynamic(2.0**4))}
     parts = [part(name, plain_model(), loss_scaler=rule) for name, rule in rules.items()]
-    step = tf.function(loops.ComposedStep(parts))
+    step = loops.ComposedStep(parts)
     seen = [step(batch(seed)) for seed in range(5)] + [step(spiked(batch(0)))]
     assert [int(outputs["one/clipped_tensors"]) > 0 for outputs in seen] == [False] * 5 + [True]
     assert "other/clipped_tensors" not in seen[0]
