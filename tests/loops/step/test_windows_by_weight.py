@@ -174,7 +174,7 @@ def on_replicas(replicas, accumulate):
     strategy = mirrored(replicas) if replicas > 1 else None
     with strategy.scope() if strategy else contextlib.nullcontext():
         step = train_step(accumulate=accumulate)
-    return afresh(step, dataset([micro_batch(0)] * 2, 2), strategy=strategy)
+    return afresh(step, dataset([micro_batch(0)] * 2, 2), strategy=strategy, steps_per_call=1)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -306,7 +306,7 @@ def test_a_schedule_goes_on_in_its_window_and_changes_by_name(scheduled, tmp_pat
 
     assert decided(scheduled(data, checkpoint()), [3]) == [1, 2]
     assert decided(scheduled(data, checkpoint()), [8]) == [4, 6]
-    loop = loops.Loop(train_step(accumulate=4), data, actions=[checkpoint()])
+    loop = loops.Loop(train_step(accumulate=4), data, actions=[checkpoint()], steps_per_call=1)
     with pytest.raises(loops.CheckpointError, match="accumulate was"):
         loop.run(12)
     loop.restart(data, [checkpoint("accumulate")])
