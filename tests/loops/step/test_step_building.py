@@ -87,21 +87,11 @@ def test_a_step_is_traced_once_for_each_signature(kind):
 
 
 @pytest.mark.slow
-def test_it_runs_eagerly_too():
-    eager = loops.TrainStep(plain_model(), squared_error, keras.optimizers.SGD(0.5), accumulate=2)
-    graph = Rig(plain_model(), keras.optimizers.SGD(0.5), accumulate=2)
-    batches = [batch(number, bad=np.inf if number == 3 else None) for number in range(6)]
-    outputs = [eager(tuple(part.numpy() for part in one)) for one in batches]
-    assert [bool(one["applied"]) for one in outputs] == [bool(one["applied"]) for one in graph.run(batches)]
-    for ours, theirs in zip(eager.model.variables, graph.step.model.variables, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.slow
 def test_a_checkpoint_of_the_step_holds_everything():
-    rig = Rig(plain_model("float16"), keras.optimizers.Adam(0.01), loss_scaler=static(8.0), accumulate=2)
-    tracked = {id(variable) for variable in rig.step.variables}
-    own = [*rig.step.masters.weights, *rig.step.loss_scaler.variables, *rig.step.window.variables]
+    step = loops.TrainStep(plain_model("float16"), squared_error, keras.optimizers.Adam(0.01), accumulate=2)
+    step(batch())
+    tracked = {id(variable) for variable in step.variables}
+    own = [*step.masters.weights, *step.loss_scaler.variables, *step.window.variables]
     assert tracked.issuperset(id(variable) for variable in own)
 
 
