@@ -116,7 +116,7 @@ def test_a_run_from_too_high_a_scale_is_the_run_from_a_sound_one(kind, mode):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ("turns", 2, 1)])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ("turns", 2, 1)], ids=str)
 def test_replicas_retry_together_whoever_overflowed(kind):
     """One replica's actor has gradients a hundred times those of the other."""
     shape, every, accumulate = kind
