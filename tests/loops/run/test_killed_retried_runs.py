@@ -16,7 +16,7 @@ from retried_cases import EVERY, STEPS, train_with_retry
 FAR_TOO_HIGH = 2.0**40
 LOW = {"float32": 2.0**10}
 SOUND = {("digits", 1): 2.0**16, ("digits", 2): 2.0**16, ("text", 1): 2.0**16, ("text", 2): 2.0**17}
-"""As in test_retried_runs.py."""
+"""By the task and the replicas, of which each of two has half of the loss."""
 KILLS = (8, 17)
 """Each is some steps after a checkpoint, so that these are taken again."""
 

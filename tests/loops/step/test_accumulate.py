@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loop_cases import batch, dataset, static
-from models import one_layer, plain_model, stateful_model
+from models import one_layer, plain_model, squared_error, stateful_model
 from rigs import Rig, assert_finite, raw
 
 import loops
@@ -25,9 +25,9 @@ def test_k_micro_batches_equal_the_large_batch(optimizer, clip_norm):
     make = {"SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9), "Adam": lambda: keras.optimizers.Adam(0.01)}
     large = [batch(number, count=12) for number in range(4)]
     small = [(x[at : at + 3], y[at : at + 3]) for x, y in large for at in range(0, 12, 3)]
-    one = Rig(plain_model(), make[optimizer](), example=large[0], clip_norm=clip_norm)
+    one = loops.TrainStep(plain_model(), squared_error, make[optimizer](), clip_norm=clip_norm)
     four = Rig(plain_model(), make[optimizer](), example=small[0], clip_norm=clip_norm, accumulate=4)
-    ours, theirs = four.run(small), one.run(large)
+    ours, theirs = four.run(small), list(map(one, large))
     for window, whole in enumerate(theirs):
         own = ours[4 * window : 4 * window + 4]
         assert [bool(call["attempted"]) for call in own] == [False, False, False, True]
@@ -35,7 +35,8 @@ def test_k_micro_batches_equal_the_large_batch(optimizer, clip_norm):
         np.testing.assert_allclose(np.mean([call["loss"] for call in own]), whole["loss"], rtol=1e-5)
         np.testing.assert_allclose(own[-1]["grad_norm"], whole["grad_norm"], rtol=1e-4)
         assert all(np.isnan(call["grad_norm"]) for call in own[:-1])
-    for accumulated, whole in zip(four.moved(), one.moved(), strict=True):
+    expected = [*one.model.trainable_variables, *one.optimizer.variables]
+    for accumulated, whole in zip(four.moved(), expected, strict=True):
         np.testing.assert_allclose(accumulated.numpy(), whole.numpy(), rtol=1e-4, atol=1e-6)
 
 
@@ -116,23 +117,26 @@ def test_a_window_that_is_not_filled_moves_no_weight(rig):
 
 @pytest.mark.slow
 def test_a_spoiled_window_moves_the_scale_once():
-    rig = Rig(
-        plain_model(), keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler(scaler.Dynamic(64.0)), accumulate=3
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(64.0))
+    step = loops.TrainStep(
+        plain_model(), squared_error, keras.optimizers.SGD(0.1), loss_scaler=loss_scaler, accumulate=3
     )
-    calls = rig.run([batch(number, bad=np.inf if number in (0, 1) else None) for number in range(6)])
+    calls = [step(batch(number, bad=np.inf if number in (0, 1) else None)) for number in range(6)]
     assert [float(call["loss_scale"]) for call in calls] == [64.0] * 3 + [32.0] * 3
     assert [bool(call["applied"]) for call in calls] == [False] * 5 + [True]
 
 
 def test_a_sum_that_overflows_skips_the_window():
     def steep(y, prediction):
-        return 3e38 * tf.reduce_mean(tf.reduce_sum(prediction, axis=-1)) / 64.0
+        return 6e38 / 64.0 * tf.reduce_mean(tf.reduce_sum(prediction, axis=-1))  # The bias has 3e38 of each.
 
-    rig = Rig(one_layer(), keras.optimizers.SGD(0.0), steep, loss_scaler=static(64.0), accumulate=2)
-    before = raw(rig.moved())
-    assert not rig.run([batch(), batch()])[1]["applied"]
-    assert_finite(rig.variables())
-    assert raw(rig.moved()) == before
+    step = loops.TrainStep(one_layer(), steep, keras.optimizers.SGD(0.0), loss_scaler=static(64.0), accumulate=2)
+    before = raw(step.model.variables)
+    step(batch())
+    assert step.window.whole
+    assert step(batch())["cause"] == scaler.Cause.OVERFLOW
+    assert_finite([*step.window.variables, *step.loss_scaler.variables])
+    assert raw(step.model.variables) == before
 
 
 @pytest.fixture(scope="module")

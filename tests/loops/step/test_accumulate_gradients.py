@@ -37,13 +37,13 @@ def test_a_variable_without_a_gradient_stays_and_the_others_move():
     keras.utils.set_random_seed(7)
     two = Rig(WithUnused(), keras.optimizers.SGD(0.1), example=small[0], accumulate=2)
     keras.utils.set_random_seed(7)
+    one = loops.TrainStep(WithUnused(), squared_error, keras.optimizers.SGD(0.1))
     with pytest.warns(scaler.ScaleWarning, match="no gradient for .*kernel', .*bias'"):
-        one = Rig(WithUnused(), keras.optimizers.SGD(0.1), example=large)
+        one(large)
     unused = raw(two.step.model.unused.variables)
     assert two.run(small)[1]["applied"]
-    one.run([large])
     assert raw(two.step.model.unused.variables) == unused
-    for ours, theirs in zip(two.step.model.variables, one.step.model.variables, strict=True):
+    for ours, theirs in zip(two.step.model.variables, one.model.variables, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-7)
 
 
@@ -62,12 +62,13 @@ def test_an_embedding_accumulates_repeated_tokens(optimizer):
     small = [tuple(part[at : at + 2] for part in large) for at in (0, 2)]
     make = {"SGD": lambda: keras.optimizers.SGD(0.1), "Adam": lambda: keras.optimizers.Adam(0.01)}[optimizer]
     two = Rig(embedding("float32"), make(), example=small[0], loss_scaler=static(8.0), accumulate=2)
-    one = Rig(embedding("float32"), make(), example=large, loss_scaler=static(8.0))
+    one = loops.TrainStep(embedding("float32"), squared_error, make(), loss_scaler=static(8.0))
     untouched = two.step.model.layers[0].embeddings.numpy()[4]
     two.run(small * 2)
-    one.run([large] * 2)
+    for _ in range(2):
+        one(large)
     np.testing.assert_array_equal(two.step.model.layers[0].embeddings.numpy()[4], untouched)
-    for ours, theirs in zip(two.step.model.variables, one.step.model.variables, strict=True):
+    for ours, theirs in zip(two.step.model.variables, one.model.variables, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-6)
 
 
@@ -84,13 +85,13 @@ def test_repeated_tokens_are_summed_in_float32():
 
     x, y = tf.zeros([64, 8], tf.int32), tf.zeros([64, 1])
     # Any scale beside 1 would overflow each gradient by itself.
-    unscaled = lambda: {"loss_scaler": scaler.LossScaler(scaler.NoScaling()), "example": (x, y)}  # noqa: E731
-    alone = Rig(model(), keras.optimizers.SGD(1e-8), steep, **unscaled())
-    assert alone.run([(x, y)])[0]["applied"]
-    windows = Rig(model(), keras.optimizers.SGD(1e-8), steep, accumulate=2, **unscaled())
-    calls = windows.run([(x, y)] * 2)
-    assert calls[1]["applied"]
-    np.testing.assert_allclose(calls[1]["grad_norm"], alone.run([(x, y)])[0]["grad_norm"], rtol=1e-6)
+    unscaled = scaler.NoScaling()
+    alone = loops.TrainStep(model(), steep, keras.optimizers.SGD(1e-8), loss_scaler=unscaled)((x, y))
+    assert alone["applied"]
+    arguments = {"loss_scaler": scaler.LossScaler(unscaled), "example": (x, y), "accumulate": 2}
+    *_, last = Rig(model(), keras.optimizers.SGD(1e-8), steep, **arguments).run([(x, y)] * 2)
+    assert last["applied"]
+    np.testing.assert_allclose(last["grad_norm"], alone["grad_norm"], rtol=1e-6)
 
 
 def test_statistics_that_overflow_float16_are_not_kept_until_the_window_ends():
@@ -115,8 +116,8 @@ def test_float16_windows_sum_in_float32():
         return y[0, 0] * tf.cast(model.layers[0].bias[0], tf.float32) + 0.0 * squared_error(y, prediction)
 
     x, _ = batch(count=1)
-    rig = Rig(model, keras.optimizers.SGD(1.0), loss, example=(x, tf.ones([1, 1])), accumulate=4)
-    calls = rig.run([(x, tf.constant([[slope]])) for slope in (1.0, 1.0, 2.0**-12, 1.0)])
+    step = loops.TrainStep(model, loss, keras.optimizers.SGD(1.0), accumulate=4)
+    calls = [step((x, tf.constant([[slope]]))) for slope in (1.0, 1.0, 2.0**-12, 1.0)]
     np.testing.assert_array_equal(calls[-1]["grad_norm"], np.float32((3 + 2.0**-12) / 4))
 
 

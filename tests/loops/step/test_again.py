@@ -1,7 +1,5 @@
 """A retry takes the gradients again, from the batch: with nothing moved by it, and no activation kept for it."""
 
-import contextlib
-
 import keras
 import numpy as np
 import pytest
@@ -39,7 +37,7 @@ def step_of(loss_fn, *states, retry=True):
 @pytest.fixture(scope="module")
 def usual():
     """The step of `loss`, traced once."""
-    return step_of(loss, keras.layers.BatchNormalization(), keras.layers.Dropout(0.5))
+    return step_of(loss, keras.layers.BatchNormalization(scale=False, center=False), keras.layers.Dropout(0.5))
 
 
 def test_what_no_scale_cures_is_skipped_and_nothing_has_moved(usual):
@@ -67,30 +65,20 @@ def test_activations_are_not_kept_for_it(usual):
 
 
 def test_what_the_loss_function_counts_is_put_back_and_nothing_is_counted_twice():
-    calls = tf.Variable(0, trainable=False)
+    calls, metric = tf.Variable(0, trainable=False), keras.metrics.Mean()
 
     def counting(slope, prediction):
-        return loss(tf.where(calls.assign_add(1) == 2, BACKWARD, slope), prediction)
+        metric.update_state(slope)
+        counts = {"mean": metric.result(), "number": 3, "count": metric.count}
+        return loss(tf.where(calls.assign_add(1) == 2, BACKWARD, slope), prediction), counts
 
     _, step = step_of(counting)
-    found = [bool(step(slope)["applied"]) for slope in (SOUND, SOUND, BACKWARD, OVERFLOWS)]
-    assert found == [True, False, False, True]
+    outputs = [step(slope) for slope in (SOUND, SOUND, BACKWARD, OVERFLOWS)]
+    assert [bool(one["applied"]) for one in outputs] == [True, False, False, True]
     assert int(calls) == 4
+    assert float(metric.count) == float(outputs[-1]["count"]) == 4 * BATCH
+    assert int(outputs[-1]["number"]) == 3
     assert (BATCH, WIDTH) not in kept_shapes(step)
-
-
-def test_a_metric_of_the_loss_function_has_seen_each_batch_once():
-    metric = keras.metrics.Mean()
-
-    def measuring(slope, prediction):
-        metric.update_state(slope)
-        return loss(slope, prediction), {"mean": metric.result(), "number": 3, "count": metric.count}
-
-    _, step = step_of(measuring)
-    for slope in (SOUND, BACKWARD, SOUND, OVERFLOWS):
-        outputs = step(slope)
-    assert float(metric.count) == float(outputs["count"]) == 4 * BATCH
-    assert int(outputs["number"]) == 3
 
 
 def from_iterator():
@@ -120,9 +108,9 @@ def test_what_nobody_can_put_back_is_done_once(source):
         return loss(tf.where(number % 2 == 1, BACKWARD, slope), prediction), {"number": number}
 
     _, step = step_of(drawing)
-    outputs = [step(SOUND) for _ in range(6)]
-    assert [int(one["number"]) for one in outputs] == [0, 1, 2, 3, 4, 5]
-    assert [int(one["cause"]) for one in outputs] == [Cause.NONE, Cause.OVERFLOW] * 3
+    outputs = [step(SOUND) for _ in range(4)]
+    assert [int(one["number"]) for one in outputs] == [0, 1, 2, 3]
+    assert [int(one["cause"]) for one in outputs] == [Cause.NONE, Cause.OVERFLOW] * 2
 
 
 @pytest.mark.slow
@@ -160,18 +148,23 @@ def test_the_loss_may_be_differentiated_by_a_tape_around_the_step():
     np.testing.assert_allclose(tf.function(gradient)(x, y), eagerly, rtol=1e-5)
 
 
-@pytest.mark.slow_with("2")
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_loss_that_calls_python_is_differentiated_once(replicas):
+def of_python(y, prediction):
+    return tf.reduce_mean(tf.py_function(lambda v: v * 1e30, [tf.cast(prediction, tf.float32)], "float32"))
+
+
+def test_a_loss_that_calls_python_is_differentiated_once():
     """TensorFlow forgets what a `tf.py_function` computed when its gradient was taken."""
-    strategy = mirrored(replicas) if replicas > 1 else None
-    with strategy.scope() if strategy else contextlib.nullcontext():
-        made, _ = step_of(
-            lambda y, p: tf.reduce_mean(tf.py_function(lambda v: v * 1e30, [tf.cast(p, tf.float32)], "float32")),
-            retry=False,
-        )
-    data = tf.data.Dataset.from_tensors((X, Y)).repeat()
-    loop = loops.Loop(made, data, steps_per_call=2, strategy=strategy)
+    made, step = step_of(of_python, retry=False)
+    assert not any(step(SOUND)["applied"] for _ in range(2))
+    assert int(made.loss_scaler.last_skip.cause) == Cause.OVERFLOW
+
+
+@pytest.mark.slow
+def test_so_it_is_on_replicas():
+    strategy = mirrored(2)
+    with strategy.scope():
+        made, _ = step_of(of_python, retry=False)
+    loop = loops.Loop(made, tf.data.Dataset.from_tensors((X, Y)).repeat(), steps_per_call=2, strategy=strategy)
     loop.run(2)
     assert (loop.counters.attempted, loop.counters.applied) == (2, 0)
     assert int(made.loss_scaler.last_skip.cause) == Cause.OVERFLOW

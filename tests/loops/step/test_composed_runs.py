@@ -10,6 +10,7 @@ import tensorflow as tf
 from composed_cases import Players, dataset
 from mirrored import mirrored
 from rigs import raw
+from step_cases import afresh
 
 import loops
 
@@ -42,33 +43,25 @@ def test_two_replicas_take_the_step_of_one(shape, every):
             np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-4, atol=1e-6)
 
 
-class Run:
-    """A run with a bad batch for each player, which goes on from the checkpoint in its folder."""
-
-    def __init__(self, folder):
-        keras.utils.clear_session()
-        keras.utils.set_random_seed(0)
-        self.players = Players("turns", "float16", every=3, momentum=0.9)
-        self.log = folder / "steps.jsonl"
-        self.loop = loops.Loop(
-            self.players.step,
-            dataset(8, bad=((2, "critic"), (6, "actor"))),
-            steps_per_call=2,
-            actions=[loops.JsonLines(self.log), loops.Checkpoint(folder / "c", every=4, resume=True)],
-        )
-
-
 @pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_turn(tmp_path):
-    whole = Run(tmp_path / "one")
-    whole.loop.run(4)
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
-    whole.loop.run(8)
-    again = Run(tmp_path / "two")
-    again.loop.run(8)
-    assert raw(again.players.variables()) == raw(whole.players.variables())
-    assert raw(again.players.teacher.variables) == raw(whole.players.teacher.variables)
-    logs = [run.log.read_text() for run in (whole, again)]
+    """It has a bad batch for each player."""
+    players, data = Players("turns", "float16", every=3, momentum=0.9), dataset(8, bad=((2, "critic"), (6, "actor")))
+    again = afresh(players.step, data, steps_per_call=2, jit_compile=False)
+    places = [tmp_path / "one", tmp_path / "two"]
+
+    def loop(place):
+        return again(data, loops.JsonLines(place / "steps.jsonl"), loops.Checkpoint(place / "c", every=4, resume=True))
+
+    whole = loop(places[0])
+    whole.run(4)
+    shutil.copytree(*places)
+    whole.run(8)
+    own = [*players.variables(), *players.teacher.variables]
+    expected = raw(own)
+    loop(places[1]).run(8)
+    assert raw(own) == expected
+    logs = [(place / "steps.jsonl").read_text() for place in places]
     assert logs[0] == logs[1]
     rows = [json.loads(line) for line in logs[0].splitlines()]
     assert [row["actor/attempted"] for row in rows] == [step % 3 == 0 for step in range(1, 9)]
@@ -76,7 +69,7 @@ def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_turn(tmp_path):
     assert rows[1]["cause"] == rows[5]["cause"] == "LOSS"
     assert rows[1]["variable"].startswith("critic/")
     assert rows[5]["variable"].startswith("actor/")
-    assert id(whole.players.step.weights[rows[5]["variable"]]) in map(id, whole.players.actor.trainable_variables)
+    assert id(players.step.weights[rows[5]["variable"]]) in map(id, players.actor.trainable_variables)
 
 
 @pytest.mark.exhaustive

@@ -34,7 +34,7 @@ def test_it_is_the_average_of_the_applied_steps(shape):
         np.testing.assert_allclose(own, one, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9, 0.999])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_float64_weights_are_averaged_in_float64_and_float32_ones_in_float32(momentum):
     keras.utils.set_random_seed(1)
 
@@ -57,16 +57,16 @@ def test_float64_weights_are_averaged_in_float64_and_float32_ones_in_float32(mom
 
 
 def test_a_resumed_run_with_another_momentum_says_so(tmp_path):
-    def run(momentum, steps):
+    def run(momentum):
         keras.backend.clear_session()
         step = loops.ComposedStep([part("student", one_layer(), scale=8.0, teacher=one_layer(), momentum=momentum)])
         checkpoint = loops.Checkpoint(tmp_path, every=1, resume=True)
         data = tf.data.Dataset.from_tensors(batch()).repeat()
-        loops.Loop(step, data, steps_per_call=1, actions=[checkpoint]).run(steps)
+        loops.Loop(step, data, steps_per_call=1, actions=[checkpoint]).run(1)
 
-    run(0.5, 1)
+    run(0.5)
     with pytest.warns(loops.ResumeWarning, match=r"Part\(student\)\.?.*momentum was 0.5 and is 0.9"):
-        run(0.9, 2)
+        run(0.9)
 
 
 @pytest.mark.slow

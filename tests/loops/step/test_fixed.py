@@ -3,7 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
-from models import batch, plain_model, squared_error
+from models import batch, one_layer, squared_error
 from rigs import raw
 
 import loops
@@ -184,7 +184,7 @@ def test_models_that_are_built_in_the_trace_are_no_change():
 
 
 def made():
-    return loops.TrainStep(plain_model(), squared_error, SGD(0.1))
+    return loops.TrainStep(one_layer(), squared_error, SGD(0.1))
 
 
 def test_a_loop_refuses_it_as_well():

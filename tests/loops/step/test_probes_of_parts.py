@@ -53,22 +53,22 @@ def alone(shared, kind, kinds, every, accumulate):
 
 @pytest.mark.slow
 @pytest.mark.exhaustive_with(
-    "True-float32-1-2-False", "False-float16-2-1-False", "True-float32-2-2-True", "True-float16-1-1-False"
+    "False-float16-2-1-graph", "True-float16-1-1-graph", "True-float32-1-2-graph", "True-float32-2-2-xla"
 )
 @pytest.mark.parametrize(
-    ("shared", "kind", "every", "accumulate", "jit"),
+    ("shared", "kind", "every", "accumulate", "mode"),
     [
-        (False, "float32", 1, 1, False),
-        (False, "float16", 2, 1, False),
-        (True, "float16", 1, 1, False),
-        (True, "float32", 1, 2, False),
-        (True, "float32", 2, 2, True),
+        (False, "float32", 1, 1, "eager"),
+        (False, "float16", 2, 1, "graph"),
+        (True, "float16", 1, 1, "graph"),
+        (True, "float32", 1, 2, "graph"),
+        (True, "float32", 2, 2, "xla"),
     ],
 )
-def test_one_part_alone_is_measured_as_a_train_step(shared, kind, every, accumulate, jit):
+def test_one_part_alone_is_measured_as_a_train_step(shared, kind, every, accumulate, mode):
     kinds = [*ALL, "noise_scale"] if accumulate > 1 else ALL
     steps = alone(shared, kind, kinds, every, accumulate)
-    calls = [tf.function(step, jit_compile=jit) for step in steps]
+    calls = [step if mode == "eager" else tf.function(step, jit_compile=mode == "xla") for step in steps]
     for seed in range(6):
         bad = np.inf if seed == 2 else None
         one, other = (call(batch(seed, bad=bad)) for call in calls)
@@ -186,7 +186,7 @@ def test_probes_change_no_bit_of_what_moves(shape):
     for names in ((), ("actor", "critic")):
         players = Players(shape, kind="float16", every=2 if shape != "one scaler" else 1)
         step = watched(players, names) if names else players.step
-        call = tf.function(step)
+        call = step if shape == "shared" else tf.function(step)
         for given in batches(4, bad=((2, "critic"),)):
             call(tensors(given))
         moved = [getattr(players, name) for name in ("critic", "actor")]
@@ -275,7 +275,7 @@ def test_what_is_probed_by_hand_belongs_to_the_model_whose_layer_it_is_in():
     chosen = {"a": None, "b": [models["b"].layers[-1]]}
     watches = {name: observe.watch(models[name], layers, kinds=kinds) for name, layers in chosen.items()}
     step = loops.ComposedStep(parts, forward, probes=watches)
-    outputs = tf.function(step)(tf.ones([4, 2]))
+    outputs = step(tf.ones([4, 2]))
     for by, name in enumerate(models, 1):
         found = rows(step, outputs, name)
         assert [row.partition("/")[2] for row in found if row.startswith("activations/")].count("hidden") == 1
@@ -291,7 +291,7 @@ def test_of_a_part_of_several_models_the_rows_are_those_of_the_watched_one():
     loss = lambda given: squared_error(given[1], head(encoder(given[0])))  # noqa: E731
     own = part("both", [encoder, head], loss, keras.optimizers.SGD(0.1, momentum=0.9))
     step = loops.ComposedStep([own], probes={"both": observe.watch(encoder, kinds=ALL)})
-    outputs = tf.function(step)(batch())
+    outputs = step(batch())
     assert not [name for name in step.probes["both"].names if "head" in name]
     assert [name for name in step.probes["both"].names if name.startswith("slots/")] == [
         f"slots/{layer}/{name}/momentum" for layer in ("dense", "dense_1") for name in ("kernel", "bias")

@@ -7,6 +7,7 @@ import tensorflow as tf
 from loop_cases import dataset, static
 from models import plain_model, squared_error
 from rigs import raw
+from step_cases import afresh
 
 import loops
 
@@ -63,7 +64,8 @@ def test_a_skip_counts_for_one_and_not_for_the_other(kind, expected, steps_per_c
 
 def test_a_window_is_one_attempt():
     step = make("attempted", accumulate=2)
-    loops.Loop(step, dataset(6, bad=[3]), steps_per_call=1).run(6)
+    for one in dataset(6, bad=[3]):
+        step(one)
     assert float(step.optimizer.learning_rate) == 2.0**-3
     assert int(step.optimizer.iterations) == 2
 
@@ -72,15 +74,13 @@ def test_a_window_is_one_attempt():
 @pytest.mark.exhaustive_with("applied")
 @pytest.mark.parametrize("kind", ["applied", "attempted"])
 def test_it_goes_on_bit_for_bit_after_a_resume(kind, tmp_path):
-    whole = make(kind, momentum=0.5)
-    loops.Loop(whole, dataset(6, bad=BAD)).run(6)
+    data, step = dataset(6, bad=BAD), make(kind, momentum=0.5)
+    again, own = afresh(step, data, steps_per_call=3), lambda: raw([*step.model.variables, *step.optimizer.variables])
+    again(data).run(6)
+    whole = own()
     for goal in (3, 6):  # The first stops just after two skips.
-        step = make(kind, momentum=0.5)
-        checkpoint = loops.Checkpoint(tmp_path, every=100, resume=True)
-        loops.Loop(step, dataset(6, bad=BAD), actions=[checkpoint]).run(goal)
-    assert raw([*step.model.variables, *step.optimizer.variables]) == raw(
-        [*whole.model.variables, *whole.optimizer.variables]
-    )
+        again(data, loops.Checkpoint(tmp_path, every=100, resume=True)).run(goal)
+    assert own() == whole
     other = make("applied" if kind == "attempted" else "attempted", momentum=0.5)
     with pytest.raises(loops.CheckpointError, match="learning_rate"):
         loops.Loop(other, dataset(9), actions=[loops.Checkpoint(tmp_path, every=100, resume=True)]).run(9)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from mirrored import mirrored
+from mirrored import mirrored, one_for_each
 
 import loops
 import scaler
@@ -66,8 +66,8 @@ def a_train_step(call, **options):
 
 
 def a_part(call, name, **options):
-    head = small(keras.layers.Dense(1, use_bias=False), keras.layers.BatchNormalization(scale=False, center=False))
-    loss = lambda given: tf.reduce_mean(tf.square(head(call(given), training=True)))  # noqa: E731
+    head = small(keras.layers.Dense(1, use_bias=False))
+    loss = lambda given: tf.reduce_mean(tf.square(head(call(given))))  # noqa: E731
     return loops.Part(name, head, loss, keras.optimizers.SGD(0.01), loss_scaler=a_scaler(), **options)
 
 
@@ -115,30 +115,23 @@ def a_batch(x):
     return tf.constant(x), tf.zeros((8, 4))
 
 
-@pytest.mark.dear("an encoder for each way in which a step may reach it, all of them traced")
-@pytest.mark.slow_with("each-in turn", "each-one pass")
-@pytest.mark.parametrize(
-    ("names", "step"),
-    [*((EACH, step) for step in STEPS), (("module",), "in turn"), (("module",), "one pass")],
-    ids=[*(f"each-{step}" for step in STEPS), "module-in turn", "module-one pass"],
-)
-def test_a_model_that_only_the_trace_knows_is_put_back(step, names):
+@pytest.mark.slow_with("in turn")
+@pytest.mark.parametrize("step", STEPS)
+def test_a_model_that_only_the_trace_knows_is_put_back(step):
     """One for each of the ways, one after the other."""
-    ways = [Ways(an_encoder(dropout=names != EACH)) for _ in names]
+    ways = [Ways(an_encoder()) for _ in EACH]
 
     def call(x):
-        for way, name in zip(ways, names, strict=True):
+        for way, name in zip(ways, EACH, strict=True):
             x = getattr(way, name)(x)
         return x
 
     check(tf.function(STEPS[step](call), autograph=False), *(way.encoder for way in ways))
 
 
-@pytest.mark.slow_with(*(f"{mode}-{step}" for mode in ("eager", "xla") for step in ("in turn", "one pass")))
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("mode", ["eager", "xla"])
+@pytest.mark.parametrize(("mode", "step"), [("eager", "in turn"), ("eager", "train"), ("xla", "train")])
 def test_so_it_is_without_a_graph_and_under_xla(step, mode):
-    encoder = an_encoder(dropout=True)
+    encoder = an_encoder(dropout=mode == "eager")
     made = STEPS[step](Ways(encoder).module)
     check(made if mode == "eager" else tf.function(made, autograph=False, jit_compile=True), encoder)
 
@@ -148,50 +141,43 @@ def test_so_it_is_where_xla_compiles_the_passes_alone():
     check(tf.function(a_train_step(Ways(encoder).module, jit_compile=True), autograph=False), encoder)
 
 
-@pytest.mark.slow_with("in turn", "one pass")
-@pytest.mark.parametrize("step", STEPS)
-def test_so_it_is_on_two_replicas_where_the_second_one_fails(step):
+def test_so_it_is_on_two_replicas_whichever_fails():
     strategy = mirrored(2)
     with strategy.scope():
         encoder = an_encoder()
-        taken = STEPS[step](Ways(encoder).module)
-    run = tf.function(lambda batch: strategy.run(taken, (batch,)), autograph=False)
+        step = a_train_step(Ways(encoder).module)
+    run = tf.function(lambda batch: strategy.run(step, (batch,)), autograph=False)
 
-    def both(second):
-        batches = [a_batch(X), a_batch(second)]
-        given = strategy.experimental_distribute_values_from_function(
-            lambda context: batches[context.replica_id_in_sync_group]
-        )
-        return strategy.experimental_local_results(run(given)["applied"])[0]
+    def applied(*inputs):
+        outputs = run(one_for_each(strategy, list(map(a_batch, inputs))))
+        return bool(strategy.experimental_local_results(outputs["applied"])[0])
 
     def state():
         return [part.numpy() for one in encoder.non_trainable_variables for part in getattr(one.value, "values", ())]
 
-    assert both(X)
+    assert applied(X, X)
     good = state()
-    assert not both(BAD)
     assert good
-    assert same(good, state())
+    for inputs in ((X, BAD), (BAD, X)):
+        assert not applied(*inputs)
+        assert same(good, state())
 
 
-@pytest.mark.parametrize("step", ["train", pytest.param("one pass", marks=pytest.mark.slow)])
-def test_a_spoiled_window_goes_back_to_its_start(step):
+def test_a_spoiled_window_goes_back_to_its_start():
     encoder = an_encoder()
-    taken = tf.function(STEPS[step](Ways(encoder).module, accumulate=3), autograph=False)
-    batches = [X, X, X, X, BAD, X]
+    taken = tf.function(a_train_step(Ways(encoder).module, accumulate=2), autograph=False)
     states = []
-    for x in batches:
+    for x in (X, X, BAD, X):
         applied = taken(a_batch(x))["applied"]
         states.append(values(encoder))
     assert not applied
-    assert not same(states[1], states[2])
-    assert same(states[2], states[5])
+    assert not same(states[0], states[1])
+    assert same(states[1], states[3])
 
 
-@pytest.mark.parametrize("step", ["one pass", pytest.param("in turn", marks=pytest.mark.slow)])
-def test_a_function_that_a_retry_traces_first_is_no_secret(step):
+def test_a_function_that_a_retry_traces_first_is_no_secret():
     encoder = an_encoder()
-    check(tf.function(STEPS[step](Ways(encoder).function, retry=True), autograph=False), encoder)
+    check(tf.function(parts_of_one_pass(Ways(encoder).function, retry=True), autograph=False), encoder)
 
 
 def test_the_next_trace_knows_the_layers_of_a_function_that_was_traced_before():
@@ -224,9 +210,10 @@ def test_a_layer_that_is_first_called_within_a_window_goes_back_to_its_start():
     assert same(before, values(encoder))
 
 
-@pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_a_part_whose_turn_it_is_not_keeps_finite_statistics(every):
-    encoders = [small(keras.layers.BatchNormalization()) for _ in range(2)]
+@pytest.mark.slow_with("eager")
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_part_whose_turn_it_is_not_keeps_finite_statistics(mode):
+    encoders = [small(keras.layers.BatchNormalization(scale=False)) for _ in range(2)]
     losses = [lambda out: tf.reduce_mean(out[0] ** 2), lambda out: tf.reduce_mean(out[1] ** 2)]
     parts = [
         loops.Part(name, encoders[place], losses[place], keras.optimizers.SGD(0.01), every=1 + place)
@@ -235,7 +222,7 @@ def test_a_part_whose_turn_it_is_not_keeps_finite_statistics(every):
     step = loops.ComposedStep(
         parts, lambda batch: [encoder(x, training=True) for encoder, x in zip(encoders, batch, strict=True)]
     )
-    taken = step if every else tf.function(step, autograph=False)
+    taken = step if mode == "eager" else tf.function(step, autograph=False)
     start = values(encoders[0])
     outputs = taken((tf.constant(X), tf.constant(BAD)))
     assert outputs["first/applied"]
@@ -248,11 +235,11 @@ class Renormed(keras.layers.Layer):
     """A layer that assigns its own trainable weight in each call."""
 
     def build(self, shape):
-        self.kernel = self.add_weight(shape=(shape[-1], shape[-1]), initializer="ones")
+        self.scale = self.add_weight(shape=(), initializer="ones")
 
     def call(self, x):
-        self.kernel.assign(self.kernel * tf.cast(1.0 + 0.0 * tf.reduce_sum(x), self.kernel.dtype) * 0.5)
-        return x @ self.kernel
+        self.scale.assign(self.scale * (1.0 + 0.0 * tf.reduce_sum(x)) * 0.5)
+        return x * self.scale
 
 
 @pytest.mark.parametrize("graph", [True, False])

@@ -90,7 +90,7 @@ def test_an_update_that_is_taken_back_leaves_the_weight_as_before_the_forward_pa
     assert everything(model) == before
 
 
-def by_hand(model, optimizer, loss_scaler):
+def by_hand(model, optimizer, loss_scaler, compiled):
     def step(batch):
         x, y = batch
         before = scaler.snapshot(scaler.state_of(model))
@@ -99,14 +99,14 @@ def by_hand(model, optimizer, loss_scaler):
         grads = tape.gradient(scaled, model.trainable_variables)
         return loss_scaler.apply(optimizer, grads, model.trainable_variables, rollback=before).finite
 
-    return tf.function(step)
+    return tf.function(step) if compiled else step
 
 
 @pytest.mark.exhaustive_with("GRU")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_by_hand_puts_it_back(name):
     model, shape = MODELS[name]()
-    step = by_hand(model, keras.optimizers.SGD(0.01), static(16.0))
+    step = by_hand(model, SGD(0.01), static(16.0), compiled=name != "SpectralNormalization")
     assert step((tf.ones(shape), tf.ones([2, 1])))
     before = everything(model)
     assert not step((tf.ones(shape) * np.inf, tf.ones([2, 1])))
@@ -114,9 +114,10 @@ def test_a_step_by_hand_puts_it_back(name):
 
 
 @pytest.mark.slow_with("LSTM-False")
-@pytest.mark.exhaustive_with("GRU-False", "LSTM-True", "SpectralNormalization-False", "SpectralNormalization-True")
-@pytest.mark.parametrize("eagerly", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.exhaustive_with("GRU-False", "LSTM-True", "SpectralNormalization-False")
+@pytest.mark.parametrize(
+    ("name", "eagerly"), [*((name, False) for name in MODELS), ("LSTM", True), ("SpectralNormalization", True)]
+)
 def test_protect_puts_it_back(name, eagerly):
     model, shape = MODELS[name]()
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.01))

@@ -18,7 +18,7 @@ import scaler
 def rig(kind, scale=None):
     """Traced once: whoever takes it sets it back."""
     arguments = {"loss_scaler": static(scale)} if scale else {}
-    return Rig(stateful_model(kind), keras.optimizers.Adam(0.01), **arguments)
+    return Rig(stateful_model(kind), keras.optimizers.SGD(0.01, momentum=0.9), **arguments)
 
 
 @pytest.mark.exhaustive_with("bfloat16", "float32")
@@ -27,8 +27,10 @@ def test_it_equals_the_step_written_by_hand(kind):
     def dynamic():
         return scaler.LossScaler(scaler.Dynamic(256.0, growth_interval=2))
 
-    rig = Rig(stateful_model(kind), keras.optimizers.Adam(0.01), loss_scaler=dynamic(), clip_norm=0.5)
-    written = Written(stateful_model(kind), keras.optimizers.Adam(0.01), dynamic(), clip_norm=0.5)
+    rig, written = (
+        make(stateful_model(kind), keras.optimizers.SGD(0.01, momentum=0.9), loss_scaler=dynamic(), clip_norm=0.5)
+        for make in (Rig, Written)
+    )
     by_hand = tf.function(written.take, autograph=False)
     for number in range(5):
         one = batch(number, bad=np.nan if number == 3 else None)

@@ -21,12 +21,12 @@ MSE, MAE = keras.losses.MeanSquaredError(), keras.losses.MeanAbsoluteError()
 
 
 def train(**given):
-    given = {"model": plain_model(), "loss_fn": squared_error, "optimizer": SGD()} | given
+    given = {"model": one_layer(), "loss_fn": squared_error, "optimizer": SGD()} | given
     return loops.TrainStep(given.pop("model"), given.pop("loss_fn"), given.pop("optimizer"), **given)
 
 
 def part(name="one", **given):
-    model = given.pop("model", None) or plain_model()
+    model = given.pop("model", None) or one_layer()
     given = {"loss_fn": lambda pair: squared_error(pair[1], model(pair[0])), "optimizer": SGD()} | given
     return loops.Part(name, model, given.pop("loss_fn"), given.pop("optimizer"), **given)
 
@@ -110,7 +110,7 @@ def one_watch_for_two():
 
 def probed(kinds=observe.KINDS, **arguments):
     """A `TrainStep` with probes of its model."""
-    model = arguments.pop("model", None) or plain_model()
+    model = arguments.pop("model", None) or one_layer()
     return train(model=model, probes=observe.watch(model, kinds=kinds), **arguments)
 
 
@@ -133,7 +133,7 @@ def traced(name, value):
 
 
 def teaches(teacher=None, **arguments):
-    return part(teacher=plain_model() if teacher is None else teacher, **arguments)
+    return part(teacher=one_layer() if teacher is None else teacher, **arguments)
 
 
 def its_own_teacher():
@@ -142,7 +142,7 @@ def its_own_teacher():
 
 
 def moved_teacher():
-    teacher = plain_model()
+    teacher = one_layer()
     composed(parts=[teaches(teacher), part("other", model=teacher)])
 
 

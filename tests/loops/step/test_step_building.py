@@ -16,8 +16,7 @@ import scaler
 
 def unbuilt():
     keras.utils.set_random_seed(7)
-    layers = [keras.layers.Dense(6, activation="tanh"), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)]
-    return keras.Sequential(layers)
+    return keras.Sequential([keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
 
 
 @pytest.mark.exhaustive_with("True-False", "False-True")
@@ -32,7 +31,7 @@ def test_a_model_is_built_inside_of_the_compiled_step_and_nothing_is_traced_twic
         traced.append(tuple(y.shape))
         return squared_error(y, prediction)
 
-    step = loops.TrainStep(model, counting, keras.optimizers.Adam(0.01), accumulate=2)
+    step = loops.TrainStep(model, counting, keras.optimizers.SGD(0.01, momentum=0.9), accumulate=2)
     compiled = tf.function(step, jit_compile=jit_compile)
     assert model.built == built
     assert [bool(compiled(batch(number))["applied"]) for number in range(4)] == [False, True, False, True]
@@ -81,28 +80,18 @@ def test_a_step_is_traced_once_for_each_signature(kind):
     loss_scaler = scaler.LossScaler(scaler.Dynamic(64.0, growth_interval=2))
     step = loops.TrainStep(one_layer(kind), counting, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler)
     compiled = tf.function(step)
-    for number in range(50):
+    for number in range(20):
         compiled(batch(number, count=8 if number % 2 else 3, bad=np.inf if number % 5 == 4 else None))
     assert compiled.experimental_get_tracing_count() == 2
     assert traced == [(3, 1), (8, 1)]
 
 
 @pytest.mark.slow
-def test_it_runs_eagerly_too():
-    eager = loops.TrainStep(plain_model(), squared_error, keras.optimizers.SGD(0.5), accumulate=2)
-    graph = Rig(plain_model(), keras.optimizers.SGD(0.5), accumulate=2)
-    batches = [batch(number, bad=np.inf if number == 3 else None) for number in range(6)]
-    outputs = [eager(tuple(part.numpy() for part in one)) for one in batches]
-    assert [bool(one["applied"]) for one in outputs] == [bool(one["applied"]) for one in graph.run(batches)]
-    for ours, theirs in zip(eager.model.variables, graph.step.model.variables, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.slow
 def test_a_checkpoint_of_the_step_holds_everything():
-    rig = Rig(plain_model("float16"), keras.optimizers.Adam(0.01), loss_scaler=static(8.0), accumulate=2)
-    tracked = {id(variable) for variable in rig.step.variables}
-    own = [*rig.step.masters.weights, *rig.step.loss_scaler.variables, *rig.step.window.variables]
+    step = loops.TrainStep(plain_model("float16"), squared_error, keras.optimizers.Adam(0.01), accumulate=2)
+    step(batch())
+    tracked = {id(variable) for variable in step.variables}
+    own = [*step.masters.weights, *step.loss_scaler.variables, *step.window.variables]
     assert tracked.issuperset(id(variable) for variable in own)
 
 

@@ -93,12 +93,9 @@ def test_a_layerwise_scales_by_itself():
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_small_losses_train(policy):
     model = sequential(policy)
-    step = loops.TrainStep(model, lambda y, prediction: 1e-8 * squared_error(y, prediction), SGD(1e6))
-    before = model.trainable_variables[0].numpy().copy()
-    pair = tf.eye(4), tf.zeros([4, 4])
-    data = tf.data.Dataset.from_tensors(pair).repeat()
-    counters = loops.Loop(step, data, steps_per_call=20).run(40)
-    assert counters == loops.Counters(40, 40, 40)
+    step = loops.TrainStep(model, lambda y, prediction: 1e-8 * squared_error(y, prediction), SGD(1e7))
+    before = model.trainable_variables[0].numpy()
+    assert all(step((tf.eye(4), tf.zeros([4, 4])))["applied"] for _ in range(4))
     assert abs(model.trainable_variables[0].numpy() - before).max() > 0.02
 
 

