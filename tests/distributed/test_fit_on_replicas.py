@@ -28,11 +28,11 @@ def stateless(policy):
     return keras.Sequential([keras.Input([4]), keras.layers.Dense(1, activation="tanh", dtype=policy)])
 
 
-def compiled(strategy, policy, arguments, model=make_model, optimizer=keras.optimizers.Adam, **options):
+def compiled(strategy, policy, arguments, model=stateless, optimizer=keras.optimizers.SGD, **options):
     with strategy.scope():
         model = model(policy)
         inner = optimizer(1e-2, **arguments)
-        model.compile(scaler.LossScaleOptimizer(inner, initial_scale=SCALE), loss="mse", metrics=["mae"], **options)
+        model.compile(scaler.LossScaleOptimizer(inner, initial_scale=SCALE), loss="mse", **options)
     return scaler.protect(model)
 
 
@@ -44,7 +44,7 @@ def moved_by_a_step(model):
 @pytest.mark.exhaustive_with("float16-clipping, average", "mixed_float16-plain")
 @pytest.mark.parametrize(("policy", "kind"), [("mixed_float16", "plain"), ("float16", "clipping, average")])
 def test_an_overflow_on_any_replica_skips_on_all(policy, kind):
-    model = compiled(mirrored(2), policy, INNER[kind])
+    model = compiled(mirrored(2), policy, INNER[kind], make_model, keras.optimizers.Adam, metrics=["mae"])
     model.fit(*batch(size=16), batch_size=8, verbose=0)
     model.reset_metrics()
     before = raw(moved_by_a_step(model))
@@ -62,7 +62,7 @@ def test_an_overflow_on_any_replica_skips_on_all(policy, kind):
 @pytest.mark.dear("fit on replicas, traced")
 def test_a_dataset_whose_last_batch_is_smaller_trains():
     """Keras then takes the shares of the replicas from a branch."""
-    model = compiled(mirrored(2), "float32", {}, stateless, keras.optimizers.SGD)
+    model = compiled(mirrored(2), "float32", {})
     x, y = batch(size=12)
     history = model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8), verbose=0, shuffle=False).history
     assert np.isfinite(history["loss"]).all()
@@ -86,7 +86,7 @@ def test_the_weights_are_those_of_a_single_device(kind):
     trained = []
     for strategy in (mirrored(2), tf.distribute.get_strategy()):
         options = {} if strategy.num_replicas_in_sync > 1 else {"jit_compile": False}
-        model = compiled(strategy, "float32", INNER[kind], stateless, keras.optimizers.SGD, **options)
+        model = compiled(strategy, "float32", INNER[kind], **options)
         model.fit(*batch(size=32), batch_size=8, shuffle=False, epochs=2, verbose=0)
         assert model.optimizer.loss_scaler.counters.skipped == 0
         assert np.asarray(model.optimizer.iterations) == (4 if kind == "accumulation" else 8)
@@ -97,7 +97,7 @@ def test_the_weights_are_those_of_a_single_device(kind):
 
 @pytest.mark.slow
 def test_a_window_with_an_overflow_is_skipped_as_a_whole():
-    model = compiled(mirrored(2), "float16", INNER["accumulation"], stateless, keras.optimizers.SGD)
+    model = compiled(mirrored(2), "float16", INNER["accumulation"])
     model.train_on_batch(*batch())
     model.train_on_batch(*batch())
     before = raw([*model.trainable_variables, *model.optimizer.masters.weights])
@@ -112,7 +112,7 @@ def test_a_window_with_an_overflow_is_skipped_as_a_whole():
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_training_goes_on_after_loading_in_the_middle_of_a_window(tmp_path):
-    model = compiled(mirrored(2), "float16", INNER["accumulation"], stateless)
+    model = compiled(mirrored(2), "float16", INNER["accumulation"], optimizer=keras.optimizers.Adam)
     for seed in range(3):
         model.train_on_batch(*batch(seed))
     model.save(tmp_path / "model.keras")
@@ -136,7 +136,7 @@ def test_training_goes_on_after_loading_in_the_middle_of_a_window(tmp_path):
     ids=["steps", "jit", "averages"],
 )
 def test_what_keras_cannot_do_there_is_refused(arguments, options, message):
-    model = compiled(mirrored(2), "mixed_float16", arguments, stateless, **options)
+    model = compiled(mirrored(2), "mixed_float16", arguments, **options)
     with pytest.raises(scaler.InvalidArgument, match=message):
         model.fit(*batch(size=16), batch_size=8, verbose=0)
 

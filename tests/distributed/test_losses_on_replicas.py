@@ -126,7 +126,10 @@ def moved(strategy, make, eager):
 
 
 def check(make, eager=False):
-    (start, one), (_, two) = moved(tf.distribute.get_strategy(), make, eager=True), moved(cases.mirrored(2), make, eager)
+    (start, one), (_, two) = (
+        moved(tf.distribute.get_strategy(), make, eager=True),
+        moved(cases.mirrored(2), make, eager),
+    )
     for number, (before, ours, theirs) in enumerate(zip(start, two, one, strict=True)):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=f"weight {number}")
         assert not np.array_equal(theirs, before), number

@@ -91,7 +91,8 @@ def test_a_step_that_makes_its_variables_is_traced_once_on_each_replica():
         return cases.squared_error(y, prediction)
 
     with strategy.scope():
-        step = loops.TrainStep(models.one_layer("float16"), counting, keras.optimizers.SGD(0.01, momentum=0.5))
+        model, optimizer = models.one_layer("float16"), keras.optimizers.SGD(0.01, momentum=0.5)
+        step = loops.TrainStep(model, counting, optimizer, loss_scaler=scaler.LossScaler(scaler.Static(8.0)))
     loop = loops.Loop(step, batches(4), strategy=strategy)
     loop.run(4)
     assert loop.counters.applied == 4

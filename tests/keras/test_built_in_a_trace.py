@@ -40,25 +40,26 @@ def fitted(optimizer, *, built, protect=False, policy="float32", batch=X, **comp
     return [variable.numpy().tolist() for variable in model.weights], optimizer
 
 
-@pytest.mark.slow_with("alone-float16")
-@pytest.mark.exhaustive_with("alone-float32", "protected-float16", "protected-float32")
-@pytest.mark.parametrize("policy", ["float32", "float16"])
-@pytest.mark.parametrize("protect", [False, True], ids=["alone", "protected"])
-def test_a_model_that_fit_builds_trains_as_one_that_was_built(policy, protect):
-    wanted, _ = fitted(CopiesWeights(0.1), built=True, policy=policy)
-    got, optimizer = fitted(CopiesWeights(0.1), built=False, protect=protect, policy=policy)
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("float32", "protected", "by XLA", "several steps")
+@pytest.mark.parametrize(
+    ("policy", "how"),
+    [
+        ("float16", {}),
+        ("float32", {}),
+        ("float16", {"protect": True}),
+        ("float32", {"jit_compile": True}),
+        ("float32", {"steps_per_execution": 2}),
+        ("float32", {"run_eagerly": True}),
+    ],
+    ids=["float16", "float32", "protected", "by XLA", "several steps", "eager"],
+)
+def test_a_model_that_fit_builds_trains_as_one_that_was_built(policy, how):
+    wanted, _ = fitted(CopiesWeights(0.1), built=True, policy=policy, **{**how, "protect": False})
+    got, optimizer = fitted(CopiesWeights(0.1), built=False, policy=policy, **how)
     assert got == wanted
     assert int(optimizer.iterations) == 4
     assert bool(optimizer.masters) is (policy == "float16")
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive_with("how0", "how1")
-@pytest.mark.parametrize("how", [("jit_compile", True), ("steps_per_execution", 2), ("run_eagerly", True)])
-def test_in_each_way_that_fit_runs(how):
-    compiled = dict([how])
-    wanted, _ = fitted(CopiesWeights(0.1), built=True, **compiled)
-    assert fitted(CopiesWeights(0.1), built=False, **compiled)[0] == wanted
 
 
 @pytest.mark.slow

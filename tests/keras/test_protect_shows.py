@@ -60,9 +60,9 @@ class Batches(keras.callbacks.Callback):
 
 
 @pytest.mark.slow_with("{'run_eagerly': True}")
-@pytest.mark.exhaustive_with("{'run_eagerly': True}", "{'jit_compile': True}", "{'steps_per_execution': 2}")
+@pytest.mark.exhaustive_with("{'jit_compile': True}", "{'steps_per_execution': 2}")
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_a_loss_that_no_tracker_saw_is_what_is_shown(mode):
+def test_a_loss_that_no_tracker_saw_is_what_is_shown_also_of_a_skipped_step(mode):
     model, batches = own_model(**mode), Batches()
     x, y = data(32)
     history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, epochs=2, callbacks=[batches]).history
@@ -72,13 +72,6 @@ def test_a_loss_that_no_tracker_saw_is_what_is_shown(mode):
     np.testing.assert_allclose(history["loss"], [losses[-1]] * 2, rtol=2e-3)
     logs = model.train_on_batch(x[:8], y[:8], return_dict=True)
     np.testing.assert_allclose(logs["loss"], losses[0], rtol=2e-3)
-
-
-@pytest.mark.slow_with("{'run_eagerly': True}")
-@pytest.mark.exhaustive_with("{'jit_compile': True}")
-@pytest.mark.parametrize("mode", MODES[:3], ids=str)
-def test_a_skipped_step_shows_its_own_number_as_it_was(mode):
-    model = own_model(**mode)
     assert not np.isfinite(model.train_on_batch(*overflowing(), return_dict=True)["loss"])
     logs = model.train_on_batch(*steep(), return_dict=True)
     assert model.optimizer.loss_scaler.counters.skipped == 2
