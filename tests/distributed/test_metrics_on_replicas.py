@@ -10,7 +10,7 @@ from replica_cases import mirrored
 
 import scaler
 
-BATCH, BATCHES = 8, 6
+BATCH, BATCHES = 8, 3
 
 
 class Own(keras.Sequential):
