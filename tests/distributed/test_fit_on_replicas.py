@@ -23,11 +23,16 @@ def make_model(policy):
     return stateful_model(policy, ends=[keras.layers.Activation("linear", dtype="float32")])
 
 
-def compiled(strategy, policy, arguments, model=make_model, optimizer=keras.optimizers.Adam, **options):
+def stateless(policy):
+    keras.utils.set_random_seed(7)
+    return keras.Sequential([keras.Input([4]), keras.layers.Dense(1, activation="tanh", dtype=policy)])
+
+
+def compiled(strategy, policy, arguments, model=stateless, optimizer=keras.optimizers.SGD, **options):
     with strategy.scope():
         model = model(policy)
         inner = optimizer(1e-2, **arguments)
-        model.compile(scaler.LossScaleOptimizer(inner, initial_scale=SCALE), loss="mse", metrics=["mae"], **options)
+        model.compile(scaler.LossScaleOptimizer(inner, initial_scale=SCALE), loss="mse", **options)
     return scaler.protect(model)
 
 
@@ -39,7 +44,7 @@ def moved_by_a_step(model):
 @pytest.mark.exhaustive_with("float16-clipping, average", "mixed_float16-plain")
 @pytest.mark.parametrize(("policy", "kind"), [("mixed_float16", "plain"), ("float16", "clipping, average")])
 def test_an_overflow_on_any_replica_skips_on_all(policy, kind):
-    model = compiled(mirrored(2), policy, INNER[kind])
+    model = compiled(mirrored(2), policy, INNER[kind], make_model, keras.optimizers.Adam, metrics=["mae"])
     model.fit(*batch(size=16), batch_size=8, verbose=0)
     model.reset_metrics()
     before = raw(moved_by_a_step(model))
@@ -57,7 +62,7 @@ def test_an_overflow_on_any_replica_skips_on_all(policy, kind):
 @pytest.mark.dear("fit on replicas, traced")
 def test_a_dataset_whose_last_batch_is_smaller_trains():
     """Keras then takes the shares of the replicas from a branch."""
-    model = compiled(mirrored(2), "float32", {}, jit_compile=False)
+    model = compiled(mirrored(2), "float32", {})
     x, y = batch(size=12)
     history = model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8), verbose=0, shuffle=False).history
     assert np.isfinite(history["loss"]).all()
@@ -68,15 +73,10 @@ def test_a_dataset_whose_last_batch_is_smaller_trains():
 def test_keras_writes_nan_where_ours_skips():
     """What this is all about; when it fails, Keras has mended its class."""
     with mirrored(2).scope():
-        model = make_model("mixed_float16")
-        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=SCALE), loss="mse")
+        model = stateless("mixed_float16")
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=SCALE), loss="mse")
     model.fit(*spoil(batch(), "data", 1, 2), batch_size=8, verbose=0)
     assert not finite(model.trainable_variables)
-
-
-def stateless(policy):
-    keras.utils.set_random_seed(7)
-    return keras.Sequential([keras.Input([4]), keras.layers.Dense(1, activation="tanh", dtype=policy)])
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_the_weights_are_those_of_a_single_device(kind):
     trained = []
     for strategy in (mirrored(2), tf.distribute.get_strategy()):
         options = {} if strategy.num_replicas_in_sync > 1 else {"jit_compile": False}
-        model = compiled(strategy, "float32", INNER[kind], stateless, keras.optimizers.SGD, **options)
+        model = compiled(strategy, "float32", INNER[kind], **options)
         model.fit(*batch(size=32), batch_size=8, shuffle=False, epochs=2, verbose=0)
         assert model.optimizer.loss_scaler.counters.skipped == 0
         assert np.asarray(model.optimizer.iterations) == (4 if kind == "accumulation" else 8)
@@ -97,7 +97,7 @@ def test_the_weights_are_those_of_a_single_device(kind):
 
 @pytest.mark.slow
 def test_a_window_with_an_overflow_is_skipped_as_a_whole():
-    model = compiled(mirrored(2), "float16", INNER["accumulation"], optimizer=keras.optimizers.SGD)
+    model = compiled(mirrored(2), "float16", INNER["accumulation"])
     model.train_on_batch(*batch())
     model.train_on_batch(*batch())
     before = raw([*model.trainable_variables, *model.optimizer.masters.weights])
@@ -112,7 +112,7 @@ def test_a_window_with_an_overflow_is_skipped_as_a_whole():
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_training_goes_on_after_loading_in_the_middle_of_a_window(tmp_path):
-    model = compiled(mirrored(2), "float16", INNER["accumulation"], stateless)
+    model = compiled(mirrored(2), "float16", INNER["accumulation"], optimizer=keras.optimizers.Adam)
     for seed in range(3):
         model.train_on_batch(*batch(seed))
     model.save(tmp_path / "model.keras")
@@ -136,7 +136,7 @@ def test_training_goes_on_after_loading_in_the_middle_of_a_window(tmp_path):
     ids=["steps", "jit", "averages"],
 )
 def test_what_keras_cannot_do_there_is_refused(arguments, options, message):
-    model = compiled(mirrored(2), "mixed_float16", arguments, stateless, **options)
+    model = compiled(mirrored(2), "mixed_float16", arguments, **options)
     with pytest.raises(scaler.InvalidArgument, match=message):
         model.fit(*batch(size=16), batch_size=8, verbose=0)
 
@@ -150,24 +150,24 @@ ALONE = {
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("True-OneDevice", "False-CentralStorage", "False-OneDevice", "False-MultiWorkerMirrored")
+@pytest.mark.exhaustive_with("OneDevice")
 @pytest.mark.parametrize("name", ALONE)
-@pytest.mark.parametrize("protect", [True, False])
-def test_a_single_device_of_any_strategy_trains(name, protect):
-    assert trained_alone(ALONE[name], protect) == trained_alone(tf.distribute.get_strategy, protect)
+def test_a_single_device_of_any_strategy_trains(name):
+    assert trained_alone(ALONE[name]) == trained_alone(tf.distribute.get_strategy)
 
 
 @functools.cache
-def trained_alone(make_strategy, protect):
+def trained_alone(make_strategy):
     """The bits of the weights after a good batch and a bad one."""
     with make_strategy().scope():
-        model = make_model("float16")
+        norm = keras.layers.BatchNormalization(dtype="float16")
+        model = keras.Sequential([keras.Input([4]), norm, *stateless("float16").layers])
         optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1e-2), initial_scale=SCALE)
         model.compile(optimizer, loss="mse", jit_compile=False)
-    model = scaler.protect(model) if protect else model
+    scaler.protect(model)
     for one in (batch(), spoil(batch(), "forward", 0, 1)):
         logs = model.fit(*one, batch_size=8, verbose=0).history
-    assert logs == {"loss": [np.inf] if protect else [pytest.approx(np.nan, nan_ok=True)]}
+    assert logs == {"loss": [np.inf]}
     assert model.optimizer.loss_scaler.counters.skipped == 1
     assert finite([*model.weights, *model.optimizer.variables])
     return raw(model.weights)
@@ -192,8 +192,7 @@ def test_strategies_that_divide_a_step_are_refused(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_a_metric_that_is_nan_on_one_replica_is_shown_without_its_share(eagerly):
+def test_a_metric_that_is_nan_on_one_replica_is_shown_without_its_share():
     def fives(y, _):
         return tf.where(tf.reduce_max(y) >= 5.0, np.nan, 1.0) * tf.ones(tf.shape(y)[0])
 
@@ -201,7 +200,7 @@ def test_a_metric_that_is_nan_on_one_replica_is_shown_without_its_share(eagerly)
         model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
         optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0))
         metrics = [fives, keras.metrics.MeanMetricWrapper(lambda y, _: y + np.nan, name="never")]
-        model.compile(optimizer, loss="mse", metrics=metrics, run_eagerly=eagerly, jit_compile=False)
+        model.compile(optimizer, loss="mse", metrics=metrics, jit_compile=False)
     x, y = np.ones([16, 4], np.float32), np.ones([16, 1], np.float32)
     y[5] = 5.0
     with pytest.warns(scaler.ScaleWarning, match="protect: metrics of model"):

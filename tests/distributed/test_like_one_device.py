@@ -46,12 +46,6 @@ class Regularised(keras.losses.Loss):
 HALF = functools.partial(models.plain_model, "float16")
 
 
-def one_layer():
-    """As few variables as there may be, for the setup that each run of the tests takes."""
-    keras.utils.set_random_seed(7)
-    return keras.Sequential([keras.Input([4], dtype="float16"), keras.layers.Dense(1, dtype="float16")])
-
-
 SGD, ADAM = keras.optimizers.SGD, keras.optimizers.Adam
 SETUPS = {
     "Adam with EMA and decay, Keras loss": (
@@ -67,7 +61,7 @@ SETUPS = {
     ),
     "plain function, clip_norm": (models.plain_model, lambda: descent, {"clip_norm": 0.5}),
     "plain function, masters, ClipByNorm": (
-        one_layer,
+        functools.partial(models.one_layer, "float16"),
         lambda: descent,
         {"kind": "float16", "clip": scaler.ClipByNorm(0.2)},
     ),

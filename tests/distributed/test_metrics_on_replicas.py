@@ -10,7 +10,7 @@ from replica_cases import mirrored
 
 import scaler
 
-BATCH, BATCHES = 8, 6
+BATCH, BATCHES = 8, 3
 
 
 class Own(keras.Sequential):
@@ -48,8 +48,7 @@ def made(replicas, ours, kind=keras.Sequential, scale=64.0, factor=1.0):
         model.compile(
             scaler.LossScaleOptimizer(inner, scaler.Static(scale)) if ours else inner,
             loss=lambda y, prediction: factor * keras.losses.binary_crossentropy(y, prediction),
-            metrics=[keras.metrics.Precision(name="precision")],
-            weighted_metrics=[keras.metrics.BinaryAccuracy(name="weighted")],
+            weighted_metrics=[keras.metrics.Precision(name="precision")],
             jit_compile=False,
         )
     return scaler.protect(model) if ours else model

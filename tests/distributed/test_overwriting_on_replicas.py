@@ -124,7 +124,7 @@ def stepping(replicas, mode, unscales=False):
     """A step on all replicas: from the new value of each to whether it counted, the value then, who is to blame."""
     strategy = cases.mirrored(replicas)
     with strategy.scope():
-        weight, own = keras.Variable(tf.ones([3])), keras.Variable(tf.zeros([7]))
+        weight, own = keras.Variable(tf.ones([7])), keras.Variable(tf.zeros([7]))  # Of one shape, as if to be joined.
         own.overwrite_with_gradient = True
         optimizer, loss_scaler = keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(3.0 if unscales else 8.0))
 
@@ -132,7 +132,7 @@ def stepping(replicas, mode, unscales=False):
         def replica():
             loss_scaler.scale(tf.constant(1.0))
             number = tf.distribute.get_replica_context().replica_id_in_sync_group
-            grads = [tf.ones([3]), tf.gather(values, number)]
+            grads = [tf.ones([7]), tf.gather(values, number)]
             grads = loss_scaler.unscale(grads) if unscales else grads
             return loss_scaler.apply(optimizer, grads, [weight, own], unscaled=unscales)
 

@@ -61,7 +61,7 @@ def test_a_last_batch_that_cannot_be_split():
     x, y = cases.batch(size=7)
     strategy = cases.mirrored(2)
     with strategy.scope():
-        model, optimizer = models.plain_model(), keras.optimizers.SGD(0.1)
+        model, optimizer = models.one_layer(), keras.optimizers.SGD(0.1)
         step = loops.TrainStep(model, cases.squared_error, optimizer)
     loop = loops.Loop(step, tf.data.Dataset.from_tensor_slices((x, y)).batch(4), strategy=strategy)
     loop.run(1)

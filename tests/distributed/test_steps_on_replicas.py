@@ -26,12 +26,12 @@ def batches(count, bad=None):
     return tf.data.Dataset.from_tensor_slices(tuple(np.stack(part) for part in zip(*parts, strict=True)))
 
 
-def run(replicas, steps_per_call, kind="float16"):
+def run(replicas, steps_per_call):
     """Five batches of which the third is bad, in a run that wants nine: what was seen, and the averaged weights."""
     strategy = cases.mirrored(replicas)
     with strategy.scope():
         loss_scaler = scaler.LossScaler(scaler.Static(8.0))
-        model = models.plain_model(kind)
+        model = models.one_layer("float16")
         optimizer = keras.optimizers.Adam(loops.ByAttempts(HALVING, loss_scaler), use_ema=True, ema_momentum=0.5)
         step = loops.TrainStep(model, two_terms, optimizer, loss_scaler=loss_scaler, clip=scaler.ClipByNorm(0.5))
     averaged, seen = loops.Averaged(model, optimizer), []
@@ -91,7 +91,8 @@ def test_a_step_that_makes_its_variables_is_traced_once_on_each_replica():
         return cases.squared_error(y, prediction)
 
     with strategy.scope():
-        step = loops.TrainStep(models.plain_model("float16"), counting, keras.optimizers.Adam(0.01))
+        model, optimizer = models.one_layer("float16"), keras.optimizers.SGD(0.01, momentum=0.5)
+        step = loops.TrainStep(model, counting, optimizer, loss_scaler=scaler.LossScaler(scaler.Static(8.0)))
     loop = loops.Loop(step, batches(4), strategy=strategy)
     loop.run(4)
     assert loop.counters.applied == 4

@@ -14,6 +14,10 @@ from ways import second_look
 import scaler
 
 
+def shares_of(strategy, values):
+    return one_for_each(strategy, [tf.constant(value, tf.float32) for value in values])
+
+
 class Given:
     """Applies gradients given for each replica to a variable [2] of ones, by SGD with a learning rate of 1."""
 
@@ -24,17 +28,18 @@ class Given:
             self.optimizer = optimizer or keras.optimizers.SGD(1.0)
             self.loss_scaler = scaler.LossScaler(scaler.Static(loss_scale))
         assert self.loss_scaler.loss_scale == loss_scale
-        self.call = tf.function(lambda values: strategy.run(self._apply, args=(values,)))
+        self.call = tf.function(lambda values: strategy.run(self.take, args=(values,)))
 
-    def _apply(self, value):
+    def take(self, value):
+        """What a replica does with its own gradient."""
         grad = tf.IndexedSlices(value, tf.constant([1]), tf.constant([2])) if self.sparse else value
         return self.loss_scaler.apply(self.optimizer, [grad], [self.variable], **self.arguments)
 
     def __call__(self, *values):
         """The outcome on replica 0 and the variable after it, for one gradient a replica."""
         self.variable.assign([1.0, 1.0])
-        shares = one_for_each(self.strategy, [tf.constant(value, tf.float32) for value in values])
-        outcome = tf.nest.map_structure(lambda x: self.strategy.experimental_local_results(x)[0], self.call(shares))
+        outcome = self.call(shares_of(self.strategy, values))
+        outcome = tf.nest.map_structure(lambda x: self.strategy.experimental_local_results(x)[0], outcome)
         assert cases.agree([self.variable])
         return outcome, self.variable.numpy()
 
@@ -81,31 +86,32 @@ def test_one_index_on_two_replicas():
     assert kept.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "optimizer"),
-    [
-        ({"clip_norm": 1.0}, {}),
-        ({}, {"global_clipnorm": 1.0}),
-        ({}, {"clipnorm": 1.0}),
-    ],
-    ids=["clip_norm", "global_clipnorm", "clipnorm"],
-)
-def test_clipping_is_of_the_sum(arguments, optimizer):
+def test_clipping_is_of_the_sum():
     """Keras clips what each replica has, and then sums: 5 on each of 2 replicas would move by 2, and 5 - 4.5 by 0."""
     strategy = cases.mirrored(2)
+    clips = ({"clip_norm": 1.0}, {"global_clipnorm": 1.0}, {"clipnorm": 1.0}, {"clipvalue": 1.0})
     with strategy.scope():
-        optimizer = keras.optimizers.SGD(1.0, **optimizer)
-    given = Given(strategy, 1.0, optimizer=optimizer, **arguments)
-    np.testing.assert_allclose(given([5.0, 0.0], [5.0, 0.0])[1], [0.0, 1.0], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(given([5.0, 0.0], [-4.5, 0.0])[1], [0.5, 1.0], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(given([3.0, 0.0], [0.0, 4.0])[1], [0.4, 0.2], rtol=0, atol=1e-6)
+        sgd = [keras.optimizers.SGD(1.0, **({} if "clip_norm" in clip else clip)) for clip in clips]
+    each = [
+        Given(strategy, 1.0, optimizer=optimizer, **(clip if "clip_norm" in clip else {}))
+        for clip, optimizer in zip(clips, sgd, strict=True)
+    ]
+    together = tf.function(lambda values: strategy.run(lambda value: [one.take(value) for one in each], args=(values,)))
 
+    def moved(*values):
+        for one in each:
+            one.variable.assign([1.0, 1.0])
+        together(shares_of(strategy, values))
+        assert cases.agree([one.variable for one in each])
+        return [one.variable.numpy() for one in each]
 
-def test_clipvalue_is_of_the_sum():
-    strategy = cases.mirrored(2)
-    with strategy.scope():
-        optimizer = keras.optimizers.SGD(1.0, clipvalue=1.0)
-    assert Given(strategy, 1.0, optimizer=optimizer)([5.0, 0.25], [5.0, 0.25])[1].tolist() == [0.0, 0.5]
+    assert moved([5.0, 0.25], [5.0, 0.25])[-1].tolist() == [0.0, 0.5]
+    for values, expected in (
+        (([5.0, 0.0], [5.0, 0.0]), [0.0, 1.0]),
+        (([5.0, 0.0], [-4.5, 0.0]), [0.5, 1.0]),
+        (([3.0, 0.0], [0.0, 4.0]), [0.4, 0.2]),
+    ):
+        np.testing.assert_allclose(moved(*values)[:3], [expected] * 3, rtol=0, atol=1e-6)
 
 
 def test_float64_variables_beside_float32_ones():

@@ -68,25 +68,3 @@ def test_a_variable_more_costs_a_few_operations_on_each_replica():
         return sum(each.type not in passing_on for one in (graph, branch) for each in one.get_operations())
 
     assert (cost(8) - cost(4)) / 4 <= 2 * 9 + 6
-
-
-def test_a_variable_that_its_gradient_overwrites_gets_the_value_itself():
-    """Such as the scales of float8 layers."""
-    strategy = cases.mirrored(2)
-    with strategy.scope():
-        weights = [keras.Variable(tf.ones([3]), name=f"w{place}") for place in range(3)]
-        weights[2].overwrite_with_gradient = True
-        optimizer, loss_scaler = keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(8.0))
-
-    @tf.function
-    def step():
-        def own():
-            loss_scaler.scale(tf.constant(1.0))
-            grads = [tf.fill([3], 8.0 / 2)] * 2 + [tf.fill([3], 7.0)]
-            return loss_scaler.apply(optimizer, grads, weights).finite
-
-        return strategy.run(own)
-
-    step()
-    parts = [[part.numpy().tolist() for part in weight.value.values] for weight in weights]
-    assert parts == [[[0.0] * 3] * 2] * 2 + [[[7.0] * 3] * 2]

@@ -43,40 +43,54 @@ def test_vectors_are_joined_by_what_they_are(steps_per_call):
     assert seen[-1].outputs["whole"][-1] == 5
 
 
-def watched(replicas, batches):
-    """Counts and largest magnitudes of two steps with a BatchNorm in which replicas meet."""
+def watched(replicas, batches, model, kinds, accumulate=1, every=1):
+    """What the probes of a model are called, and the vectors of the last step."""
     strategy = cases.mirrored(replicas) if replicas > 1 else None
     with strategy.scope() if strategy else contextlib.nullcontext():
-        keras.utils.set_random_seed(7)
-        model = keras.Sequential(
-            [
-                keras.Input([4]),
-                keras.layers.Dense(6, activation="relu", name="first"),
-                keras.layers.BatchNormalization(synchronized=True, name="norm"),
-                keras.layers.Dense(1, name="last"),
-            ]
-        )
-        watch = observe.watch(model, kinds=observe.KINDS[:2])
+        model = model()
+        watch = observe.watch(model, kinds=kinds, every=every)
+        optimizer, loss_scaler = keras.optimizers.SGD(0.125), scaler.LossScaler(scaler.Static(8.0))
         step = loops.TrainStep(
-            model,
-            cases.squared_error,
-            keras.optimizers.SGD(0.125),
-            loss_scaler=scaler.LossScaler(scaler.Static(8.0)),
-            probes=watch,
+            model, cases.squared_error, optimizer, loss_scaler=loss_scaler, probes=watch, accumulate=accumulate
         )
+    data = tf.data.Dataset.from_tensor_slices(tuple(np.stack(part) for part in zip(*batches, strict=True)))
     seen = []
-    loops.Loop(step, batches, steps_per_call=2, strategy=strategy, actions=[seen.append]).run(2)
-    return watch.names, seen[0].vectors
+    loops.Loop(step, data, steps_per_call=2, strategy=strategy, actions=[seen.append]).run(len(batches))
+    return watch.names, seen[-1].vectors
+
+
+def normalizing():
+    """A model in whose BatchNorm replicas meet."""
+    keras.utils.set_random_seed(7)
+    return keras.Sequential(
+        [
+            keras.Input([4]),
+            keras.layers.Dense(6, activation="relu", name="first"),
+            keras.layers.BatchNormalization(synchronized=True, name="norm"),
+            keras.layers.Dense(1, name="last"),
+        ]
+    )
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_counts_of_two_replicas_are_those_of_one_device():
-    parts = [cases.batch(seed) for seed in range(2)]
-    batches = tf.data.Dataset.from_tensor_slices(tuple(np.stack(part) for part in zip(*parts, strict=True)))
-    (names, ours), (expected_names, expected) = watched(2, batches), watched(1, batches)
-    assert names == expected_names == [f"{k}/{n}" for k in observe.KINDS[:2] for n in ("first", "norm", "last")]
+    batches, kinds = [cases.batch(seed) for seed in range(2)], observe.KINDS[:2]
+    (names, ours), (expected_names, expected) = (watched(count, batches, normalizing, kinds) for count in (2, 1))
+    assert names == expected_names == [f"{k}/{n}" for k in kinds for n in ("first", "norm", "last")]
     np.testing.assert_array_equal(ours["counts"].sum(-1), expected["counts"].sum(-1))
     # Sums round otherwise, so that a value may lie on the other side of a power of two.
     assert np.abs(ours["counts"] - expected["counts"]).sum() <= 4
     np.testing.assert_allclose(ours["amax"], expected["amax"], rtol=1e-3)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("window", "every"), [(1, 2), (2, 1)])
+def test_noise_and_updates_of_replicas_are_those_of_micro_batches(window, every):
+    whole, kinds = [cases.batch(seed) for seed in range(2)], ["noise_scale", "update_rms", "weights"]
+    half = len(whole[0][0]) // 2
+    halves = [tuple(part[at : at + half] for part in one) for one in whole for at in (0, half)]
+    _, replicas = watched(2, whole, cases.plain_model, kinds, window, every)
+    _, alone = watched(1, halves, cases.plain_model, kinds, 2 * window, every)
+    assert np.isfinite(alone["noise_scale"][-1]).all()
+    for name in ("noise_scale", "update_rms", "update_ratio"):
+        np.testing.assert_allclose(replicas[name][-1], alone[name][-1], rtol=1e-4, err_msg=name)

@@ -11,7 +11,7 @@ from scaler_cases import steep
 from ways import second_look
 
 import scaler
-from scaler.strategies import Needs, StaticState
+from scaler.strategies import Headroom, Histogram, Needs, StaticState
 
 COUNTS = [2, 3]
 
@@ -75,6 +75,24 @@ def test_an_event_is_finite_if_it_is_on_all_replicas(run, replicas):
 
 def stored(rig):
     return float(rig.loss_scaler._state["loss_scale"].numpy())
+
+
+@pytest.mark.exhaustive
+def test_a_step_shows_the_amax_of_the_sum_and_the_counts_of_all():
+    strategy = mirrored(2)
+    with strategy.scope():
+        weights = tf.Variable([1.0, 2.0])
+        following, counting = scaler.LossScaler(Headroom()), scaler.LossScaler(Histogram(2.0**10, edge=3000.0))
+
+    def step():
+        for loss_scaler in (following, counting):
+            with tf.GradientTape() as tape:
+                scaled = loss_scaler.scale(tf.reduce_sum(weights * [4.0, 1.0]))
+            loss_scaler.apply(lambda grads, variables: None, tape.gradient(scaled, [weights]), [weights])
+
+    tf.function(lambda: strategy.run(step))()
+    assert following.loss_scale.numpy() == 2.0**11  # Of 4 + 4, where one replica's 4 would leave 2^12.
+    assert counting.loss_scale.numpy() == 2.0**9  # 2 of 4 values are above the edge, too many.
 
 
 @pytest.mark.slow_with("3")

@@ -28,7 +28,7 @@ def overflowing(size=8):
 
 def make_model(policy="mixed_float16", stateful=True, dropout=0.25):
     ends = [keras.layers.Activation("linear", dtype="float32")]
-    return models.stateful_model(policy, dropout, ends=ends) if stateful else models.plain_model(policy, ends=ends)
+    return models.stateful_model(policy, dropout, ends=ends) if stateful else models.one_layer(policy)
 
 
 def compiled(

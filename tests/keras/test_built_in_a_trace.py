@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from rigs import raw
 from versions import needs_keras
 
 import scaler
@@ -39,42 +40,39 @@ def fitted(optimizer, *, built, protect=False, policy="float32", batch=X, **comp
     return [variable.numpy().tolist() for variable in model.weights], optimizer
 
 
-@pytest.mark.slow_with("alone-float16")
-@pytest.mark.exhaustive_with("alone-float32", "protected-float16", "protected-float32")
-@pytest.mark.parametrize("policy", ["float32", "float16"])
-@pytest.mark.parametrize("protect", [False, True], ids=["alone", "protected"])
-def test_a_model_that_fit_builds_trains_as_one_that_was_built(policy, protect):
-    wanted, _ = fitted(CopiesWeights(0.1), built=True, policy=policy)
-    got, optimizer = fitted(CopiesWeights(0.1), built=False, protect=protect, policy=policy)
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("float32", "protected", "by XLA", "several steps")
+@pytest.mark.parametrize(
+    ("policy", "how"),
+    [
+        ("float16", {}),
+        ("float32", {}),
+        ("float16", {"protect": True}),
+        ("float32", {"jit_compile": True}),
+        ("float32", {"steps_per_execution": 2}),
+        ("float32", {"run_eagerly": True}),
+    ],
+    ids=["float16", "float32", "protected", "by XLA", "several steps", "eager"],
+)
+def test_a_model_that_fit_builds_trains_as_one_that_was_built(policy, how):
+    wanted, _ = fitted(CopiesWeights(0.1), built=True, policy=policy, **{**how, "protect": False})
+    got, optimizer = fitted(CopiesWeights(0.1), built=False, policy=policy, **how)
     assert got == wanted
     assert int(optimizer.iterations) == 4
     assert bool(optimizer.masters) is (policy == "float16")
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("how0", "how1")
-@pytest.mark.parametrize("how", [("jit_compile", True), ("steps_per_execution", 2), ("run_eagerly", True)])
-def test_in_each_way_that_fit_runs(how):
-    compiled = dict([how])
-    wanted, _ = fitted(CopiesWeights(0.1), built=True, **compiled)
-    assert fitted(CopiesWeights(0.1), built=False, **compiled)[0] == wanted
-
-
-@pytest.mark.slow
 def test_with_accumulated_gradients_and_a_bad_first_batch():
     optimizer = CopiesWeights(0.1, gradient_accumulation_steps=2)
-    before, _ = fitted(CopiesWeights(0.0), built=True)
+    keras.utils.set_random_seed(0)  # As the model does.
+    layer = keras.layers.Dense(3)
+    layer.build((None, 5))
+    before = [variable.numpy().tolist() for variable in layer.weights]
     got, wrapped = fitted(optimizer, built=False, batch=X * np.nan)
     assert got == before
     assert int(wrapped.iterations) == 0
     assert [copy.numpy().tolist() for copy in optimizer.copies] == before
-
-
-@pytest.mark.slow
-@needs_keras("ScheduleFreeAdamW")
-def test_schedule_free_adam_begins_with_the_weights():
-    wanted, _ = fitted(keras.optimizers.ScheduleFreeAdamW(0.01), built=True)
-    assert fitted(keras.optimizers.ScheduleFreeAdamW(0.01), built=False)[0] == wanted
 
 
 def layer_made_in_a_step(optimizer, loss_scaler):
@@ -88,6 +86,22 @@ def layer_made_in_a_step(optimizer, loss_scaler):
         return loss_scaler.apply(optimizer, tape.gradient(scaled, weights), weights).finite
 
     return step, layer
+
+
+@pytest.mark.slow
+@needs_keras("ScheduleFreeAdamW")
+def test_schedule_free_adam_begins_with_the_weights():
+    ends = []
+    for built in (False, True):
+        keras.utils.set_random_seed(0)
+        optimizer, loss_scaler = keras.optimizers.ScheduleFreeAdamW(0.01), scaler.LossScaler(scaler.Static(16.0))
+        step, layer = layer_made_in_a_step(optimizer, loss_scaler)
+        if built:
+            layer.build(X.shape)
+            optimizer.build(layer.trainable_variables)
+        assert all(step(X) for _ in range(3))
+        ends.append(raw(layer.weights))
+    assert ends[0] == ends[1]
 
 
 def test_a_step_by_hand_that_makes_its_layer():

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_cases import compiled, data, make_model
+from keras_cases import compiled, data, make_model, started
 
 import scaler
 
@@ -16,7 +16,7 @@ SWAPS_MASTERS = pytest.mark.skipif(
 
 def averaging(policy, **arguments):
     inner = keras.optimizers.SGD(0.2, use_ema=True, ema_momentum=0.7)
-    return compiled(policy, inner, scaler.Static(64.0), dropout=0.0, **arguments)
+    return compiled(policy, inner, scaler.Static(64.0), stateful=False, **arguments)
 
 
 class Peek(keras.callbacks.Callback):
@@ -50,7 +50,7 @@ def assert_all_close(ones, others, tolerance):
 @SWAPS_MASTERS
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16", "bfloat16"])
 def test_averages_are_swapped_in_for_evaluation_and_out_again(policy):
-    model, peek = averaging(policy), Peek()
+    model, peek = started(averaging, policy=policy), Peek()
     x, y = data()
     tolerance = {"float16": 1e-3, "bfloat16": 1e-2}.get(policy, 1e-6)
     for _ in range(4):
@@ -85,7 +85,7 @@ def test_fit_with_swaps_is_fit_without_as_far_as_float32_can_tell():
 @pytest.mark.slow
 @SWAPS_MASTERS
 def test_weights_that_were_set_before_a_swap_are_there_after_it():
-    model = averaging("float16")
+    model = started(averaging, policy="float16")
     x, y = data()
     model.train_on_batch(x, y)
     model.set_weights([np.full(weight.shape, 0.25) for weight in model.weights])
@@ -130,7 +130,7 @@ def test_averages_of_optimizers_inside_are_swapped_and_taken_over(policy):
 
 @pytest.mark.slow
 def test_the_state_of_a_model_as_a_tree_goes_there_and_back():
-    models = [compiled("float16", keras.optimizers.Adam(1e-2), stateful=False) for _ in range(2)]
+    models = [compiled("float16", keras.optimizers.Adam(1e-2), stateful=False, protect=False) for _ in range(2)]
     models[0].train_on_batch(*data(8))
     models[1].optimizer.build(models[1].trainable_variables)
     weights = [variable.numpy() for variable in models[0].weights]

@@ -39,19 +39,19 @@ def values(variables):
     return [variable.numpy().tolist() for variable in variables.values()]
 
 
-@pytest.mark.parametrize("compiled", [lambda step: step, tf.function], ids=["eager", "graph"])
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "said", "compiled"),
     [
-        (("a", "b"), "'a' has no gradient in this micro-batch"),
-        (("a", "ab"), "'b' has a gradient in this micro-batch"),
-        (("ab", "a"), "'b' has no gradient in this micro-batch"),
+        (("a", "b"), "'a' has no gradient in this micro-batch", False),
+        (("a", "ab"), "'b' has a gradient in this micro-batch", False),
+        (("ab", "a"), "'b' has no gradient in this micro-batch", False),
+        (("ab", "a"), "'b' has no gradient in this micro-batch", True),
     ],
-    ids=["another", "more", "fewer"],
+    ids=["another", "more", "fewer", "fewer in a graph"],
 )
-def test_no_gradient_of_a_window_is_dropped(compiled, two, names, said):
+def test_no_gradient_of_a_window_is_dropped(two, names, said, compiled):
     variables, _, micro_batch = two
-    run = compiled(micro_batch)
+    run = tf.function(micro_batch) if compiled else micro_batch
     run(names[0])
     with pytest.raises(scaler.InvalidArgument, match=said):
         run(names[1])

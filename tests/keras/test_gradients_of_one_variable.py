@@ -20,8 +20,11 @@ def as_array(grad):
     return np.zeros([3, 2], np.float32) if grad is None else grad.numpy()
 
 
-@pytest.mark.parametrize("steps", [None, 2], ids=["plain", "accumulated"])
-@pytest.mark.parametrize(("built", "dtype"), [(False, "float16"), (True, "float32")])
+@pytest.mark.parametrize(
+    ("built", "dtype", "steps"),
+    [(False, "float16", None), (True, "float32", 2)],
+    ids=["plain, in float16", "accumulated, in float32"],
+)
 @pytest.mark.parametrize(
     "grads",
     [(DENSE, DENSE), (SLICES, OTHER), (DENSE, SLICES), (OTHER, DENSE), (None, DENSE), (DENSE, None), (SLICES,) * 3],

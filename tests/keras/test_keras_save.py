@@ -258,7 +258,7 @@ def test_a_model_saved_without_its_optimizer_gets_new_masters(tmp_path):
 def test_an_hdf5_file_holds_the_weights_and_the_optimizer_starts_anew(tmp_path):
     """Keras builds the optimizer of a loaded HDF5 file for no variables, whichever it is."""
     model = small("float16")
-    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=SCALE)
     model.compile(optimizer, loss=keras.losses.MeanSquaredError(), jit_compile=False)
     model.train_on_batch(*data(8))
     model.save(tmp_path / "model.h5")

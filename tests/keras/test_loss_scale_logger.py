@@ -4,6 +4,7 @@ import csv
 import warnings
 
 import keras
+import models
 import numpy as np
 import pytest
 from keras_cases import SCALE, compiled, data, fit, make_model, overflowing
@@ -11,14 +12,20 @@ from keras_cases import SCALE, compiled, data, fit, make_model, overflowing
 import scaler
 
 
-@pytest.mark.slow
+def messages_of(found):
+    return [str(one.message) for one in found if "Call hs.protect(model)" in str(one.message)]
+
+
 def test_history_files_and_the_progress_bar_see_it(tmp_path, capsys):
-    model = compiled()
-    fit(model)
+    model = compiled(stateful=False)
+    model.train_on_batch(*data(8))
     model.train_on_batch(*overflowing())
-    x, y = data(16)
     log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
-    history = model.fit(x, y, batch_size=8, verbose=2, callbacks=[scaler.LossScaleLogger(), log]).history
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", scaler.ScaleWarning)
+        callbacks = [scaler.LossScaleLogger(), log]
+        history = model.fit(*data(16), batch_size=8, verbose=2, callbacks=callbacks).history
+    assert not messages_of(found)  # It is protected.
     wanted = {"loss_scale": SCALE, "skipped_steps": 1, "last_skip": scaler.Cause.LOSS}
     assert {name: history[name] for name in wanted} == {name: [value] for name, value in wanted.items()}
     (row,) = csv.DictReader((tmp_path / "log.csv").read_text().splitlines())
@@ -30,7 +37,7 @@ def test_history_files_and_the_progress_bar_see_it(tmp_path, capsys):
 @pytest.mark.exhaustive_with("{'steps_per_execution': 5}")
 @pytest.mark.parametrize("mode", [{}, {"steps_per_execution": 5}], ids=str)
 def test_a_run_without_progress_is_stopped(mode):
-    model = compiled(**mode)
+    model = compiled(stateful=False, **mode)
     x, y = overflowing(80)
     x[:] = 1e30
     policy = scaler.StuckPolicy(consecutive_skips=4)
@@ -92,14 +99,21 @@ def test_short_fits_are_judged_together():
     assert model.optimizer.loss_scaler.counters.attempted == 200
 
 
+def two_layers(**arguments):
+    """A model without `protect`, of which one layer may be frozen."""
+    model = models.two_layers("mixed_float16")
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(1e-2)), loss="mse", jit_compile=False, **arguments)
+    return model
+
+
 @pytest.mark.dear("each `fit` is traced anew, since the model changed")
 @pytest.mark.exhaustive_with("frozen")
 @pytest.mark.parametrize("frozen_first", [True, False], ids=["unfrozen", "frozen"])
 def test_a_fit_that_was_not_compiled_again_is_refused(frozen_first):
-    model, logger = compiled(protect=False, stateful=False), [scaler.LossScaleLogger()]
+    model, logger = two_layers(), [scaler.LossScaleLogger()]
     fit(model, callbacks=logger)
     model.layers[0].trainable = not frozen_first  # The model is traced already, but this one is compiled anew.
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), loss="mse", jit_compile=False)
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(1e-2)), loss="mse", jit_compile=False)
     fit(model, callbacks=logger)
     fit(model, callbacks=[scaler.LossScaleLogger()])
     before = [weight.tobytes() for weight in model.get_weights()]
@@ -114,7 +128,7 @@ def test_a_fit_that_was_not_compiled_again_is_refused(frozen_first):
 
 @pytest.mark.slow
 def test_a_callback_that_unfreezes_in_the_middle_of_a_fit_is_noticed_at_the_next_epoch():
-    model = compiled(protect=False, stateful=False)
+    model = two_layers()
     model.layers[0].trainable = False
 
     def unfreeze(epoch, logs):
@@ -128,7 +142,7 @@ def test_a_callback_that_unfreezes_in_the_middle_of_a_fit_is_noticed_at_the_next
 
 @pytest.mark.slow
 def test_an_eager_fit_follows():
-    model = compiled(protect=False, stateful=False, run_eagerly=True)
+    model = two_layers(run_eagerly=True)
     fit(model, callbacks=[scaler.LossScaleLogger()])
     model.layers[0].trainable = False
     frozen = [weight.tobytes() for weight in model.layers[0].get_weights()]
@@ -136,12 +150,10 @@ def test_an_eager_fit_follows():
     assert [weight.tobytes() for weight in model.layers[0].get_weights()] == frozen
 
 
-@pytest.mark.parametrize("protect", [False, True])
-def test_a_skip_in_a_model_that_is_not_protected_is_said_once(protect):
-    model = compiled(protect=protect, stateful=False)
+def test_a_skip_in_a_model_that_is_not_protected_is_said_once():
+    model = compiled(protect=False, stateful=False)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", scaler.ScaleWarning)
         callback = scaler.LossScaleLogger()
         model.fit(*overflowing(), batch_size=8, epochs=2, verbose=0, callbacks=[callback])
-    messages = [str(one.message) for one in found if "Call hs.protect(model)" in str(one.message)]
-    assert len(messages) == (0 if protect else 1)
+    assert len(messages_of(found)) == 1

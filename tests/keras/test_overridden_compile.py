@@ -61,17 +61,13 @@ def loaded(saved):
         return keras.saving.load_model(saved[1] / "task.keras")
 
 
-@pytest.mark.slow
-def test_protect_says_so_at_once_and_the_first_step_refuses(loaded):
+def test_protect_says_so_at_once_and_the_first_step_refuses_and_so_does_the_logger(loaded):
+    with pytest.raises(scaler.InvalidArgument, match=SAYS):
+        loaded.fit(*data(8), verbose=0, callbacks=[scaler.LossScaleLogger()])
     with pytest.warns(scaler.ScaleWarning, match=f"compiled with Adam and not with.*{SAYS}"):
         scaler.protect(loaded)
     with pytest.raises(scaler.InvalidArgument, match=f"has no hs.LossScaleOptimizer.*{SAYS}"):
         loaded.fit(*data(8), verbose=0)
-
-
-def test_the_logger_says_so_too(loaded):
-    with pytest.raises(scaler.InvalidArgument, match=SAYS):
-        loaded.fit(*data(8), verbose=0, callbacks=[scaler.LossScaleLogger()])
 
 
 @pytest.mark.exhaustive

@@ -15,7 +15,7 @@ def optimizer_and_model():
 
 
 def loss_of(model, x, y):
-    return tf.reduce_mean(tf.square(model(x) - y))
+    return tf.reduce_mean(tf.square(tf.cast(model(x), tf.float32) - y))
 
 
 def keras_2(optimizer, model, x, y):
