@@ -16,7 +16,7 @@ def variables():
     return [tf.Variable([0.0])]
 
 
-@pytest.mark.slow_with("xla", "loop")
+@modes("eager", "graph")
 def test_apply_without_scale_warns_once(execute):
     loss_scaler, targets = scaler.LossScaler(), variables()
     run = execute(lambda: loss_scaler.apply(plain_descent, GRADS, targets).finite)
@@ -69,8 +69,7 @@ def test_whoever_asked_for_the_scale_knows():
     assert scaler.LossScaler().apply(plain_descent, GRADS, variables(), unscaled=True).finite
 
 
-@pytest.mark.slow_with("loop")
-@modes("eager", "graph", "loop")
+@modes("eager", "graph")
 def test_a_step_that_is_counted_twice_is_noticed(execute):
     loss_scaler, targets = scaler.LossScaler(scaler.Dynamic(8.0)), variables()
 
@@ -84,7 +83,7 @@ def test_a_step_that_is_counted_twice_is_noticed(execute):
         execute(step)()
 
 
-@modes("eager", "graph", "loop")
+@modes("eager", "loop")
 def test_two_updates_in_a_row_are_noticed(execute):
     loss_scaler = scaler.LossScaler(scaler.Dynamic(8.0))
 
@@ -107,12 +106,12 @@ def test_one_update_for_a_step_is_none(execute):
         return [loss_scaler.scale(tf.constant(1.0))[tf.newaxis]]
 
     def step():
-        for _ in range(2):
-            outcomes = [loss_scaler.apply(plain_descent, scaled(), targets, update=False) for _ in range(2)]
-            loss_scaler.update(scaler.Event(outcomes[0].finite & outcomes[1].finite))
-            finite = scaler.all_finite(loss_scaler.unscale(scaled()))
-            loss_scaler.update(scaler.Event(finite))
-            loss_scaler.apply(plain_descent, scaled(), targets)
+        """Three steps, each with another end: a count after two parts, the long form and `apply`."""
+        outcomes = [loss_scaler.apply(plain_descent, scaled(), targets, update=False) for _ in range(2)]
+        loss_scaler.update(scaler.Event(outcomes[0].finite & outcomes[1].finite))
+        finite = scaler.all_finite(loss_scaler.unscale(scaled()))
+        loss_scaler.update(scaler.Event(finite))
+        loss_scaler.apply(plain_descent, scaled(), targets)
         return finite
 
     run = execute(step)
