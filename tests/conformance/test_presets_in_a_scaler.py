@@ -32,7 +32,7 @@ def drive(loss_scaler, word):
     return scales
 
 
-@pytest.mark.parametrize("preset", SMALL)
+@pytest.mark.parametrize("preset", sorted(set(SMALL) - {"deepspeed", "mxnet", "paddle"}))
 def test_a_restored_scaler_goes_on_as_the_original_does(preset, tmp_path):
     want = originals.trace(preset, SMALL[preset], WORD)
     strategy = getattr(presets, preset)(**SMALL[preset])

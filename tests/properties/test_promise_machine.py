@@ -387,7 +387,7 @@ class Promise(RuleBasedStateMachine):
             assert raw(now.model, now.kept) == raw(self.seen[1].model, self.seen[1].kept)
         if want.row < PATIENCE:
             self.rig.scaler.check(now.reading)
-        else:
+        elif want.row <= PATIENCE + 1:  # The sentence is costly, and the same from then on.
             with pytest.raises(scaler.StuckError, match=f"{want.row} steps in a row.*'sequential.*/(kernel|bias)'"):
                 self.rig.scaler.check(now.reading)
 
@@ -411,7 +411,7 @@ def run(examples, steps):
 
 @pytest.mark.dear("compiles four kinds of steps and drives each through a hundred faults")
 def test_a_few_hundred_rules():
-    run(14, 25)
+    run(16, 25)
     # The mixture holds what it is about, and rounding decides rarely.
     assert TALLY["rules"] >= 300
     assert 20 <= TALLY["bad data"] <= sum(TALLY[f"skipped, {fault}"] for fault in FAULTS) - 20

@@ -37,7 +37,7 @@ def taken(change, strategy=None, **arguments):
         )
         return loss_scaler.apply(optimizer, grads, weights, **arguments).finite
 
-    return step()
+    return step.get_concrete_function()
 
 
 @pytest.mark.parametrize("name", CLIPS)

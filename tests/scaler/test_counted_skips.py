@@ -54,7 +54,7 @@ class Two:
 @modes("eager", "graph", "xla")
 def test_a_skip_that_update_counted_is_not_explained_by_an_older_one(execute):
     two = Two()
-    assert not execute(two.together)(NAN, ONE)
+    assert not two.together(NAN, ONE)
     assert "'a:0'" in two.loss_scaler.explain()
     step = execute(two.long_form)
     assert step(ONE, ONE)

@@ -55,8 +55,8 @@ def plain_steps(execute, own, optimizer):
 
 
 @pytest.mark.exhaustive_with("xla-inner3")
-@pytest.mark.slow_with("xla-inner3")
-@modes_with(("inner",), eager=[(None,), (tf.float64,)], graph=[(tf.float32,)], xla=[(tf.float64,)])
+@pytest.mark.slow_with("graph-inner2", "xla-inner3")
+@modes_with(("inner",), eager=[(None,), (tf.float32,)], graph=[(tf.float64,)], xla=[(tf.float64,)])
 def test_training_is_that_without_scaling_bit_for_bit(execute, inner):
     found = []
     for scales in (True, False):

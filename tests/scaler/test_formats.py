@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from scaler_cases import modes
 
 import scaler
 
@@ -150,9 +151,9 @@ def near_the_limits(name):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_predicates_at_every_boundary_and_bit_pattern(source):
-    """Every pattern of 16 bits, as many at random of the others, and what lies around the limits of all formats."""
+    """Every pattern of 16 bits, many at random of the others, and what lies around the limits of all formats."""
     kind, limits = PATTERNS[source], np.iinfo(PATTERNS[source])
-    random = np.random.default_rng(0).integers(0, limits.max, 2**16, kind, endpoint=True)
+    random = np.random.default_rng(0).integers(0, limits.max, 2**14, kind, endpoint=True)
     bits = np.arange(2**16, dtype=kind) if kind is np.uint16 else random
     special = np.concatenate([make(name) for name in FORMATS for make in (boundary_values, near_the_limits)])
     assert_predicates(np.concatenate([bits.view(SOURCES[source]), to(special, SOURCES[source])]))
@@ -184,6 +185,7 @@ def test_a_format_may_be_named_in_any_way(spelling):
     assert scaler.float_format(spelling) == scaler.float_format("float16")
 
 
+@modes("eager", "graph")
 def test_any_shape_keeps_its_shape(execute):
     shapes, half = ((), (0, 3), (1, 2, 1)), scaler.float_format("float16")
     each = (half.overflows, half.underflows, half.becomes_subnormal)
