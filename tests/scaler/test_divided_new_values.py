@@ -56,8 +56,7 @@ def test_masters_know_which_values_are_new(execute):
     np.testing.assert_array_equal(variables[1], VALUES)
 
 
-@pytest.mark.slow_with("loop-2")
-@modes_with(["steps"], eager=[[None], [2]], graph=[[None]], loop=[[2]])
+@modes_with(["steps"], eager=[[None]], graph=[[2]])
 def test_the_calls_of_tf_keras_two(execute, steps):
     variables, _, _ = made()
     inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=steps)
