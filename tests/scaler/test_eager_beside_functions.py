@@ -71,7 +71,7 @@ def test_gradients_that_another_function_takes_do_not_wait():
 
 
 def test_a_gradient_waits_for_many_steps():
-    two = Two(scaler.Dynamic(2.0**10, growth_interval=16))
+    two = Two(scaler.Dynamic(2.0**10, growth_interval=2))
     grad = two.first()
     for _ in range(33):
         two.other_step()
