@@ -91,7 +91,7 @@ def test_two_steps_in_one_function():
     x, y = batch()
     run = tf.function(lambda first, second: (step(first, y), step(second, y)))
     assert [bool(finite) for finite in run(x, x)] == [True, True]
-    alone = Step()
+    alone = Step("early")
     for _ in range(2):
         alone(x, y)
     for inputs in ((x, BAD), (BAD, x)):
