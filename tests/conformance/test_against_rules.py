@@ -11,8 +11,6 @@ import originals
 import pytest
 import tensorflow as tf
 import words
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from rigs import scales_of
 
 import scaler
@@ -61,11 +59,8 @@ VARIANTS = [(preset, fixed) for preset, (_, variants) in CASES.items() for fixed
 @pytest.mark.slow_with("apex-{}")
 @pytest.mark.exhaustive_with("colossalai-{}", "deepspeed-{'consecutive_hysteresis': False}")
 @pytest.mark.parametrize(("preset", "fixed"), VARIANTS, ids=str)
-@settings(max_examples=6)
-@given(seed=st.integers(0, 2**32))
-@example(seed=0)
-def test_scales_are_those_of_the_rule(preset, fixed, seed):
-    rng = np.random.default_rng(seed)
+def test_scales_are_those_of_the_rule(preset, fixed):
+    rng = np.random.default_rng(0)
     finite = words.random_words(rng)
     varied = words.arguments(rng, CASES[preset][0].split(), preset in ORDERED)
     got = words.scales(preset, finite, fixed, varied)
@@ -101,7 +96,9 @@ def scales_and_refusals(strategy, policy, word):
 
 @pytest.mark.parametrize("preset", sorted({case.preset for case in golden.GOLDEN}))
 def test_scales_are_those_recorded(preset):
-    for case in (case for case in golden.GOLDEN if case.preset == preset):
+    cases = [case for case in golden.GOLDEN if case.preset == preset]
+    shortest = min((case.word for case in cases if case.scales.endswith("raises")), key=len, default=None)
+    for case in cases:
         recorded = case.scales.split()
         raises = recorded[-1] == "raises"
         want = np.array(recorded[: len(recorded) - raises], np.float32)
@@ -110,7 +107,7 @@ def test_scales_are_those_recorded(preset):
         np.testing.assert_array_equal(originals.trace(preset, case.arguments, word), want, err_msg=str(case))
         found = scales_by_name(preset, case.arguments, word[:, None])[: len(want), 0]
         np.testing.assert_array_equal(found, want, err_msg=str(case))
-        if raises:
+        if case.word == shortest:
             policy = getattr(presets, preset.removesuffix("_2025_02") + "_stuck")()
             scales, raised = scales_and_refusals(getattr(presets, preset)(**case.arguments), policy, word)
             np.testing.assert_array_equal(scales, [*want, want[-1]], err_msg=str(case))
@@ -179,9 +176,8 @@ MODES = {
 }
 
 
-@pytest.mark.slow_with("eager-40")
 @pytest.mark.exhaustive_with("loop-40", "xla-40")
-@pytest.mark.parametrize(("mode", "steps"), [("eager", 7), ("eager", 40), ("loop", 40), ("xla", 40)])
+@pytest.mark.parametrize(("mode", "steps"), [("eager", 7), ("loop", 40), ("xla", 40)])
 def test_every_way_to_run_a_step_gives_the_same_scales_for_numbers_of_python(mode, steps):
     word = np.array([letter == "1" for letter in "1110111101100100111111111111010100111011"[:steps]])
     for name, got in MODES[mode](tf.constant(word)).items():

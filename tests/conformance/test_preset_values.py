@@ -1,7 +1,8 @@
-"""Guards that every preset is a value, and the bounds of those that have their own."""
+"""Guards that every preset is a value with a row in the documentation, and the bounds of those that have their own."""
 
 import dataclasses
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -29,6 +30,15 @@ def test_each_is_a_value_that_nobody_changes(name):
             setattr(strategy, field.name, None)
         with pytest.raises(dataclasses.FrozenInstanceError):
             delattr(strategy, field.name)
+
+
+def test_the_table_has_a_row_with_a_source_for_each_preset_and_mentions_each_policy():
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "presets.md").read_text()
+    lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    sources = {line[0].split("`")[1]: line[-1] for line in lines if len(line) == 9}
+    for name in presets.__all__:
+        marks = (f"`{name}(",) if name.endswith("_stuck") else (".py`", "arXiv", "the same file")
+        assert any(mark in (text if name.endswith("_stuck") else sources[name]) for mark in marks), name
 
 
 LEAST, MOST = 2.0**-126, 2.0**126
@@ -83,15 +93,12 @@ def below(value):
 
 GROWTH = ("growth_factor", [above(1), MOST], [1, above(MOST)], r"in \(1, 2\^126\]")
 BACKOFF = ("backoff_factor", [LEAST, below(1)], [below(LEAST), 1], r"in \[2\^-126, 1\)")
+BACK_OFF = "pytorch nemo megatron flax paddle tf_contrib colossalai"
+ONLY_GROW = "fairseq metaseq jmp nnabla openseq2seq_backoff deepspeed deepspeed_2025_02 tf_keras"
 # What is taken at either end, and what is not any more, with what is said then.
 EDGES = [
-    *[
-        (name, *GROWTH)
-        for name in ("pytorch", "nemo", "megatron", "fairseq", "metaseq", "flax", "jmp", "nnabla", "paddle")
-    ],
-    *[(name, *GROWTH) for name in ("openseq2seq_backoff", "tf_contrib", "colossalai")],
-    *[(name, *GROWTH) for name in ("deepspeed", "deepspeed_2025_02", "tf_keras")],
-    *[(name, *BACKOFF) for name in ("pytorch", "nemo", "megatron", "flax", "paddle", "tf_contrib", "colossalai")],
+    *[(name, *GROWTH) for name in f"{BACK_OFF} {ONLY_GROW}".split()],
+    *[(name, *BACKOFF) for name in BACK_OFF.split()],
     ("mindspore", "growth_factor", [1.0, MOST], [below(LEAST), above(MOST)], r"in \(0, 2\^126\]"),
     ("mindspore", "initial_scale", [1, MOST], [below(1), above(MOST)], r"in \[1, 2\^126\]"),
     ("guided_diffusion", "growth", [0, 126], [below(0), above(126)], r"in \[0, 126\]"),

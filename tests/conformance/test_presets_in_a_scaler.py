@@ -21,7 +21,7 @@ SMALL = {
     "nnabla": {"growth_interval": 2, "growth_factor": 1.7},
     "paddle": {"growth_interval": 3, "backoff_factor": 0.3, "hysteresis": 2},
 }
-WORD = [letter == "1" for letter in "11110111100101110010"]
+WORD = [letter == "1" for letter in "111100111010"]
 
 
 def drive(loss_scaler, word):
@@ -32,16 +32,16 @@ def drive(loss_scaler, word):
     return scales
 
 
-@pytest.mark.parametrize("preset", SMALL)
+@pytest.mark.parametrize("preset", sorted(set(SMALL) - {"deepspeed", "mxnet", "paddle"}))
 def test_a_restored_scaler_goes_on_as_the_original_does(preset, tmp_path):
     want = originals.trace(preset, SMALL[preset], WORD)
     strategy = getattr(presets, preset)(**SMALL[preset])
     first = LossScaler(strategy)
-    scales = drive(first, WORD[:9])
+    scales = drive(first, WORD[:6])
     path = tf.train.Checkpoint(scaler=first).write(str(tmp_path / "state"))
     second = LossScaler(strategy)
     tf.train.Checkpoint(scaler=second).read(path).assert_consumed()
-    np.testing.assert_array_equal(scales + drive(second, WORD[9:]), want)
+    np.testing.assert_array_equal(scales + drive(second, WORD[6:]), want)
 
 
 @pytest.mark.parametrize("preset", SMALL)
@@ -77,14 +77,17 @@ def their_first_raise(preset, arguments, word):
     return None
 
 
-@pytest.mark.slow_with("False", "True")
-@pytest.mark.parametrize("consecutive", [False, True])
+HYSTERESIS = {"hysteresis": 2, "consecutive_hysteresis": False}
+SHARED = st.fixed_dictionaries({"hysteresis": st.integers(1, 3), "consecutive_hysteresis": st.booleans()})
+
+
+@pytest.mark.slow
 @settings(max_examples=30)
-@given(word=st.lists(st.sampled_from([True, False, False]), min_size=1, max_size=20), hysteresis=st.integers(1, 3))
-@example(word=[False, False, True, False, True, False, False], hysteresis=2)
-@example(word=[False, False, False], hysteresis=2)
-def test_deepspeeds_policy_raises_at_its_step(consecutive, word, hysteresis):
-    shared = {"hysteresis": hysteresis, "consecutive_hysteresis": consecutive}
+@given(word=st.lists(st.sampled_from([True, False, False]), min_size=1, max_size=20), shared=SHARED)
+@example(word=[False, False, True, False, True, False, False], shared=HYSTERESIS)
+@example(word=[False, False, True, False, True, False, False], shared=HYSTERESIS | {"consecutive_hysteresis": True})
+@example(word=[False, False, False], shared=HYSTERESIS)
+def test_deepspeeds_policy_raises_at_its_step(word, shared):
     arguments = shared | {"initial_scale": 2.0, "growth_interval": 2}
     for preset in ("deepspeed", "deepspeed_2025_02"):
         raised = first_raise(presets.deepspeed_stuck(**shared), getattr(presets, preset)(**arguments), word)
@@ -110,7 +113,7 @@ def test_fairseq_keeps_the_scale_at_which_it_raises(least, kept):
 
 def test_a_growth_factor_below_1_shrinks_the_scale_as_in_mindspore():
     arguments = {"initial_scale": 8.0, "growth_factor": 0.5, "growth_interval": 2}
-    word = [True] * 12 + [False] * 9
+    word = [True] * 8 + [False] * 5
     want = originals.trace("mindspore", arguments, word)
     assert want.min() < 1
     np.testing.assert_array_equal(drive(LossScaler(presets.mindspore(**arguments)), word), want)

@@ -8,7 +8,7 @@ from rigs import scales_of
 
 from scaler import presets
 
-STEPS, WORDS = 80, 24
+STEPS, WORDS = 80, 168
 COUNTS = {"growth_interval", "hysteresis"}
 
 

@@ -24,50 +24,16 @@ from loops.run.strategy_text import parse_strategy
 from loops.views.report import write_report
 from loops.views.watch.progress import LiveRun
 
-INPUTS = [300, pytest.param(100_000, marks=pytest.mark.exhaustive)]
+INPUTS = [150, pytest.param(100_000, marks=pytest.mark.exhaustive)]
 """How many of each kind; `make test-all` runs the many."""
 NASTY = (
-    None,
-    True,
-    -1,
-    0,
-    2**62,
-    2**63,
-    10**400,
-    1e308,
-    float("nan"),
-    "",
-    "x" * 5000,
-    "<script>alert(1)</script>",
-    "\0",
-    [],
-    {},
-    [[]],
-    {"a": 1},
+    *(None, True, -1, 0, 2**62, 2**63, 10**400, 1e308, float("nan"), "", "x" * 5000, "\0"),
+    *("<script>alert(1)</script>", [], {}, [[]], {"a": 1}),
 )
 WORDS = (
     *("none", "static", "dynamic", "headroom", "warmup", "bounded", "rising_floor", "then", "smooth", "histogram"),
-    *(
-        ":",
-        "+",
-        ",",
-        "=",
-        "**",
-        "-",
-        "(",
-        "[",
-        "1e999",
-        "9" * 400,
-        "2**-10",
-        "nan",
-        "None",
-        "True",
-        "'",
-        "0x",
-        "1j",
-        "\0",
-    ),
-    *("growth_interval", "initial_scale", "steps", "100", "1", "0", "1000=8"),
+    *(":", "+", ",", "=", "**", "-", "(", "[", "1e999", "9" * 400, "2**-10", "nan", "None", "True", "'", "0x", "1j"),
+    *("\0", "growth_interval", "initial_scale", "steps", "100", "1", "0", "1000=8"),
 )
 
 
@@ -126,7 +92,7 @@ def trace_parts(chance):
         first += steps
 
 
-@pytest.mark.slow_with("300")
+@pytest.mark.slow_with("150")
 @pytest.mark.parametrize("inputs", INPUTS)
 def test_a_trace(inputs, tmp_path):
     path = tmp_path / "trace.arrow"
@@ -150,7 +116,7 @@ def test_a_trace(inputs, tmp_path):
 ROWS = [
     {"step": step, "loss": 0.5, "loss_scale": 1024.0, "grad_norm": 1.0, "attempted": True, "applied": step % 7 > 0,
      "cause": None if step % 7 else "overflow"}
-    for step in range(1, 30)
+    for step in range(1, 16)
 ]  # fmt: skip
 
 
@@ -231,7 +197,7 @@ def test_a_strategy_as_text(inputs):
             check_sentence(error, text)
 
 
-LARGE = {**ROWS[-1], "step": 30, "loss_scale": 1e308}
+LARGE = {**ROWS[-1], "step": len(ROWS) + 1, "loss_scale": 1e308}
 
 
 @pytest.mark.parametrize("inputs", [6, pytest.param(1000, marks=pytest.mark.exhaustive)])

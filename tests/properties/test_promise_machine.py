@@ -27,7 +27,7 @@ import scaler
 FIRST, LOW, HIGH = 2.0**10, 2.0**-3, 2.0**17
 MOMENTUM = 0.875
 CLIP_NORM = 4.0
-PATIENCE = 6
+PATIENCE = 4
 RATES = (0.0, 0.0078125, 0.125)
 FAULTS = ("none", "overflow", "nan loss", "forward", "1e20", "nan data", "underflow")
 TALLY = collections.Counter()
@@ -214,13 +214,13 @@ class Promise(RuleBasedStateMachine):
     def train(self, seed, fault):
         self.act(("train", seed, fault))
 
-    @rule(seed=st.integers(0, 7), count=st.integers(2, 8))
+    @rule(seed=st.integers(0, 7), count=st.integers(2, 5))
     def train_on(self, seed, count):
         """Good batches in a row, for the scale to grow."""
         for number in range(count):
             self.act(("train", (seed + number) % 8, "none"))
 
-    @rule(seed=st.integers(0, 7), fault=st.sampled_from(FAULTS[1:]), count=st.integers(2, 8))
+    @rule(seed=st.integers(0, 7), fault=st.sampled_from(FAULTS[1:]), count=st.integers(2, 5))
     def train_badly(self, seed, fault, count):
         for number in range(count):
             self.act(("train", (seed + number) % 8, fault))
@@ -387,7 +387,7 @@ class Promise(RuleBasedStateMachine):
             assert raw(now.model, now.kept) == raw(self.seen[1].model, self.seen[1].kept)
         if want.row < PATIENCE:
             self.rig.scaler.check(now.reading)
-        else:
+        elif want.row <= PATIENCE + 1:  # The sentence is costly, and the same from then on.
             with pytest.raises(scaler.StuckError, match=f"{want.row} steps in a row.*'sequential.*/(kernel|bias)'"):
                 self.rig.scaler.check(now.reading)
 
@@ -411,7 +411,7 @@ def run(examples, steps):
 
 @pytest.mark.dear("compiles four kinds of steps and drives each through a hundred faults")
 def test_a_few_hundred_rules():
-    run(14, 25)
+    run(19, 25)
     # The mixture holds what it is about, and rounding decides rarely.
     assert TALLY["rules"] >= 300
     assert 20 <= TALLY["bad data"] <= sum(TALLY[f"skipped, {fault}"] for fault in FAULTS) - 20

@@ -95,24 +95,20 @@ def test_a_method_that_is_there_and_not_called_is_refused_before_anything_moves(
     assert values(variables) == values(weights())
 
 
-def test_several_replicas_are_refused_where_gradients_would_be_summed_twice(monkeypatch):
+@pytest.mark.parametrize(
+    ("keep_the_old", "said"),
+    [
+        (False, r"SGD of Keras .* has no _all_reduce_sum_gradients"),
+        (True, r"_all_reduce_sum_gradients 0 times.*Nothing was changed"),
+    ],
+)
+def test_several_replicas_are_refused_where_gradients_would_be_summed_twice(monkeypatch, keep_the_old, said):
     strategy = mirrored(2)
     with strategy.scope():
         variables = weights()
         step = step_of(variables)
-    rename(monkeypatch, apply_steps.SUM)
-    with pytest.raises(scaler.UnsupportedVersion, match=r"SGD of Keras .* has no _all_reduce_sum_gradients"):
-        tf.function(lambda: strategy.run(step))()
-    assert values(variables) == values(weights())
-
-
-def test_several_replicas_are_refused_where_another_step_would_sum(monkeypatch):
-    strategy = mirrored(2)
-    with strategy.scope():
-        variables = weights()
-        step = step_of(variables)
-    rename(monkeypatch, apply_steps.SUM, keep_the_old=True)
-    with pytest.raises(scaler.UnsupportedVersion, match=r"_all_reduce_sum_gradients 0 times.*Nothing was changed"):
+    rename(monkeypatch, apply_steps.SUM, keep_the_old=keep_the_old)
+    with pytest.raises(scaler.UnsupportedVersion, match=said):
         tf.function(lambda: strategy.run(step))()
     assert values(variables) == values(weights())
 

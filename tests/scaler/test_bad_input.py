@@ -60,22 +60,7 @@ def dynamic(**options):
 def rows():
     """Pairs of a call and the parts its message has to have."""
     huge = 10**400
-    for value in (
-        0,
-        0.0,
-        -1.0,
-        2.0**-127,
-        2.0**127,
-        1e300,
-        math.inf,
-        -math.inf,
-        math.nan,
-        huge,
-        True,
-        "1024",
-        None,
-        1j,
-    ):
+    for value in (0, 0.0, -1.0, 2.0**-127, 2.0**127, 1e300, math.inf, -math.inf, math.nan, huge, True, "1", None, 1j):
         yield lambda v=value: Static(v), repr(value), SCALES
         yield *dynamic(initial_scale=value), SCALES
         yield *dynamic(min_scale=value), SCALES
@@ -151,12 +136,8 @@ def rows():
         yield lambda v=value: scaler.ClipByValue(v), f"ClipByValue: value={value!r}", "a positive finite number"
     for value in (1.0, "norm", scaler.ClipByNorm):
         yield lambda v=value: apply(clip=v), f"clip={value!r}", "hs.ClipByNorm(1.0)", "clip_norm=1.0"
-    yield (
-        lambda: apply(clip_norm=1.0, clip=scaler.ClipByValue(2.0)),
-        "clip_norm=1.0",
-        "ClipByValue(value=2.0)",
-        "one of",
-    )
+    both = {"clip_norm": 1.0, "clip": scaler.ClipByValue(2.0)}
+    yield lambda: apply(**both), "clip_norm=1.0", "ClipByValue(value=2.0)", "one of"
 
     yield lambda: MasterWeights([]), "[]", "at least one variable"
     same = variable("float16")
@@ -255,15 +236,9 @@ def test_a_number_given_as_a_tensor_is_read_when_the_step_runs():
     assert run.experimental_get_tracing_count() == 1
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        lambda pairs, variables: (zip(*pairs, strict=True),),
-        lambda pairs, variables: (list(zip(*pairs, strict=True)), variables),
-    ],
-)
-def test_pairs_as_keras_takes_them_are_told_in_one_sentence(arguments):
+def test_pairs_as_keras_takes_them_are_told_in_one_sentence():
     variable = tf.Variable([1.0])
-    given = arguments(([tf.ones(1)], [variable]), [variable])
-    with pytest.raises(scaler.InvalidArgument, match=r"expected two lists.* apply\(optimizer, grads, variables\)"):
-        scaler.LossScaler(scaler.Static(1.0)).apply(keras.optimizers.SGD(), *given)
+    pairs = [(tf.ones(1), variable)]
+    for given in ((zip(*zip(*pairs, strict=True), strict=True),), (pairs, [variable])):
+        with pytest.raises(scaler.InvalidArgument, match=r"expected two lists.* apply\(optimizer, grads, variables\)"):
+            scaler.LossScaler(scaler.Static(1.0)).apply(keras.optimizers.SGD(), *given)

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from scaler_cases import by_hand, compile_updates, modes_with
+from scaler_cases import by_hand, compile_updates, modes_with, plain_descent
 
 import scaler
 from scaler import gradients
@@ -37,11 +37,6 @@ KINDS = {
     "ClipByNorm": (lambda limit: {"clip": scaler.ClipByNorm(limit)}, by_norm),
     "ClipByValue": (lambda limit: {"clip": scaler.ClipByValue(limit)}, by_value),
 }
-
-
-def descent(grads, variables):
-    for grad, variable in zip(grads, variables, strict=True):
-        variable.assign_sub(grad)
 
 
 def true_gradients(seed=0):
@@ -73,7 +68,7 @@ def test_what_arrives_is_clipped_after_unscaling(execute, kind, limit):
     arguments, reference = KINDS[kind]
     weights = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
     loss_scaler = by_hand(scaler.Static(2.0**10))
-    run = execute(lambda *grads: tuple(loss_scaler.apply(descent, grads, weights, **arguments(limit))))
+    run = execute(lambda *grads: tuple(loss_scaler.apply(plain_descent, grads, weights, **arguments(limit))))
     true = true_gradients()
     outcome = scaler.Outcome(*run(*(2.0**10 * grad for grad in true)))
     expected = reference([grad.astype(np.float64) for grad in true], limit)
@@ -87,14 +82,13 @@ def test_what_arrives_is_clipped_after_unscaling(execute, kind, limit):
         assert outcome.clipped_norm.numpy() == pytest.approx(outcome.grad_norm.numpy(), rel=1e-6)
 
 
-@pytest.mark.slow_with("graph-ClipByNorm")
-@pytest.mark.exhaustive_with("graph-ClipByValue", "graph-clip_norm", "graph-none", "xla-clip_norm")
-@modes_with(("kind",), eager=ALL, graph=[("none",), *ALL], xla=[("clip_norm",)])
+@pytest.mark.exhaustive_with("graph-none", "xla-clip_norm")
+@modes_with(("kind",), eager=ALL, graph=[("none",)], xla=[("clip_norm",)])
 def test_without_anything_to_clip_both_norms_are_the_same(execute, kind):
     arguments = KINDS[kind][0](1e6) if kind != "none" else {}
     loss_scaler = scaler.LossScaler(scaler.NoScaling())
     weights = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
-    run = execute(lambda *grads: tuple(loss_scaler.apply(descent, grads, weights, **arguments)))
+    run = execute(lambda *grads: tuple(loss_scaler.apply(plain_descent, grads, weights, **arguments)))
     outcome = scaler.Outcome(*run(*true_gradients()))
     if kind == "ClipByValue":  # Measured again.
         np.testing.assert_allclose(outcome.clipped_norm, outcome.grad_norm, rtol=1e-6)
@@ -102,13 +96,12 @@ def test_without_anything_to_clip_both_norms_are_the_same(execute, kind):
         assert outcome.clipped_norm.numpy() == outcome.grad_norm.numpy()
 
 
-@pytest.mark.slow_with("graph-ClipByNorm")
 @pytest.mark.exhaustive_with("xla-clip_norm")
-@modes_with(("kind",), eager=ALL, graph=[("ClipByNorm",), ("ClipByValue",)], xla=[("clip_norm",)])
+@modes_with(("kind",), eager=ALL, xla=[("clip_norm",)])
 def test_a_skipped_step_was_not_clipped(execute, kind):
     weights = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
     loss_scaler = by_hand(scaler.Static(8.0))
-    run = execute(lambda *grads: tuple(loss_scaler.apply(descent, grads, weights, **KINDS[kind][0](1.0))))
+    run = execute(lambda *grads: tuple(loss_scaler.apply(plain_descent, grads, weights, **KINDS[kind][0](1.0))))
     bad = true_gradients()
     bad[1][0, 0] = np.inf
     outcome = scaler.Outcome(*run(*bad))
@@ -117,9 +110,8 @@ def test_a_skipped_step_was_not_clipped(execute, kind):
     assert not any(weight.numpy().any() for weight in weights)
 
 
-@pytest.mark.slow_with("graph-ClipByValue")
-@pytest.mark.exhaustive_with("graph-clip_norm", "xla-ClipByNorm")
-@modes_with(("kind",), eager=ALL, graph=ALL, xla=[("ClipByNorm",)])
+@pytest.mark.exhaustive_with("xla-ClipByNorm")
+@modes_with(("kind",), eager=ALL, graph=[("ClipByNorm",)], xla=[("ClipByNorm",)])
 def test_rows_of_an_embedding_are_clipped_with_their_sum(execute, kind):
     """Row 1 occurs twice: 3 + 1 are clipped, not 3 and 1."""
     arguments, reference = KINDS[kind]
@@ -130,7 +122,8 @@ def test_rows_of_an_embedding_are_clipped_with_their_sum(execute, kind):
 
     def run(values, grad):
         rows = tf.IndexedSlices(values, tf.constant([1, 3, 1]), tf.constant([4, 2]))
-        return loss_scaler.apply(descent, [rows, None, grad], [table, unused, other], **arguments(2.0)).clipped_norm
+        outcome = loss_scaler.apply(plain_descent, [rows, None, grad], [table, unused, other], **arguments(2.0))
+        return outcome.clipped_norm
 
     rows, grad = np.float32([[3, 0], [0, 1], [1, 0]]), np.float32([0, 5])
     norm = execute(run)(4 * rows, 4 * grad)
@@ -142,19 +135,21 @@ def test_rows_of_an_embedding_are_clipped_with_their_sum(execute, kind):
     assert unused.numpy() == 1.0
 
 
+@settings(max_examples=40)
 @given(
     hnp.arrays(np.float32, 6, elements=st.floats(-1e6, 1e6, width=32)),
     st.sampled_from([1e-3, 1.0, 5.0, 1e4]),
     st.sampled_from([ClipByGlobalNorm, scaler.ClipByNorm, scaler.ClipByValue]),
+    st.booleans(),
 )
-def test_any_gradients(values, limit, make):
+def test_any_gradients(values, limit, make, in_xla):
     grads = [tf.constant(values[:2]), tf.constant(values[2:])]
     squares = tf.stack([gradients.squared_norm([grad]) for grad in grads])
     reference = KINDS.get(make.__name__, KINDS["clip_norm"])[1]
     expected = reference(np.split(np.float64(values), [2]), limit)
-    for clip in (_limited, _LIMITED):
-        for ours, theirs in zip(clip(grads, squares, tf.constant(limit), make), expected, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-30)
+    found = (_LIMITED if in_xla else _limited)(grads, squares, tf.constant(limit), make)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-30)
 
 
 def _limited(grads, squares, limit, make):
@@ -165,15 +160,20 @@ def _limited(grads, squares, limit, make):
 _LIMITED = tf.function(_limited, jit_compile=True)
 
 
-def trained(kind, dtype="float32", scale=8.0, count=3, steps=3, wrap=tf.function):
+def eager(step):
+    """The rules of a graph hold here, too, at no trace."""
+    return step
+
+
+def trained(kind, dtype="float32", scale=8.0, wrap=tf.function):
     random = np.random.default_rng(0)
-    model = [keras.Variable(random.normal(size=(4, 2 + number % 3)), dtype=dtype) for number in range(count)]
+    model = [keras.Variable(random.normal(size=(4, 2 + number)), dtype=dtype) for number in range(2)]
     masters = scaler.MasterWeights(model)
     optimizer = keras.optimizers.Adam(0.1)
     loss_scaler = by_hand(scaler.Static(scale))
     step = wrap(lambda grads: loss_scaler.apply(optimizer, grads, masters, **KINDS[kind][0](0.5)))
     norms = []
-    for _ in range(steps):
+    for _ in range(3):
         grads = [scale * random.normal(size=variable.shape) * 10.0 ** random.uniform(-2, 1) for variable in model]
         outcome = step([tf.constant(grad, dtype) for grad in grads])
         assert outcome.finite
@@ -188,7 +188,7 @@ def trained(kind, dtype="float32", scale=8.0, count=3, steps=3, wrap=tf.function
     ("kind", "dtype"), [("clip_norm", "float32"), ("ClipByNorm", "float16"), ("ClipByValue", "float16")]
 )
 def test_clusters_clip_as_the_graph_does(kind, dtype, monkeypatch):
-    plain = trained(kind, dtype, wrap=lambda step: step)  # In eager mode, where the graph's rules hold at no trace.
+    plain = trained(kind, dtype, wrap=eager)
     made = compile_updates(monkeypatch, 2)
     for one, other in zip(trained(kind, dtype), plain, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
@@ -199,7 +199,8 @@ def test_clusters_clip_as_the_graph_does(kind, dtype, monkeypatch):
 @pytest.mark.exhaustive_with("True-ClipByNorm", "True-clip_norm")
 @pytest.mark.parametrize(("in_clusters", "kind"), [(False, "ClipByValue"), (True, "clip_norm"), (True, "ClipByNorm")])
 def test_a_power_of_two_scale_changes_no_bit(kind, in_clusters, monkeypatch):
+    wrap = tf.function if in_clusters else eager
     if in_clusters:
         compile_updates(monkeypatch, 2)
-    for one, other in zip(trained(kind, scale=2.0**30), trained(kind, scale=1.0), strict=True):
+    for one, other in zip(trained(kind, scale=2.0**30, wrap=wrap), trained(kind, scale=1.0, wrap=wrap), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -8,15 +8,13 @@ import pytest
 import tensorflow as tf
 import weight_cases
 from scaler_cases import BAD, by_hand, compile_updates, random_gradients
-from versions import needs_keras, parameters
+from versions import parameters
 
 import scaler
 from scaler.gate import joined, propose, targets
 
 OPTIMIZERS = {
-    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
-    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
     "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
     "Adafactor": lambda: keras.optimizers.Adafactor(0.01),
     "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
@@ -27,7 +25,9 @@ OPTIMIZERS = {
     "Muon": lambda: keras.optimizers.Muon(0.01),
     "Nadam": lambda: keras.optimizers.Nadam(0.01),
     "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.9, centered=True),
-    "EMA": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+    "EMA": lambda: keras.optimizers.SGD(
+        0.1, momentum=0.9, nesterov=True, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
     "schedule": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
     "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.1),
     "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
@@ -44,15 +44,13 @@ def weights(dtype):
     rng = np.random.default_rng(0)
     return [
         keras.Variable(rng.normal(size=shape), dtype=dtype, name=f"weight_{len(shape)}_{shape[0]}")
-        for shape in ((3, 4), (6,), (2, 3, 2))
+        for shape in ((3, 4), (2, 3, 2))
     ]
 
 
-def train(optimizer, dtype="float32", clip_norm=None, loss_scale=8.0, constraint=None, wrap=tf.function):
+def train(optimizer, dtype="float32", clip_norm=None, loss_scale=8.0, wrap=tf.function):
     """The variables of each step's end, masters and slots included, and the optimizer's count."""
     model = weights(dtype)
-    for variable in model:
-        variable.constraint = constraint
     masters = scaler.MasterWeights(model)
     optimizer.build(masters.weights)
     loss_scaler = by_hand(scaler.Static(loss_scale))
@@ -78,20 +76,7 @@ def same_bits(before, after):
 
 
 @pytest.mark.slow_with("accumulation")
-@pytest.mark.exhaustive_with(
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adamax",
-    "Ftrl",
-    "Lamb",
-    "Lion",
-    "Muon",
-    "Nadam",
-    "RMSprop",
-    "amsgrad",
-    "schedule",
-)
+@pytest.mark.exhaustive_with(*sorted(set(OPTIMIZERS) - {"EMA", "clipnorm", "accumulation"}))
 @pytest.mark.parametrize("name", parameters(OPTIMIZERS))
 def test_every_optimizer_moves_as_it_does_by_itself(name, updates_made):
     ours = train(OPTIMIZERS[name]())
@@ -115,37 +100,26 @@ def test_a_keras_without_multi_optimizers_compiles_too(updates_made, monkeypatch
 @pytest.mark.exhaustive_with("bfloat16")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_masters_are_updated_clipped_and_rounded(dtype, updates_made):
-    ours = train(keras.optimizers.Adam(0.01), dtype, 0.5)
+    """By an optimizer with slots and weight decay."""
+    ours = train(keras.optimizers.AdamW(0.01, weight_decay=0.1), dtype, 0.5)
     assert updates_made
-    own = train(keras.optimizers.Adam(0.01), dtype, 0.5, wrap=eager)
+    own = train(keras.optimizers.AdamW(0.01, weight_decay=0.1), dtype, 0.5, wrap=eager)
     for mine, theirs in zip(ours, own, strict=True):
-        for model, master in zip(mine[:3], mine[3:6], strict=True):
+        for model, master in zip(mine[:2], mine[2:4], strict=True):
             np.testing.assert_array_equal(model, tf.cast(tf.constant(master, tf.float32), dtype).numpy().astype(float))
-        for one, other in zip(mine[3:], theirs[3:], strict=True):
+        for one, other in zip(mine[2:], theirs[2:], strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
-class AtMostAQuarter(keras.constraints.Constraint):
+class AtMost99(keras.constraints.Constraint):
     def __call__(self, w):
-        return tf.minimum(w, 0.25)
-
-
-@pytest.mark.slow_with("constraint0")
-@pytest.mark.parametrize(
-    "constraint",
-    [
-        AtMostAQuarter(),
-        pytest.param(lambda w: tf.minimum(w, 0.25), marks=needs_keras("a function as a constraint"), id="function"),
-    ],
-)
-def test_a_constraint_comes_before_the_rounding(constraint, updates_made):
-    last = train(keras.optimizers.SGD(0.1), "float16", constraint=constraint)[-1]
-    assert updates_made
-    assert max(value.max() for value in last[:6]) == 0.25
+        return tf.minimum(w, 99.0)
 
 
 def test_weights_that_were_assigned_are_taken_over(updates_made):
+    """The first has a constraint, which comes before the rounding."""
     model = weights("float16")
+    model[0].constraint = AtMost99()
     masters, optimizer = scaler.MasterWeights(model), keras.optimizers.SGD(1.0)
     loss_scaler = by_hand(scaler.Static(2.0))
     step = tf.function(lambda grads: loss_scaler.apply(optimizer, grads, masters))
@@ -155,9 +129,9 @@ def test_weights_that_were_assigned_are_taken_over(updates_made):
         variable.assign(tf.fill(variable.shape, 100.0))
     step(ones)
     assert updates_made
-    for variable, master in zip(model, masters.weights, strict=True):
-        np.testing.assert_array_equal(tf.convert_to_tensor(variable), np.full(variable.shape, 99.5))
-        np.testing.assert_array_equal(master, np.full(variable.shape, 99.5))
+    for variable, master, wanted in zip(model, masters.weights, (99.0, 99.5), strict=True):
+        np.testing.assert_array_equal(tf.convert_to_tensor(variable), np.full(variable.shape, wanted))
+        np.testing.assert_array_equal(master, np.full(variable.shape, wanted))
 
 
 @pytest.mark.exhaustive
@@ -222,28 +196,21 @@ def test_small_models_and_eager_steps_are_left_alone():
     small, large = (tf.Variable(tf.zeros([size])) for size in (10, 2**20))
     optimizer.build([small, large])
 
-    def worth(variable, wrap=tf.function):
-        found = []
+    def worth(variable):
+        grads = [tf.zeros(variable.shape)]
+        joint = joined.Joined(tf.distribute.get_strategy(), grads)
+        return propose.propose(targets.Part(optimizer, [variable], [0]), grads, joint).layout is not None
 
-        @wrap
-        def ask():
-            grads = [tf.zeros(variable.shape)]
-            joint = joined.Joined(tf.distribute.get_strategy(), grads)
-            update = propose.propose(targets.Part(optimizer, [variable], [0]), grads, joint)
-            found.append(update.layout is not None)
-
-        # What is decided while a graph is made needs nobody to run it.
-        getattr(ask, "get_concrete_function", ask)()
-        return found[-1]
-
-    assert [worth(small), worth(large)] == [False, True]
-    assert not worth(large, eager)
-    assert not worth(large, tf.function(jit_compile=True))
+    found = [worth(large)]
+    for variable, in_xla in ((small, False), (large, True), (large, False)):
+        ask = tf.function(lambda own=variable: found.append(worth(own)), autograph=False, jit_compile=in_xla)
+        ask.get_concrete_function()
+    assert found == [False, False, False, True]
 
 
 @pytest.mark.parametrize(("optimizer", "powers"), [(keras.optimizers.Adam, 2), (keras.optimizers.SGD, 0)])
 def test_arithmetic_is_traced_once_for_several_variables(optimizer, powers):
-    model, loss_scaler = [tf.Variable(tf.ones([3, size])) for size in range(2, 8)], by_hand(scaler.Static(8.0))
+    model, loss_scaler = [tf.Variable(tf.ones([3, size])) for size in range(2, 6)], by_hand(scaler.Static(8.0))
     made = optimizer(0.1)
 
     @tf.function
@@ -256,30 +223,36 @@ def test_arithmetic_is_traced_once_for_several_variables(optimizer, powers):
     assert kinds["AssignSubVariableOp"] == (0 if powers else len(model))
 
 
+def met(jit_compile):
+    """The order in which a step of four variables meets masters and slots."""
+    model = [tf.Variable(tf.ones([3, 4], tf.float16)) for _ in range(4)]
+    masters, optimizer = scaler.MasterWeights(model), keras.optimizers.SGD(0.1, momentum=0.9)
+    loss_scaler = by_hand(scaler.Static(8.0))
+
+    @tf.function(jit_compile=jit_compile)
+    def step():
+        loss_scaler.apply(optimizer, [tf.ones_like(own) for own in model], masters)
+
+    traced = step.get_concrete_function()
+    own = [*masters.weights, *optimizer.variables]
+    natives = [one.value if isinstance(one, keras.Variable) else one for one in own]
+    names = {id(native.handle): place for place, native in enumerate(natives)}
+    return [names[id(handle)] for handle in traced.captured_inputs if id(handle) in names]
+
+
+@pytest.fixture(scope="module")
+def met_in_xla():
+    return met(True)
+
+
 @pytest.mark.parametrize("layout", ["called", "compiled", "joined"])
-def test_a_layout_meets_variables_in_the_order_of_a_step_that_xla_compiles(layout, monkeypatch):
+def test_a_layout_meets_variables_in_the_order_of_a_step_that_xla_compiles(layout, monkeypatch, met_in_xla):
     """By this order a checkpoint of a step by hand knows them, and a resumed run may have another layout."""
     if layout == "compiled":
         compile_updates(monkeypatch, 1.5)
     if layout == "joined":
         monkeypatch.setattr(joined, "_WORTH_JOINING", 4)
-
-    def met(jit_compile):
-        model = [tf.Variable(tf.ones([3, 4], tf.float16)) for _ in range(5)]
-        masters, optimizer = scaler.MasterWeights(model), keras.optimizers.Adam(0.1)
-        loss_scaler = by_hand(scaler.Static(8.0))
-
-        @tf.function(jit_compile=jit_compile)
-        def step():
-            loss_scaler.apply(optimizer, [tf.ones_like(own) for own in model], masters)
-
-        traced = step.get_concrete_function()
-        own = [*masters.weights, *optimizer.variables]
-        natives = [one.value if isinstance(one, keras.Variable) else one for one in own]
-        names = {id(native.handle): place for place, native in enumerate(natives)}
-        return [names[id(handle)] for handle in traced.captured_inputs if id(handle) in names]
-
-    assert met(None) == met(True)
+    assert met(None) == met_in_xla
 
 
 def test_a_variable_given_twice_is_clipped_by_each_gradient_by_itself(updates_made):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import gradients_of
+from scaler_cases import gradients_of, modes, modes_with
 
 import scaler
 
@@ -26,8 +26,7 @@ def taken(loss_scaler, weight, values):
     return [gradients_of(loss_scaler, lambda: tf.reduce_sum(weight * [3.0, 4.0]), weight), tf.identity(values)]
 
 
-@pytest.mark.slow_with("xla-True", "loop-True")
-@pytest.mark.parametrize("tell", [False, True])
+@modes_with(["tell"], eager=[[False], [True]], graph=[[True]], loop=[[False]], xla=[[False]])
 def test_unscale_and_apply_leave_a_new_value_as_it_is(execute, tell):
     variables, optimizer, loss_scaler = made()
 
@@ -43,7 +42,7 @@ def test_unscale_and_apply_leave_a_new_value_as_it_is(execute, tell):
         np.testing.assert_array_equal(unscaled[1], VALUES)
 
 
-@pytest.mark.slow_with("xla", "loop")
+@modes("eager", "graph")
 def test_masters_know_which_values_are_new(execute):
     variables, optimizer, loss_scaler = made()
     variables[0] = keras.Variable(tf.ones([2], tf.float16), dtype="float16")
@@ -57,9 +56,7 @@ def test_masters_know_which_values_are_new(execute):
     np.testing.assert_array_equal(variables[1], VALUES)
 
 
-@pytest.mark.exhaustive_with("xla-2", "xla-None")
-@pytest.mark.slow_with("xla-None", "xla-2", "loop-None", "loop-2")
-@pytest.mark.parametrize("steps", [None, 2])
+@modes_with(["steps"], eager=[[None]], graph=[[2]])
 def test_the_calls_of_tf_keras_two(execute, steps):
     variables, _, _ = made()
     inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=steps)
@@ -92,8 +89,8 @@ def test_a_step_in_eager_mode_goes_back_to_scaled_gradients():
         np.testing.assert_array_equal(variables[1], VALUES)
 
 
-@pytest.mark.slow_with(*(f"{mode}-<lambda>{place}" for mode in ("xla", "loop") for place in (0, 1)))
 @pytest.mark.parametrize("change", [lambda one: one * 2.0, lambda one: tf.clip_by_norm(one, 1.0)])
+@modes("eager", "graph")
 def test_a_new_value_that_was_changed_since_is_refused(execute, change):
     variables, optimizer, loss_scaler = made()
 
@@ -122,7 +119,7 @@ def test_a_graph_sees_a_division_by_hand(divides):
         step(VALUES)
 
 
-@pytest.mark.slow_with("xla", "loop")
+@modes("eager", "graph")
 def test_a_new_value_that_nobody_divided_may_stand_beside_gradients_divided_by_hand(execute):
     variables, optimizer, loss_scaler = made()
 
@@ -134,9 +131,7 @@ def test_a_new_value_that_nobody_divided_may_stand_beside_gradients_divided_by_h
     np.testing.assert_array_equal(variables[1], VALUES)
 
 
-@pytest.mark.slow_with("True")
-@pytest.mark.parametrize("in_xla", [False, True])
-def test_a_graph_knows_a_new_value_that_did_not_come_through_unscale(in_xla):
+def test_a_graph_knows_a_new_value_that_did_not_come_through_unscale():
     variables, optimizer, loss_scaler = made()
 
     def step(values):
@@ -144,7 +139,7 @@ def test_a_graph_knows_a_new_value_that_did_not_come_through_unscale(in_xla):
         unscaled = loss_scaler.unscale(grads)
         return loss_scaler.apply(optimizer, [unscaled[0], grads[1] + 0.0], variables, unscaled=True).finite
 
-    assert tf.function(step, jit_compile=in_xla)(VALUES)
+    assert tf.function(step)(VALUES)
     np.testing.assert_array_equal(variables[1], VALUES)
 
 

@@ -18,18 +18,14 @@ OPTIMIZERS = {
     "Adam": lambda: keras.optimizers.Adam(0.01),
     "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
     "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
-    "Adamax": lambda: keras.optimizers.Adamax(0.01),
-    "Nadam": lambda: keras.optimizers.Nadam(0.01),
     "Adagrad": lambda: keras.optimizers.Adagrad(0.01),
-    "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
     "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.9),
     "Ftrl": lambda: keras.optimizers.Ftrl(0.01),
-    "Lamb": lambda: keras.optimizers.Lamb(0.01),
     "Adafactor": lambda: keras.optimizers.Adafactor(0.01),
 }
 LINEAR = ("SGD", "momentum", "Lion")
 """They square nothing, so that summing first changes at most the rounding."""
-IDS = ([3, 1, 3, 3], [0, 2, 2, 1], [4, 3, 1, 1])
+IDS = ([3, 1, 3, 3], [0, 3, 1, 1])
 
 
 def plain(optimizer, grads, variables):
@@ -42,7 +38,7 @@ def dense(optimizer, grads, variables):
 
 @functools.cache
 def trained(name, how, scale=1.0):
-    """The bits and the table after three batches with repeated ids, in eager mode: graphs regroup products."""
+    """The bits and the table after two batches with repeated ids, in eager mode: graphs regroup products."""
     table = tf.Variable(np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32), name="table")
     optimizer = OPTIMIZERS[name]()
     optimizer.build([table])
@@ -156,7 +152,6 @@ def test_beside_a_variable_whose_update_is_compiled():
         optimizer.build([table, wide])
         loss_scaler = None if how is plain else scaler.LossScaler(scaler.Static(1024.0), **dict(how))
 
-        @tf.function
         def step(weights):
             with tf.GradientTape() as tape:
                 rows = tf.gather(table, [3, 1, 3, 3])
@@ -168,8 +163,10 @@ def test_beside_a_variable_whose_update_is_compiled():
             else:
                 optimizer.apply(grads, [table, wide])
 
+        # Only what is kept is compiled; the others show by what it has to be known, at no trace.
+        taken = tf.function(step) if how is KEPT else step
         for number in range(3):
-            step(tf.constant(np.random.default_rng(number).normal(size=(4, 2)).astype(np.float32)))
+            taken(tf.constant(np.random.default_rng(number).normal(size=(4, 2)).astype(np.float32)))
         return table.numpy()
 
     of_keras = run(plain)
@@ -199,17 +196,19 @@ def test_with_kerass_optimizer_and_in_its_config():
         )
         model.add(keras.layers.Dense(1))
         model.compile(optimizer, loss="mse", run_eagerly=True)
-        model.fit(np.array(IDS), np.ones([3, 1], np.float32), epochs=2, batch_size=3, verbose=0, shuffle=False)
+        for _ in range(2):
+            model.train_on_batch(np.array(IDS), np.ones([2, 1], np.float32))
         return raw(model.trainable_variables)
 
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.Adam(0.01), scaler.Static(1024.0), sum_duplicates=False)
-    assert run(optimizer) == run(keras.optimizers.Adam(0.01))
+    of_keras = run(keras.optimizers.Adam(0.01))
+    assert run(optimizer) == of_keras
     assert optimizer.get_config()["sum_duplicates"] is False
     again = scaler.LossScaleOptimizer.from_config(optimizer.get_config())
-    assert run(again) == run(keras.optimizers.Adam(0.01))
+    assert run(again) == of_keras
     summing = scaler.LossScaleOptimizer(keras.optimizers.Adam(0.01))
     assert "sum_duplicates" not in summing.get_config()
-    assert run(summing) != run(keras.optimizers.Adam(0.01))
+    assert run(summing) != of_keras
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from scaler_cases import OPTIMIZERS, slots
 
 import scaler
 
-STEPS = 10
+STEPS = 7
 
 
 @functools.cache
@@ -45,26 +45,22 @@ def train(optimizer, strategy, jit=False):
     return [np.array(losses).tobytes(), *raw(model.variables, slots(optimizer))]
 
 
-@pytest.mark.slow_with("Adam")
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_scaled_training_is_training_without_a_scaler(optimizer):
+def test_scaled_training_is_training_without_a_scaler():
     # In eager mode: graph optimizers regroup the optimizer's products, with and without the gate differently.
     tf.config.run_functions_eagerly(True)
-    assert train(optimizer, scaler.Static(2.0**15)) == train(optimizer, None)
+    assert train("Adam", scaler.Static(2.0**15)) == train("Adam", None)
 
 
 @pytest.mark.slow_with("SGD-32768.0")
-@pytest.mark.exhaustive_with("Adam-0.5", "Adam-1099511627776.0", "SGD-8.673617379884035e-19")
-@pytest.mark.parametrize(
-    ("optimizer", "loss_scale"), [("SGD", 2.0**-60), ("SGD", 2.0**15), ("Adam", 0.5), ("Adam", 2.0**40)]
-)
+@pytest.mark.exhaustive_with("Adam-1099511627776.0", "SGD-8.673617379884035e-19")
+@pytest.mark.parametrize(("optimizer", "loss_scale"), [("SGD", 2.0**-60), ("SGD", 2.0**15), ("Adam", 2.0**40)])
 def test_scaled_training_is_unscaled_training(optimizer, loss_scale):
     assert train(optimizer, scaler.Static(loss_scale)) == unscaled(optimizer)
 
 
 def test_a_scale_that_moves_changes_nothing_either():
     growing = scaler.Dynamic(2.0**-10, growth_interval=3)
-    assert train("Adam", growing) == unscaled("Adam")
+    assert train("SGD", growing) == unscaled("SGD")
 
 
 @pytest.mark.exhaustive

@@ -9,6 +9,7 @@ from exponent_cases import EDGES, FORMATS, PATTERNS, patterns_at, reference, val
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mirrored import mirrored
+from scaler_cases import modes
 from seeming import seeming_gpu
 
 import scaler
@@ -21,10 +22,15 @@ def counted(*tensors):
     return [observe.exponents(tensor) for tensor in tensors]
 
 
-@pytest.fixture(scope="module", params=[contextlib.nullcontext, seeming_gpu], ids=["cpu", "gpu"])
+@pytest.fixture(scope="module")
 def count(execute, request):
-    with request.param():
+    with seeming_gpu() if request.param == "gpu" else contextlib.nullcontext():
         yield execute(counted)
+
+
+def on(*pairs):
+    """A test in these modes, as if on these devices: XLA makes the same program for both."""
+    return pytest.mark.parametrize(("execute", "count"), pairs, indirect=True)
 
 
 def words(name):
@@ -43,8 +49,8 @@ def words(name):
     return st.one_of(*row).map(lambda patterns: values_of(patterns, name))
 
 
-@pytest.mark.slow_with("eager-gpu", "graph-cpu", "eager-cpu")
-@pytest.mark.exhaustive_with("graph-gpu", "loop-cpu", "loop-gpu")
+@pytest.mark.slow_with("graph-cpu")
+@on(("graph", "cpu"), ("xla", "cpu"))
 @settings(max_examples=40)
 @given(words("float16"), words("bfloat16"), words("float32"))
 def test_as_frexp_says(count, half, brain, single):
@@ -54,7 +60,7 @@ def test_as_frexp_says(count, half, brain, single):
         np.testing.assert_array_equal(found, reference(value))
 
 
-@pytest.mark.exhaustive_with("loop-cpu", "loop-gpu")
+@on(("eager", "cpu"), ("eager", "gpu"), ("graph", "cpu"), ("xla", "cpu"))
 def test_every_16_bit_pattern_and_both_sides_of_every_power_of_two(count):
     short = [values_of(np.arange(2**16), name) for name in ("float16", "bfloat16")]
     powers = np.concatenate([1 << np.arange(23), np.arange(1, 256) << 23])
@@ -64,6 +70,7 @@ def test_every_16_bit_pattern_and_both_sides_of_every_power_of_two(count):
         np.testing.assert_array_equal(found, reference(value))
 
 
+@on(("eager", "cpu"), ("graph", "cpu"), ("loop", "gpu"))
 def test_a_single_special_value_among_zeros(count):
     formats = {"float16": 1 << 10, "bfloat16": 1 << 7, "float32": 1 << 23}
     infinities = {name: int(np.array(np.inf, FORMATS[name]).view(PATTERNS[name])) for name in formats}
@@ -76,6 +83,7 @@ def test_a_single_special_value_among_zeros(count):
             np.testing.assert_array_equal(found, reference(value))
 
 
+@modes("eager", "loop")
 def test_lists_are_counted_as_one(execute):
     sparse = tf.IndexedSlices(tf.constant([[1.0, 0.0], [9.0, 2.0**-130]]), tf.constant([1, 1]), tf.constant([4, 2]))
     half = np.float16([[65504, 2.0**-24], [-0.0, np.inf]])
@@ -83,6 +91,7 @@ def test_lists_are_counted_as_one(execute):
     np.testing.assert_array_equal(found, reference([65504, 2.0**-24, 0, np.inf, 1, 0, 9, 2.0**-130, 3]))
 
 
+@modes("eager")
 def test_nothing_is_nothing(execute):
     run = execute(lambda *tensors: [observe.exponents(empty) for empty in (None, [None], [], list(tensors))])
     for found in run(np.zeros([0, 3], np.float32), np.float16([])):

@@ -25,14 +25,19 @@ def gated(strategy, jit):
     return weight, optimizer, loss_scaler, step
 
 
-@pytest.mark.slow_with("6.103515625e-05-False")
+def in_a_row(step, gradients):
+    """Takes steps in a loop of a graph, and returns which were applied."""
+    step.get_concrete_function(tf.TensorSpec([1]))
+    gradients = tf.constant(gradients)[:, tf.newaxis]
+    return tf.function(lambda: tf.map_fn(step, gradients, fn_output_signature=tf.bool))().numpy()
+
+
 @pytest.mark.exhaustive_with("1.0-True", "1.1754943508222875e-38-True")
-@pytest.mark.parametrize(("low", "jit"), [(SMALLEST, False), (SMALLEST, True), (2.0**-14, False), (1.0, True)])
+@pytest.mark.parametrize(("low", "jit"), [(SMALLEST, False), (SMALLEST, True), (1.0, True)])
 def test_300_nonfinite_steps_then_clean_ones_train_on(jit, low):
     weight, optimizer, loss_scaler, step = gated(scaler.Dynamic(min_scale=low, growth_interval=1), jit)
     before = raw([weight], slots(optimizer))
-    for number in range(300):
-        assert not step(np.float32([(np.nan, np.inf, -np.inf)[number % 3]]))
+    assert not any(in_a_row(step, [np.nan, np.inf, -np.inf] * 100))
     assert raw([weight], slots(optimizer)) == before
     assert loss_scaler.loss_scale.numpy() == low
     assert [int(count) for count in loss_scaler.counters] == [300, 0, 300, 300]
@@ -42,25 +47,28 @@ def test_300_nonfinite_steps_then_clean_ones_train_on(jit, low):
     np.testing.assert_allclose(weight.numpy(), [0.5], rtol=1e-4)
 
 
-@pytest.mark.slow_with("8.507059173023462e+37-False")
-@pytest.mark.exhaustive_with("8.507059173023462e+37-True")
-@pytest.mark.parametrize(("high", "jit"), [(LARGEST, False), (LARGEST, True), (2.0**40, False)])
-def test_300_growths_end_on_the_ceiling_and_train_on(jit, high):
-    weight, _, loss_scaler, step = gated(scaler.Dynamic(max_scale=high, growth_interval=1), jit)
-    for _ in range(300):
-        assert step(np.float32([0.0]))
-    assert loss_scaler.loss_scale.numpy() == np.float32(high)
+@pytest.mark.exhaustive_with("True")
+@pytest.mark.parametrize("jit", [False, True])
+def test_300_growths_end_on_the_ceiling_and_train_on(jit):
+    weight, _, loss_scaler, step = gated(scaler.Dynamic(max_scale=LARGEST, growth_interval=1), jit)
+    assert all(in_a_row(step, [0.0] * 300))
+    assert loss_scaler.loss_scale.numpy() == LARGEST
     assert weight.numpy()[0] == 1.0
     assert step(np.float32([0.5]))
     assert np.isfinite(weight.numpy()[0])
     assert weight.numpy()[0] < 1.0
+    # What overflows at a great scale is skipped until it fits, and growth tries the next scale again.
+    finite = [bool(step(np.float32([2.0**6]))) for _ in range(8)]
+    assert finite == [False] * 5 + [True, False, True]
+    assert loss_scaler.loss_scale.numpy() == 2.0**122
+    assert np.isfinite(weight.numpy()[0])
     assert not step(np.float32([np.inf]))
-    assert loss_scaler.loss_scale.numpy() == np.float32(high / 2)
+    assert loss_scaler.loss_scale.numpy() == 2.0**121
 
 
 @pytest.mark.slow_with("xla-8.507059173023462e+37")
 @pytest.mark.exhaustive_with("xla-1.1754943508222875e-38")
-@modes_with(("loss_scale",), eager=[(SMALLEST,)], graph=[(SMALLEST,), (LARGEST,)], xla=[(SMALLEST,), (LARGEST,)])
+@modes_with(("loss_scale",), eager=[(SMALLEST,)], graph=[(LARGEST,)], xla=[(SMALLEST,), (LARGEST,)])
 def test_gradients_survive_the_least_and_the_greatest_scale(execute, loss_scale):
     gradient = np.float32([1.5, -(2.0**10)] if loss_scale == SMALLEST else [1.5, -(2.0**-10)])
     weight = tf.Variable([0.0, 0.0])
@@ -71,11 +79,3 @@ def test_gradients_survive_the_least_and_the_greatest_scale(execute, loss_scale)
 
     assert execute(step)(gradient)
     np.testing.assert_array_equal(weight.numpy(), -gradient)
-
-
-def test_gradients_that_overflow_at_a_great_scale_are_skipped_until_it_fits():
-    weight, _, loss_scaler, step = gated(scaler.Dynamic(LARGEST, max_scale=LARGEST), jit=False)
-    finite = [bool(step(np.float32([2.0**6]))) for _ in range(8)]
-    assert finite == [False] * 5 + [True] * 3
-    assert loss_scaler.loss_scale.numpy() == 2.0**121
-    assert np.isfinite(weight.numpy()[0])

@@ -11,9 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
+from scaler_cases import modes
 
 import scaler
 
@@ -71,19 +69,13 @@ def predicates(x):
     return {name: {kind: getattr(scaler.float_format(name), kind)(x) for kind in kinds} for name in FORMATS}
 
 
-COMPILED = tf.function(predicates, jit_compile=True)
-SIZE = 512
-
-
 def assert_predicates(x):
-    """In eager mode and under XLA, which compiles once a dtype because a smaller array is filled up."""
-    x = np.resize(x, max(x.size, SIZE))
-    for name, eager, compiled in zip(
-        FORMATS, *(how(tf.constant(x)).values() for how in (predicates, COMPILED)), strict=True
-    ):
+    """In eager mode and under XLA."""
+    found = [how(tf.constant(x)) for how in (predicates, tf.function(predicates, jit_compile=True))]
+    for name in FORMATS:
         for kind, want in expected(x, name).items():
-            for found in (eager[kind], compiled[kind]):
-                wrong = found.numpy() != want
+            for each in found:
+                wrong = each[name][kind].numpy() != want
                 assert not wrong.any(), f"{name}.{kind} wrong at {x[wrong][:4]!r} of {x.dtype}"
 
 
@@ -149,36 +141,22 @@ def test_known_numbers_of_float16_and_float8():
     assert scaler.float_format("float8_e5m2").max == 57344.0
 
 
+def near_the_limits(name):
+    """Values of a format, from either end of its range, each moved by a few steps of float32."""
+    fmt, octaves = scaler.float_format(name), np.exp2(np.arange(27.0))
+    base = to([*(fmt.zero_threshold * octaves), *(fmt.max / octaves[:17])], np.float32)
+    moved = base.view(np.int32) + np.arange(-3, 4, dtype=np.int32)[:, np.newaxis]
+    return to(moved.view(np.float32).ravel(), np.float64)
+
+
 @pytest.mark.parametrize("source", SOURCES)
-def test_predicates_at_every_boundary(source):
-    for name in FORMATS:
-        assert_predicates(to(boundary_values(name), SOURCES[source]))
-
-
-@pytest.mark.slow_with("bfloat16")
-@pytest.mark.exhaustive_with("float16", "float64")
-@pytest.mark.parametrize("source", SOURCES)
-@given(data=st.data())
-def test_predicates_at_random_bit_patterns(source, data):
-    bits = data.draw(hnp.arrays(PATTERNS[source], 64), label="bits")
-    assert_predicates(bits.view(SOURCES[source]))
-
-
-@given(
-    hnp.arrays(np.int32, 64, elements=st.integers(-26, 16)),
-    hnp.arrays(np.int32, 64, elements=st.integers(-3, 3)),
-    st.sampled_from(sorted(FORMATS)),
-)
-def test_predicates_near_the_limits_of_the_format(exponents, steps, name):
-    # Random patterns rarely fall near a limit; values of the format, moved by a few float32 steps, always do.
-    fmt = scaler.float_format(name)
-    base = np.where(exponents < 0, fmt.zero_threshold * np.exp2(exponents + 26.0), fmt.max / np.exp2(exponents * 1.0))
-    assert_predicates((to(base, np.float32).view(np.int32) + steps).view(np.float32))
-
-
-@pytest.mark.parametrize("source", ["float16", "bfloat16"])
-def test_all_patterns_of_16_bits(source):
-    assert_predicates(np.arange(2**16, dtype=np.uint16).view(SOURCES[source]))
+def test_predicates_at_every_boundary_and_bit_pattern(source):
+    """Every pattern of 16 bits, many at random of the others, and what lies around the limits of all formats."""
+    kind, limits = PATTERNS[source], np.iinfo(PATTERNS[source])
+    random = np.random.default_rng(0).integers(0, limits.max, 2**14, kind, endpoint=True)
+    bits = np.arange(2**16, dtype=kind) if kind is np.uint16 else random
+    special = np.concatenate([make(name) for name in FORMATS for make in (boundary_values, near_the_limits)])
+    assert_predicates(np.concatenate([bits.view(SOURCES[source]), to(special, SOURCES[source])]))
 
 
 def test_nan_with_any_payload_and_negative_zero_satisfy_nothing():
@@ -207,10 +185,10 @@ def test_a_format_may_be_named_in_any_way(spelling):
     assert scaler.float_format(spelling) == scaler.float_format("float16")
 
 
+@modes("eager", "graph")
 def test_any_shape_keeps_its_shape(execute):
-    shapes = (), (0, 3), (1, 2, 1)
-    found = execute(lambda *values: [predicates(x)["float16"] for x in values])(
-        *(np.full(shape, 1e6, np.float32) for shape in shapes)
-    )
-    for shape, values in zip(shapes, found, strict=True):
-        assert all(value.shape == shape for value in values.values())
+    shapes, half = ((), (0, 3), (1, 2, 1)), scaler.float_format("float16")
+    each = (half.overflows, half.underflows, half.becomes_subnormal)
+    values = [np.full(shape, 1e6, np.float32) for shape in shapes]
+    found = execute(lambda *given: [[predicate(x) for predicate in each] for x in given])(*values)
+    assert [[one.shape for one in kinds] for kinds in found] == [[shape] * 3 for shape in shapes]

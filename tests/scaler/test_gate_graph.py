@@ -134,13 +134,13 @@ def test_an_applied_step_of_small_variables_calls_no_function_that_stays_one():
     assert all(is_inlined(graph, each) for each in calls)
 
 
-@pytest.mark.parametrize("shape", [LARGE, SMALL], ids=["large", "small"])
-def test_nothing_talks_to_the_host(shape):
-    assert not ON_THE_HOST.intersection(all_operations(traced_graph(shape, 4, "float16", 1.0)))
+@pytest.mark.parametrize("graph", [(LARGE, 8, "float32", 1.0), (SMALL, 8, "float16")], ids=["large", "small"])
+def test_nothing_talks_to_the_host(graph):
+    assert not ON_THE_HOST.intersection(all_operations(traced_graph(*graph)))
 
 
 def test_skips_growths_and_steps_share_one_trace():
-    step, optimizer = gated_step(LARGE, 4)
+    step, optimizer = gated_step(LARGE, 2)
     traced, update_step = [], optimizer.update_step
 
     def counted(*arguments):
@@ -148,9 +148,9 @@ def test_skips_growths_and_steps_share_one_trace():
         return update_step(*arguments)
 
     optimizer.update_step = counted
-    grads = [np.full(LARGE, 8.0, np.float32)] * 4
+    grads = [np.full(LARGE, 8.0, np.float32)] * 2
     for number in range(6):
         bad = np.full(LARGE, np.inf, np.float32)
         assert bool(step([bad, *grads[1:]] if number in (1, 4) else grads)) == (number not in (1, 4))
     assert step.experimental_get_tracing_count() == 1
-    assert len(traced) == 4
+    assert len(traced) == 2

@@ -76,18 +76,21 @@ def test_the_optimizer_is_traced_as_it_is_written():
             super().update_step(*args)
 
     optimizer = scaler.LossScaleOptimizer(Own(0.5, gradient_accumulation_steps=2), scaler.Dynamic(4.0))
+    other = scaler.LossScaleOptimizer(Own(0.5), scaler.Dynamic(4.0))
 
-    def run(take):
+    def traced(optimizer, take):
         @tf.function
         def step():
             with tf.GradientTape() as tape:
                 scaled = optimizer.scale_loss(tf.reduce_sum(variable))
             take(tape.gradient(scaled, [variable]))
 
-        step()
+        return step
 
-    run(lambda grads: optimizer.apply(grads, [variable]))
-    run(lambda grads: optimizer.apply_gradients(zip(grads, [variable], strict=True)))
+    step = traced(optimizer, lambda grads: optimizer.apply(grads, [variable]))
+    traced(other, lambda grads: other.apply_gradients(zip(grads, [variable], strict=True))).get_concrete_function()
+    step()
+    step()
     np.testing.assert_array_equal(variable, [0.5])
     assert names == {"tf__step", "<lambda>"}
 
