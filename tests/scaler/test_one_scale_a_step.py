@@ -7,7 +7,7 @@ by the grown scale on a growth step: there, the weights would move by half of it
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import gradients_of, modes, modes_with, plain_descent, steep
+from scaler_cases import descent, gradients_of, modes, modes_with, plain_descent, steep
 
 import scaler
 
@@ -29,11 +29,11 @@ def constant_gradient(execute, strategy, masters=False):
     return weights, loss_scaler, execute(step)
 
 
-@pytest.mark.slow_with("xla-float16", "graph-float16", "loop-float32")
+@pytest.mark.slow_with("xla-float16", "loop-float32")
 @modes_with(
     ("masters",),
     eager=[("float16",)],
-    graph=[("float32",), ("float16",)],
+    graph=[("float32",)],
     loop=[("float32",)],
     xla=[("float16",)],
 )
@@ -90,13 +90,13 @@ def test_the_long_form_unscales_by_the_scale_before_the_update(execute):
 
 def test_an_apply_after_an_update_unscales_by_the_scale_before_it(execute):
     weights, loss_scaler = tf.Variable([0.0]), scaler.LossScaler(scaler.Dynamic(8.0, growth_interval=1))
+    optimizer = descent(weights)
 
     def step():
         grads = gradients_of(loss_scaler, lambda: tf.reduce_sum(weights) * 0.5, [weights])
         loss_scaler.update(scaler.Event(tf.constant(True)))
-        return loss_scaler.apply(plain_descent, grads, [weights], update=False).loss_scale, loss_scaler.unscale(grads)[
-            0
-        ]
+        used = loss_scaler.apply(optimizer, grads, [weights], update=False).loss_scale
+        return used, loss_scaler.unscale(grads)[0]
 
     run = execute(step)
     for number in range(3):
