@@ -14,17 +14,18 @@ import scaler
 TRUE = np.float32([0.125, -2.0])
 
 
-def constant_gradient(execute, strategy, masters=False):
+def constant_gradient(execute, strategy, masters=False, select=True):
     """A step whose true gradient is `TRUE`, whatever the weights; a factor of infinity spoils it, and not the loss."""
     weights = tf.Variable(tf.zeros([2], tf.float16 if masters else tf.float32))
     targets = scaler.MasterWeights([weights]) if masters else [weights]
-    loss_scaler = scaler.LossScaler(strategy)
+    optimizer = descent(*(targets.weights if masters else targets)) if select else plain_descent
+    loss_scaler = scaler.LossScaler(strategy, select=select)
 
     def step(factor):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(steep(tf.cast(weights, tf.float32) * TRUE, factor))
             scaled = loss_scaler.scale(loss)
-        return loss_scaler.apply(plain_descent, tape.gradient(scaled, [weights]), targets)
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, [weights]), targets)
 
     return weights, loss_scaler, execute(step)
 
@@ -39,7 +40,7 @@ def constant_gradient(execute, strategy, masters=False):
 )
 def test_every_applied_step_moves_by_the_true_gradient(execute, masters):
     strategy = scaler.Dynamic(8.0, growth_interval=3)
-    weights, loss_scaler, step = constant_gradient(execute, strategy, masters == "float16")
+    weights, loss_scaler, step = constant_gradient(execute, strategy, masters == "float16", select=None)
     expected, scales = np.zeros(2, np.float32), []
     for letter in "11111111011101101111":
         outcome = step(np.float32(1 if letter == "1" else np.inf))
