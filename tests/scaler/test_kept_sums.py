@@ -30,17 +30,37 @@ class Step:
         return tf.equal(self.count.assign_add(1) % 2, 1)
 
 
+REFUSED, WINDOWS, HEALTHY = {}, [], {}
+
+
+def refused(words):
+    return lambda step: REFUSED.setdefault(step, words) and step
+
+
+def window(step):
+    WINDOWS.append(step)
+    return step
+
+
+def healthy(given):
+    """Each gives the gradient that is applied, and goes on after that."""
+    return lambda step: HEALTHY.setdefault(given, []).append(step) or step
+
+
+@refused("times a constant")
 def momentum(own):
     own.kept.assign(0.9 * own.kept + own.gradient())
     return own.apply(own.kept.read_value())
 
 
+@refused("times a constant")
 def momentum_in_two_assignments(own):
     own.kept.assign(own.kept * 0.9)
     own.kept.assign_add(own.gradient())
     return own.apply(own.kept + 0.0)
 
 
+@refused("times a constant")
 def nesterov_that_is_stored_after_it_was_applied(own):
     grad = own.gradient()
     speed = 0.9 * own.kept + grad
@@ -49,21 +69,25 @@ def nesterov_that_is_stored_after_it_was_applied(own):
     return finite
 
 
+@refused("times a constant")
 def average(own):
     own.kept.assign_sub(0.1 * (own.kept - own.gradient()))
     return own.apply(own.kept / 0.5)
 
 
+@refused("times a constant")
 def average_that_a_branch_applies(own):
     own.kept.assign(0.5 * (own.kept + own.gradient()))
     return tf.cond(own.counted(), lambda: own.apply(own.kept.read_value()), lambda: True)
 
 
+@refused("times a constant")
 def average_for_unscale(own):
     own.kept.assign(0.9 * own.kept + 0.1 * own.gradient())
     return own.loss_scaler.unscale([own.kept.read_value()])
 
 
+@refused("adds the last call's")
 def last_gradient(own):
     grad = own.gradient()
     total = grad + own.kept
@@ -71,6 +95,7 @@ def last_gradient(own):
     return own.apply(total)
 
 
+@refused("adds the last call's")
 def last_gradient_kept_after_apply(own):
     grad = own.gradient()
     finite = own.apply((grad + own.kept) / 2.0)
@@ -78,30 +103,13 @@ def last_gradient_kept_after_apply(own):
     return finite
 
 
+@refused("adds the last call's")
 def last_gradient_in_a_function(own):
     @tf.function
     def inner():
         return last_gradient(own)
 
     return inner()
-
-
-REFUSED = {
-    **dict.fromkeys(
-        [
-            momentum,
-            momentum_in_two_assignments,
-            nesterov_that_is_stored_after_it_was_applied,
-            average,
-            average_that_a_branch_applies,
-            average_for_unscale,
-        ],
-        "times a constant",
-    ),
-    **dict.fromkeys(
-        [last_gradient, last_gradient_kept_after_apply, last_gradient_in_a_function], "adds the last call's"
-    ),
-}
 
 
 @pytest.mark.parametrize(("compiles", "step"), [*((False, step) for step in REFUSED), (True, momentum)])
@@ -113,32 +121,50 @@ def test_what_no_window_begins_anew_is_refused(step, compiles):
     assert own.weight.numpy() == [0.0]
 
 
-def assign_add(own):
-    due = tf.logical_not(own.counted())
-    own.kept.assign_add(own.gradient() / 2.0)
-    finite = own.apply(own.kept.read_value(), when=due)
-    own.kept.assign(tf.where(due, tf.zeros_like(own.kept), own.kept))
-    return finite
+def cleared_when_due(add):
+    def step(own):
+        due = tf.logical_not(own.counted())
+        add(own.kept, own.gradient() / 2.0)
+        finite = own.apply(own.kept.read_value(), when=due)
+        own.kept.assign(tf.where(due, tf.zeros_like(own.kept), own.kept))
+        return finite
+
+    return step
 
 
+WINDOWS += map(
+    cleared_when_due,
+    [
+        lambda kept, grad: kept.assign_add(grad),
+        lambda kept, grad: kept.scatter_nd_add([[0]], grad),
+        lambda kept, grad: kept[:].assign(kept + grad),
+        lambda kept, grad: kept.assign(tf.tensor_scatter_nd_add(kept, [[0]], grad)),
+    ],
+)
+
+
+@window
 def assign_add_in_a_branch(own):
     first, grad = own.counted(), own.gradient() / 2.0
     total = tf.cond(first, lambda: own.kept.assign(grad), lambda: own.kept.assign_add(grad))
     return own.apply(total, when=tf.logical_not(first))
 
 
+@window
 def where(own):
     first, grad = own.counted(), own.gradient()
     own.kept.assign(tf.where(first, grad, own.kept + grad))
     return own.apply(own.kept / 2.0, when=tf.logical_not(first))
 
 
+@window
 def masked(own):
     first = own.counted()
     own.kept.assign(own.kept * tf.cast(tf.logical_not(first), tf.float32) + own.gradient() / 2.0)
     return own.apply(own.kept + 0.0, when=tf.logical_not(first))
 
 
+@window
 def sum_that_a_branch_applies_and_clears(own):
     own.kept.assign_add(own.gradient() * 0.5)
 
@@ -150,11 +176,13 @@ def sum_that_a_branch_applies_and_clears(own):
     return tf.cond(own.counted(), lambda: False, due)
 
 
+@window
 def pairs(own):
     first, grad = own.counted(), own.gradient() / 2.0
     return tf.cond(first, lambda: own.kept.assign(grad)[0] > 0.0, lambda: own.apply(own.kept + grad))
 
 
+@window
 def pairs_that_are_replaced_each_time(own):
     first, grad = own.counted(), own.gradient() / 2.0
     finite = own.apply(own.kept + grad, when=tf.logical_not(first))
@@ -162,50 +190,12 @@ def pairs_that_are_replaced_each_time(own):
     return finite
 
 
+@window
 def clipped(own):
     first, grad = own.counted(), own.gradient() / 2.0
     own.kept.assign(tf.where(first, grad, own.kept + grad))
     (grad,), _ = tf.clip_by_global_norm([own.kept.read_value()], 2.0**20 * own.loss_scaler.scale_of_gradients)
     return own.apply(grad, when=tf.logical_not(first))
-
-
-def scattered(own):
-    due = tf.logical_not(own.counted())
-    own.kept.scatter_nd_add([[0]], own.gradient() / 2.0)
-    finite = own.apply(own.kept.read_value(), when=due)
-    own.kept.assign(tf.where(due, tf.zeros_like(own.kept), own.kept))
-    return finite
-
-
-def sliced(own):
-    due = tf.logical_not(own.counted())
-    own.kept[:].assign(own.kept + own.gradient() / 2.0)
-    finite = own.apply(own.kept.read_value(), when=due)
-    own.kept.assign(tf.where(due, tf.zeros_like(own.kept), own.kept))
-    return finite
-
-
-def scattered_in_a_tensor(own):
-    due = tf.logical_not(own.counted())
-    own.kept.assign(tf.tensor_scatter_nd_add(own.kept, [[0]], own.gradient() / 2.0))
-    finite = own.apply(own.kept.read_value(), when=due)
-    own.kept.assign(tf.where(due, tf.zeros_like(own.kept), own.kept))
-    return finite
-
-
-WINDOWS = [
-    assign_add,
-    scattered,
-    sliced,
-    scattered_in_a_tensor,
-    assign_add_in_a_branch,
-    where,
-    masked,
-    sum_that_a_branch_applies_and_clears,
-    pairs,
-    pairs_that_are_replaced_each_time,
-    clipped,
-]
 
 
 @pytest.mark.slow_with("xla-masked")
@@ -245,12 +235,14 @@ def test_a_scale_that_cannot_move_is_not_suspected(step, strategy):
     tf.function(lambda: step(own)).get_concrete_function()  # A warning would be an error.
 
 
+@healthy("scaled")
 def rescaled_sum(own):
     grad, scale = own.gradient(), own.loss_scaler.scale_of_gradients
     own.kept.assign(own.kept * (scale / 2.0**10) + grad)
     yield own.kept.read_value()
 
 
+@healthy("scaled")
 def unscaled_by_an_inverse_and_scaled_again(own):
     grad, scale = own.gradient(), own.loss_scaler.scale_of_gradients
     total = grad + own.kept * scale
@@ -258,6 +250,7 @@ def unscaled_by_an_inverse_and_scaled_again(own):
     yield total
 
 
+@healthy("scaled")
 def sum_inside_of_one_call(own):
     own.kept.assign([0.0])
     tf.while_loop(lambda index: index < 4, lambda index: _added(own, index), [0])
@@ -269,6 +262,7 @@ def _added(own, index):
     return [index + 1]
 
 
+@healthy("scaled")
 def sum_that_each_call_clears(own):
     for _ in range(2):
         own.kept.assign_add(own.gradient() / 2.0)
@@ -276,22 +270,26 @@ def sum_that_each_call_clears(own):
     own.kept.assign([0.0])
 
 
+@healthy("scaled")
 def copy_of_the_gradient(own):
     grad = own.gradient()
     own.kept.assign(grad)
     yield own.kept + grad
 
 
+@healthy("scaled")
 def norm_for_a_log(own):
     grad = own.gradient()
     own.kept.assign(0.9 * own.kept + 0.1 * tf.norm(grad))
     yield grad
 
 
+@healthy("scaled")
 def weight_decay_by_hand(own):
     yield own.gradient() + 0.01 * own.weight * own.loss_scaler.scale_of_gradients
 
 
+@healthy("scaled")
 def sharpness_aware(own):
     def gradient():
         return gradients_of(
@@ -306,6 +304,7 @@ def sharpness_aware(own):
     yield grad
 
 
+@healthy("scaled")
 def state_of_the_forward_pass(own):
     with tf.GradientTape() as tape:
         state = tf.tanh(own.kept + own.weight)
@@ -314,46 +313,31 @@ def state_of_the_forward_pass(own):
     yield tape.gradient(scaled, own.weight)
 
 
+@healthy("scaled")
 def average_of_the_weight(own):
     yield own.gradient() + 0.0 * own.kept
     own.kept.assign(0.9 * own.kept + 0.1 * own.weight)
 
 
+@healthy("scaled")
 def scale_that_is_kept(own):
     grad = own.gradient()
     own.kept.assign(tf.reshape(own.loss_scaler.scale_of_gradients, [1]))
     yield grad + 0.0 * own.kept
 
 
+@healthy("unscaled")
 def momentum_of_unscaled(own):
     (grad,) = own.loss_scaler.unscale([own.gradient()])
     own.kept.assign(0.9 * own.kept + grad)
     yield own.kept.read_value()
 
 
+@healthy("unscaled")
 def unscaled_by_hand(own):
     grad = own.gradient() / own.loss_scaler.scale_of_gradients
     own.kept.assign(0.9 * own.kept + grad)
     yield own.kept.read_value()
-
-
-HEALTHY = {
-    "scaled": [
-        rescaled_sum,
-        unscaled_by_an_inverse_and_scaled_again,
-        sum_inside_of_one_call,
-        sum_that_each_call_clears,
-        copy_of_the_gradient,
-        norm_for_a_log,
-        weight_decay_by_hand,
-        sharpness_aware,
-        state_of_the_forward_pass,
-        average_of_the_weight,
-        scale_that_is_kept,
-    ],
-    "unscaled": [momentum_of_unscaled, unscaled_by_hand],
-}
-"""Each gives the gradient that is applied, and goes on after that."""
 
 
 @pytest.mark.parametrize("given", HEALTHY)

@@ -90,8 +90,8 @@ def test_the_long_form_unscales_by_the_scale_before_the_update(execute):
 
 
 def test_an_apply_after_an_update_unscales_by_the_scale_before_it(execute):
-    weights, loss_scaler = tf.Variable([0.0]), scaler.LossScaler(scaler.Dynamic(8.0, growth_interval=1))
-    optimizer = descent(weights)
+    weights, strategy = tf.Variable([0.0]), scaler.Dynamic(8.0, growth_interval=1)
+    optimizer, loss_scaler = descent(weights), scaler.LossScaler(strategy, select=True)
 
     def step():
         grads = gradients_of(loss_scaler, lambda: tf.reduce_sum(weights) * 0.5, [weights])

@@ -21,7 +21,7 @@ class Run:
         self.masters = scaler.MasterWeights([self.variable])
         self.optimizer = keras.optimizers.Adam(0.1)
         self.optimizer.build(self.masters.weights)
-        self.loss_scaler = scaler.LossScaler(strategy)
+        self.loss_scaler = scaler.LossScaler(strategy, select=True)  # Traced sooner than branches.
         self.checkpoint = tf.train.Checkpoint(
             variable=self.variable, masters=self.masters, optimizer=self.optimizer, loss_scaler=self.loss_scaler
         )
