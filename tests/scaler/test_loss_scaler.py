@@ -31,22 +31,6 @@ def test_a_python_number_is_a_loss():
     assert LossScaler(Static(4.0)).scale(0.5).numpy() == 2.0
 
 
-@modes("graph", "xla")
-def test_gradients_of_the_scaled_loss_are_scaled(execute):
-    w = tf.Variable([3.0, -1.0])
-    loss_scaler = LossScaler(Static(8.0))
-
-    def run():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(w * w))
-        grads = tape.gradient(scaled, [w])
-        return grads[0], loss_scaler.unscale(grads)[0]
-
-    scaled, unscaled = execute(run)()
-    np.testing.assert_array_equal(scaled.numpy(), [48, -16])
-    np.testing.assert_array_equal(unscaled.numpy(), [6, -2])
-
-
 @pytest.mark.parametrize("execute", [tf.function, lambda step: step], ids=["graph", "eager"])
 def test_a_forward_derivative_passes_through_scale(execute):
     """As in a Hessian times a vector."""
