@@ -184,21 +184,21 @@ def test_a_loss_that_is_not_finite_is_skipped_once_and_costs_no_scale(mode, slop
     assert int(line.optimizer.iterations) == 0
 
 
+def eagerly(weight, loss_of, scale):
+    """A step with retries: its outcome, its scaler, and what the gradients are asked for again with."""
+    loss_scaler, seen = scaler.LossScaler(scaler.Dynamic(scale)), []
+    with tf.GradientTape(persistent=True) as tape:
+        scaled = loss_scaler.scale(tf.reduce_sum(tf.cast(loss_of(weight), tf.float32)))
+
+    def again(small):
+        seen.append(float(small))
+        return [tape.gradient(scaled, weight, output_gradients=small)]
+
+    return loss_scaler.apply(keras.optimizers.SGD(1.0), None, [weight], again=again), loss_scaler, seen, again
+
+
 def test_a_backward_pass_that_no_scale_makes_finite_costs_one_backoff():
-    weight, loss_scaler = tf.Variable([0.0]), scaler.LossScaler(scaler.Dynamic(2.0**10))
-    seen = []
-
-    def take():
-        with tf.GradientTape(persistent=True) as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(tf.sqrt(weight * 0.0)))
-
-        def again(small):
-            seen.append(float(small))
-            return tape.gradient(scaled, [weight], output_gradients=small)
-
-        return loss_scaler.apply(keras.optimizers.SGD(1.0), None, [weight], again=again)
-
-    outcome = take()
+    outcome, loss_scaler, seen, _ = eagerly(tf.Variable([0.0]), lambda weight: tf.sqrt(weight * 0.0), 2.0**10)
     assert (bool(outcome.finite), int(outcome.retries)) == (False, 0)
     assert (float(outcome.loss_scale), float(loss_scaler.loss_scale)) == (2.0**10, 2.0**9)
     assert seen == [2.0**-n for n in range(25)]  # Down to the floor of 2^-14.
@@ -206,18 +206,15 @@ def test_a_backward_pass_that_no_scale_makes_finite_costs_one_backoff():
 
 def test_a_retry_that_flushes_all_that_overflowed_is_none():
     """On its way the gradient is 2^29 times what is in front of it, and 2^-11 times in the end."""
-    weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler(scaler.Dynamic(2.0**10))
-    with tf.GradientTape(persistent=True) as tape:
+
+    def hilly(weight):
         half = tf.cast(weight, tf.float16)
         for factor in (2.0**-20, 2.0**-20, 2.0**14, 2.0**15):
             half *= tf.constant(factor, tf.float16)
-        scaled = loss_scaler.scale(tf.reduce_sum(tf.cast(half, tf.float32)))
+        return half
 
-    def again(small):
-        return tape.gradient(scaled, [weight], output_gradients=small)
-
+    outcome, loss_scaler, _, again = eagerly(tf.Variable([1.0]), hilly, 2.0**10)
     assert float(again(2.0**-24)[0][0]) == 0.0
-    outcome = loss_scaler.apply(keras.optimizers.SGD(1.0), None, [weight], again=again)
     assert (bool(outcome.finite), int(outcome.retries)) == (False, 0)
     assert (float(outcome.loss_scale), float(loss_scaler.loss_scale)) == (2.0**10, 2.0**9)
 
@@ -242,16 +239,11 @@ def test_a_retry_that_flushes_one_of_two_weights_is_none(mode):
 
 def test_values_that_are_zero_in_truth_do_not_keep_a_retry_from_helping():
     """A pixel that is always black: an infinity times zero is NaN, and zero at each lower scale."""
-    weight, loss_scaler = tf.Variable([0.0, 0.0]), scaler.LossScaler(scaler.Dynamic(2.0**20))
-    with tf.GradientTape(persistent=True) as tape:
-        pixels = tf.cast(weight, tf.float16) * tf.constant([1.0, 0.0], tf.float16)
-        scaled = loss_scaler.scale(tf.reduce_sum(tf.cast(pixels, tf.float32)))
-
-    def again(small):
-        return tape.gradient(scaled, [weight], output_gradients=small)
-
+    weight = tf.Variable([0.0, 0.0])
+    outcome, _, _, again = eagerly(
+        weight, lambda weight: tf.cast(weight, tf.float16) * tf.constant([1.0, 0.0], tf.float16), 2.0**20
+    )
     assert np.isnan(again(1.0)[0][1])
-    outcome = loss_scaler.apply(keras.optimizers.SGD(1.0), None, [weight], again=again)
     assert (bool(outcome.finite), int(outcome.retries)) == (True, 5)
     np.testing.assert_array_equal(weight, [-1.0, 0.0])
 
