@@ -51,7 +51,7 @@ def train(optimizer, dtype="float32", shapes=SHAPES, **clipping):
     return seen
 
 
-@pytest.mark.slow_with("amsgrad", "nesterov", "EMA", "Lion")
+@pytest.mark.slow_with("nesterov", "Lion")
 @pytest.mark.exhaustive_with("EMA", "amsgrad", "Adam", "Adamax", "Nadam", "SGD")
 @pytest.mark.parametrize("name", parameters(OPTIMIZERS))
 def test_joined_variables_get_the_bits_of_the_optimizers_own_update(name, chunks, monkeypatch):
@@ -63,22 +63,21 @@ def test_joined_variables_get_the_bits_of_the_optimizers_own_update(name, chunks
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clipping", [{}, {"clip": scaler.ClipByValue(0.5)}], ids=["none", "value"])
-def test_float32_variables_too_with_each_clipping(clipping, chunks, monkeypatch):
-    ours = train(keras.optimizers.Adam(0.01), **clipping)
+def test_float32_variables_too_with_another_clipping(chunks, monkeypatch):
+    ours = train(keras.optimizers.Adam(0.01), clip=scaler.ClipByValue(0.5))
     assert chunks
     lay_out_nothing(monkeypatch)
-    assert ours == train(keras.optimizers.Adam(0.01), **clipping)
+    assert ours == train(keras.optimizers.Adam(0.01), clip=scaler.ClipByValue(0.5))
 
 
-@pytest.mark.slow_with("amsgrad", "nesterov", "EMA", "Adamax", "Nadam", "Lion")
-@pytest.mark.parametrize("name", parameters(OPTIMIZERS)[1:])
+@pytest.mark.slow_with("amsgrad", "EMA", "Adamax", "Nadam")
+@pytest.mark.parametrize("name", ["AdamW", "amsgrad", "EMA", "Adamax", "Nadam"])
 def test_arithmetic_that_is_traced_once_gives_the_same_bits_too(name, monkeypatch):
     called = laid_out(monkeypatch)
-    ours = train(OPTIMIZERS[name](), "float16", SHAPES, clip_norm=0.5)
+    ours = train(OPTIMIZERS[name](), "float16", MIXED, clip_norm=0.5)
     assert called
     lay_out_nothing(monkeypatch)
-    assert ours == train(OPTIMIZERS[name](), "float16", SHAPES, clip_norm=0.5)
+    assert ours == train(OPTIMIZERS[name](), "float16", MIXED, clip_norm=0.5)
     assert ours[BAD - 1] == ours[BAD]
 
 
@@ -86,17 +85,14 @@ class MyAdam(keras.optimizers.Adam):
     """A user's own class may look at a variable as a whole."""
 
 
-@pytest.mark.slow_with("my_adam")
-@pytest.mark.exhaustive_with("rm_sprop")
 @pytest.mark.parametrize(
     ("optimizer", "clip"),
     [
         (MyAdam(0.01), None),
-        (keras.optimizers.RMSprop(0.01), None),
         (keras.optimizers.Lamb(0.01), None),
         (keras.optimizers.Adam(0.01), scaler.ClipByNorm(0.5)),  # Each gradient has a limit of its own.
     ],
-    ids=["my_adam", "rm_sprop", "lamb", "clip by norm"],
+    ids=["my_adam", "lamb", "clip by norm"],
 )
 def test_others_are_not_given_joined_variables(optimizer, clip, chunks):
     model = weights("float32", ALIKE)

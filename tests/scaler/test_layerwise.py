@@ -19,7 +19,7 @@ def error(found, wanted):
     return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
 
 
-@pytest.mark.slow_with("exploding")
+@pytest.mark.slow
 @pytest.mark.exhaustive_with("vanishing")
 @pytest.mark.parametrize("gains", [VANISHING, EXPLODING], ids=["vanishing", "exploding"])
 def test_gradients_that_no_single_scale_holds(gains):
@@ -238,7 +238,8 @@ GAINS = [2.0**-5] * 3
 def test_each_group_moves_by_its_own_strategy(execute):
     """Driven by the same events, as all groups with that strategy alone would."""
     run = cases.Run(cases.chain(GAINS), cases.cuts(GAINS), STRATEGIES)
-    alone = {key: cases.Run(cases.chain(GAINS), cases.cuts(GAINS), own) for key, own in STRATEGIES.items()}
+    groups = {name: [tf.Variable(0.0)] for name in run.layerwise.names}
+    alone = {key: Layerwise(groups, strategy=own) for key, own in STRATEGIES.items()}
     of = {"outputs": "outputs", "steep_0": "steep_[01]", "steep_1": "steep_[01]", "steep_2": "*"}
     step = execute(run.step)
     for number in range(6):
@@ -246,9 +247,9 @@ def test_each_group_moves_by_its_own_strategy(execute):
         finite, _, seen = step(*cases.batch(number), factor)
         assert bool(finite) == (number != 3)
         for other in alone.values():
-            other.layerwise.update(scaler.layerwise.LayerEvent(*(tf.identity(value) for value in seen)))
+            other.update(scaler.layerwise.LayerEvent(*(tf.identity(value) for value in seen)))
         for name, scale in cases.log2_scales(run.layerwise).items():
-            assert scale == cases.log2_scales(alone[of[name]].layerwise)[name], (number, name)
+            assert scale == cases.log2_scales(alone[of[name]])[name], (number, name)
     assert list(run.layerwise.strategies.values()) == [STRATEGIES[of[name]] for name in run.layerwise.names]
     assert {key: state._fields for key, state in run.layerwise.state.items()} == {
         key: own.init()._fields for key, own in STRATEGIES.items()

@@ -77,26 +77,20 @@ def test_the_variable_of_the_skip_is_named(execute):
         assert parts.loss_scaler.explain(applied).startswith("The step was applied")
 
 
-def test_the_error_names_it():
+def test_the_error_names_it_and_the_optimizer_of_the_skip():
     parts, run = traced()
     parts.loss_scaler.stuck = scaler.StuckPolicy(consecutive_skips=1)
     run(np.float32(1.0), NAN)
     with pytest.raises(scaler.StuckError, match="head_kernel"):
         parts.loss_scaler.check()
-
-
-def test_the_optimizer_of_the_skip_is_named():
-    parts, run = traced()
     parts.optimizers[1].learning_rate = np.nan
     run(np.float32(1.0), np.float32(1.0))
     assert "the learning rate of Adam" in parts.loss_scaler.explain()
     assert int(parts.loss_scaler.last_skip.index) == -1
 
 
-@pytest.mark.slow
 def test_a_checkpoint_keeps_whose_it_was(tmp_path):
-    parts = Parts()
-    run = tf.function(parts.step)
+    parts, run = traced()
     run(np.float32(1.0), NAN)
     said = parts.loss_scaler.explain()
     path = tf.train.Checkpoint(loss_scaler=parts.loss_scaler).save(str(tmp_path / "ckpt"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
-from scaler_cases import gradients_of, plain_descent
+from scaler_cases import descent, gradients_of, plain_descent
 
 import scaler
 
@@ -16,55 +16,50 @@ SEEDS = keras.random.SeedGenerator(1)
 FORGOTTEN = pytest.warns(scaler.ScaleWarning, match=SAID)
 
 
-def a_step(loss_scaler, weight, scaled, jit_compile=False):
-    """A step whose loss is what `scaled(loss)` makes of it."""
-    optimizer = keras.optimizers.SGD(1.0)
+def trace(loss_scaler, scaled, jit_compile=False):
+    """Traces a step whose loss is what `scaled(loss, factor)` makes of it."""
+    weight = tf.Variable([1.0, 2.0, 3.0])
 
     @tf.function(jit_compile=jit_compile)
     def step(x, factor):
         with tf.GradientTape() as tape:
             loss = scaled(tf.reduce_mean(tf.square(tf.linalg.matvec(x, weight))), factor)
-        outcome = loss_scaler.apply(optimizer, [tape.gradient(loss, weight)], [weight])
+        outcome = loss_scaler.apply(scaler.move_nothing, [tape.gradient(loss, weight)], [weight])
         return outcome.finite, loss_scaler.loss_scale
 
-    return step
+    step.get_concrete_function(tf.TensorSpec([8, 3]), tf.TensorSpec([]))
 
 
-def run(step, factor=1.0):
-    return step(tf.ones([8, 3]), tf.constant(factor))
+def read_scaler():
+    """One of which somebody has read the scale. What a step selects is traced in half the time of a branch."""
+    loss_scaler = scaler.LossScaler(select=True)
+    assert loss_scaler.loss_scale == 2.0**15
+    return loss_scaler
 
 
-@pytest.mark.slow_with("True")
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_log_of_the_scale_hides_nothing(jit_compile):
-    loss_scaler = scaler.LossScaler()
-    assert loss_scaler.loss_scale == 2.0**15
     with FORGOTTEN as seen:
-        run(a_step(loss_scaler, tf.Variable([1.0, 2.0, 3.0]), lambda loss, _: loss, jit_compile))
+        trace(read_scaler(), lambda loss, _: loss, jit_compile)
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda: tf.random.uniform([]),
-        lambda: keras.random.normal([], seed=SEEDS),
-        lambda: tf.random.stateless_truncated_normal([], [1, 2]),
-    ],
-)
-def test_nor_does_a_number_that_is_drawn(draw):
+def test_nor_do_numbers_that_are_drawn():
     """As the time of a diffusion, or the weight of a mixture."""
-    loss_scaler = scaler.LossScaler(select=True)
-    assert loss_scaler.loss_scale == 2.0**15
+
+    def scaled(loss, _):
+        drawn = tf.random.uniform([]), keras.random.normal([], seed=SEEDS)
+        return loss * drawn[0] * drawn[1] * tf.random.stateless_truncated_normal([], [1, 2])
+
     with FORGOTTEN:
-        run(a_step(loss_scaler, tf.Variable([1.0, 2.0, 3.0]), lambda loss, _: loss * draw()))
+        trace(read_scaler(), scaled)
 
 
 def test_a_scale_in_another_function_hides_nothing():
-    loss_scaler, weight = scaler.LossScaler(select=True), tf.Variable([1.0, 2.0, 3.0])
-    run(a_step(loss_scaler, weight, lambda loss, _: loss_scaler.scale(loss)))
+    loss_scaler = scaler.LossScaler(select=True)
+    trace(loss_scaler, lambda loss, _: loss_scaler.scale(loss))
     with FORGOTTEN:
-        run(a_step(loss_scaler, weight, lambda loss, _: loss))
+        trace(loss_scaler, lambda loss, _: loss)
 
 
 @pytest.mark.slow
@@ -72,25 +67,23 @@ def test_nor_inside_of_keras_layers_on_replicas():
     strategy = mirrored(2)
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
-        loss_scaler = scaler.LossScaler()
+        loss_scaler = read_scaler()
     weights = model.trainable_variables
-    assert loss_scaler.loss_scale == 2.0**15
 
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(x)))
-        return loss_scaler.apply(plain_descent, tape.gradient(loss, weights), weights).finite
+        return loss_scaler.apply(scaler.move_nothing, tape.gradient(loss, weights), weights).finite
 
     with FORGOTTEN:
-        tf.function(lambda: strategy.run(step, (tf.ones([8, 3]),)))()
+        tf.function(lambda: strategy.run(step, (tf.ones([8, 3]),))).get_concrete_function()
 
 
 class ByHand:
     """Ways in which a loss is scaled, none of which uses `scale`."""
 
     def __init__(self):
-        # What a step selects is traced in half the time of what it branches to.
-        self.loss_scaler = scaler.LossScaler(select=True)
+        self.loss_scaler = read_scaler()
         self.kept = tf.Variable(2.0**15)
         self.read = self.loss_scaler.loss_scale
 
@@ -119,13 +112,12 @@ class ByHand:
         return tf.function(lambda one, other: one * other)(loss, factor)
 
 
-@pytest.mark.slow_with("branch")
 @pytest.mark.parametrize("how", [name for name in vars(ByHand) if not name.startswith("_")])
 def test_no_loss_scaled_by_hand_is_suspected(how):
     by_hand = ByHand()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run(a_step(by_hand.loss_scaler, tf.Variable([1.0, 2.0, 3.0]), getattr(by_hand, how)), 2.0**15)
+        trace(by_hand.loss_scaler, getattr(by_hand, how))
 
 
 @pytest.mark.exhaustive_with("False-GRU", "False-LSTM", "False-SimpleRNN", "True-GRU", "True-LSTM")
@@ -133,19 +125,19 @@ def test_no_loss_scaled_by_hand_is_suspected(how):
 @pytest.mark.parametrize("unroll", [False, True])
 def test_no_recurrent_model_is_suspected(layer, unroll):
     model = keras.Sequential([keras.Input((4, 3)), layer(2, unroll=unroll)])
-    loss_scaler, weights = scaler.LossScaler(), model.trainable_variables
+    loss_scaler, weights = scaler.LossScaler(select=True), model.trainable_variables
 
     @tf.function(autograph=False)
     def step(x):
         return loss_scaler.apply(
-            plain_descent, gradients_of(loss_scaler, lambda: tf.reduce_mean(model(x)), weights), weights
+            scaler.move_nothing, gradients_of(loss_scaler, lambda: tf.reduce_mean(model(x)), weights), weights
         ).finite
 
-    assert step(tf.ones([2, 4, 3]))
+    step.get_concrete_function(tf.TensorSpec([2, 4, 3]))
 
 
 def test_gradients_from_another_function_are_not_suspected():
-    loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
+    loss_scaler, weight = scaler.LossScaler(select=True), tf.Variable([1.0, 2.0, 3.0])
 
     @tf.function(autograph=False)
     def gradient():
@@ -153,13 +145,13 @@ def test_gradients_from_another_function_are_not_suspected():
 
     @tf.function(autograph=False)
     def decay_and_apply(grad):
-        return loss_scaler.apply(plain_descent, [grad + 0.01 * weight], [weight]).finite
+        return loss_scaler.apply(scaler.move_nothing, [grad + 0.01 * weight], [weight]).finite
 
     assert decay_and_apply(gradient())
 
 
 def test_a_list_that_a_loop_fills_is_not_suspected():
-    loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
+    loss_scaler, weight = scaler.LossScaler(select=True), tf.Variable([1.0, 2.0, 3.0])
 
     @tf.function
     def step():
@@ -167,15 +159,15 @@ def test_a_list_that_a_loop_fills_is_not_suspected():
         for number in tf.range(2):
             parts = parts.write(number, gradients_of(loss_scaler, lambda: tf.reduce_sum(weight) / 2.0, weight))
         grad = tf.reduce_sum(parts.stack(), axis=0) * (1.0 + 0.0 * weight)
-        return loss_scaler.apply(plain_descent, [grad], [weight]).finite
+        return loss_scaler.apply(scaler.move_nothing, [grad], [weight]).finite
 
-    assert step()
+    step.get_concrete_function()
 
 
 @pytest.mark.exhaustive_with("float16")
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_sums_of_scaled_gradients_that_the_user_keeps_are_not_suspected(kind):
-    loss_scaler, weight = scaler.LossScaler(), tf.Variable(tf.ones([3], kind))
+    loss_scaler, weight = scaler.LossScaler(select=True), tf.Variable(tf.ones([3], kind))
     masters, kept = scaler.MasterWeights([weight]), tf.Variable(tf.zeros([3]))
 
     @tf.function(autograph=False)
@@ -184,7 +176,7 @@ def test_sums_of_scaled_gradients_that_the_user_keeps_are_not_suspected(kind):
             tf.cast(gradients_of(loss_scaler, lambda: tf.reduce_sum(tf.cast(weight, tf.float32)), weight), tf.float32)
         )
         if last:
-            loss_scaler.apply(plain_descent, [kept + 0.0 * masters.weights[0]], masters)
+            loss_scaler.apply(scaler.move_nothing, [kept + 0.0 * masters.weights[0]], masters)
         return kept
 
     step(False)
@@ -194,20 +186,18 @@ def test_sums_of_scaled_gradients_that_the_user_keeps_are_not_suspected(kind):
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("kind", ["float32", "float16"])
-def test_a_forgotten_scale_is_seen_where_there_are_masters(kind):
-    loss_scaler, weight = scaler.LossScaler(), tf.Variable(tf.ones([3], kind))
+def test_a_forgotten_scale_is_seen_where_there_are_masters():
+    loss_scaler, weight = read_scaler(), tf.Variable(tf.ones([3], tf.float16))
     masters = scaler.MasterWeights([weight])
-    assert loss_scaler.loss_scale == 2.0**15
 
     @tf.function(autograph=False)
     def step():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.square(tf.cast(weight, tf.float32)))
-        return loss_scaler.apply(plain_descent, [tape.gradient(loss, weight)], masters).finite
+        return loss_scaler.apply(scaler.move_nothing, [tape.gradient(loss, weight)], masters).finite
 
     with FORGOTTEN:
-        step()
+        step.get_concrete_function()
 
 
 X = tf.random.stateless_normal([24, 3], [1, 2])
@@ -258,37 +248,31 @@ def by_hand_steps(loss_scaler, weight):
     }
 
 
+UNUSUAL = list(by_hand_steps(scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])))
+
+
 @pytest.mark.slow_with("a flat sum")
 @pytest.mark.exhaustive_with("a vector", "an odd constant", "quantised", "stop_gradient")
-@pytest.mark.parametrize("how", by_hand_steps(scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])))
+@pytest.mark.parametrize("how", UNUSUAL)
 def test_a_scale_that_comes_by_an_unusual_way_is_not_suspected(how):
-    loss_scaler, weight = scaler.LossScaler(select=True), tf.Variable([1.0, 2.0, 3.0])
-    optimizer = keras.optimizers.SGD(1.0)
-    assert loss_scaler.loss_scale == 2.0**15
-    grad = by_hand_steps(loss_scaler, weight)[how]
-    assert tf.function(lambda: loss_scaler.apply(optimizer, [grad()], [weight]).finite)()
-
-
-@pytest.mark.parametrize("how", ["fill", "output gradients", "scale of one", "scale of ones like the loss"])
-def test_and_it_is_what_divides_them(how):
-    loss_scaler, weight = scaler.LossScaler(scaler.Dynamic(2.0**10), select=True), tf.Variable([1.0, 2.0, 3.0])
-    optimizer = keras.optimizers.SGD(1.0)
+    """And where it is the present one, it is what divides them."""
+    loss_scaler, weight = read_scaler(), tf.Variable([1.0, 2.0, 3.0])
+    optimizer, alone = descent(weight), tf.Variable(weight)
     with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(tf.square(tf.linalg.matvec(X, weight)))
-    alone = tf.Variable(weight)
-    plain_descent([tape.gradient(loss, weight)], [alone])
+        loss = tf.reduce_mean(tf.square(tf.linalg.matvec(X, alone)))
+    plain_descent([tape.gradient(loss, alone)], [alone])
     grad = by_hand_steps(loss_scaler, weight)[how]
     assert tf.function(lambda: loss_scaler.apply(optimizer, [grad()], [weight]).finite)()
-    np.testing.assert_allclose(weight, alone, rtol=1e-6)
+    if how not in ("a small constant", "an odd constant", "quantised"):
+        np.testing.assert_allclose(weight, alone, rtol=1e-6)
 
 
 def test_flat_gradients_given_as_one_argument_are_not_suspected():
-    loss_scaler, weight = scaler.LossScaler(), tf.Variable(tf.ones([2, 3]))
-    assert loss_scaler.loss_scale == 2.0**15
+    loss_scaler, weight = read_scaler(), tf.Variable(tf.ones([2, 3]))
 
     @tf.function(autograph=False)
     def apply(flat):
         grad = tf.reshape(flat, [2, 3]) + 0.01 * weight
-        return loss_scaler.apply(plain_descent, [grad], [weight]).finite
+        return loss_scaler.apply(scaler.move_nothing, [grad], [weight]).finite
 
-    assert apply(tf.ones([6]))
+    apply.get_concrete_function(tf.TensorSpec([6]))

@@ -1,10 +1,9 @@
 """Guards that gradients which `LossScaler.retry` returned are divided by the scale of the retry, or refused."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import modes, plain_descent
+from scaler_cases import descent, modes, modes_with
 
 import scaler
 from scaler import Event, InvalidArgument
@@ -25,8 +24,7 @@ class Step:
         self.weights = [tf.Variable([1.0]), tf.Variable([1.0])]
         # What a step selects is traced in half the time of what it branches to.
         self.loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic(2.0**15), select=True)
-        self.optimizer = keras.optimizers.SGD(1.0)
-        self.optimizer.build(self.weights)
+        self.optimizer = descent(*self.weights)
         self.kept = [tf.Variable([0.0]), tf.Variable([0.0])]
         self._use, self._read = use, read
 
@@ -81,10 +79,13 @@ USES = {
 IN_GRAPHS = ("changed", "clipped", "from variables")
 
 
-@pytest.mark.slow_with("xla-apply", "graph-loss_scale", "graph-by hand", "graph-scale_of_gradients", "eager-by hand")
-@pytest.mark.exhaustive_with(*(f"xla-{use}" for use in USES if use != "apply"))
-@pytest.mark.parametrize("use", USES)
-@modes("eager", "graph", "xla")
+@pytest.mark.slow_with("xla-apply")
+@modes_with(
+    ("use",),
+    eager=[(use,) for use in USES if use != "by hand"],
+    graph=[(use,) for use in ("apply", "changed", "long form", "clipped", "from variables")],
+    xla=[("apply",)],
+)
 def test_retried_gradients_are_divided_by_the_scale_of_the_retry(execute, use, request):
     eager = "eager" in request.node.name
     step = Step(USES[use])
@@ -125,7 +126,8 @@ def test_gradients_of_a_retry_beside_others_are_refused(use):
 
 @pytest.mark.parametrize("retries", [True, False])
 def test_a_penalty_on_retried_gradients_is_refused_with_a_way_that_works(retries):
-    weight, point, loss_scaler = tf.Variable([1.0]), tf.Variable([1.0]), scaler.LossScaler(scaler.Dynamic(2.0**8))
+    weight, point = tf.Variable([1.0]), tf.Variable([1.0])
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic(2.0**8), select=True), descent(weight)
 
     @tf.function
     def step():
@@ -137,7 +139,7 @@ def test_a_penalty_on_retried_gradients_is_refused_with_a_way_that_works(retries
                 grads = loss_scaler.retry(grads, lambda q: [inner.gradient(scaled, point, output_gradients=q)])[0]
             (grad,) = loss_scaler.unscale(grads)
             outer = loss_scaler.scale(tf.reduce_sum(tf.square(grad)))
-        loss_scaler.apply(plain_descent, [tape.gradient(outer, weight)], [weight])
+        loss_scaler.apply(optimizer, [tape.gradient(outer, weight)], [weight])
 
     if retries:
         with pytest.raises(InvalidArgument, match="leave out that retry and unscale the gradients as they are"):
@@ -180,13 +182,11 @@ def test_gradients_that_a_function_has_retried_need_their_scale(outside):
     assert inside.moved() == MOVED
 
 
-@pytest.mark.slow_with("xla")
-@modes("eager", "graph", "xla")
+@modes("eager", "graph")
 def test_each_loss_of_several_may_be_retried(execute):
     weight = tf.Variable([1.0])
     losses = scaler.PerLoss({"task": scaler.Dynamic(2.0**15), "penalty": scaler.Dynamic(2.0**10)})
-    optimizer = keras.optimizers.SGD(1.0)
-    optimizer.build([weight])
+    optimizer = descent(weight)
 
     def take():
         with tf.GradientTape(persistent=True) as tape:
