@@ -10,13 +10,15 @@ from tensorflow.python.ops import custom_gradient
 
 from loops.diagnose.explain.remedies import Kind
 from loops.diagnose.graph.calls import recording_layers
-from loops.observe import explain
+from loops.observe import explain_batch
 
 
 @pytest.mark.slow
 def test_the_function_the_layer_and_the_line_are_named(tmp_path):
-    planted.custom_gradient(tmp_path).run(1)
-    found = explain(planted.custom_gradient(tmp_path), 1)
+    loop = planted.custom_gradient(tmp_path)
+    batch = next(iter(loop.position.dataset))
+    assert not loop.train_step(batch)["applied"]
+    found = explain_batch(loop.train_step, batch, seconds=0)
     named = (found.layer, found.inside, found.custom_gradient, found.operation)
     assert named == ("direction", True, "direction", "RealDiv")
     lines = inspect.getsource(planted).splitlines()
