@@ -15,6 +15,12 @@ from loops.loop.state import folder
 from scaler.backend.graphs import has_gpu
 
 
+@pytest.fixture(autouse=True)
+def _eagerly():
+    """As in `test_checkpoint.py`: nothing is traced for the steps."""
+    tf.config.run_functions_eagerly(True)
+
+
 class Disk:
     """What the thread does with a disk: it waits until it is let through, or fails at some steps."""
 

@@ -16,6 +16,12 @@ from loops.loop.state.folder import describe
 from loops.record.reading import read_run
 
 
+@pytest.fixture
+def eagerly():
+    """Of what follows an evaluation nothing depends on who measures: nothing is traced for it."""
+    tf.config.run_functions_eagerly(True)
+
+
 def held_out(values=(1.0, 3.0)):
     values = tf.constant(values)
     return tf.data.Dataset.from_tensor_slices((values, tf.zeros_like(values))).batch(1)
@@ -123,6 +129,7 @@ def test_an_empty_dataset_is_one_clear_error():
     assert loop.counters.data == 1
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_the_run_ends_when_patience_does():
     run = Run([5.0, 3.0, 4.0, math.nan, 1.0])
     assert run.loop.run(5).data == 4
@@ -131,6 +138,7 @@ def test_the_run_ends_when_patience_does():
     assert run.loop.run(5).data == 4
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_only_nan_is_never_best():
     run = Run([math.nan, math.nan, 1.0])
     run.loop.run(3)
@@ -158,6 +166,7 @@ def test_better_is_what_was_asked_for(mode, min_delta, values, step):
     assert best.since == 4 - step
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_a_run_that_goes_on_stops_where_the_whole_one_does(tmp_path):
     values = [9.0, 8.0, math.nan, math.inf, 5.0, 6.0, 4.0, 7.0, 7.0, 7.0]
     whole = Run(values, patience=3)
@@ -173,6 +182,7 @@ def test_a_run_that_goes_on_stops_where_the_whole_one_does(tmp_path):
     assert folder.numbers(tmp_path / "best") == [whole.best.step]
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_a_stopped_run_stays_stopped(tmp_path):
     values = [1.0, 2.0, 3.0, 4.0, 5.0]
     Run(values, tmp_path).loop.run(5)
@@ -182,6 +192,7 @@ def test_a_stopped_run_stays_stopped(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("eagerly")
 def test_the_best_step_is_kept_beside_the_newest(tmp_path):
     run = Run([9.0, 2.0, 3.0, 4.0, 5.0], tmp_path, patience=9, keep=2, background=True)
     run.loop.run(5)
@@ -193,6 +204,7 @@ def test_the_best_step_is_kept_beside_the_newest(tmp_path):
     assert [one["value"] for one in back.measured] == [3.0]
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_a_run_that_goes_back_takes_the_best_step_back_or_says_so(tmp_path):
     def gone_back(keep):
         place = tmp_path / str(keep)
@@ -216,6 +228,7 @@ class Killed(BaseException):
 @pytest.mark.slow_with("4")
 @pytest.mark.exhaustive_with("0", "1", "2", "3", "5")
 @pytest.mark.parametrize("moment", range(6))
+@pytest.mark.usefixtures("eagerly")
 def test_a_kill_in_the_copy_leaves_a_best_step(tmp_path, monkeypatch, moment):
     """The copy is broken off before each thing it does to the folder, with the one before still there or it itself."""
     values = [9.0, 5.0, 4.0, 6.0]
@@ -327,6 +340,7 @@ def lines_of(path):
 @pytest.mark.parametrize(
     ("kind", "before"), [(loops.JsonLines, True), (loops.Csv, False)], ids=["log first", "evaluation first"]
 )
+@pytest.mark.usefixtures("eagerly")
 def test_results_are_kept_beside_the_log(tmp_path, kind, before):
     def run(steps):
         one = Run([5.0, math.nan, 3.0, 2.0, 1.0, 0.5], tmp_path / "saved", save=2, patience=9, resume=True, every=2)
@@ -355,6 +369,7 @@ def test_results_are_kept_beside_the_log(tmp_path, kind, before):
     assert "evaluated    validation at step 6: value 0.5\n" in text(describe(tmp_path / "saved"))
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_a_new_run_removes_the_results_of_the_one_before(tmp_path):
     results = tmp_path / "steps.evaluations.jsonl"
     run = Run([1.0, 2.0])

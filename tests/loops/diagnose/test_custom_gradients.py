@@ -10,15 +10,14 @@ from tensorflow.python.ops import custom_gradient
 
 from loops.diagnose.explain.remedies import Kind
 from loops.diagnose.graph.calls import recording_layers
-from loops.observe import explain_batch
+from loops.observe import explain
 
 
 @pytest.mark.slow
-def test_the_function_the_layer_and_the_line_are_named(tmp_path):
-    loop = planted.custom_gradient(tmp_path)
-    batch = next(iter(loop.position.dataset))
-    assert not loop.train_step(batch)["applied"]
-    found = explain_batch(loop.train_step, batch, seconds=0)
+def test_the_function_the_layer_and_the_line_are_named(tmp_path, tried):
+    tried(Kind.DENOMINATOR)
+    planted.custom_gradient(tmp_path).run(1)
+    found = explain(planted.custom_gradient(tmp_path), 1)
     named = (found.layer, found.inside, found.custom_gradient, found.operation)
     assert named == ("direction", True, "direction", "RealDiv")
     lines = inspect.getsource(planted).splitlines()

@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import line
-from models import squared_error
+from models import one_layer, squared_error
 
 import loops
 import scaler
@@ -22,7 +21,7 @@ def program(folder, accumulate=1, resume=False, **guarding):
     y[SPIKE - 1] *= 1e3
     guard = scaler.SpikeGuard(scaler.NoScaling(), window=3, **guarding)
     step = loops.TrainStep(
-        line(),
+        one_layer(),
         squared_error,
         keras.optimizers.SGD(0.01),
         loss_scaler=scaler.LossScaler(guard),

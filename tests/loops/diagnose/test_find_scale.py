@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from loop_cases import line
 from models import squared_error
 from replay_cases import tables
 
@@ -50,14 +51,14 @@ def applied(model, data, scale):
 def test_the_scale_is_the_largest_that_does_not_overflow(data, kind):
     model = model_of(kind)
     before = [variable.numpy().copy() for variable in model.variables]
-    found = loops.observe.find_scale(model, data, squared_error, batches=6)
+    found = loops.observe.find_scale(model, data, squared_error, batches=3)
     for was, variable in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(variable.numpy(), was)
-    assert (found.static, found.start, found.batches) == (None, found.critical / 2, 6)
+    assert (found.static, found.start, found.batches) == (None, found.critical / 2, 3)
     assert set(found.formats.values()) == {"float16"}
     if kind == "mixed_float16":
-        assert applied(model, data, found.critical)
-        assert not applied(model, data, found.critical * 2)
+        assert applied(model, data.take(3), found.critical)
+        assert not applied(model, data.take(3), found.critical * 2)
 
 
 @pytest.mark.exhaustive
@@ -100,7 +101,7 @@ def test_a_layer_that_float16_does_not_hold(data):
     ],
 )
 def test_what_cannot_be_found(data, arguments, error, said):
-    given = {"model": model_of("float32"), "data": data.take(1), "loss_fn": squared_error, **arguments}
+    given = {"model": line(), "data": data.take(1), "loss_fn": squared_error, **arguments}
     with pytest.raises(error, match=said):
         loops.observe.find_scale(**given)
 
@@ -167,6 +168,6 @@ def test_a_batch_without_gradients_does_not_move_where_the_next_is_measured(data
     def loss(y, prediction):
         return squared_error(y, prediction) * tf.reduce_mean(tf.abs(y))
 
-    model = model_of("mixed_float16")
+    model = line("mixed_float16")
     found = loops.observe.find_scale(model, [(x, y * 0), (x, y)], loss)
     assert found.critical == loops.observe.find_scale(model, [(x, y)], loss).critical

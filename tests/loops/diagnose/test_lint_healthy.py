@@ -68,14 +68,6 @@ def vit():
     return keras.Model(x, logits(L.LayerNormalization()(h)[:, 0])), LABELS, IMAGES, CLASS
 
 
-def mixer():
-    x = keras.Input([16, 16, 3])
-    h = L.Reshape([16, 64])(L.Conv2D(64, 4, strides=4)(x))
-    h = L.Add()([h, L.Permute([2, 1])(mlp(L.Permute([2, 1])(L.LayerNormalization()(h)), 32))])
-    h = L.Add()([h, mlp(L.LayerNormalization()(h), 128)])
-    return keras.Model(x, logits(L.GlobalAveragePooling1D()(L.LayerNormalization()(h)))), LABELS, IMAGES, CLASS
-
-
 def resnet():
     def block(x, channels, strides):
         h = L.ReLU()(L.BatchNormalization()(L.Conv2D(channels, 3, strides, padding="same", use_bias=False)(x)))
@@ -121,11 +113,9 @@ def u_net():
     return keras.Model(x, out), keras.losses.BinaryCrossentropy(from_logits=True), IMAGES, mask
 
 
-@pytest.mark.slow_with("mixer", "vit")
+@pytest.mark.slow_with("vit")
 @pytest.mark.exhaustive_with("autoencoder", "lstm", "post_norm_transformer", "pre_norm_transformer", "resnet", "u_net")
-@pytest.mark.parametrize(
-    "make", [pre_norm_transformer, post_norm_transformer, vit, mixer, resnet, lstm, autoencoder, u_net]
-)
+@pytest.mark.parametrize("make", [pre_norm_transformer, post_norm_transformer, vit, resnet, lstm, autoencoder, u_net])
 def test_a_standard_model_has_no_finding(make):
     model, loss, x, y = make()
     findings = lint(model, scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3)), loss, (x, y))
