@@ -20,9 +20,14 @@ from loops.loop.state.compared import check_identity
 
 
 @pytest.fixture(autouse=True)
-def _eagerly():
-    """What is saved does not depend on who takes the steps, and nothing is traced for them."""
-    tf.config.run_functions_eagerly(True)
+def _eagerly(request):
+    """What is saved does not depend on who takes the steps: nothing is traced for them, but where a graph is asked."""
+    tf.config.run_functions_eagerly("in_a_graph" not in request.fixturenames)
+
+
+@pytest.fixture
+def in_a_graph():
+    """Has the steps be taken in a graph."""
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +55,8 @@ def test_it_saves_each_multiple_and_at_the_end_and_keeps_the_newest(tmp_path):
     assert tf.train.latest_checkpoint(str(tmp_path / "a")) == str(tmp_path / "a" / "ckpt-10")
 
 
+@pytest.mark.usefixtures("in_a_graph")
 def test_calls_that_step_over_multiples_save_at_their_end(tmp_path):
-    tf.config.run_functions_eagerly(False)  # A call of several steps is a graph.
     Counting(tmp_path, every=3, keep=9, steps_per_call=4).go(14)
     assert folder.numbers(tmp_path) == [14, 12, 8, 4]
 
@@ -361,23 +366,24 @@ def test_facts_are_json_that_others_can_read(saved):
     assert facts["loss_scaler"]["loss_scale"] == 8.0
 
 
+@pytest.mark.usefixtures("in_a_graph")
 def test_a_dataset_that_cannot_be_iterated_is_not_blamed_on_the_folder(tmp_path):
     # Without a cycle_length it is the number of cores, when the iterator is made.
     data = tf.data.Dataset.range(4).interleave(lambda number: tf.data.Dataset.range(number), num_parallel_calls=10_000)
-    saves = loops.Checkpoint(tmp_path / "saved", every=2)
-    loop = loops.Loop(lambda x: {"loss": x}, data, steps_per_call=1, actions=[saves])
+    loop = loops.Loop(lambda x: {"loss": x}, data, actions=[loops.Checkpoint(tmp_path / "saved", every=2)])
     with pytest.raises((tf.errors.InvalidArgumentError, loops.LoopError), match="cycle_length") as raised:
         loop.run(2)
     assert "folder" not in str(raised.value)
 
 
+@pytest.mark.usefixtures("in_a_graph")
 def test_a_position_that_does_not_fit_the_dataset_is_not_blamed_on_the_folder(tmp_path):
     def run(cycle_length, steps):
         data = tf.data.Dataset.range(4).interleave(
             lambda number: tf.data.Dataset.range(5), cycle_length=cycle_length, block_length=1, num_parallel_calls=1
         )
         saved = loops.Checkpoint(tmp_path / "saved", every=2, resume=True)
-        loops.Loop(lambda x: {"loss": x}, data, steps_per_call=1, actions=[saved]).run(steps)
+        loops.Loop(lambda x: {"loss": tf.cast(x, tf.float32)}, data, actions=[saved]).run(steps)
 
     run(2, 4)
     with (

@@ -67,7 +67,7 @@ def composed(rates, every=1):
     """A step of one part for each rate, with a layer in float16."""
     parts = []
     for name, rate in rates.items():
-        model = planted.dense(planted.plain(1, f"{name}_out", use_bias=False))
+        model = planted.dense(planted.plain(1, f"{name}_out"))
 
         def loss(pair, model=model):
             return squared_error(pair[1], model(pair[0], training=True))
@@ -94,12 +94,12 @@ def test_which_part_failed():
     assert failed_part(step, applied) == "b"
     # With one scaler for all parts, each is skipped with that of the variable.
     every = {"a/applied": False, "b/applied": False}
-    assert [failed_part(step, {**every, "variable": at}) for at in (-1, 0, 1)] == ["a", "a", "b"]
+    assert [failed_part(step, {**every, "variable": at}) for at in (-1, 1, 2)] == ["a", "a", "b"]
     assert failed_part(step, {"a/applied": True, "b/applied": False, "b/attempted": False}) is None
     assert failed_part(lambda batch: {}, every) is None
     own = [id(one) for one in weights_in_step(step, "b")]
     assert own == [id(one) for one in step.parts[1].variables]
-    assert len(weights_in_step(step)) == 2
+    assert len(weights_in_step(step)) == 4
 
 
 def tenfold(run, *, bad=None, accumulate=1, every=100):
