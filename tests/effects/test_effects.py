@@ -36,27 +36,8 @@ SMALL = {
 }
 
 
-@pytest.mark.slow_with("float8", "lag", "spikes")
-@pytest.mark.exhaustive_with(
-    "attention-logits",
-    "chunked-sums",
-    "flushed-part",
-    "layerwise",
-    "log-normal",
-    "look-ahead",
-    "narrow-parity",
-    "output-logits",
-    "scale-collapse",
-    "second-graph",
-    "sixteen-bit-weights",
-    "skip-rate",
-    "static-scale",
-    "stochastic-rounding",
-    "underflow",
-    "unit-scaling",
-    "updated-scale",
-    "float8",
-)
+@pytest.mark.slow_with("lag", "spikes")
+@pytest.mark.exhaustive_with(*SMALL.keys() - {"lag", "spikes"})
 @pytest.mark.parametrize("name", SMALL)
 def test_an_effect_shows_its_direction(name):
     steps, held = SMALL[name]

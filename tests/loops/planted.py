@@ -17,7 +17,7 @@ STEPS = {}
 
 
 def program(steps):
-    """Names a function that gives (model, loss, batches, options), and makes it one that gives the loop."""
+    """Names a function that gives a model, or it and what else is unusual, and makes it one that gives the loop."""
 
     def of(function):
         STEPS[function.__name__] = steps
@@ -25,15 +25,11 @@ def program(steps):
         @functools.wraps(function)
         def build(run: pathlib.Path) -> loops.Loop:
             keras.utils.set_random_seed(1)
-            model, loss, (x, y), options = function()
-            step = loops.TrainStep(
-                model,
-                loss,
-                options.pop("optimizer", None) or keras.optimizers.SGD(0.01),
-                loss_scaler=scaler.LossScaler(options.pop("strategy", scaler.Dynamic(initial_scale=2.0**10))),
-                **options,
-            )
-            return loop_of(step, x, y, run)
+            made = function()
+            model, unusual = made if isinstance(made, tuple) else (made, {})
+            usual = {"loss": squares, "x": inputs(16, 8), "y": inputs(16, 1), "strategy": scaler.Dynamic(2.0**10)}
+            usual["optimizer"] = keras.optimizers.SGD(0.01)
+            return loop_of_model(model, run, **{**usual, **unusual})
 
         # Whoever asks for its arguments is to be told its own.
         del build.__wrapped__
@@ -42,18 +38,31 @@ def program(steps):
     return of
 
 
-def loop_of(step, x, y, run):
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4, drop_remainder=True).repeat()
+def loop_of_model(model, run, loss, x, y, strategy, optimizer, **options):
+    step = loops.TrainStep(model, loss, optimizer, loss_scaler=scaler.LossScaler(strategy), **options)
+    return loop_of(step, x, y, run)
+
+
+def loop_of(step, x, y, run, **options):
     return loops.Loop(
         step,
-        data,
+        tf.data.Dataset.from_tensor_slices((x, y)).batch(4, drop_remainder=True).repeat(),
         actions=[loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=2, resume=True)],
         jit_compile=False,  # XLA keeps more than 16 bits between operations, so that some of these would be finite.
+        **options,
     )
 
 
 def inputs(*shape):
     return np.random.RandomState(0).normal(size=shape).astype(np.float32)
+
+
+def inputs_with(value, *places, count=16):
+    """The usual inputs with a value in some places: indices of an example, a column, or both."""
+    x = inputs(count, 8)
+    for place in places:
+        x[place] = value
+    return x
 
 
 def dense(*layers, width=8):
@@ -64,43 +73,40 @@ def plain(units, name, **options):
     return keras.layers.Dense(units, name=name, dtype="mixed_float16", **options)
 
 
+def two(between=None, **options):
+    """Two layers, with options of the first, and perhaps one between them."""
+    return dense(*filter(None, (plain(8, "first", **options), between, plain(1, "out"))))
+
+
 @program(6)
 def large_weights():
     """A layer whose weights are 1e4."""
     big = plain(8, "big", kernel_initializer=keras.initializers.Constant(1e4))
-    model = dense(plain(8, "first", kernel_initializer="ones"), big, plain(1, "out"))
-    return model, squares, (np.abs(inputs(16, 8)) + 1, inputs(16, 1)), {}
+    return two(big, kernel_initializer="ones"), {"x": np.abs(inputs(16, 8)) + 1}
 
 
 @program(8)
 def learning_rate():
     """A learning rate that is too large."""
-    model = dense(plain(8, "first", activation="relu"), plain(1, "out"))
-    return model, squares, (inputs(16, 8), inputs(16, 1)), {"optimizer": keras.optimizers.SGD(60.0)}
+    return two(activation="relu"), {"optimizer": keras.optimizers.SGD(60.0)}
 
 
 @program(8)
 def weight_decay():
     """A weight decay of the wrong sign, which makes the weights ten times as large at each step."""
-    model = dense(plain(8, "first"), plain(1, "out"))
-    optimizer = keras.optimizers.SGD(1e-6, weight_decay=-9e6)
-    return model, squares, (inputs(16, 8), inputs(16, 1)), {"optimizer": optimizer}
+    return two(), {"optimizer": keras.optimizers.SGD(1e-6, weight_decay=-9e6)}
 
 
 @program(5)
 def nan_batch():
     """NaN in one batch."""
-    x = inputs(16, 8)
-    x[9, 3] = np.nan
-    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(16, 1)), {}
+    return two(), {"x": inputs_with(np.nan, (9, 3))}
 
 
 @program(4)
 def nan_column():
     """A column that is NaN in every example."""
-    x = inputs(16, 8)
-    x[:, 3] = np.nan
-    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(16, 1)), {}
+    return two(), {"x": inputs_with(np.nan, (slice(None), 3))}
 
 
 @program(12)
@@ -110,41 +116,33 @@ def nan_batch_then_overflow():
     x[9, 3] = np.nan
     x[12:] *= 400
     exponential = keras.layers.Lambda(keras.ops.exp, name="exponential", dtype="mixed_float16")
-    return dense(plain(8, "first", activation="relu"), exponential, plain(1, "out")), squares, (x, inputs(64, 1)), {}
+    return two(exponential, activation="relu"), {"x": x, "y": inputs(64, 1)}
 
 
 @program(6)
 def nan_batches_then_fine():
     """NaN in the third and the fourth batch."""
-    x = inputs(64, 8)
-    x[9, 3] = x[13, 2] = np.nan
-    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(64, 1)), {}
+    return two(), {"x": inputs_with(np.nan, (9, 3), (13, 2), count=64), "y": inputs(64, 1)}
 
 
 @program(24)
 def flushed():
     """A loss of a tiny weight, the gradients of which float16 does not hold at a scale of 1."""
     model = dense(plain(8, "first"), plain(8, "second"), plain(1, "out"))
-    return model, lambda y, p: 1e-9 * squares(y, p), (inputs(16, 8), inputs(16, 1)), {"strategy": scaler.Static(1.0)}
+    return model, {"loss": lambda y, p: 1e-9 * squares(y, p), "strategy": scaler.Static(1.0)}
 
 
 @program(24)
 def clipped_loss():
     """A loss that is clipped, so that it does not depend on the weights."""
-    model = dense(plain(8, "first"), plain(1, "out"))
-    return model, lambda y, p: tf.maximum(squares(y, p), 1e3), (inputs(16, 8), inputs(16, 1)), {}
+    return two(), {"loss": lambda y, p: tf.maximum(squares(y, p), 1e3)}
 
 
 @program(4)
 def high_floor():
     """A scale with too high a floor."""
     strategy = scaler.Dynamic(initial_scale=2.0**24, min_scale=2.0**22, max_scale=2.0**24)
-    return (
-        dense(plain(8, "first"), plain(1, "out")),
-        squares,
-        (inputs(16, 8), inputs(16, 1) + 3),
-        {"strategy": strategy},
-    )
+    return two(), {"y": inputs(16, 1) + 3, "strategy": strategy}
 
 
 class Norm(keras.layers.Layer):
@@ -161,10 +159,7 @@ class Norm(keras.layers.Layer):
 @program(3)
 def small_epsilon():
     """Epsilon 1e-8 in float16."""
-    norm = Norm(1e-8, name="norm", dtype="mixed_float16")
-    x = inputs(16, 8)
-    x[5] = 0.0
-    return dense(norm, plain(1, "out")), squares, (x, inputs(16, 1)), {}
+    return dense(Norm(1e-8, name="norm", dtype="mixed_float16"), plain(1, "out")), {"x": inputs_with(0.0, 5)}
 
 
 class Masked(keras.layers.Layer):
@@ -182,10 +177,7 @@ class Masked(keras.layers.Layer):
 @program(3)
 def attention_mask():
     """A mask of -1e9."""
-    x = inputs(16, 8)
-    x[5] = -1.0
-    masked = Masked(-1e9, name="masked", dtype="mixed_float16")
-    return dense(masked, plain(1, "out")), squares, (x, inputs(16, 1)), {}
+    return dense(Masked(-1e9, name="masked", dtype="mixed_float16"), plain(1, "out")), {"x": inputs_with(-1.0, 5)}
 
 
 class MaskedByLiteral(keras.layers.Layer):
@@ -199,10 +191,7 @@ class MaskedByLiteral(keras.layers.Layer):
 @program(3)
 def literal_mask():
     """A mask of -1e9 that no attribute holds."""
-    x = inputs(16, 8)
-    x[5] = -1.0
-    masked = MaskedByLiteral(name="masked", dtype="mixed_float16")
-    return dense(masked, plain(1, "out")), squares, (x, inputs(16, 1)), {}
+    return dense(MaskedByLiteral(name="masked", dtype="mixed_float16"), plain(1, "out")), {"x": inputs_with(-1.0, 5)}
 
 
 class NormByLiteral(keras.layers.Layer):
@@ -215,10 +204,7 @@ class NormByLiteral(keras.layers.Layer):
 @program(3)
 def literal_epsilon():
     """An epsilon of 1e-12 that no attribute holds."""
-    x = inputs(16, 8)
-    x[5] = 0.0
-    norm = NormByLiteral(name="norm", dtype="mixed_float16")
-    return dense(norm, plain(1, "out")), squares, (x, inputs(16, 1)), {}
+    return dense(NormByLiteral(name="norm", dtype="mixed_float16"), plain(1, "out")), {"x": inputs_with(0.0, 5)}
 
 
 class Root(keras.layers.Layer):
@@ -231,8 +217,7 @@ class Root(keras.layers.Layer):
 @program(3)
 def root_at_zero():
     """A square root at 0."""
-    model = dense(plain(8, "first"), Root(name="root", dtype="mixed_float16"), plain(1, "out"))
-    return model, squares, (inputs(16, 8), inputs(16, 1)), {}
+    return two(Root(name="root", dtype="mixed_float16"))
 
 
 @program(2)
@@ -240,7 +225,7 @@ def root_under_an_overflow():
     """The same in a step whose scale is too high as well: it hides the root, and no lower one helps."""
     first = keras.layers.Dense(8, dtype="float16", name="first")
     model = dense(first, Root(name="root", dtype="mixed_float16"), plain(1, "out"))
-    return model, lambda y, prediction: 1e3 * squares(y, prediction), (inputs(16, 8), inputs(16, 1)), {}
+    return model, {"loss": lambda y, prediction: 1e3 * squares(y, prediction)}
 
 
 class Length(keras.layers.Layer):
@@ -253,10 +238,7 @@ class Length(keras.layers.Layer):
 @program(8)
 def rare_root():
     """A root at 0 for one example, in a run that a log of four updates shows as a scale that finds its level."""
-    x = inputs(16, 8)
-    x[6] = 0
-    first = plain(8, "first", use_bias=False)
-    return dense(first, Length(name="length"), plain(1, "out")), squares, (x, inputs(16, 1)), {"accumulate": 2}
+    return two(Length(name="length"), use_bias=False), {"x": inputs_with(0.0, 6), "accumulate": 2}
 
 
 class SmallRoot(keras.layers.Layer):
@@ -274,8 +256,7 @@ def narrow_squares(y, prediction):
 @program(2)
 def small_root_under_an_overflow():
     """A layer that float32 helps, in a step whose scale is too high as well, outside of the layers."""
-    model = dense(plain(8, "first"), SmallRoot(name="root", dtype="mixed_float16"), plain(1, "out"))
-    return model, narrow_squares, (inputs(16, 8), inputs(16, 1)), {}
+    return two(SmallRoot(name="root", dtype="mixed_float16")), {"loss": narrow_squares}
 
 
 class Stubborn(keras.layers.Layer):
@@ -292,16 +273,14 @@ class Stubborn(keras.layers.Layer):
 def stubborn():
     """A layer that overflows and runs in float16 alone."""
     model = dense(Stubborn(name="stubborn", dtype="mixed_float16"), plain(1, "out"))
-    return model, squares, (np.abs(inputs(16, 8)) + 1e3, inputs(16, 1)), {}
+    return model, {"x": np.abs(inputs(16, 8)) + 1e3}
 
 
 @program(2)
 def beside_a_stubborn():
     """A layer that float32 helps, before one that runs in float16 alone."""
     layers = [Norm(1e-8, name="norm", dtype="mixed_float16"), Stubborn(name="stubborn", dtype="mixed_float16")]
-    x = inputs(16, 8)
-    x[1] = 0.0
-    return dense(*layers, plain(1, "out")), squares, (x, inputs(16, 1)), {}
+    return dense(*layers, plain(1, "out")), {"x": inputs_with(0.0, 1)}
 
 
 class Spread(keras.layers.Layer):
@@ -315,9 +294,7 @@ class Spread(keras.layers.Layer):
 @program(2)
 def zero_over_zero():
     """A row whose values are all the same, so that no other input helps."""
-    x = inputs(16, 8)
-    x[2] = 0.5
-    return dense(Spread(name="spread", dtype="mixed_float16"), plain(1, "out")), squares, (x, inputs(16, 1)), {}
+    return dense(Spread(name="spread", dtype="mixed_float16"), plain(1, "out")), {"x": inputs_with(0.5, 2)}
 
 
 @tf.custom_gradient
@@ -340,8 +317,7 @@ class Direction(keras.layers.Layer):
 @program(2)
 def custom_gradient():
     """A custom gradient that divides 0 by 0, after a layer that gives a 0."""
-    layers = [plain(8, "first", activation="relu"), Direction(name="direction", dtype="mixed_float16")]
-    return dense(*layers, plain(1, "out")), squares, (inputs(16, 8), inputs(16, 1)), {}
+    return two(Direction(name="direction", dtype="mixed_float16"), activation="relu")
 
 
 def relative(y, prediction):
@@ -354,7 +330,7 @@ def loss_over_zero():
     """A relative error in the loss."""
     y = inputs(16, 1)
     y[2] = 0.0
-    return dense(plain(8, "first"), plain(1, "out")), relative, (inputs(16, 8), y), {}
+    return two(), {"loss": relative, "y": y}
 
 
 @program(2)
@@ -362,8 +338,7 @@ def regularizer():
     """A penalty that overflows in float16: 0.01 * 64 * 100^2 would not, its sum before does."""
     hundred, penalty = keras.initializers.Constant(100.0), keras.regularizers.L2(0.01)
     big = keras.layers.Dense(8, name="big", dtype="float16", kernel_initializer=hundred, kernel_regularizer=penalty)
-    model = dense(plain(8, "first"), big, plain(1, "out"))
-    return model, squares, (inputs(16, 8) * 1e-2, inputs(16, 1)), {"allow_16bit_updates": True}
+    return two(big), {"x": inputs(16, 8) * 1e-2, "allow_16bit_updates": True}
 
 
 def clamped_loss(y, probability):
@@ -376,7 +351,7 @@ def clamped_loss(y, probability):
 def clamp():
     """A clamp of 1 - 1e-6, which is 1 in float16."""
     sure = plain(1, "sure", activation="sigmoid", kernel_initializer=keras.initializers.Constant(5.0))
-    return dense(sure), clamped_loss, (np.abs(inputs(16, 8)) + 1, np.ones((16, 1), np.float32)), {}
+    return dense(sure), {"loss": clamped_loss, "x": np.abs(inputs(16, 8)) + 1, "y": np.ones((16, 1), np.float32)}
 
 
 @program(3)
@@ -388,7 +363,7 @@ def norm_in_the_loss():
         penalty = tf.constant(1e-4, tf.float16) * tf.norm(tf.cast(first.kernel, tf.float16))
         return squares(y, prediction) + tf.cast(penalty, tf.float32)
 
-    return dense(first, plain(1, "out")), loss, (inputs(16, 8), inputs(16, 1)), {}
+    return dense(first, plain(1, "out")), {"loss": loss}
 
 
 class Distance(keras.layers.Layer):
@@ -404,7 +379,7 @@ class Distance(keras.layers.Layer):
 @program(2)
 def distance():
     """Nothing that is tried helps, and predictions that are clipped have no gradient."""
-    return dense(Distance(name="distance", dtype="mixed_float16")), squares, (inputs(16, 8), inputs(16, 8)), {}
+    return dense(Distance(name="distance", dtype="mixed_float16")), {"y": inputs(16, 8)}
 
 
 class Sampling(keras.layers.Layer):
@@ -422,7 +397,7 @@ def unbounded_variance():
     wide = keras.initializers.RandomNormal(0, 2.0, seed=3)
     given = [plain(4, "mean")(x), plain(4, "log_variance", kernel_initializer=wide)(x)]
     decoded = plain(8, "decoded")(Sampling(name="sampling", dtype="mixed_float16")(given))
-    return keras.Model(x, decoded), squares, (inputs(16, 8), inputs(16, 8)), {}
+    return keras.Model(x, decoded), {"y": inputs(16, 8)}
 
 
 def logs(y, probabilities):
@@ -435,73 +410,60 @@ def float16_softmax():
     """A float16 softmax over large logits, and a logarithm after it."""
     softmax = keras.layers.Softmax(name="softmax", dtype="mixed_float16")
     logits = plain(4, "logits", kernel_initializer=keras.initializers.RandomNormal(0, 3.0, seed=1))
-    return dense(logits, softmax), logs, (inputs(16, 8) * 2, np.zeros(16, np.float32)), {}
+    return dense(logits, softmax), {"loss": logs, "x": inputs(16, 8) * 2, "y": np.zeros(16, np.float32)}
 
 
 @program(12)
 def healthy():
     """Nothing: a scale that begins too high finds its level."""
-    model = dense(plain(8, "first", activation="relu"), plain(1, "out"))
-    return model, squares, (inputs(16, 8), inputs(16, 1)), {"strategy": scaler.Dynamic(initial_scale=2.0**19)}
+    return two(activation="relu"), {"strategy": scaler.Dynamic(initial_scale=2.0**19)}
 
 
 @program(20)
 def short_interval():
     """Nothing: a scale that grows every few steps, and is taken back each time."""
     strategy = scaler.Dynamic(initial_scale=2.0**15, growth_interval=3)
-    model = dense(plain(8, "first", activation="relu"), plain(1, "out"))
-    x, y = inputs(4, 8), inputs(4, 1)
-    return model, squares, (x, y), {"strategy": strategy, "optimizer": keras.optimizers.SGD(1e-9)}
+    unusual = {"x": inputs(4, 8), "y": inputs(4, 1), "strategy": strategy, "optimizer": keras.optimizers.SGD(1e-9)}
+    return two(activation="relu"), unusual
 
 
 @program(6)
 def window():
     """NaN in the first micro-batch of a window."""
-    x = inputs(16, 8)
-    x[9, 3] = np.nan
-    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(16, 1)), {"accumulate": 2}
+    return two(), {"x": inputs_with(np.nan, (9, 3)), "accumulate": 2}
 
 
 @program(4)
 def outlier_in_a_window():
     """An example that overflows a layer, in the first micro-batch of a window."""
-    x = np.abs(inputs(16, 8))
-    x[9] = 4e4
-    first = plain(8, "first", kernel_initializer="ones")
-    return dense(first, plain(1, "out")), squares, (x, inputs(16, 1)), {"accumulate": 2}
+    return two(kernel_initializer="ones"), {"x": np.abs(inputs_with(4e4, 9)), "accumulate": 2}
 
 
 @program(3)
 def beyond_float16():
     """A value of the batch that float16 cannot hold."""
-    x = inputs(16, 8)
-    x[6] = 1e5
-    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(16, 1)), {}
+    return two(), {"x": inputs_with(1e5, 6)}
 
 
 @program(4)
 def second_moment():
     """Adam's epsilon of 1e-8 in float16, whose weights have no masters."""
-    first = keras.layers.Dense(8, name="first", dtype="float16")
-    options = {"optimizer": keras.optimizers.Adam(1e-3, epsilon=1e-8), "allow_16bit_updates": True}
-    model = dense(first, keras.layers.Dense(1, name="out", dtype="float16"))
-    return model, squares, (inputs(16, 8) * 1e-3, inputs(16, 1) * 1e-3), options
+    layers = [keras.layers.Dense(units, name=name, dtype="float16") for units, name in ((8, "first"), (1, "out"))]
+    unusual = {"x": inputs(16, 8) * 1e-3, "y": inputs(16, 1) * 1e-3, "allow_16bit_updates": True}
+    return dense(*layers), {**unusual, "optimizer": keras.optimizers.Adam(1e-3, epsilon=1e-8)}
 
 
 @program(8)
 def early_window():
     """NaN in the first micro-batch of a window, with a checkpoint after it."""
-    x = inputs(40, 8)
-    x[17, 0] = np.nan
-    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(40, 1)), {"accumulate": 4}
+    return two(), {"x": inputs_with(np.nan, (17, 0), count=40), "y": inputs(40, 1), "accumulate": 4}
 
 
 @program(8)
 def schedule():
     """A schedule that makes the learning rate too large."""
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.01, 1e4])
-    model = dense(plain(8, "first", activation="relu"), plain(1, "out"))
-    return model, squares, (inputs(16, 8), inputs(16, 1)), {"optimizer": keras.optimizers.SGD(rate)}
+    return two(activation="relu"), {"optimizer": keras.optimizers.SGD(rate)}
 
 
 @keras.saving.register_keras_serializable("planted")
@@ -518,8 +480,7 @@ class Ending(keras.optimizers.schedules.LearningRateSchedule):
 @program(5)
 def nan_rate():
     """A schedule that takes the root of what becomes negative."""
-    model = dense(plain(8, "first", activation="relu"), plain(1, "out"))
-    return model, squares, (inputs(16, 8), inputs(16, 1)), {"optimizer": keras.optimizers.Adam(Ending())}
+    return two(activation="relu"), {"optimizer": keras.optimizers.Adam(Ending())}
 
 
 @program(8)
@@ -527,7 +488,7 @@ def outlier():
     """One example that overflows at the scale of the others, in a run that is healthy beside."""
     x = inputs(64, 8)
     x[26] *= 60.0
-    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(64, 1)), {}
+    return two(), {"x": x, "y": inputs(64, 1)}
 
 
 @program(3)
@@ -536,57 +497,75 @@ def before_a_loop():
     units = keras.layers.Rescaling(1e5, name="units", dtype="mixed_float16")
     layers = [units, keras.layers.LSTM(4, name="lstm", dtype="mixed_float16"), plain(1, "out")]
     model = keras.Sequential([keras.Input((4, 8)), *layers])
-    return model, squares, (inputs(16, 4, 8), inputs(16, 1)), {}
+    return model, {"x": inputs(16, 4, 8)}
 
 
-class Uncleared(tf.Module):
-    """A step that sums gradients over steps, and does not clear the sum."""
+class ByHand(tf.Module):
+    """A step of one's own: a loss of two layers, and what becomes of the gradients."""
 
-    def __init__(self, model, optimizer):
+    def __init__(self, loss, strategy, model=None, name="loss", rate=0.01):
         super().__init__()
-        self.model, self.optimizer, self.loss_scaler = model, optimizer, scaler.LossScaler(scaler.Static(2.0**10))
-        self.sums = [tf.Variable(tf.zeros(one.shape, tf.float16), name="sum") for one in model.trainable_variables]
+        keras.utils.set_random_seed(1)
+        self.model, self.optimizer = model or two(), keras.optimizers.SGD(rate)
+        self.loss, self.loss_scaler, self.named = loss, scaler.LossScaler(strategy), name
 
-    def __call__(self, batch):
-        x, y = batch
+    def __call__(self, x, y):
         with tf.GradientTape() as tape:
-            loss = squares(y, self.model(x, training=True))
+            loss = self.loss(y, self.model(x, training=True))
             scaled = self.loss_scaler.scale(loss)
-        for total, grad in zip(self.sums, tape.gradient(scaled, self.model.trainable_variables), strict=True):
+        weights = self.model.trainable_variables
+        outcome = self.loss_scaler.apply(self.optimizer, self.used(tape.gradient(scaled, weights)), weights)
+        return {self.named: loss, "applied": outcome.finite, "loss_scale": outcome.loss_scale, **self.told(outcome)}
+
+    def used(self, grads):
+        return grads
+
+    def told(self, outcome):
+        return {}
+
+
+class Uncleared(ByHand):
+    """Sums gradients over steps, and does not clear the sum."""
+
+    def __init__(self):
+        super().__init__(squares, scaler.Static(2.0**10), rate=1e-7)
+        self.sums = [tf.Variable(tf.zeros(one.shape, tf.float16), name="sum") for one in self.model.trainable_variables]
+
+    def used(self, grads):
+        for total, grad in zip(self.sums, grads, strict=True):
             total.assign_add(tf.cast(grad, tf.float16))
-        outcome = self.loss_scaler.apply(
-            self.optimizer, [tf.convert_to_tensor(one) for one in self.sums], self.model.trainable_variables
-        )
-        return {"loss": loss, "applied": outcome.finite, "loss_scale": outcome.loss_scale, "cause": outcome.cause}
+        return [tf.convert_to_tensor(one) for one in self.sums]
+
+    def told(self, outcome):
+        return {"cause": outcome.cause}
 
 
 def uncleared(run):
     """Gradients summed without being cleared."""
-    keras.utils.set_random_seed(1)
-    model = dense(plain(8, "first"), plain(1, "out"))
-    step = Uncleared(model, keras.optimizers.SGD(1e-7))
-    return loop_of(step, inputs(16, 8), inputs(16, 1) + 5, run)
+    return loop_of(Uncleared(), inputs(16, 8), inputs(16, 1) + 5, run)
 
 
 STEPS["uncleared"] = 14
 
 
+class Annealed(ByHand):
+    """Divides by a temperature of its own."""
+
+    def __init__(self):
+        super().__init__(self._loss, scaler.Static(4.0))
+        self.temperature = tf.Variable(3.0, name="temperature")
+
+    def _loss(self, y, prediction):
+        return squares(y, tf.cast(prediction, tf.float32) / self.temperature)
+
+    def __call__(self, x, y):
+        self.temperature.assign_sub(1.0)
+        return super().__call__(x, y)
+
+
 def annealed(run):
-    """A temperature of the step's own that reaches 0: no loss scale helps, and no weight has gone bad."""
-    keras.utils.set_random_seed(1)
-    model, temperature = dense(plain(8, "first"), plain(1, "out")), tf.Variable(3.0, name="temperature")
-    loss_scaler, optimizer = scaler.LossScaler(scaler.Static(4.0)), keras.optimizers.SGD(0.01)
-
-    def step(x, y):
-        temperature.assign_sub(1.0)
-        with tf.GradientTape() as tape:
-            loss = squares(y, tf.cast(model(x, training=True), tf.float32) / temperature)
-            scaled = loss_scaler.scale(loss)
-        grads = tape.gradient(scaled, model.trainable_variables)
-        outcome = loss_scaler.apply(optimizer, grads, model.trainable_variables)
-        return {"loss": loss, "applied": outcome.finite, "loss_scale": outcome.loss_scale}
-
-    return loop_of(step, inputs(16, 8), inputs(16, 1), run)
+    """A temperature that reaches 0: no loss scale helps, and no weight has gone bad."""
+    return loop_of(Annealed(), inputs(16, 8), inputs(16, 1), run)
 
 
 STEPS["annealed"] = 3
@@ -594,42 +573,21 @@ STEPS["annealed"] = 3
 
 def compiled(run):
     """A scale that is too high, in a step that is a `tf.function` already."""
-    keras.utils.set_random_seed(1)
-    model = dense(plain(8, "first"), plain(1, "out"))
-    loss_scaler, optimizer = scaler.LossScaler(scaler.Static(2.0**20)), keras.optimizers.SGD(0.01)
-
-    @tf.function
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = squares(y, model(x, training=True))
-            scaled = loss_scaler.scale(loss)
-        outcome = loss_scaler.apply(
-            optimizer, tape.gradient(scaled, model.trainable_variables), model.trainable_variables
-        )
-        return {"loss": loss, "applied": outcome.finite, "loss_scale": outcome.loss_scale}
-
-    return loop_of(step, inputs(16, 8), inputs(16, 1) + 3, run)
+    step = ByHand(squares, scaler.Static(2.0**20))
+    return loop_of(tf.function(step.__call__), inputs(16, 8), inputs(16, 1) + 3, run)
 
 
 STEPS["compiled"] = 4
 
 
+def log_of_zero(y, prediction):
+    return -tf.reduce_mean(tf.math.log(tf.cast(prediction, tf.float32)))
+
+
 def nameless_loss(run):
     """A log of 0 in a step of one's own that returns its loss under another name."""
     keras.utils.set_random_seed(1)
-    model = dense(plain(8, "first", activation="relu"))
-    loss_scaler, optimizer = scaler.LossScaler(scaler.Static(4.0)), keras.optimizers.SGD(0.01)
-
-    def step(x, y):
-        del y
-        with tf.GradientTape() as tape:
-            loss = -tf.reduce_mean(tf.math.log(tf.cast(model(x, training=True), tf.float32)))
-            scaled = loss_scaler.scale(loss)
-        outcome = loss_scaler.apply(
-            optimizer, tape.gradient(scaled, model.trainable_variables), model.trainable_variables
-        )
-        return {"entropy": loss, "applied": outcome.finite, "loss_scale": outcome.loss_scale}
-
+    step = ByHand(log_of_zero, scaler.Static(4.0), dense(plain(8, "first", activation="relu")), name="entropy")
     return loop_of(step, inputs(16, 8), inputs(16, 1), run)
 
 
@@ -639,16 +597,13 @@ STEPS["nameless_loss"] = 2
 def on_replicas(run):
     """An example of the second replica's share that overflows a layer."""
     keras.utils.set_random_seed(1)
-    x = np.abs(inputs(16, 8))
-    x[10] = 3e4
     strategy = mirrored(2)
     with strategy.scope():
-        model = dense(plain(8, "first", kernel_initializer="ones"), plain(1, "out"))
         loss_scaler = scaler.LossScaler(scaler.Dynamic(initial_scale=2.0**10))
-        step = loops.TrainStep(model, squares, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler)
-    data = tf.data.Dataset.from_tensor_slices((x, inputs(16, 1))).batch(4, drop_remainder=True).repeat()
-    actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=2, resume=True)]
-    return loops.Loop(step, data, strategy=strategy, actions=actions, jit_compile=False)
+        step = loops.TrainStep(
+            two(kernel_initializer="ones"), squares, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler
+        )
+    return loop_of(step, np.abs(inputs_with(3e4, 10)), inputs(16, 1), run, strategy=strategy)
 
 
 STEPS["on_replicas"] = 4
@@ -664,5 +619,5 @@ class Cube(keras.layers.Layer):
 @program(steps=3)
 def regrouped():
     layers = [keras.layers.Dense(16, "relu", dtype="mixed_float16"), Cube(name="cube", dtype="mixed_float16")]
-    model = keras.Sequential([keras.Input([8]), *layers, keras.layers.Dense(1, dtype="mixed_float16")])
-    return model, squares, (inputs(32, 8), inputs(32, 1)), {}
+    model = dense(*layers, keras.layers.Dense(1, dtype="mixed_float16"))
+    return model, {"x": inputs(32, 8), "y": inputs(32, 1)}

@@ -1,5 +1,8 @@
 """Loops with a `Checkpoint` that several tests of checkpoints run."""
 
+import functools
+import tempfile
+
 import keras
 import tensorflow as tf
 from loop_cases import dataset
@@ -57,3 +60,11 @@ class Counting:
 
     def bits(self):
         return self.total.numpy().tobytes(), self.visits, self.loop.counters
+
+
+@functools.cache
+def twelve_steps():
+    """What 12 steps come to that nothing interrupts, and that no thread saves."""
+    keras.utils.set_random_seed(0)  # As before each test.
+    with tempfile.TemporaryDirectory() as place:
+        return Counting(place).go(12).bits()

@@ -32,7 +32,7 @@ def read(path):
     return [json.loads(line, parse_constant=refuse) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 2, 5])
+@pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_every_step_is_a_line_and_a_second_run_goes_on(tmp_path, steps_per_call):
     path = tmp_path / "made" / "for" / "it" / "steps.jsonl"
     loop = looping(loops.JsonLines(path), steps_per_call=steps_per_call)
@@ -150,7 +150,7 @@ def test_a_label_is_shown_as_it_is():
         assert label in text
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int32"])
 def test_a_loss_of_any_dtype_is_shown(dtype):
     assert all("loss 6" in text for text in shown(BOTH, step=lambda number: {"loss": tf.cast(number, dtype)}))
 

@@ -3,11 +3,10 @@
 import concurrent.futures
 import threading
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoint_cases import Counting
+from checkpoint_cases import Counting, twelve_steps
 
 import loops
 from loops.actions.saves import HostCopy, Saves
@@ -16,11 +15,10 @@ from loops.loop.state import folder
 from scaler.backend.graphs import has_gpu
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """What 12 steps come to without a thread."""
-    keras.utils.set_random_seed(0)  # As before each test, which this comes before.
-    return Counting(tmp_path_factory.mktemp("whole")).go(12).bits()
+@pytest.fixture(autouse=True)
+def _eagerly():
+    """As in `test_checkpoint.py`: nothing is traced for the steps."""
+    tf.config.run_functions_eagerly(True)
 
 
 class Disk:
@@ -120,18 +118,18 @@ def test_large_values_are_written_from_the_memory_of_the_copy():
     assert np.shares_memory(copied.value, np.asarray(copied.tensor))
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_either_way_goes_on_from_what_the_other_saved(tmp_path, whole, first):
-    Counting(tmp_path, background=first).go(7)
-    assert folder.numbers(tmp_path) == [7, 6, 4]
-    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-7")
-    run = Counting(tmp_path, background=not first, resume=True).go(12)
-    assert run.bits() == whole
+def test_either_way_goes_on_from_what_the_other_saved(tmp_path):
+    Counting(tmp_path, background=True).go(5)
+    assert folder.numbers(tmp_path) == [5, 4, 2]
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-5")
+    Counting(tmp_path, resume=True).go(7)
+    run = Counting(tmp_path, background=True, resume=True).go(12)
+    assert run.bits() == twelve_steps()
     assert folder.numbers(tmp_path) == [12, 10, 8]
     assert not list(tmp_path.glob("*temp*"))
 
 
-def test_steps_go_on_while_it_is_written_and_the_next_save_waits(tmp_path, monkeypatch, whole):
+def test_steps_go_on_while_it_is_written_and_the_next_save_waits(tmp_path, monkeypatch):
     disk, seen = Disk(monkeypatch), []
 
     def look(visit):
@@ -144,27 +142,26 @@ def test_steps_go_on_while_it_is_written_and_the_next_save_waits(tmp_path, monke
     assert seen[2][1] in ([], [2])  # Begun, or about to be.
     assert seen[3][2] == []  # Two steps were taken beside the write.
     assert 2 in seen[4][2]  # And it was over before the next one began.
-    assert run.bits() == whole
+    assert run.bits() == twelve_steps()
     assert folder.numbers(tmp_path) == [12, 10, 8]
 
 
-@pytest.mark.parametrize("every", [2, 5])
-def test_an_error_of_the_thread_is_raised_at_the_next_visit_and_the_last_step_is_saved(tmp_path, monkeypatch, every):
-    Disk(monkeypatch, failing=[every]).open()
+def test_an_error_of_the_thread_is_raised_at_the_next_visit_and_the_last_step_is_saved(tmp_path, monkeypatch):
+    Disk(monkeypatch, failing=[2]).open()
 
     def let_it_fail(visit):
-        if visit.counters.data == every + 1:
+        if visit.counters.data == 3:
             concurrent.futures.wait([run.checkpoint._saves._pending])
 
-    run = Counting(tmp_path, background=True, every=every, actions=[let_it_fail])
+    run = Counting(tmp_path, background=True, actions=[let_it_fail])
     with pytest.raises(loops.CheckpointError) as caught:
         run.go(12)
     assert str(caught.value) == (
-        f"{tmp_path}: step {every} could not be saved (the disk is full). The checkpoints before it are as they were: "
+        f"{tmp_path}: step 2 could not be saved (the disk is full). The checkpoints before it are as they were: "
         "make room, then run again with resume=True (on the command line --resume)."
     )
-    assert run.loop.counters.data == every + 1
-    assert folder.numbers(tmp_path) == [every + 1]
+    assert run.loop.counters.data == 3
+    assert folder.numbers(tmp_path) == [3]
 
 
 @pytest.mark.parametrize(("failing", "said"), [([4], ["step 4"]), ([4, 5], ["step 5", "step 4"]), ([5], ["step 5"])])
@@ -247,14 +244,10 @@ def test_waiting_makes_the_last_save_whole(tmp_path):
     assert found == [[], [], [2], [2], [4, 2]]
 
 
-@pytest.mark.parametrize("background", [True, False])
-def test_without_the_private_names_it_saves_at_the_visit(tmp_path, monkeypatch, whole, background):
+def test_without_the_private_names_it_saves_at_the_visit(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "values", lambda checkpoint: checkpoint._saver._gone())
-    run = Counting(tmp_path, background=background)
-    if background:
-        with pytest.warns(UserWarning, match=rf"TensorFlow {tf.__version__} does not tell what a checkpoint writes"):
-            run.go(12)
-    else:
-        run.go(12)
-    assert run.bits() == whole
-    assert folder.numbers(tmp_path) == [12, 10, 8]
+    run = Counting(tmp_path, background=True)
+    with pytest.warns(UserWarning, match=rf"TensorFlow {tf.__version__} does not tell what a checkpoint writes"):
+        run.go(5)
+    assert folder.numbers(tmp_path) == [5, 4, 2]
+    assert Counting(tmp_path, resume=True).go(12).bits() == twelve_steps()

@@ -21,7 +21,7 @@ def looping(
 ):
     """A loop of two examples, whose gradients are not all the same."""
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
     loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**4, growth_interval=3) if strategy is None else strategy)
     optimizer = optimizer or keras.optimizers.Adam(rate, **options)
     step = loops.TrainStep(
@@ -51,24 +51,34 @@ def place(four_steps, tmp_path):
 
 def test_another_learning_rate_is_that_of_the_program_from_there_on(place, tmp_path):
     with pytest.raises(loops.CheckpointError, match=r"learning_rate was .*changed=\['learning_rate'\]"):
-        looping(place, rate=0.01).run(8)
-    goes_on = looping(place, rate=0.01, changed=["learning_rate"])
-    goes_on.run(8)
+        looping(place, rate=0.01).run(6)
+    console = rich.console.Console(file=io.StringIO(), width=200)
+    changed = looping(place, rate=0.01, changed=["learning_rate"], actions=[loops.Progress(console=console)])
+    changed.run(5)
+    changed.run(6)
+    assert console.file.getvalue().count("train  resumed from step 4; optimizer.learning_rate was") == 1
+    (said,) = changed.resumed.changes
+    assert said == f"optimizer.learning_rate was {float(np.float32(0.1))!r} and is {float(np.float32(0.01))!r}"
+    assert changed.resumed.step == 4
     whole = looping(tmp_path / "whole")
     whole.run(4)
     whole.train_step.optimizer.learning_rate = 0.01
-    whole.run(8)
-    assert weights(goes_on) == weights(whole)
-    assert goes_on.resumed.step == 4
-    (said,) = goes_on.resumed.changes
-    assert said == f"optimizer.learning_rate was {float(np.float32(0.1))!r} and is {float(np.float32(0.01))!r}"
+    whole.run(6)
+    assert weights(changed) == weights(whole)
 
 
 def test_it_goes_on_as_changed_without_being_named_again_and_says_what_was(place):
-    looping(place, rate=0.01, changed=["learning_rate"]).run(8)
-    again = looping(place, rate=0.01)
-    again.run(9)
-    assert again.resumed == (8, ())
+    """Where it is named again, a rate that a callback lowered meanwhile stays as it was saved."""
+    changed = looping(place, rate=0.01, changed=["learning_rate"])
+    changed.run(5)
+    changed.train_step.optimizer.learning_rate = 0.05
+    changed.run(6)
+    again, named = looping(place, rate=0.01), looping(place, rate=0.01, changed=["learning_rate"])
+    again.run(6)
+    named.run(6)
+    for one in (again, named):
+        assert one.resumed == (6, ())
+        assert float(one.train_step.optimizer.learning_rate) == pytest.approx(0.05)
     (change,) = describe(place)["changes"]
     assert change["step"] == 4
     assert "changed      from step 4 on: optimizer.learning_rate was" in text(describe(place))
@@ -76,47 +86,31 @@ def test_it_goes_on_as_changed_without_being_named_again_and_says_what_was(place
         looping(place).run(12)
 
 
-def test_a_rate_that_is_named_and_is_the_same_stays_as_it_was_saved(tmp_path):
-    loop = looping(tmp_path)
-    loop.run(2)
-    loop.train_step.optimizer.learning_rate = 0.05  # As a callback lowers it.
-    loop.run(4)
-    again = looping(tmp_path, changed=["learning_rate"])
-    again.run(5)
-    assert float(again.train_step.optimizer.learning_rate) == pytest.approx(0.05)
-    assert again.resumed.changes == ()
-
-
 def test_other_settings_of_the_step_are_those_of_the_program(place):
     with pytest.raises(loops.CheckpointError, match=r"changed=\['(beta_1|clip_norm)', '(beta_1|clip_norm)'\]"):
         looping(place, clip_norm=0.5, beta_1=0.5).run(8)
     goes_on = looping(place, clip_norm=0.5, beta_1=0.5, changed=["clip_norm", "optimizer"])
-    goes_on.run(8)
+    goes_on.run(5)
     assert len(goes_on.resumed.changes) == 2
 
 
-@pytest.mark.parametrize(
-    "strategy", [scaler.Static(2.0**6), scaler.strategies.Headroom(), scaler.SpikeGuard(scaler.Dynamic())]
-)
+@pytest.mark.parametrize("strategy", [scaler.Static(2.0**6), scaler.SpikeGuard(scaler.Dynamic())])
 def test_another_strategy_begins_at_the_scale_of_the_old_one(place, strategy):
     with pytest.raises(loops.CheckpointError, match=r"strategy was .*changed=\['loss_scaler'\]"):
-        looping(place, strategy).run(8)
-    seen = []
-    goes_on = looping(
-        place, strategy, ["loss_scaler"], [lambda visit: seen.append(float(visit.outputs["loss_scale"][-1]))]
-    )
-    counters = goes_on.run(8)
-    assert (counters.data, counters.applied, counters.skipped) == (8, 8, 0)
-    assert seen[0] == (2.0**6 if isinstance(strategy, scaler.Static) else 2.0**5)
+        looping(place, strategy).run(5)
+    goes_on = looping(place, strategy, ["loss_scaler"])
+    counters = goes_on.run(5)
+    assert (counters.data, counters.applied, counters.skipped) == (5, 5, 0)
+    scale = 2.0**6 if isinstance(strategy, scaler.Static) else 2.0**5
+    assert float(goes_on.train_step.loss_scaler.loss_scale) == scale
 
 
 def test_another_interval_of_the_same_strategy_keeps_its_state(place):
     goes_on = looping(place, scaler.Dynamic(2.0**4, growth_interval=2), changed=["loss_scaler"])
     goes_on.run(5)
     assert goes_on.train_step.loss_scaler.counters.attempted == 5
-    assert (
-        float(goes_on.train_step.loss_scaler.loss_scale) == 2.0**6
-    )  # One good step of the old interval, and one more.
+    # One good step of the old interval, and one more.
+    assert float(goes_on.train_step.loss_scaler.loss_scale) == 2.0**6
 
 
 def test_a_step_of_ones_own_takes_its_rate_from_the_program(tmp_path):
@@ -149,13 +143,17 @@ def test_another_class_of_optimizer_is_refused_though_its_slots_have_the_same_sh
         loop.run(8)
 
 
-@pytest.mark.parametrize("changed", [(), ["class", "learning_rate"], ["optimizer"]])
+SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "why"),
+    ("changed", "optimizer", "why"),
     [
-        (keras.optimizers.SGD, "the state of 'Adam' means nothing to 'SGD'"),
+        ((), keras.optimizers.SGD, "the state of 'Adam' means nothing to 'SGD'"),
+        (["optimizer"], keras.optimizers.SGD, "the state of 'Adam' means nothing to 'SGD'"),
         (
-            lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)),
+            ["class", "learning_rate"],
+            lambda: keras.optimizers.Adam(SCHEDULE),
             "a constant rate is a variable of the optimizer, and a schedule is none",
         ),
     ],
@@ -174,7 +172,6 @@ def test_the_weights_alone_go_on_as_that_message_says(place, tmp_path):
     anew = looping(tmp_path / "new", optimizer=keras.optimizers.SGD())
     anew.train_step.model.load_weights(tmp_path / "all.weights.h5")
     assert weights(anew) == weights(whole)
-    anew.run(1)
 
 
 def test_another_strategy_of_a_scaler_that_the_step_only_uses_is_refused(tmp_path):
@@ -195,8 +192,8 @@ def test_another_strategy_of_a_scaler_that_the_step_only_uses_is_refused(tmp_pat
 
     loop(scaler.Dynamic()).run(2)
     with pytest.raises(loops.CheckpointError, match=r"means nothing to .Smooth|another model, optimizer, strategy"):
-        loop(scaler.strategies.Smooth(), ["loss_scaler"]).run(4)
-    loop(scaler.Dynamic(growth_interval=5), ["loss_scaler"]).run(4)
+        loop(scaler.strategies.Smooth(), ["loss_scaler"]).run(3)
+    loop(scaler.Dynamic(growth_interval=5), ["loss_scaler"]).run(2)
 
 
 @pytest.mark.parametrize(
@@ -212,18 +209,12 @@ def test_names_that_cannot_work_are_refused(tmp_path, changed, said):
         loops.Checkpoint(tmp_path, every=1, changed=changed)
 
 
-@pytest.mark.parametrize("saved", [True, False])
-def test_a_name_that_nothing_has_is_refused(place, tmp_path, saved):
-    loop = looping(place if saved else tmp_path / "new", changed=["lr"])
-    with pytest.raises(
-        scaler.InvalidArgument, match=r"no setting 'lr': expected some of .*clip_norm.*learning_rate.*loss_scaler"
-    ):
-        loop.run(8)
-
-
-def test_a_name_that_nothing_has_is_refused_before_what_it_was_meant_for(place):
-    with pytest.raises(scaler.InvalidArgument, match=r"no setting 'lr': expected some of .*learning_rate"):
-        looping(place, rate=0.01, changed=["lr"]).run(8)
+def test_a_name_that_nothing_has_is_refused_before_what_it_was_meant_for(place, tmp_path):
+    """Also where nothing is saved yet."""
+    said = r"no setting 'lr': expected some of .*clip_norm.*learning_rate.*loss_scaler"
+    for where, rate in ((place, 0.1), (place, 0.01), (tmp_path / "new", 0.1)):
+        with pytest.raises(scaler.InvalidArgument, match=said):
+            looping(where, rate=rate, changed=["lr"]).run(5)
 
 
 def of_policy(place, policy, strategy, changed=()):
@@ -242,26 +233,17 @@ def test_another_dtype_policy_is_named_first(place):
 
 @pytest.mark.slow
 def test_another_dtype_policy_alone_warns_unless_it_is_named(tmp_path):
-    of_policy(tmp_path, "mixed_float16", scaler.Dynamic()).run(2)
+    of_policy(tmp_path, "mixed_float16", scaler.Dynamic()).run(1)
     with pytest.warns(loops.ResumeWarning, match=r"layers\.dtype_policy was 'mixed_float16' and is 'float32'"):
-        of_policy(tmp_path, "float32", scaler.Dynamic()).run(4)
-    goes_on = of_policy(tmp_path, "mixed_float16", scaler.NoScaling(), ["dtype_policy", "loss_scaler"])
-    goes_on.run(6)
+        of_policy(tmp_path, "float32", scaler.Dynamic()).run(1)
+    goes_on = of_policy(tmp_path, "float32", scaler.NoScaling(), ["dtype_policy", "loss_scaler"])
+    goes_on.run(1)
     assert len(goes_on.resumed.changes) == 2
 
 
 def test_what_was_not_named_is_still_refused(place):
     with pytest.raises(loops.CheckpointError, match=r"clip_norm was None and is 0\.5"):
         looping(place, rate=0.01, clip_norm=0.5, changed=["learning_rate"]).run(8)
-
-
-def test_progress_says_where_a_run_goes_on(place):
-    console = rich.console.Console(file=io.StringIO(), width=200)
-    loop = looping(place, rate=0.01, changed=["learning_rate"], actions=[loops.Progress(console=console)])
-    loop.run(5)
-    loop.run(6)
-    said = console.file.getvalue()
-    assert said.count("train  resumed from step 4; optimizer.learning_rate was") == 1
 
 
 def test_a_setting_may_be_named_as_the_refusal_names_it():

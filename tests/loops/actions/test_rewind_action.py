@@ -75,17 +75,15 @@ class Run:
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory):
     """The bits of a run over data without batches 25 to 36."""
-    return Run(tmp_path_factory.mktemp("clean"), without(25, 36), rewind=False).run().bits()
+    return Run(tmp_path_factory.mktemp("clean"), without(25, 36), rewind=False, call=1).run().bits()
 
 
-@pytest.mark.exhaustive_with("False", "True")
-@pytest.mark.slow
-@pytest.mark.parametrize("background", [False, True])
-def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean, monkeypatch, background):
-    """Also to a checkpoint that a thread is still writing when the spikes are seen."""
+@pytest.mark.exhaustive
+def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean, monkeypatch):
+    """To a checkpoint that a thread is still writing when the spikes are seen."""
     write = folder.write
     monkeypatch.setattr(folder, "write", lambda *parts: (time.sleep(1), write(*parts)))
-    run = Run(tmp_path, batches(), background=background, every=24 if background else 8).run()
+    run = Run(tmp_path, batches(), background=True, every=24).run()
     assert run.said() == [{"first": 25, "last": 36, "rewound_to": 24}]
     assert run.bits() == clean
     rows = run.rows()
@@ -94,30 +92,13 @@ def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean, monkey
     assert (run.loop.stopped, run.loop.counters.data) == (None, STEPS)
 
 
-@pytest.mark.dear("three loops, each with calls of its own to trace")
-@pytest.mark.exhaustive_with("28")
-@pytest.mark.parametrize("stop", [28, 36])
-def test_a_run_that_is_stopped_and_resumes_is_the_same(tmp_path, clean, stop):
-    """Before the spikes, and after it went back: to a checkpoint that the save of the same visit did not remove."""
-    Run(tmp_path, batches(), every=4, keep=3).run(stop)
-    run = Run(tmp_path, batches(), every=4, keep=3, resume=True).run()
+def test_a_run_that_is_stopped_and_resumes_is_the_same(tmp_path, clean):
+    """After it went back, to a checkpoint that the save of the same visit did not remove."""
+    Run(tmp_path, batches(), call=1, every=3, keep=3).run(36)
+    run = Run(tmp_path, batches(), call=1, every=3, keep=3, resume=True).run()
     assert run.bits() == clean
     assert run.said() == [{"first": 25, "last": 36, "rewound_to": 24}]
-    assert folder.numbers(tmp_path / "ckpt") == [STEPS, STEPS - 2, STEPS - 6]
-
-
-@pytest.mark.exhaustive
-def test_a_run_that_is_killed_while_it_goes_back_is_the_same(tmp_path, clean, monkeypatch):
-    def killed(*arguments):
-        raise KeyboardInterrupt
-
-    run = Run(tmp_path, batches())
-    with monkeypatch.context() as patch:
-        patch.setattr(loops.Checkpoint, "go_back", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run.run()
-    assert (tmp_path / "ckpt" / NAME).exists()
-    assert Run(tmp_path, batches(), resume=True).run().bits() == clean
+    assert folder.numbers(tmp_path / "ckpt") == [STEPS, STEPS - 2, STEPS - 5]
 
 
 @pytest.mark.slow
@@ -179,20 +160,10 @@ def test_data_that_ends_meanwhile_is_named(tmp_path):
         Run(tmp_path, batches(), skip=200).run()
 
 
-@pytest.mark.slow_with("{")
-@pytest.mark.exhaustive_with("[]", "{}", '{"skip": [{"first": 3, "last": 2}]}', '{"skip": [[1, 2]]}')
-@pytest.mark.parametrize("text", ["[]", "{}", '{"skip": [[1, 2]]}', '{"skip": [{"first": 3, "last": 2}]}', "{"])
-def test_a_file_of_another_form_is_refused(tmp_path, text):
-    (tmp_path / "ckpt").mkdir()
-    (tmp_path / "ckpt" / NAME).write_text(text)
-    with pytest.raises(loops.LoopError, match=NAME):
-        Run(tmp_path, batches()).run()
-
-
 class Cheap:
     """A step that says which batches it was given, and is told which of them are spikes."""
 
-    def __init__(self, place, bad=(), *, actions=(), call=2, keep=9):
+    def __init__(self, place, bad=(), *, actions=()):
         self.place, self.given = place, tf.Variable(tf.zeros([60], tf.int32))
         self.told = tf.constant(list(bad) or [0], tf.int64)
 
@@ -202,9 +173,9 @@ class Cheap:
             return {"cause": tf.where(spike, int(scaler.Cause.SPIKE), int(scaler.Cause.NONE))}
 
         self.rewind = loops.Rewind(to=4, skip=6, spikes=2)
-        saves = loops.Checkpoint(place, every=2, keep=keep, resume=True)
+        saves = loops.Checkpoint(place, every=2, keep=9, resume=True)
         data = tf.data.Dataset.range(1, 61)
-        self.loop = loops.Loop(step, data, steps_per_call=call, actions=[*actions, self.rewind, saves])
+        self.loop = loops.Loop(step, data, steps_per_call=1, actions=[*actions, self.rewind, saves])
 
     def run(self, steps):
         self.loop.run(steps)
@@ -215,11 +186,18 @@ def listed(place):
     return json.loads((place / NAME).read_text())["skip"]
 
 
+@pytest.mark.parametrize("text", ["[]", "{}", '{"skip": [[1, 2]]}', '{"skip": [{"first": 3, "last": 2}]}', "{"])
+def test_a_file_of_another_form_is_refused(tmp_path, text):
+    (tmp_path / NAME).write_text(text)
+    with pytest.raises(loops.LoopError, match=NAME):
+        Cheap(tmp_path).run(1)
+
+
 def test_a_copied_note_of_a_rewind_takes_nothing_back(tmp_path):
     """A person who adds a line copies the documented one, with a step that exists, one between, and an old one."""
     assert Cheap(tmp_path).run(20) == list(range(1, 21))
     saved = folder.numbers(tmp_path)
-    for back in (16, 15, 1):
+    for back in (16, 15):
         (tmp_path / NAME).write_text(json.dumps({"skip": [{"first": 22, "last": 25, "rewound_to": back}]}))
         Cheap(tmp_path).run(20)
         assert folder.numbers(tmp_path) == saved

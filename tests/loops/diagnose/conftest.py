@@ -1,11 +1,27 @@
-"""What tests of lint share."""
+"""What several tests of diagnoses leave out, since it takes time and has tests of its own."""
 
 import pytest
 
+from loops.diagnose.explain import explain_step, trials
 from loops.diagnose.lint import stress
 
 
 @pytest.fixture
 def unstressed(monkeypatch):
-    """Leaves out what takes time and is tested in `test_lint.py`."""
+    """Leaves out what is tested in `test_lint.py`."""
     monkeypatch.setattr(stress, "stress", lambda call, limit: [])
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Has explanations try the remedies of some kinds alone: for each remedy the step is traced again."""
+
+    def only(*kinds):
+        for module, table in (
+            (explain_step, "AT_THE_STEP"),
+            (explain_step, "OF_THE_UPDATE"),
+            (trials, "SINCE_THE_CHECKPOINT"),
+        ):
+            monkeypatch.setattr(module, table, tuple(row for row in getattr(module, table) if row.kind in kinds))
+
+    return only

@@ -14,7 +14,8 @@ from loops.observe import explain
 
 
 @pytest.mark.slow
-def test_the_function_the_layer_and_the_line_are_named(tmp_path):
+def test_the_function_the_layer_and_the_line_are_named(tmp_path, tried):
+    tried(Kind.DENOMINATOR)
     planted.custom_gradient(tmp_path).run(1)
     found = explain(planted.custom_gradient(tmp_path), 1)
     named = (found.layer, found.inside, found.custom_gradient, found.operation)

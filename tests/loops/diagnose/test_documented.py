@@ -1,13 +1,14 @@
 """The explanations that docs/diagnosis.md and docs/explain.md show are what the commands print."""
 
-import json
-import os
+import importlib
 import pathlib
 import re
-import subprocess
 import sys
 
+import keras
 import pytest
+
+from halfstep import main
 
 pytestmark = pytest.mark.slow
 
@@ -29,56 +30,42 @@ def said(picture):
     return re.findall(r"<text[^>]*>(.*?)</text>", picture.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-# Of several commands, one after the other, in a process that imports TensorFlow once.
-COMMANDS = """
-import json, sys
-import keras
-from halfstep import main
-for arguments in json.loads(sys.argv[1]):
+def printed(capsys, command):
+    """What a command prints, in which Keras counts its layers from the first on, as in a process of its own."""
     keras.backend.clear_session()
-    if isinstance(arguments, str):
-        exec(arguments)
-    else:
-        assert main(arguments) == 0
-    print(chr(0), end="", flush=True)
-"""
+    capsys.readouterr()
+    assert main(command.split()[1:]) == 0
+    return capsys.readouterr().out
 
 
-def printed(folder, *commands):
-    """What each command prints, or lines of Python do."""
-    # On processors with float16 instructions oneDNN adds float16 products in another way, and NaNs begin elsewhere.
-    alike = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    environment = {**os.environ, **alike, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.split("\0")[:-1]
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("my_run", None)
 
 
 @pytest.mark.exhaustive
-def test_the_first_explanation(tmp_path):
+def test_the_first_explanation(capsys):
     """Both commands, as they stand there."""
     (commands,) = [block for block in blocks("docs/diagnosis.md", "sh") if "halfstep explain pinned" in block]
     (expected,) = [block for block in blocks("docs/diagnosis.md", "text") if block.startswith("Step 1 was skipped")]
-    _, explained = printed(tmp_path, *(line.split()[1:] for line in commands.splitlines()))
+    _, explained = (printed(capsys, line) for line in commands.splitlines())
     assert without_losses(explained) == without_losses(expected)
 
 
-def test_the_explanation_of_a_program(tmp_path):
+@pytest.mark.filterwarnings("ignore::scaler.StuckWarning")
+def test_the_explanation_of_a_program(folder, capsys):
     """The program, the command with its picture, and the cure."""
     program, *_ = blocks("docs/explain.md", "python")
     expected, cure = blocks("docs/explain.md", "text")
-    (tmp_path / "my_run.py").write_text(program)
-    run = "import pathlib, my_run; my_run.build(pathlib.Path('run')).run(20)"
-    commands = [line.split()[1:] for block in blocks("docs/explain.md", "sh") for line in block.splitlines()]
-    _, explained, cured = printed(tmp_path, run, *commands)
+    (folder / "my_run.py").write_text(program)
+    keras.backend.clear_session()
+    importlib.import_module("my_run").build(pathlib.Path("run")).run(20)
+    commands = [line for block in blocks("docs/explain.md", "sh") for line in block.splitlines()]
+    explained, cured = (printed(capsys, line) for line in commands)
     assert without_losses(explained) == without_losses(expected)
-    drawn, shown = (path / "overflow.svg" for path in (tmp_path, ROOT / "docs"))
+    drawn, shown = (path / "overflow.svg" for path in (folder, ROOT / "docs"))
     assert said(drawn) == said(shown), "make pictures draws docs/overflow.svg anew"
     assert cured == cure

@@ -4,10 +4,12 @@ import planted
 import pytest
 
 from halfstep import main
+from loops.diagnose.explain.remedies import Kind
 
 
 @pytest.mark.slow
-def test_damaged_lines_of_the_log_are_named(tmp_path, monkeypatch, capsys):
+def test_damaged_lines_of_the_log_are_named(tmp_path, monkeypatch, capsys, tried):
+    tried(Kind.ANOTHER_BATCH)
     monkeypatch.chdir(tmp_path)
     planted.nan_batch(tmp_path).run(planted.STEPS["nan_batch"])
     path = tmp_path / "steps.jsonl"

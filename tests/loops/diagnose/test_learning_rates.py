@@ -121,10 +121,8 @@ def tenfold(run, *, bad=None, accumulate=1, every=100):
     return loops.Loop(step, data, steps_per_call=1, actions=[loops.JsonLines(run / "steps.jsonl"), saves])
 
 
-@pytest.mark.slow_with("1-None-rates0", "1-4-rates2")
-@pytest.mark.parametrize(
-    ("accumulate", "bad", "rates"), [(1, None, (1e-6, 1e-2)), (2, None, (1e-8, 1e-6)), (1, 4, (1e-6, 1e-3))]
-)
+@pytest.mark.slow_with("1-4-rates1")
+@pytest.mark.parametrize(("accumulate", "bad", "rates"), [(2, None, (1e-8, 1e-6)), (1, 4, (1e-6, 1e-3))])
 def test_the_rate_before_is_that_of_the_checkpoint(tmp_path, accumulate, bad, rates):
     """Micro-batches and skipped steps are no updates."""
     tenfold(tmp_path, bad=bad, accumulate=accumulate, every=3).run(8)
@@ -135,7 +133,7 @@ def test_the_rate_before_is_that_of_the_checkpoint(tmp_path, accumulate, bad, ra
 
 
 @pytest.mark.slow
-def test_a_rate_that_the_step_itself_raised_is_told(tmp_path):
+def test_a_rate_that_the_step_itself_raised_is_told(tmp_path, tried):
     """It is no schedule, so that none can be put in its place."""
     data = tf.data.Dataset.from_tensors((tf.ones([4, 1]), tf.ones([4, 1]))).repeat()
 
@@ -154,36 +152,38 @@ def test_a_rate_that_the_step_itself_raised_is_told(tmp_path):
         actions = [loops.Checkpoint(tmp_path, every=100)]
         return loops.Loop(step, data, steps_per_call=1, actions=actions)
 
-    made().run(5)
+    made().run(4)
     moment = rewind(made(), 4)
     assert Case(Attempts(moment)).risen_rate == pytest.approx((1e-9, 1e-6))
-    tried = try_since_checkpoint(Attempts(moment))
-    assert not any("kept" in one.name for one in tried)
+    tried(Kind.LEARNING_RATE)
+    assert not any("kept" in one.name for one in try_since_checkpoint(Attempts(moment)))
     optimizer = next(iter(optimizers_of(moment.train_step).values()))
     assert rate_of(optimizer) == pytest.approx(1e-6)
 
 
 @pytest.mark.slow
-def test_a_schedule_is_not_accused_of_what_the_data_did(tmp_path):
+def test_a_schedule_is_not_accused_of_what_the_data_did(tmp_path, tried):
+    tried(Kind.ANOTHER_BATCH, Kind.LEARNING_RATE)
     tenfold(tmp_path, bad=8).run(8)
     found = explain(tenfold(tmp_path, bad=8), 8)
     assert (found.where, found.blame, found.example, found.learning_rates) == ("data", "batch", 2, None)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_weight_that_was_never_finite_has_not_diverged(tmp_path, value):
+def test_a_weight_that_was_never_finite_has_not_diverged(tmp_path, tried):
+    tried(Kind.ANOTHER_BATCH, Kind.LEARNING_RATE)
+
     def made():
         loop = tenfold(tmp_path)
-        loop.train_step.model.weights[1].assign([value])
+        loop.train_step.model.weights[1].assign([np.inf])
         return loop
 
-    made().run(3)
-    found = explain(made(), 3)
+    made().run(2)
+    found = explain(made(), 2)
     assert (found.blame, found.lost_weight[1]) == ("weights", 0)
     assert (found.growth, found.learning_rates) == (None, None)
     assert not any(one.since_checkpoint for one in found.remedies)
-    assert (found.where, found.layer, found.kind) == ("weights", "only", "nan" if np.isnan(value) else "inf")
+    assert (found.where, found.layer, found.kind) == ("weights", "only", "inf")
     assert found.lost_weight[0].endswith("only/bias")
 
 
@@ -222,7 +222,8 @@ def rates_of(found):
 
 
 @pytest.mark.slow
-def test_a_rate_that_is_wrong_by_far_is_found(diverged):
+def test_a_rate_that_is_wrong_by_far_is_found(diverged, tried):
+    tried(Kind.ANOTHER_BATCH, Kind.LEARNING_RATE)
     found = explain(far_off(diverged), 2)
     (helps,) = (one for one in rates_of(found) if one.helps)
     assert helps.name == "1e-06 of the learning rate for the last 1 step"
@@ -233,8 +234,9 @@ def test_a_rate_that_is_wrong_by_far_is_found(diverged):
 
 
 @pytest.mark.slow
-def test_a_rate_that_was_not_tried_is_not_said_to_help(diverged, monkeypatch):
+def test_a_rate_that_was_not_tried_is_not_said_to_help(diverged, monkeypatch, tried):
     """Where no rate helped, what was measured is told: the first step was the last to be applied."""
+    tried(Kind.ANOTHER_BATCH, Kind.LEARNING_RATE)
     monkeypatch.setattr(case, "_USUAL", 1e9)
     found = explain(far_off(diverged), 4)
     assert not any(one.helps for one in rates_of(found))
@@ -243,7 +245,8 @@ def test_a_rate_that_was_not_tried_is_not_said_to_help(diverged, monkeypatch):
 
 
 @pytest.mark.slow
-def test_while_a_run_goes_on_the_rates_of_earlier_steps_are_no_remedy(tmp_path):
+def test_while_a_run_goes_on_the_rates_of_earlier_steps_are_no_remedy(tmp_path, tried):
+    tried(Kind.ANOTHER_BATCH, Kind.LEARNING_RATE)
     here, loop = loops.Explain(), far_off(tmp_path)
     loop.actions.append(here)
     loop.run(2)
@@ -254,8 +257,9 @@ def test_while_a_run_goes_on_the_rates_of_earlier_steps_are_no_remedy(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_update_that_leaves_nothing_of_the_weights_does_not_help(tmp_path):
+def test_an_update_that_leaves_nothing_of_the_weights_does_not_help(tmp_path, tried):
     """Adam at 1e4 is held back at the first step; at 10 the step is finite, and moves the weights far away."""
+    tried(Kind.LEARNING_RATE)
     far_off(tmp_path, keras.optimizers.Adam(1e4)).run(1)
     found = explain(far_off(tmp_path, keras.optimizers.Adam(1e4)), 1)
     assert found.verdict == "update"
@@ -268,8 +272,9 @@ def test_an_update_that_leaves_nothing_of_the_weights_does_not_help(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_schedule_of_a_compiled_step_of_ones_own_is_changed(tmp_path):
+def test_the_schedule_of_a_compiled_step_of_ones_own_is_changed(tmp_path, tried):
     """Its first trace has the schedule as it was."""
+    tried(Kind.ANOTHER_BATCH, Kind.LEARNING_RATE)
 
     def made():
         model, loss_scaler = one_layer(), scaler.LossScaler(scaler.Dynamic(2.0**10))
@@ -295,8 +300,9 @@ def test_the_schedule_of_a_compiled_step_of_ones_own_is_changed(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_rate_of_the_part_that_failed_is_tried(tmp_path):
+def test_the_rate_of_the_part_that_failed_is_tried(tmp_path, tried):
     """Also of one that does not take its turn in each of the steps that are repeated."""
+    tried(Kind.ALL_IN_FLOAT32, Kind.LEARNING_RATE)
 
     def made():
         keras.utils.set_random_seed(1)
@@ -314,7 +320,7 @@ def test_the_rate_of_the_part_that_failed_is_tried(tmp_path):
     assert helps.loss == pytest.approx(helps.loss_ratio * usual)
     assert found.grown_through == "learning rate"
     assert not any("'a'" in one.name for one in rates_of(found))
-    assert all(one.why_not for one in found.remedies if one.kind in (Kind.ALL_IN_FLOAT32, Kind.BFLOAT16) and one.finite)
+    assert all(one.why_not for one in found.remedies if one.kind is Kind.ALL_IN_FLOAT32 and one.finite)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from loops.observe import lint
 
 L = keras.layers
 LABELS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-BATCH = np.ones([4, 8, 8, 3], np.float32), np.zeros([4])
+BATCH = np.ones([4, 4, 4, 3], np.float32), np.zeros([4])
 
 
 @keras.saving.register_keras_serializable(package="test")
@@ -36,7 +36,7 @@ class FailsBackward(L.Layer):
 def found(*layers, **arguments):
     policy = keras.DTypePolicy("mixed_float16")
     inside = [kind(dtype=policy) for kind in layers]
-    model = keras.Sequential([keras.Input([8, 8, 3]), *inside, L.Flatten(), L.Dense(8, dtype="float32")])
+    model = keras.Sequential([keras.Input([4, 4, 3]), *inside, L.GlobalAveragePooling2D(dtype="float32")])
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD())
     return [one for one in lint(model, optimizer, LABELS, BATCH, **arguments) if one.kind is Kind.XLA]
 
@@ -77,5 +77,5 @@ def test_a_backward_pass_is_told_from_a_forward_pass():
 
 @pytest.mark.slow
 def test_what_compiles_is_not_named_and_nothing_is_compiled_unasked():
-    assert found(L.BatchNormalization, L.ReLU, lambda dtype: L.Dropout(0.5, dtype=dtype), xla=True) == []
+    assert found(L.BatchNormalization, lambda dtype: L.Dropout(0.5, dtype=dtype), xla=True) == []
     assert found(bicubic) == []

@@ -73,7 +73,8 @@ def explained(place, make, first=1.0, second=512.0):
 @pytest.mark.exhaustive_with("two_optimizers")
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [per_loss, two_optimizers])
-def test_it_is_about_the_scaler_whose_gradients_overflowed(tmp_path, make):
+def test_it_is_about_the_scaler_whose_gradients_overflowed(tmp_path, make, tried):
+    tried()
     found = explained(tmp_path, make)
     assert (found.loss_scale, found.fits_at) == (1024.0, 64.0)
     if make is two_optimizers:

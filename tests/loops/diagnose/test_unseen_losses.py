@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import loops
 import scaler
+from loops.diagnose.explain.remedies import Kind
 from loops.observe import explain
 
 
@@ -15,18 +16,12 @@ def in_float16(y, prediction):
     return tf.cast(tf.reduce_mean(tf.square(tf.cast(y, prediction.dtype) - prediction)), tf.float32)
 
 
-class ByHand:
+class ByHand(planted.ByHand):
     """A step that returns neither its loss nor why it was skipped."""
 
-    def __init__(self, model, loss_scaler):
-        self.model, self.loss_scaler, self.optimizer = model, loss_scaler, keras.optimizers.SGD(1e-6)
-
     def __call__(self, x, y):
-        with tf.GradientTape() as tape:
-            scaled = self.loss_scaler.scale(in_float16(y, self.model(x, training=True)))
-        weights = self.model.trainable_variables
-        outcome = self.loss_scaler.apply(self.optimizer, tape.gradient(scaled, weights), weights)
-        return {"norm": outcome.grad_norm, "applied": outcome.finite}
+        outputs = super().__call__(x, y)
+        return {"applied": outputs["applied"]}
 
 
 def loop_of(run, strategy, by_hand=False):
@@ -34,7 +29,7 @@ def loop_of(run, strategy, by_hand=False):
     model, loss_scaler = planted.dense(planted.plain(1, "out")), scaler.LossScaler(strategy)
     step = loops.TrainStep(model, in_float16, keras.optimizers.SGD(1e-6), loss_scaler=loss_scaler)
     if by_hand:
-        step = ByHand(model, loss_scaler)
+        step = ByHand(in_float16, strategy, model, rate=1e-6)
     return planted.loop_of(step, planted.inputs(16, 8), planted.inputs(16, 1) + 300.0, run)
 
 
@@ -46,7 +41,8 @@ def explained(run, strategy, step=None, by_hand=False, steps=4):
 
 
 @pytest.mark.slow
-def test_an_applied_step_is_named_with_where_its_loss_began_and_what_to_do(tmp_path):
+def test_an_applied_step_is_named_with_where_its_loss_began_and_what_to_do(tmp_path, tried):
+    tried(Kind.LOSS_IN_FLOAT32)
     found, said = explained(tmp_path, scaler.Static(64.0))
     assert len(said) == 1
     assert said[0].startswith("Step 1 was applied")
@@ -56,7 +52,8 @@ def test_an_applied_step_is_named_with_where_its_loss_began_and_what_to_do(tmp_p
 
 
 @pytest.mark.slow
-def test_before_a_skip_is_said_to_have_no_scale_lower_ones_are_tried(tmp_path):
+def test_before_a_skip_is_said_to_have_no_scale_lower_ones_are_tried(tmp_path, tried):
+    tried(Kind.LOSS_IN_FLOAT32)
     found, said = explained(tmp_path, scaler.Dynamic(2.0**8, sees_every_step=True), step=1)
     assert said[0].startswith("Step 3 was applied")
     assert (found.verdict, found.applied, found.loss_scale, found.applied_at) == ("loss", False, 256.0, 64.0)
@@ -65,7 +62,8 @@ def test_before_a_skip_is_said_to_have_no_scale_lower_ones_are_tried(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_loss_that_a_step_scales_counts_where_it_returns_none(tmp_path):
+def test_the_loss_that_a_step_scales_counts_where_it_returns_none(tmp_path, tried):
+    tried(Kind.ALL_IN_FLOAT32, Kind.ANOTHER_BATCH)
     found, _ = explained(tmp_path, scaler.Static(64.0), step=2, by_hand=True)
     assert (found.verdict, found.applied) == ("loss", True)
     helped = {remedy.name: remedy.finite for remedy in found.remedies}

@@ -17,7 +17,6 @@ from loops.run.strategy_text import parse_strategy
 from scaler import observe
 
 STRATEGIES = [
-    "none",
     "dynamic:growth_interval=3,hysteresis=2",
     "headroom:memory=4,relax_interval=5",
     "log_normal:max_scale=2**40",
@@ -59,17 +58,7 @@ def taken(strategy, limit, of_loss, amax):
 
 
 @pytest.mark.slow_with("pytorch:growth_interval=2")
-@pytest.mark.exhaustive_with(
-    "bounded:2,2**18+warmup:7+headroom",
-    "dalle",
-    "deepspeed:growth_interval=2",
-    "delayed_amax:history_length=3",
-    "fairseq",
-    "log_normal:max_scale=2**40",
-    "rising_floor:5=2**12+dynamic:growth_interval=1",
-    "smooth:growth_interval=2.5",
-    "static:1000+then:4+dynamic:growth_interval=1+then:20+smooth",
-)
+@pytest.mark.exhaustive_with(*set(STRATEGIES[2:]) - {"pytorch:growth_interval=2"})
 @pytest.mark.parametrize("text", STRATEGIES)
 def test_the_scales_are_those_of_a_loss_scaler(text):
     strategy, (limit, of_loss, amax) = parse_strategy(text), facts(40)
@@ -111,8 +100,8 @@ class OtherBits(Own):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("strategy0", "strategy1", "strategy3")
-@pytest.mark.parametrize("strategy", [Own(), Uncompiled(), OtherBits(), scaler.strategies.Bounded(Own(), 1.0, 64.0)])
+@pytest.mark.exhaustive_with("strategy0", "strategy2")
+@pytest.mark.parametrize("strategy", [Uncompiled(), OtherBits(), scaler.strategies.Bounded(Own(), 1.0, 64.0)])
 def test_strategies_of_ones_own(strategy):
     limit, of_loss, _ = facts(30)
     graph = tf.function(lambda state, event: strategy.update(state, event))
@@ -238,20 +227,21 @@ counts = {2: {observe.ZERO: 5, observe.bin_of(-24): 3, observe.bin_of(-20): 2}}
 
 
 @pytest.mark.parametrize(
-    ("scale", "share"), [(2.0**4, 0.0), (2.0**3, 0.3), (2.0**-1, 0.3), (2.0**-2, 0.5), (10.0, 0.0), (2.0**40, None)]
+    ("scale", "share"), [(2.0**4, 0.0), (2.0**3, 0.3), (2.0**-2, 0.5), (10.0, 0.0), (2.0**40, None)]
 )
 def test_what_is_flushed(scale, share):
     """A half of the smallest float16 number is zero, and a number of the octave -20 at 2^-6 of it is."""
     found = loops.observe.replay(tables([1.0] * 3, counts=counts), f"static:{scale!r}")
     assert found.strategies[0].flushed == share
+
+
+def test_without_histograms_nothing_is_said_to_be_flushed():
     assert loops.observe.replay(tables([1.0] * 3), "none").strategies[0].flushed is None
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("1")
-@pytest.mark.parametrize("dead_band", [0, 1])
-def test_a_histogram_is_moved_to_the_replayed_scale(dead_band):
-    rng, strategy = np.random.default_rng(0), scaler.Histogram(2.0**14, period=2, dead_band=dead_band, threshold=0.1)
+def test_a_histogram_is_moved_to_the_replayed_scale():
+    rng, strategy = np.random.default_rng(0), scaler.Histogram(2.0**14, period=2, dead_band=0, threshold=0.1)
     octaves = [observe.bin_of(exponent) for exponent in range(-3, 9)]
     recorded = {step: {observe.ZERO: 3, **{one: int(rng.integers(9)) for one in octaves}} for step in range(1, 41)}
     found = loops.observe.replay(tables([40.0] * 40, counts=recorded), strategy).strategies[0]
