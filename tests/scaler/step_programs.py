@@ -3,14 +3,29 @@
 A program makes the function to trace, and its arguments, from a `World`. Names say what it does.
 """
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
 from mirrored import mirrored as replicas_of
 
 import scaler
+from scaler import gradients
+from scaler.gate import gate
+from scaler.outcome.outcome import Skip, not_skipped
 
 PROGRAMS = []
+LOOPS = {
+    "accumulated_in_one_call",
+    "while_of_micro_batches",
+    "while_and_the_scale_moves",
+    "while_that_squares",
+    "loop_with_momentum",
+    "loop_of_steps",
+    "window_in_a_loop",
+}
+"""Those that AutoGraph has to convert."""
 
 
 def program(right):
@@ -22,6 +37,18 @@ def program(right):
 
 
 ok, wrong, warn = program("ok"), program("wrong"), program("warn")
+
+
+def moves_always(self, strategy, grads, loss_scale, loss_finite, state, when, on_skip, losses):
+    """In place of `Gate._decide`: the step is sound, and what a step that is not would do is not traced.
+
+    What is said is said before. Weights and scale move as ever, since what is said depends on that.
+    """
+    for part, own in zip(self.targets.parts, self.targets.split(grads), strict=True):
+        part.optimizer(gradients.divide(own, loss_scale), part.updated)
+    skip, norm = Skip.of(not_skipped()), tf.constant(1.0)
+    norms = (norm,) * len(self.targets.parts)
+    return gate.Decision(when, when, norms, norms, norm, norm, skip, None, (), None), scaler.Event(when)
 
 
 def descent(grads, variables):
@@ -1107,7 +1134,7 @@ MODELS = {
 }
 for name, (build, x) in MODELS.items():
 
-    def add(kind, right, build=build, x=x, name=name, **k):
+    def add(kind, right, build=functools.cache(build), x=x, name=name, **k):
         PROGRAMS.append((f"{name}: {kind}", right, lambda w: model_step(w, build(), X[x], Y, ce, **k)))
 
     add("right", "ok")

@@ -9,8 +9,10 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from step_programs import moves_always
 
 import scaler
+from scaler.gate.gate import Gate
 
 MOVES = scaler.Event(tf.constant(True))
 
@@ -361,28 +363,35 @@ RIGHT = [
 ]
 
 
-def run(make, scales, calls=3):
-    """The weights after some calls, and what was said."""
-    world = World(scales)
-    step = tf.function(make(world))
+def said_in(call):
+    """What a call returns, and what is said of a step while it is traced."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            for _ in range(calls):
-                step()
+            found = call()
         except scaler.InvalidArgument as error:
             return None, [str(error)]
-    mine = [str(one.message) for one in said if issubclass(one.category, scaler.ScaleWarning)]
-    return [world.a.numpy(), world.b.numpy()], mine
+    return found, [str(one.message) for one in said if issubclass(one.category, scaler.ScaleWarning)]
+
+
+def weights_after(world, step):
+    """The weights after three calls."""
+    for _ in range(3):
+        step()
+    return [world.a.numpy(), world.b.numpy()]
 
 
 @pytest.mark.parametrize("make", WRONG)
-def test_what_mixes_scales_or_cannot_be_known_is_said(make):
-    assert run(make, scales=True)[1]
+def test_what_mixes_scales_or_cannot_be_known_is_said(make, monkeypatch):
+    monkeypatch.setattr(Gate, "_decide", moves_always)
+    assert said_in(tf.function(make(World(True))).get_concrete_function)[1]
 
 
 @pytest.mark.parametrize("make", RIGHT)
-def test_what_is_right_is_silent_and_ends_with_the_same_weights(make):
-    weights, said = run(make, scales=True)
+def test_what_is_right_is_silent_and_ends_with_the_same_weights(make, monkeypatch):
+    if make is not brought_to_one_scale:
+        monkeypatch.setattr(Gate, "_decide", moves_always)
+    world, plain = World(True), World(False)
+    weights, said = said_in(lambda: weights_after(world, tf.function(make(world))))
     assert said == []
-    np.testing.assert_allclose(weights, run(make, scales=False)[0], rtol=1e-5)
+    np.testing.assert_allclose(weights, weights_after(plain, make(plain)), rtol=1e-5)
