@@ -1133,8 +1133,9 @@ MODELS = {
     "attention16": (lambda: attention(policy="mixed_float16"), "att"),
 }
 for name, (build, x) in MODELS.items():
+    build = functools.cache(build)
 
-    def add(kind, right, build=functools.cache(build), x=x, name=name, **k):
+    def add(kind, right, build=build, x=x, name=name, **k):
         PROGRAMS.append((f"{name}: {kind}", right, lambda w: model_step(w, build(), X[x], Y, ce, **k)))
 
     add("right", "ok")

@@ -219,11 +219,10 @@ def test_the_marks_change_no_value_and_no_gradient(execute):
     np.testing.assert_array_equal(grad.numpy(), [2.0, 3.0])
 
 
-@pytest.mark.slow_with("True-scale-apply")
 @pytest.mark.parametrize(
     ("inner", "how", "method"),
     [
-        *((True, "scale", "apply"), (True, "by hand", "unscale"), (True, "before the tape", "apply")),
+        *((True, "by hand", "unscale"), (True, "before the tape", "apply")),
         *((False, "scale", "unscale"), (False, "by hand", "apply"), (False, "before the tape", "unscale")),
     ],
 )

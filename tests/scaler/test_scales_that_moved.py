@@ -221,6 +221,8 @@ WRONG = [
     added_in_a_loop_that_moves,
 ]
 """What cannot be known, or mixes scales."""
+LOOPS = {filled_in_a_loop, loop_that_may_take_no_turn, shift_register, added_in_a_loop_that_moves}
+"""Those that AutoGraph has to convert."""
 
 
 def sharpness_aware_twice(w):
@@ -375,8 +377,8 @@ def said_in(call):
 
 
 def weights_after(world, step):
-    """The weights after three calls."""
-    for _ in range(3):
+    """The weights after two calls."""
+    for _ in range(2):
         step()
     return [world.a.numpy(), world.b.numpy()]
 
@@ -384,7 +386,7 @@ def weights_after(world, step):
 @pytest.mark.parametrize("make", WRONG)
 def test_what_mixes_scales_or_cannot_be_known_is_said(make, monkeypatch):
     monkeypatch.setattr(Gate, "_decide", moves_always)
-    assert said_in(tf.function(make(World(True))).get_concrete_function)[1]
+    assert said_in(tf.function(make(World(True)), autograph=make in LOOPS).get_concrete_function)[1]
 
 
 @pytest.mark.parametrize("make", RIGHT)
@@ -392,6 +394,6 @@ def test_what_is_right_is_silent_and_ends_with_the_same_weights(make, monkeypatc
     if make is not brought_to_one_scale:
         monkeypatch.setattr(Gate, "_decide", moves_always)
     world, plain = World(True), World(False)
-    weights, said = said_in(lambda: weights_after(world, tf.function(make(world))))
+    weights, said = said_in(lambda: weights_after(world, tf.function(make(world), autograph=False)))
     assert said == []
     np.testing.assert_allclose(weights, weights_after(plain, make(plain)), rtol=1e-5)

@@ -184,7 +184,7 @@ def test_a_strategy_that_keeps_the_promise_passes():
 def test_a_state_that_a_checkpoint_does_not_bring_back_is_noticed(monkeypatch):
     monkeypatch.setattr(tf.train.Checkpoint, "read", lambda self, path: None)
     with pytest.raises(AssertionError, match=r"save and restore: .* restored, but .* never stopped; after"):
-        check_strategy(Counting(), examples=5)
+        check_strategy(Counting(), examples=3)
 
 
 def test_what_is_no_strategy_is_refused():
@@ -208,4 +208,4 @@ def test_events_show_only_what_was_asked_for():
             assert event.histogram.shape[0] == 3
             return super().update(state, event)
 
-    check_strategy(Looks(), examples=3)
+    check_strategy(Looks(), examples=1)
