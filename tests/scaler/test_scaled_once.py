@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scaler_cases import gradients_of, modes, plain_descent
+from step_programs import trace_no_branches
 
 import loops
 import scaler
@@ -164,8 +165,9 @@ def test_tf_keras_names_unscale_once():
 
 @pytest.mark.slow_with("graph")
 @modes("eager", "graph")
-def test_sums_of_losses_penalties_and_inner_steps_are_no_mistake(execute):
+def test_sums_of_losses_penalties_and_inner_steps_are_no_mistake(execute, monkeypatch):
     """Several scaled losses, a penalty on unscaled gradients, an inner step whose weights the outer loss depends on."""
+    trace_no_branches(monkeypatch)
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
     def step():
@@ -226,7 +228,8 @@ def test_the_marks_change_no_value_and_no_gradient(execute):
         *((False, "scale", "unscale"), (False, "by hand", "apply"), (False, "before the tape", "unscale")),
     ],
 )
-def test_gradients_that_another_scaler_scaled(method, how, inner):
+def test_gradients_that_another_scaler_scaled(method, how, inner, monkeypatch):
+    trace_no_branches(monkeypatch)
     first, second, variable = scaler.LossScaler(scaler.Dynamic(8.0)), scaler.LossScaler(scaler.Dynamic(2.0)), weight()
 
     def grads(loss_scaler):
@@ -250,7 +253,8 @@ def test_gradients_that_another_scaler_scaled(method, how, inner):
     np.testing.assert_array_equal(variable.numpy(), before)
 
 
-def test_an_inner_step_by_another_scaler_is_no_mistake():
+def test_an_inner_step_by_another_scaler_is_no_mistake(monkeypatch):
+    trace_no_branches(monkeypatch)
     inner, outer, variable = scaler.LossScaler(STATIC), scaler.LossScaler(scaler.Dynamic(2.0)), weight()
     plain = scaler.LossScaler(scaler.NoScaling())
 

@@ -3,15 +3,14 @@
 import pytest
 import tensorflow as tf
 from scaler_cases import gradients_of
-from step_programs import moves_always
+from step_programs import trace_no_branches
 
 import scaler
-from scaler.gate.gate import Gate
 
 
 @pytest.fixture(autouse=True)
 def _without_branches(monkeypatch):
-    monkeypatch.setattr(Gate, "_decide", moves_always)
+    trace_no_branches(monkeypatch)
 
 
 def descent(grads, variables):

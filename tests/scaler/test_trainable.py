@@ -3,7 +3,6 @@
 import keras
 import pytest
 import tensorflow as tf
-from mirrored import mirrored
 from models import kernels, two_layers
 from scaler_cases import gradients_of
 
@@ -143,19 +142,6 @@ def test_protected_fit_does_not_leave_a_layer_untrained():
     before = kernels(made)
     made.fit(x, y, batch_size=2, verbose=0)
     assert kernels(made)[0] != before[0]
-
-
-def test_on_replicas():
-    strategy = mirrored(2)
-    with strategy.scope():
-        made = two_layers()
-        step = written(made, SGD(0.1))
-    run = tf.function(lambda x: strategy.run(step, args=(x,)), autograph=False)
-    run(X)
-    run(X)
-    made.layers[1].trainable = False
-    with pytest.raises(scaler.InvalidArgument, match=r"frozen since it was made: .*dense_1/kernel"):
-        run(X)
 
 
 @pytest.mark.slow

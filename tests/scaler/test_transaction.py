@@ -179,8 +179,8 @@ def test_a_centered_root_mean_square_never_makes_a_nan():
         loss_scaler.check()
 
 
-@pytest.mark.slow_with("eager", "xla")
-@modes("eager", "graph", "xla")
+@pytest.mark.slow_with("xla")
+@modes("eager", "xla")
 def test_a_learning_rate_that_is_not_finite_is_named_and_not_the_optimizer(execute):
     class OnceBad(OPT.schedules.LearningRateSchedule):
         def __call__(self, step):
@@ -213,7 +213,7 @@ def test_an_optimizer_with_variables_in_a_method_is_put_back():
 
     optimizer, weight = Legacy(), tf.Variable([1.0, 1.0])
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
-    step = tf.function(lambda grad: loss_scaler.apply(optimizer, [grad], [weight]).finite)
+    step = lambda grad: loss_scaler.apply(optimizer, [grad], [weight]).finite  # noqa: E731
     assert [bool(step(tf.constant([1.0, second]))) for second in (0.5, 3.0, 0.5)] == [True, False, True]
     np.testing.assert_array_equal(optimizer.slot, [2.0, 1.0])
     np.testing.assert_array_equal(weight, [-1.0, 0.0])
@@ -223,7 +223,7 @@ def test_proven_optimizers_are_not_looked_at(monkeypatch):
     monkeypatch.setattr("scaler.gate.gate.Trial", None)
     weight, optimizer = tf.Variable([1.0]), OPT.Adam(0.1)
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
-    assert bool(tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)())
+    assert bool(loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)
 
 
 def test_16_bit_updates_that_were_asked_for_are_left_alone():

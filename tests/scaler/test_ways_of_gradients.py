@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scaler_cases import gradients_of, modes, plain_descent
+from step_programs import trace_no_branches
 
 import scaler
 
@@ -61,7 +62,8 @@ WAYS = KNOWN | IN_LOOPS
 @pytest.mark.slow_with("bits", "fft")
 @pytest.mark.exhaustive_with("bits", "TensorArray", "integers", "map_fn", "stop_gradient", "string")
 @pytest.mark.parametrize("way", WAYS)
-def test_two_steps_of_another_model_come_between(way):
+def test_two_steps_of_another_model_come_between(way, monkeypatch):
+    trace_no_branches(monkeypatch)
     loss_scaler, weight, other = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4)), tf.Variable([0.0])
 
     @tf.function
@@ -94,7 +96,8 @@ def test_another_scaler_is_refused(way):
 
 
 @pytest.mark.parametrize("ways", [KNOWN, IN_LOOPS], ids=["known", "in loops"])
-def test_steps_of_their_own_are_right(ways):
+def test_steps_of_their_own_are_right(ways, monkeypatch):
+    trace_no_branches(monkeypatch)
     loss_scaler, weights = scaler.LossScaler(GROWS), [tf.Variable(tf.zeros(4)) for _ in ways]
 
     @tf.function
@@ -111,9 +114,10 @@ def test_steps_of_their_own_are_right(ways):
 @pytest.mark.slow_with("False-xla")
 @modes("graph", "xla")
 @pytest.mark.parametrize("other_scaler", [False, True])
-def test_a_recurrent_model(execute, other_scaler):
+def test_a_recurrent_model(execute, other_scaler, monkeypatch):
+    trace_no_branches(monkeypatch)
     keras.utils.set_random_seed(0)
-    model, x = keras.Sequential([keras.Input([3, 1]), keras.layers.LSTM(2)]), tf.ones([2, 3, 1])
+    model, x = keras.Sequential([keras.Input([3, 1]), keras.layers.SimpleRNN(2)]), tf.ones([2, 3, 1])
     weights = model.trainable_variables
     one, two = scaler.LossScaler(GROWS), scaler.LossScaler(scaler.Dynamic(2.0**6))
     with tf.GradientTape() as tape:
