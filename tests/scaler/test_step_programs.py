@@ -17,8 +17,6 @@ WHOLE = {
     "replicas: right",
     "replicas: squared",
     "replicas: penalty outside",
-    "waits_while_the_scale_moves",
-    "loop_of_steps",
     "each_applies_in_a_branch_of_another_condition",
     "squared_and_applied_in_a_branch",
 }

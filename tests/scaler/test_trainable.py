@@ -315,6 +315,6 @@ def test_a_call_asks_the_host_for_little():
         twice.warn_of_unfrozen("second", "Make it again.")
         return own(x)
 
-    graph = tf.function(step).get_concrete_function(X).graph
+    graph = tf.function(step, autograph=False).get_concrete_function(X).graph
     # All checks of layers, and the scaler's record of functions that scale and apply, together.
     assert len(graph.deferred_external_captures) == 1
