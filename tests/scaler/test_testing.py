@@ -194,7 +194,7 @@ def test_without_hypothesis_it_says_what_to_install(monkeypatch):
         check_strategy(Counting())
 
 
-def test_a_strategy_that_keeps_the_promise_passes_and_sees_only_what_it_asked_for():
+def test_a_strategy_that_keeps_the_promise_passes():
     @dataclasses.dataclass(frozen=True)
     class Looks(Counting):
         needs: ClassVar[scaler.strategies.Needs] = scaler.strategies.Needs(edges=(1.0, 2.0))

@@ -176,9 +176,8 @@ def test_unscaled_gradients_of_a_list_are_not_unscaled_again():
 
 
 @modes("graph")
-def test_masks_indices_and_weights_of_a_loss_carry_nothing(execute, monkeypatch):
+def test_masks_indices_and_weights_of_a_loss_carry_nothing(execute):
     """What another step's gradients decide is no gradient of it: the scale that moved since divides these."""
-    trace_no_branches(monkeypatch)
     loss_scaler, weight = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4))
 
     def step():
