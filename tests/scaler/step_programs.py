@@ -59,6 +59,13 @@ def descent(grads, variables):
         v.assign_sub(tf.convert_to_tensor(g))
 
 
+def slopes(loss, variables):
+    """The gradients of what a function returns."""
+    with tf.GradientTape() as tape:
+        value = loss()
+    return tape.gradient(value, variables)
+
+
 class World:
     """The scalers and weights of a program."""
 
@@ -242,17 +249,13 @@ def weights_by_share(s, v):
 
 @L("ok")
 def double_backprop_unscaled(s, v):
-    with tf.GradientTape() as inner:
-        value = s.scale(tf.reduce_sum(v**3))
-    (g,) = s.unscale([inner.gradient(value, v)])
+    (g,) = s.unscale([slopes(lambda: s.scale(tf.reduce_sum(v**3)), v)])
     return s.scale(one(v) + tf.reduce_sum(tf.square(g)))
 
 
 @L("wrong")
 def double_backprop_scaled(s, v):
-    with tf.GradientTape() as inner:
-        value = s.scale(tf.reduce_sum(v**3))
-    g = inner.gradient(value, v)
+    g = slopes(lambda: s.scale(tf.reduce_sum(v**3)), v)
     return s.scale(one(v)) + tf.reduce_sum(tf.square(g))
 
 
@@ -449,9 +452,7 @@ def inner_step_by_another(w):
 
     def step():
         with tf.GradientTape() as tape:
-            with tf.GradientTape() as inner:
-                value = t.scale(tf.reduce_sum(v**3))
-            (g,) = t.unscale([inner.gradient(value, v)])
+            (g,) = t.unscale([slopes(lambda: t.scale(tf.reduce_sum(v**3)), v)])
             total = s.scale(one(v - 0.1 * g))
         s.apply(descent, [tape.gradient(total, v)], [v])
 
@@ -463,9 +464,7 @@ def cond_of_two_scalers(w):
     s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
 
     def step(first):
-        with tf.GradientTape() as tape:
-            value = tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v)))
-        s.apply(descent, [tape.gradient(value, v)], [v])
+        s.apply(descent, [slopes(lambda: tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v))), v)], [v])
 
     return step, (tf.constant(True),)
 
@@ -475,9 +474,7 @@ def cond_each_applies_its_own(w):
     s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
 
     def step(first):
-        with tf.GradientTape() as tape:
-            value = tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v)))
-        g = tape.gradient(value, v)
+        g = slopes(lambda: tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v))), v)
         s.apply(descent, [g], [v], when=first)
         t.apply(descent, [g], [v], when=tf.logical_not(first))
 
@@ -486,9 +483,7 @@ def cond_each_applies_its_own(w):
 
 # --- the scale moves; what is kept
 def grad_of(s, v, k=1.0):
-    with tf.GradientTape() as t:
-        value = s.scale(k * tf.reduce_sum(v**2))
-    return t.gradient(value, v)
+    return slopes(lambda: s.scale(k * tf.reduce_sum(v**2)), v)
 
 
 def _kept(right):
@@ -705,9 +700,7 @@ def while_and_the_scale_moves(w, s, v, k, n):
 def while_that_squares(w, s, v, k, n):
     total = tf.zeros([1])
     for _ in tf.range(4):
-        with tf.GradientTape() as t:
-            value = tf.square(s.scale(tf.reduce_sum(v**2)))
-        total += t.gradient(value, v)
+        total += slopes(lambda: tf.square(s.scale(tf.reduce_sum(v**2))), v)
     s.apply(descent, [total], [v])
 
 
@@ -740,9 +733,7 @@ def scale_as_argument(w):
     s, v = w.scaler(), w.weights([0.5])
 
     def step(S):
-        with tf.GradientTape() as t:
-            value = tf.reduce_sum(v**2) * S
-        s.apply(descent, [t.gradient(value, v)], [v], loss_scale=S)
+        s.apply(descent, [slopes(lambda: tf.reduce_sum(v**2) * S, v)], [v], loss_scale=S)
 
     return step, (s.loss_scale + 0.0,)
 
@@ -825,9 +816,9 @@ def cond_in_a_while(s, v):
 
 @L("ok")
 def higher_order_by_hand(s, v):
-    with tf.GradientTape() as inner:
-        value = tf.reduce_sum(v**3) * s.loss_scale
-    return s.scale(one(v) + tf.reduce_sum(tf.square(inner.gradient(value, v) / s.loss_scale)))
+    return s.scale(
+        one(v) + tf.reduce_sum(tf.square(slopes(lambda: tf.reduce_sum(v**3) * s.loss_scale, v) / s.loss_scale))
+    )
 
 
 # --- models
@@ -971,9 +962,7 @@ def overwritten_beside(w):
     b.overwrite_with_gradient = True
 
     def step(x):
-        with tf.GradientTape() as t:
-            value = s.scale(tf.reduce_sum(a * x))
-        s.apply(descent, [t.gradient(value, a), tf.square(x)], [a, b])
+        s.apply(descent, [slopes(lambda: s.scale(tf.reduce_sum(a * x)), a), tf.square(x)], [a, b])
 
     return step, (tf.ones([2]),)
 
@@ -999,9 +988,7 @@ def mirrored(right, name, change):
             s, v = w.scaler(), w.weights([0.5, 1.0])
 
         def replica(x):
-            with tf.GradientTape() as t:
-                value = change(s, v, x)
-            s.apply(descent, [t.gradient(value, v)], [v])
+            s.apply(descent, [slopes(lambda: change(s, v, x), v)], [v])
 
         return lambda x: strategy.run(replica, (x,)), (tf.ones([2]),)
 
@@ -1025,9 +1012,7 @@ def summed_from_large_zeros(w):
     def step():
         total = np.zeros(v.shape, np.float32)
         for _ in range(2):
-            with tf.GradientTape() as tape:
-                value = s.scale(tf.reduce_mean(tf.square(v)))
-            total = total + tape.gradient(value, v)
+            total = total + slopes(lambda: s.scale(tf.reduce_mean(tf.square(v))), v)
         s.apply(descent, [total], [v])
 
     return step, ()
@@ -1050,9 +1035,9 @@ def sums_of_another_function(w):
     s, v = w.scaler(), w.weights(np.ones([3, 2], np.float32))
 
     def step(total, several):
-        with tf.GradientTape() as tape:
-            value = s.scale(tf.reduce_mean(tf.square(v)))
-        s.apply(descent, [tape.gradient(value, v) + total + tf.reduce_sum(several, 0)], [v])
+        s.apply(
+            descent, [slopes(lambda: s.scale(tf.reduce_mean(tf.square(v))), v) + total + tf.reduce_sum(several, 0)], [v]
+        )
 
     return step, (tf.TensorSpec([None, None]), tf.TensorSpec([4, 3, 2]))
 
@@ -1063,9 +1048,7 @@ def window_of_a_fixed_scale(w):
     kept = tf.Variable(tf.zeros([4, 3, 2]))
 
     def step(place):
-        with tf.GradientTape() as tape:
-            value = s.scale(tf.reduce_mean(tf.square(v)))
-        kept.scatter_nd_update([[place]], tape.gradient(value, v)[None])
+        kept.scatter_nd_update([[place]], slopes(lambda: s.scale(tf.reduce_mean(tf.square(v))), v)[None])
         s.apply(descent, [tf.reduce_sum(kept, 0)], [v])
 
     return step, (tf.constant(1),)
@@ -1091,9 +1074,7 @@ def a_function_that_was_traced_before(w):
     squares(tf.ones([2]))
 
     def step():
-        with tf.GradientTape() as tape:
-            value = s.scale(tf.reduce_sum(squares(tf.ones([2]))))
-        s.apply(descent, [tape.gradient(value, v)], [v])
+        s.apply(descent, [slopes(lambda: s.scale(tf.reduce_sum(squares(tf.ones([2])))), v)], [v])
 
     return step, ()
 
@@ -1103,9 +1084,7 @@ def each_applies_in_a_branch_of_another_condition(w):
     s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
 
     def step(first):
-        with tf.GradientTape() as tape:
-            value = tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v)))
-        grads = [tape.gradient(value, v)]
+        grads = [slopes(lambda: tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v))), v)]
         second = tf.logical_not(first)
         tf.cond(second, lambda: t.apply(descent, grads, [v]).finite, lambda: s.apply(descent, grads, [v]).finite)
 
@@ -1127,9 +1106,7 @@ def squared_and_applied_in_a_branch(w):
     s, v = w.scaler(), w.weights()
 
     def step(first):
-        with tf.GradientTape() as tape:
-            value = tf.square(s.scale(one(v)))
-        grads = [tape.gradient(value, v)]
+        grads = [slopes(lambda: tf.square(s.scale(one(v))), v)]
         tf.cond(first, lambda: s.apply(descent, grads, [v]).finite, lambda: False)
 
     return step, (tf.constant(True),)

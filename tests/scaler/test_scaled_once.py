@@ -57,9 +57,7 @@ def test_whatever_comes_between(between, jit):
 
     @tf.function(jit_compile=jit)
     def step():
-        with tf.GradientTape() as tape:
-            scaled = other.scale(changed(loss_scaler.scale(slope(variable))))
-        return tape.gradient(scaled, variable)
+        return gradients_of(other, lambda: changed(loss_scaler.scale(slope(variable))), variable)
 
     with pytest.raises(scaler.InvalidArgument, match="scaled already"):
         step()

@@ -9,7 +9,7 @@ import tensorflow as tf
 import ways
 from mirrored import mirrored, one_for_each
 from rigs import raw
-from scaler_cases import take
+from scaler_cases import gradients_of, take
 
 import loops
 import scaler
@@ -49,7 +49,7 @@ def trained(select, optimizer, policy="mixed_float16", **options):
     """All that a run of twelve steps left, as bytes, and what its steps returned."""
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
-    hidden = [keras.layers.Dense(8, "relu", use_bias=False), keras.layers.BatchNormalization(dtype="float32")]
+    hidden = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(dtype="float32")]
     head = keras.layers.Dense(4, dtype=None if policy == "float16" else "float32")
     model = keras.Sequential([keras.Input([6]), *hidden, keras.layers.Dropout(0.2, seed=1), head])
     loss_scaler = scaler.LossScaler(scaler.Dynamic(growth_interval=2), select=select)
@@ -232,9 +232,7 @@ def test_all_replicas_skip_where_one_overflows(count):
     def step(x):
         before = scaler.snapshot([moved])
         moved.assign_add(1.0)
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(tf.reduce_sum(variable * x))
-        grads = tape.gradient(scaled, [variable])
+        grads = gradients_of(loss_scaler, lambda: tf.reduce_sum(variable * x), [variable])
         outcome = loss_scaler.apply(optimizer, grads, [variable], clip_norm=1.0, rollback=before)
         return outcome.finite, outcome.replica
 
