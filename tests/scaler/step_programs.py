@@ -3,14 +3,29 @@
 A program makes the function to trace, and its arguments, from a `World`. Names say what it does.
 """
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
 from mirrored import mirrored as replicas_of
 
 import scaler
+from scaler import gradients
+from scaler.gate.gate import Decision, Gate
+from scaler.outcome.outcome import Skip, not_skipped
 
 PROGRAMS = []
+LOOPS = {
+    "accumulated_in_one_call",
+    "while_of_micro_batches",
+    "while_and_the_scale_moves",
+    "while_that_squares",
+    "loop_with_momentum",
+    "loop_of_steps",
+    "window_in_a_loop",
+}
+"""Those that AutoGraph has to convert."""
 
 
 def program(right):
@@ -21,12 +36,34 @@ def program(right):
     return add
 
 
-ok, wrong, warn = program("ok"), program("wrong"), program("warn")
+ok, wrong = program("ok"), program("wrong")
+
+
+def trace_no_branches(monkeypatch):
+    """Has no step decide: what is said of it is said before, and a test of that need not trace the rest."""
+    monkeypatch.setattr(Gate, "_decide", _moves_always)
+
+
+def _moves_always(self, strategy, grads, loss_scale, loss_finite, state, when, on_skip, losses):
+    """In place of `Gate._decide`. Weights and scale move as ever: what is said of the next calls depends on that."""
+    finite = tf.logical_and(when, gradients.all_finite(grads))
+    for part, own in zip(self.targets.parts, self.targets.split(grads), strict=True):
+        part.optimizer(gradients.divide(own, loss_scale), part.updated)
+    skip, norm = Skip.of(not_skipped()), tf.constant(1.0)
+    norms = (norm,) * len(self.targets.parts)
+    return Decision(when, finite, norms, norms, norm, norm, skip, None, (), None), scaler.Event(finite)
 
 
 def descent(grads, variables):
     for g, v in zip(grads, variables, strict=True):
         v.assign_sub(tf.convert_to_tensor(g))
+
+
+def slopes(loss, variables):
+    """The gradients of what a function returns."""
+    with tf.GradientTape() as tape:
+        value = loss()
+    return tape.gradient(value, variables)
 
 
 class World:
@@ -55,7 +92,7 @@ def other(w):
     return tf.reduce_sum(tf.square(w)) + 0.25
 
 
-def of_loss(function, right):
+def of_loss(name, right, function):
     """A program that differentiates a function of scale and weights and applies."""
 
     def make(w):
@@ -68,12 +105,11 @@ def of_loss(function, right):
 
         return step, ()
 
-    make.__name__ = function.__name__
-    PROGRAMS.append((function.__name__, right, make))
+    PROGRAMS.append((name, right, make))
 
 
-def of_grads(function, right, static=None):
-    """A program that applies what `function(scaler, grads, weights, world)` makes of gradients: they, and options."""
+def of_grads(name, right, function, static=None, **options):
+    """A program that applies, with options, what `function(scaler, grads, weights, world)` makes of gradients."""
 
     def make(w):
         s = w.scaler(static=static)
@@ -83,93 +119,108 @@ def of_grads(function, right, static=None):
             with tf.GradientTape() as tape:
                 scaled = s.scale(tf.reduce_mean(tf.square(tf.tanh(x @ a) + b)))
             grads = tape.gradient(scaled, [a, b])
-            found = function(s, grads, [a, b], w)
-            grads, options = found if isinstance(found, tuple) else (found, {})
-            s.apply(descent, grads, [a, b], **options)
+            s.apply(descent, function(s, grads, [a, b], w), [a, b], **options)
 
         return step, (tf.ones([4, 3]),)
 
-    PROGRAMS.append((function.__name__, right, make))
+    PROGRAMS.append((name, right, make))
 
 
 def L(right):
-    return lambda f: of_loss(f, right)
+    return lambda f: of_loss(f.__name__, right, f)
 
 
-def G(right, static=None):
-    return lambda f: of_grads(f, right, static)
+def G(right, static=None, **options):
+    return lambda f: of_grads(f.__name__, right, f, static, **options)
 
 
 # --- functions of the loss
-@L("ok")
-def plain(s, v):
-    return s.scale(one(v))
-
-
-@L("wrong")
-def nobody_scales(s, v):
-    return one(v)
-
-
-@L("wrong")
-def scaled_twice(s, v):
-    return s.scale(s.scale(one(v)))
-
-
-@L("wrong")
-def scaled_twice_behind_a_function(s, v):
-    return s.scale(tf.function(lambda: 0.5 * s.scale(one(v)))())
-
-
-@L("wrong")
-def scaled_and_by_hand(s, v):
-    return s.scale(one(v) * s.loss_scale)
-
-
-@L("ok")
-def by_hand(s, v):
-    return one(v) * s.loss_scale
+OF_LOSS = {
+    "plain": ("ok", lambda s, v: s.scale(one(v))),
+    "nobody_scales": ("wrong", lambda s, v: one(v)),
+    "scaled_twice": ("wrong", lambda s, v: s.scale(s.scale(one(v)))),
+    "scaled_twice_behind_a_function": ("wrong", lambda s, v: s.scale(tf.function(lambda: 0.5 * s.scale(one(v)))())),
+    "scaled_and_by_hand": ("wrong", lambda s, v: s.scale(one(v) * s.loss_scale)),
+    "by_hand": ("ok", lambda s, v: one(v) * s.loss_scale),
+    "by_hand_exp_log": ("ok", lambda s, v: one(v) * tf.exp(tf.math.log(s.loss_scale))),
+    "by_hand_root": ("wrong", lambda s, v: one(v) * tf.sqrt(s.loss_scale)),
+    "by_hand_divided": ("wrong", lambda s, v: one(v) / s.loss_scale),
+    "square": ("wrong", lambda s, v: tf.square(s.scale(one(v)))),
+    "logarithm": ("wrong", lambda s, v: tf.math.log(s.scale(other(v)))),
+    "limit": ("wrong", lambda s, v: tf.minimum(s.scale(one(v)), 4.0)),
+    "huber": ("wrong", lambda s, v: keras.losses.huber([0.0], [s.scale(one(v))], delta=4.0)),
+    "logsumexp_of_two": ("wrong", lambda s, v: tf.reduce_logsumexp(tf.stack([s.scale(one(v)), s.scale(other(v))]))),
+    "product_of_two": ("wrong", lambda s, v: s.scale(one(v)) * s.scale(other(v))),
+    "root_of_a_product": ("ok", lambda s, v: tf.sqrt(s.scale(one(v)) * s.scale(other(v)))),
+    "norm_of_losses": ("ok", lambda s, v: tf.norm(tf.stack([s.scale(one(v)), s.scale(other(v))]))),
+    "plus_a_constant": ("ok", lambda s, v: s.scale(one(v)) + 4.0),
+    "abs_relu_max": (
+        "ok",
+        lambda s, v: (
+            tf.abs(s.scale(one(v))) + tf.nn.relu(s.scale(other(v))) + tf.maximum(s.scale(one(v)), s.scale(other(v)))
+        ),
+    ),
+    "stopped_square": ("ok", lambda s, v: s.scale(one(v)) + tf.stop_gradient(tf.square(s.scale(other(v))))),
+    "penalty_outside": ("wrong", lambda s, v: s.scale(one(v)) + tf.reduce_sum(tf.square(v))),
+    "penalty_inside": ("ok", lambda s, v: s.scale(one(v) + tf.reduce_sum(tf.square(v)))),
+    "cond_both_scale": ("ok", lambda s, v: tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: s.scale(other(v)))),
+    "cond_one_scales": ("wrong", lambda s, v: tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: other(v))),
+    "map_fn_per_example": (
+        "ok",
+        lambda s, v: s.scale(
+            tf.reduce_mean(tf.map_fn(lambda x: tf.square(x * v[0] - v[1]), tf.constant([1.0, 2.0, 3.0])))
+        ),
+    ),
+    "map_fn_limited": (
+        "wrong",
+        lambda s, v: tf.reduce_mean(
+            tf.map_fn(
+                lambda x: tf.minimum(s.loss_scale * tf.square(x * v[0] - v[1]), 2.0), tf.constant([1.0, 2.0, 3.0])
+            )
+        ),
+    ),
+    "map_fn_by_hand": (
+        "ok",
+        lambda s, v: tf.reduce_mean(
+            tf.map_fn(lambda x: s.loss_scale * tf.square(x * v[0] - v[1]), tf.constant([1.0, 2.0, 3.0]))
+        ),
+    ),
+    "nested_functions": (
+        "ok",
+        lambda s, v: tf.function(lambda: s.scale(tf.function(lambda: one(v) * other(v))()))() * 0.5,
+    ),
+    "nested_square": ("wrong", lambda s, v: tf.function(lambda value: tf.square(value))(s.scale(one(v)))),
+    "switch_case": (
+        "ok",
+        lambda s, v: tf.switch_case(
+            tf.cast(v[0] > 0.0, tf.int32),
+            [lambda: s.scale(one(v)), lambda: s.scale(other(v)), lambda: 0.5 * s.scale(one(v))],
+        ),
+    ),
+    "switch_case_one_squares": (
+        "wrong",
+        lambda s, v: tf.switch_case(
+            tf.cast(v[0] > 0.0, tf.int32), [lambda: s.scale(one(v)), lambda: tf.square(s.scale(other(v)))]
+        ),
+    ),
+    "cond_with_a_forward_pass": (
+        "ok",
+        lambda s, v: s.scale(tf.cond(v[0] > 0.0, lambda: tf.exp(one(v)) * 2.0, lambda: other(v))),
+    ),
+    "scan_in_the_loss": (
+        "ok",
+        lambda s, v: s.scale(tf.reduce_sum(tf.scan(lambda a, x: tf.tanh(a * v[0] + x), tf.ones([5]), 0.5))),
+    ),
+    "uncertainty_outside": ("wrong", lambda s, v: s.scale(one(v)) * tf.exp(-v[0]) + v[0]),
+}
+for name, row in OF_LOSS.items():
+    of_loss(name, *row)
 
 
 @L("ok")
 def by_hand_SS_over_S(s, v):
     S = s.loss_scale
     return one(v) * tf.square(S) / S
-
-
-@L("ok")
-def by_hand_exp_log(s, v):
-    return one(v) * tf.exp(tf.math.log(s.loss_scale))
-
-
-@L("wrong")
-def by_hand_root(s, v):
-    return one(v) * tf.sqrt(s.loss_scale)
-
-
-@L("wrong")
-def by_hand_divided(s, v):
-    return one(v) / s.loss_scale
-
-
-@L("wrong")
-def square(s, v):
-    return tf.square(s.scale(one(v)))
-
-
-@L("wrong")
-def logarithm(s, v):
-    return tf.math.log(s.scale(other(v)))
-
-
-@L("wrong")
-def limit(s, v):
-    return tf.minimum(s.scale(one(v)), 4.0)
-
-
-@L("wrong")
-def huber(s, v):
-    return keras.losses.huber([0.0], [s.scale(one(v))], delta=4.0)
 
 
 @L("wrong")
@@ -179,29 +230,9 @@ def branch_by_a_limit(s, v):
 
 
 @L("wrong")
-def logsumexp_of_two(s, v):
-    return tf.reduce_logsumexp(tf.stack([s.scale(one(v)), s.scale(other(v))]))
-
-
-@L("wrong")
-def product_of_two(s, v):
-    return s.scale(one(v)) * s.scale(other(v))
-
-
-@L("wrong")
 def over_itself(s, v):
     value = s.scale(one(v))
     return value / tf.stop_gradient(value)
-
-
-@L("ok")
-def root_of_a_product(s, v):
-    return tf.sqrt(s.scale(one(v)) * s.scale(other(v)))
-
-
-@L("ok")
-def norm_of_losses(s, v):
-    return tf.norm(tf.stack([s.scale(one(v)), s.scale(other(v))]))
 
 
 @L("ok")
@@ -211,87 +242,21 @@ def where_finite(s, v):
 
 
 @L("ok")
-def plus_a_constant(s, v):
-    return s.scale(one(v)) + 4.0
-
-
-@L("ok")
-def abs_relu_max(s, v):
-    return tf.abs(s.scale(one(v))) + tf.nn.relu(s.scale(other(v))) + tf.maximum(s.scale(one(v)), s.scale(other(v)))
-
-
-@L("ok")
 def weights_by_share(s, v):
     a, b = s.scale(one(v)), s.scale(other(v))
     return tf.stop_gradient(b / (a + b + 1e-8)) * a + b
 
 
 @L("ok")
-def stopped_square(s, v):
-    return s.scale(one(v)) + tf.stop_gradient(tf.square(s.scale(other(v))))
-
-
-@L("wrong")
-def penalty_outside(s, v):
-    return s.scale(one(v)) + tf.reduce_sum(tf.square(v))
-
-
-@L("ok")
-def penalty_inside(s, v):
-    return s.scale(one(v) + tf.reduce_sum(tf.square(v)))
-
-
-@L("ok")
-def cond_both_scale(s, v):
-    return tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: s.scale(other(v)))
-
-
-@L("wrong")
-def cond_one_scales(s, v):
-    return tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: other(v))
-
-
-@L("ok")
 def double_backprop_unscaled(s, v):
-    with tf.GradientTape() as inner:
-        value = s.scale(tf.reduce_sum(v**3))
-    (g,) = s.unscale([inner.gradient(value, v)])
+    (g,) = s.unscale([slopes(lambda: s.scale(tf.reduce_sum(v**3)), v)])
     return s.scale(one(v) + tf.reduce_sum(tf.square(g)))
 
 
 @L("wrong")
 def double_backprop_scaled(s, v):
-    with tf.GradientTape() as inner:
-        value = s.scale(tf.reduce_sum(v**3))
-    g = inner.gradient(value, v)
+    g = slopes(lambda: s.scale(tf.reduce_sum(v**3)), v)
     return s.scale(one(v)) + tf.reduce_sum(tf.square(g))
-
-
-@L("ok")
-def map_fn_per_example(s, v):
-    return s.scale(tf.reduce_mean(tf.map_fn(lambda x: tf.square(x * v[0] - v[1]), tf.constant([1.0, 2.0, 3.0]))))
-
-
-@L("wrong")
-def map_fn_limited(s, v):
-    return tf.reduce_mean(
-        tf.map_fn(lambda x: tf.minimum(s.loss_scale * tf.square(x * v[0] - v[1]), 2.0), tf.constant([1.0, 2.0, 3.0]))
-    )
-
-
-@L("ok")
-def map_fn_by_hand(s, v):
-    return tf.reduce_mean(tf.map_fn(lambda x: s.loss_scale * tf.square(x * v[0] - v[1]), tf.constant([1.0, 2.0, 3.0])))
-
-
-@L("ok")
-def nested_functions(s, v):
-    return tf.function(lambda: s.scale(tf.function(lambda: one(v) * other(v))()))() * 0.5
-
-
-@L("wrong")
-def nested_square(s, v):
-    return tf.function(lambda value: tf.square(value))(s.scale(one(v)))
 
 
 @L("ok")
@@ -329,31 +294,6 @@ def gn(grads, limit):
     return tf.clip_by_global_norm(grads, limit)[0]
 
 
-@G("wrong")
-def clip_while_scaled(s, g, v, w):
-    return gn(g, 1.0)
-
-
-@G("wrong")
-def clip_then_cast(s, g, v, w):
-    return [0.5 * one for one in gn(g, 1.0)]
-
-
-@G("wrong")
-def clip_by_value_while_scaled(s, g, v, w):
-    return [tf.clip_by_value(one, -1.0, 1.0) for one in g]
-
-
-@G("ok")
-def clip_after_unscale(s, g, v, w):
-    return gn(s.unscale(g), 1.0), {"unscaled": True}
-
-
-@G("ok")
-def clip_limit_times_S(s, g, v, w):
-    return gn(g, 1.0 * s.scale_of_gradients)
-
-
 @G("ok", 1024.0)
 def clip_static_by_hand(s, g, v, w):
     return gn(g, 1024.0)
@@ -369,107 +309,22 @@ def adaptive_clip(s, g, v, w):
     return [one * tf.minimum(1.0, 0.01 * tf.norm(own) / tf.norm(one)) for one, own in zip(g, v, strict=True)]
 
 
-@G("wrong")
-def sign_of_scaled(s, g, v, w):
-    return [tf.sign(one) for one in g]
-
-
-@G("wrong")
-def normalised(s, g, v, w):
-    return [one / (tf.norm(one) + 1e-12) for one in g]
-
-
-@G("wrong")
-def noise(s, g, v, w):
-    return [one + tf.random.normal(one.shape) for one in g]
-
-
-@G("ok")
-def noise_after_unscale(s, g, v, w):
-    return [one + tf.random.normal(one.shape) for one in s.unscale(g)], {"unscaled": True}
-
-
-@G("ok")
-def centred(s, g, v, w):
-    return [one - tf.reduce_mean(one) for one in g]
-
-
-@G("ok")
-def epsilon_added(s, g, v, w):
-    return [one + 1e-8 for one in g]
-
-
-@G("ok")
-def through_float16(s, g, v, w):
-    return [tf.cast(tf.cast(one, tf.float16), tf.float32) for one in g]
-
-
 @G("ok")
 def flat_and_split(s, g, v, w):
     flat = tf.concat([tf.reshape(one, [-1]) for one in g], 0)
     return [tf.reshape(part, one.shape) for part, one in zip(tf.split(flat, [6, 2]), g, strict=True)]
 
 
-@G("wrong")
-def weight_decay_by_hand(s, g, v, w):
-    return [g[0] + 0.1 * v[0], g[1]]
-
-
-@G("ok")
-def weight_decay_times_S(s, g, v, w):
-    return [g[0] + 0.1 * v[0] * s.scale_of_gradients, g[1]]
-
-
-@G("wrong")
-def unscaled_then_applied(s, g, v, w):
-    return s.unscale(g)
-
-
-@G("ok")
-def unscaled_then_said(s, g, v, w):
-    return s.unscale(g), {"unscaled": True}
-
-
-@G("wrong")
-def unscaled_twice(s, g, v, w):
-    return s.unscale(s.unscale(g)), {"unscaled": True}
-
-
-@G("wrong")
-def said_unscaled_but_is_not(s, g, v, w):
-    return g, {"unscaled": True}
-
-
-@G("wrong")
-def one_forgotten(s, g, v, w):
-    return [s.unscale(g[:1])[0], g[1]], {"unscaled": True}
-
-
-@G("ok")
-def divided_by_hand(s, g, v, w):
-    return [one / s.scale_of_gradients for one in g], {"unscaled": True}
-
-
-@G("ok")
+@G("ok", unscaled=True)
 def times_inverse(s, g, v, w):
     inverse = 1.0 / s.scale_of_gradients
-    return [one * inverse for one in g], {"unscaled": True}
-
-
-@G("wrong")
-def divided_by_hand_then_again(s, g, v, w):
-    return [one / s.scale_of_gradients for one in g]
+    return [one * inverse for one in g]
 
 
 @G("wrong")
 def times_inverse_then_again(s, g, v, w):
     inverse = 1.0 / s.scale_of_gradients
     return [one * inverse for one in g]
-
-
-@G("ok")
-def python_between(s, g, v, w):
-    return [tf.ensure_shape(tf.py_function(lambda x: x, [one], tf.float32), one.shape) for one in g]
 
 
 @G("ok")
@@ -481,9 +336,40 @@ def top_values_only(s, g, v, w):
     return [keep(one) for one in g]
 
 
-@G("ok")
-def zeros_for_one(s, g, v, w):
-    return [g[0], tf.zeros_like(v[1])]
+OF_GRADIENTS = {
+    "clip_while_scaled": ("wrong", lambda s, g, v, w: gn(g, 1.0)),
+    "clip_then_cast": ("wrong", lambda s, g, v, w: [0.5 * one for one in gn(g, 1.0)]),
+    "clip_by_value_while_scaled": ("wrong", lambda s, g, v, w: [tf.clip_by_value(one, -1.0, 1.0) for one in g]),
+    "clip_after_unscale": ("ok", lambda s, g, v, w: gn(s.unscale(g), 1.0), {"unscaled": True}),
+    "clip_limit_times_S": ("ok", lambda s, g, v, w: gn(g, 1.0 * s.scale_of_gradients)),
+    "sign_of_scaled": ("wrong", lambda s, g, v, w: [tf.sign(one) for one in g]),
+    "normalised": ("wrong", lambda s, g, v, w: [one / (tf.norm(one) + 1e-12) for one in g]),
+    "noise": ("wrong", lambda s, g, v, w: [one + tf.random.normal(one.shape) for one in g]),
+    "noise_after_unscale": (
+        "ok",
+        lambda s, g, v, w: [one + tf.random.normal(one.shape) for one in s.unscale(g)],
+        {"unscaled": True},
+    ),
+    "centred": ("ok", lambda s, g, v, w: [one - tf.reduce_mean(one) for one in g]),
+    "epsilon_added": ("ok", lambda s, g, v, w: [one + 1e-8 for one in g]),
+    "through_float16": ("ok", lambda s, g, v, w: [tf.cast(tf.cast(one, tf.float16), tf.float32) for one in g]),
+    "weight_decay_by_hand": ("wrong", lambda s, g, v, w: [g[0] + 0.1 * v[0], g[1]]),
+    "weight_decay_times_S": ("ok", lambda s, g, v, w: [g[0] + 0.1 * v[0] * s.scale_of_gradients, g[1]]),
+    "unscaled_then_applied": ("wrong", lambda s, g, v, w: s.unscale(g)),
+    "unscaled_then_said": ("ok", lambda s, g, v, w: s.unscale(g), {"unscaled": True}),
+    "unscaled_twice": ("wrong", lambda s, g, v, w: s.unscale(s.unscale(g)), {"unscaled": True}),
+    "said_unscaled_but_is_not": ("wrong", lambda s, g, v, w: g, {"unscaled": True}),
+    "one_forgotten": ("wrong", lambda s, g, v, w: [s.unscale(g[:1])[0], g[1]], {"unscaled": True}),
+    "divided_by_hand": ("ok", lambda s, g, v, w: [one / s.scale_of_gradients for one in g], {"unscaled": True}),
+    "divided_by_hand_then_again": ("wrong", lambda s, g, v, w: [one / s.scale_of_gradients for one in g]),
+    "python_between": (
+        "ok",
+        lambda s, g, v, w: [tf.ensure_shape(tf.py_function(lambda x: x, [one], tf.float32), one.shape) for one in g],
+    ),
+    "zeros_for_one": ("ok", lambda s, g, v, w: [g[0], tf.zeros_like(v[1])]),
+}
+for name, (right, function, *unscaled) in OF_GRADIENTS.items():
+    of_grads(name, right, function, **(unscaled[0] if unscaled else {}))
 
 
 # --- two losses, two scalers
@@ -566,9 +452,7 @@ def inner_step_by_another(w):
 
     def step():
         with tf.GradientTape() as tape:
-            with tf.GradientTape() as inner:
-                value = t.scale(tf.reduce_sum(v**3))
-            (g,) = t.unscale([inner.gradient(value, v)])
+            (g,) = t.unscale([slopes(lambda: t.scale(tf.reduce_sum(v**3)), v)])
             total = s.scale(one(v - 0.1 * g))
         s.apply(descent, [tape.gradient(total, v)], [v])
 
@@ -580,9 +464,7 @@ def cond_of_two_scalers(w):
     s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
 
     def step(first):
-        with tf.GradientTape() as tape:
-            value = tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v)))
-        s.apply(descent, [tape.gradient(value, v)], [v])
+        s.apply(descent, [slopes(lambda: tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v))), v)], [v])
 
     return step, (tf.constant(True),)
 
@@ -592,9 +474,7 @@ def cond_each_applies_its_own(w):
     s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
 
     def step(first):
-        with tf.GradientTape() as tape:
-            value = tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v)))
-        g = tape.gradient(value, v)
+        g = slopes(lambda: tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v))), v)
         s.apply(descent, [g], [v], when=first)
         t.apply(descent, [g], [v], when=tf.logical_not(first))
 
@@ -603,9 +483,7 @@ def cond_each_applies_its_own(w):
 
 # --- the scale moves; what is kept
 def grad_of(s, v, k=1.0):
-    with tf.GradientTape() as t:
-        value = s.scale(k * tf.reduce_sum(v**2))
-    return t.gradient(value, v)
+    return slopes(lambda: s.scale(k * tf.reduce_sum(v**2)), v)
 
 
 def _kept(right):
@@ -801,85 +679,53 @@ def unscaled_through_a_queue(w):
     return step, ()
 
 
-@ok
-def while_of_micro_batches(w):
-    s, v = w.scaler(), w.weights([0.5])
-
-    def step():
-        total = tf.zeros([1])
-        for _ in tf.range(4):
-            total += grad_of(s, v, 0.25)
-        s.apply(descent, [total], [v])
-
-    return step, ()
+@_kept("ok")
+def while_of_micro_batches(w, s, v, k, n):
+    total = tf.zeros([1])
+    for _ in tf.range(4):
+        total += grad_of(s, v, 0.25)
+    s.apply(descent, [total], [v])
 
 
-@wrong
-def while_and_the_scale_moves(w):
-    s, v = w.scaler(), w.weights([0.5])
+@_kept("wrong")
+def while_and_the_scale_moves(w, s, v, k, n):
+    total = tf.zeros([1])
+    for _ in tf.range(2):
+        total += grad_of(s, v)
+        w.update(s)
+    s.apply(descent, [total], [v])
 
-    def step():
+
+@_kept("wrong")
+def while_that_squares(w, s, v, k, n):
+    total = tf.zeros([1])
+    for _ in tf.range(4):
+        total += slopes(lambda: tf.square(s.scale(tf.reduce_sum(v**2))), v)
+    s.apply(descent, [total], [v])
+
+
+@_kept("wrong")
+def loop_with_momentum(w, s, v, k, n):
+    m = tf.zeros([1])
+    for _ in tf.range(4):
+        m = 0.5 * m + grad_of(s, v)
+        s.apply(descent, [m], [v])
+
+
+@_kept("ok")
+def loop_of_steps(w, s, v, k, n):
+    for _ in tf.range(4):
+        s.apply(descent, [grad_of(s, v)], [v])
+
+
+@_kept("ok")
+def window_in_a_loop(w, s, v, k, n):
+    """The scale moves only where the window ends... it does not here: `when` of the project does."""
+    for _ in tf.range(3):
         total = tf.zeros([1])
         for _ in tf.range(2):
             total += grad_of(s, v)
-            w.update(s)
         s.apply(descent, [total], [v])
-
-    return step, ()
-
-
-@wrong
-def while_that_squares(w):
-    s, v = w.scaler(), w.weights([0.5])
-
-    def step():
-        total = tf.zeros([1])
-        for _ in tf.range(4):
-            with tf.GradientTape() as t:
-                value = tf.square(s.scale(tf.reduce_sum(v**2)))
-            total += t.gradient(value, v)
-        s.apply(descent, [total], [v])
-
-    return step, ()
-
-
-@wrong
-def loop_with_momentum(w):
-    s, v = w.scaler(), w.weights([0.5])
-
-    def step():
-        m = tf.zeros([1])
-        for _ in tf.range(4):
-            m = 0.5 * m + grad_of(s, v)
-            s.apply(descent, [m], [v])
-
-    return step, ()
-
-
-@ok
-def loop_of_steps(w):
-    s, v = w.scaler(), w.weights([0.5])
-
-    def step():
-        for _ in tf.range(4):
-            s.apply(descent, [grad_of(s, v)], [v])
-
-    return step, ()
-
-
-@ok
-def window_in_a_loop(w):
-    """The scale moves only where the window ends... it does not here: `when` of the project does."""
-    s, v = w.scaler(), w.weights([0.5])
-
-    def step():
-        for _ in tf.range(3):
-            total = tf.zeros([1])
-            for _ in tf.range(2):
-                total += grad_of(s, v)
-            s.apply(descent, [total], [v])
-
-    return step, ()
 
 
 @ok
@@ -887,9 +733,7 @@ def scale_as_argument(w):
     s, v = w.scaler(), w.weights([0.5])
 
     def step(S):
-        with tf.GradientTape() as t:
-            value = tf.reduce_sum(v**2) * S
-        s.apply(descent, [t.gradient(value, v)], [v], loss_scale=S)
+        s.apply(descent, [slopes(lambda: tf.reduce_sum(v**2) * S, v)], [v], loss_scale=S)
 
     return step, (s.loss_scale + 0.0,)
 
@@ -946,21 +790,6 @@ def kept_of_an_unmoved_scale(w, s, v, k, n):
 
 
 @L("ok")
-def switch_case(s, v):
-    return tf.switch_case(
-        tf.cast(v[0] > 0.0, tf.int32),
-        [lambda: s.scale(one(v)), lambda: s.scale(other(v)), lambda: 0.5 * s.scale(one(v))],
-    )
-
-
-@L("wrong")
-def switch_case_one_squares(s, v):
-    return tf.switch_case(
-        tf.cast(v[0] > 0.0, tf.int32), [lambda: s.scale(one(v)), lambda: tf.square(s.scale(other(v)))]
-    )
-
-
-@L("ok")
 def cond_in_a_loop(s, v):
     total = 0.0
     for i in range(2):
@@ -986,25 +815,10 @@ def cond_in_a_while(s, v):
 
 
 @L("ok")
-def cond_with_a_forward_pass(s, v):
-    return s.scale(tf.cond(v[0] > 0.0, lambda: tf.exp(one(v)) * 2.0, lambda: other(v)))
-
-
-@L("ok")
-def scan_in_the_loss(s, v):
-    return s.scale(tf.reduce_sum(tf.scan(lambda a, x: tf.tanh(a * v[0] + x), tf.ones([5]), 0.5)))
-
-
-@L("ok")
 def higher_order_by_hand(s, v):
-    with tf.GradientTape() as inner:
-        value = tf.reduce_sum(v**3) * s.loss_scale
-    return s.scale(one(v) + tf.reduce_sum(tf.square(inner.gradient(value, v) / s.loss_scale)))
-
-
-@L("wrong")
-def uncertainty_outside(s, v):
-    return s.scale(one(v)) * tf.exp(-v[0]) + v[0]
+    return s.scale(
+        one(v) + tf.reduce_sum(tf.square(slopes(lambda: tf.reduce_sum(v**3) * s.loss_scale, v) / s.loss_scale))
+    )
 
 
 # --- models
@@ -1072,14 +886,13 @@ def gru():
     )
 
 
-def attention(blocks=1, d=8, policy=None):
+def attention(d=8, policy=None):
     x = i = keras.Input([5], dtype="int32")
     x = keras.layers.Embedding(11, d, dtype=policy)(x)
-    for _ in range(blocks):
-        a = keras.layers.MultiHeadAttention(2, d // 2, dtype=policy)(x, x)
-        x = keras.layers.LayerNormalization(dtype=policy)(keras.layers.Add(dtype=policy)([x, a]))
-        f = keras.layers.Dense(d, dtype=policy)(keras.layers.Dense(2 * d, "gelu", dtype=policy)(x))
-        x = keras.layers.LayerNormalization(dtype=policy)(keras.layers.Add(dtype=policy)([x, f]))
+    a = keras.layers.MultiHeadAttention(2, d // 2, dtype=policy)(x, x)
+    x = keras.layers.LayerNormalization(dtype=policy)(keras.layers.Add(dtype=policy)([x, a]))
+    f = keras.layers.Dense(d, dtype=policy)(keras.layers.Dense(2 * d, "gelu", dtype=policy)(x))
+    x = keras.layers.Add(dtype=policy)([x, f])
     return keras.Model(i, keras.layers.Dense(3, dtype=policy)(keras.layers.GlobalAveragePooling1D(dtype=policy)(x)))
 
 
@@ -1106,6 +919,7 @@ MODELS = {
     "attention16": (lambda: attention(policy="mixed_float16"), "att"),
 }
 for name, (build, x) in MODELS.items():
+    build = functools.cache(build)
 
     def add(kind, right, build=build, x=x, name=name, **k):
         PROGRAMS.append((f"{name}: {kind}", right, lambda w: model_step(w, build(), X[x], Y, ce, **k)))
@@ -1148,9 +962,7 @@ def overwritten_beside(w):
     b.overwrite_with_gradient = True
 
     def step(x):
-        with tf.GradientTape() as t:
-            value = s.scale(tf.reduce_sum(a * x))
-        s.apply(descent, [t.gradient(value, a), tf.square(x)], [a, b])
+        s.apply(descent, [slopes(lambda: s.scale(tf.reduce_sum(a * x)), a), tf.square(x)], [a, b])
 
     return step, (tf.ones([2]),)
 
@@ -1176,9 +988,7 @@ def mirrored(right, name, change):
             s, v = w.scaler(), w.weights([0.5, 1.0])
 
         def replica(x):
-            with tf.GradientTape() as t:
-                value = change(s, v, x)
-            s.apply(descent, [t.gradient(value, v)], [v])
+            s.apply(descent, [slopes(lambda: change(s, v, x), v)], [v])
 
         return lambda x: strategy.run(replica, (x,)), (tf.ones([2]),)
 
@@ -1202,9 +1012,7 @@ def summed_from_large_zeros(w):
     def step():
         total = np.zeros(v.shape, np.float32)
         for _ in range(2):
-            with tf.GradientTape() as tape:
-                value = s.scale(tf.reduce_mean(tf.square(v)))
-            total = total + tape.gradient(value, v)
+            total = total + slopes(lambda: s.scale(tf.reduce_mean(tf.square(v))), v)
         s.apply(descent, [total], [v])
 
     return step, ()
@@ -1227,9 +1035,9 @@ def sums_of_another_function(w):
     s, v = w.scaler(), w.weights(np.ones([3, 2], np.float32))
 
     def step(total, several):
-        with tf.GradientTape() as tape:
-            value = s.scale(tf.reduce_mean(tf.square(v)))
-        s.apply(descent, [tape.gradient(value, v) + total + tf.reduce_sum(several, 0)], [v])
+        s.apply(
+            descent, [slopes(lambda: s.scale(tf.reduce_mean(tf.square(v))), v) + total + tf.reduce_sum(several, 0)], [v]
+        )
 
     return step, (tf.TensorSpec([None, None]), tf.TensorSpec([4, 3, 2]))
 
@@ -1240,9 +1048,7 @@ def window_of_a_fixed_scale(w):
     kept = tf.Variable(tf.zeros([4, 3, 2]))
 
     def step(place):
-        with tf.GradientTape() as tape:
-            value = s.scale(tf.reduce_mean(tf.square(v)))
-        kept.scatter_nd_update([[place]], tape.gradient(value, v)[None])
+        kept.scatter_nd_update([[place]], slopes(lambda: s.scale(tf.reduce_mean(tf.square(v))), v)[None])
         s.apply(descent, [tf.reduce_sum(kept, 0)], [v])
 
     return step, (tf.constant(1),)
@@ -1268,9 +1074,7 @@ def a_function_that_was_traced_before(w):
     squares(tf.ones([2]))
 
     def step():
-        with tf.GradientTape() as tape:
-            value = s.scale(tf.reduce_sum(squares(tf.ones([2]))))
-        s.apply(descent, [tape.gradient(value, v)], [v])
+        s.apply(descent, [slopes(lambda: s.scale(tf.reduce_sum(squares(tf.ones([2])))), v)], [v])
 
     return step, ()
 
@@ -1280,9 +1084,7 @@ def each_applies_in_a_branch_of_another_condition(w):
     s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
 
     def step(first):
-        with tf.GradientTape() as tape:
-            value = tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v)))
-        grads = [tape.gradient(value, v)]
+        grads = [slopes(lambda: tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v))), v)]
         second = tf.logical_not(first)
         tf.cond(second, lambda: t.apply(descent, grads, [v]).finite, lambda: s.apply(descent, grads, [v]).finite)
 
@@ -1304,9 +1106,7 @@ def squared_and_applied_in_a_branch(w):
     s, v = w.scaler(), w.weights()
 
     def step(first):
-        with tf.GradientTape() as tape:
-            value = tf.square(s.scale(one(v)))
-        grads = [tape.gradient(value, v)]
+        grads = [slopes(lambda: tf.square(s.scale(one(v))), v)]
         tf.cond(first, lambda: s.apply(descent, grads, [v]).finite, lambda: False)
 
     return step, (tf.constant(True),)

@@ -18,18 +18,17 @@ COUNT, SHAPE = 6, (8, 8)
 GRADS = [np.full(SHAPE, (i + 1) / COUNT, np.float32) for i in range(COUNT)]
 
 
-@pytest.fixture(autouse=True)
-def updates_made(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def updates_made():
     """Compiles the updates of six small variables, as by default those of a hundred; counts them."""
-    made = compile_updates(monkeypatch, 4)
-    yield
-    assert made
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield compile_updates(monkeypatch, 4)
 
 
 class Run:
     """Six small variables, trained by one optimizer through each of its interfaces."""
 
-    def __init__(self, wrapped=False, seed=None):
+    def __init__(self, wrapped=False):
         self.weights = [keras.Variable(np.full(SHAPE, i * 0.01, np.float32)) for i in range(COUNT)]
         self.inner = keras.optimizers.SGD(0.1, momentum=0.9)
         self.loss_scaler = scaler.LossScaler(scaler.Static(1.0))
@@ -43,8 +42,30 @@ class Run:
             return self.wrapper.apply([tf.constant(grad) for grad in GRADS], self.weights).finite
         return self.loss_scaler.apply(self.inner, [tf.constant(grad) for grad in GRADS], self.weights).finite
 
+    def reset(self):
+        """As if it had just been made."""
+        for weight, value in zip(self.weights, expected(0)[0], strict=True):
+            weight.assign(value)
+        for variable in (self.inner.iterations, *self.inner.momentums):
+            variable.assign(tf.zeros_like(variable))
+        return self
+
     def values(self):
         return [weight.numpy() for weight in self.weights]
+
+
+@pytest.fixture(scope="module")
+def trained(updates_made):
+    """A run after one step, which is traced once for all tests."""
+    run = Run()
+    run.gated()
+    assert updates_made
+    return run
+
+
+@pytest.fixture
+def run(trained):
+    return trained.reset()
 
 
 def expected(steps):
@@ -61,10 +82,8 @@ def assert_trained(run, steps):
         np.testing.assert_allclose(weight, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow_with("True")
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_reader_in_another_thread_loses_no_update(wrapped):
-    run, stop = Run(wrapped), threading.Event()
+def test_a_reader_in_another_thread_loses_no_update(run):
+    stop = threading.Event()
     run.gated()
 
     def read():
@@ -82,12 +101,12 @@ def test_a_reader_in_another_thread_loses_no_update(wrapped):
     assert_trained(run, 100)
 
 
-def test_a_reader_inside_of_the_step_loses_no_update():
-    run, seen = Run(), []
+def test_a_reader_inside_of_the_step_loses_no_update(run):
+    seen = []
 
     @tf.function
     def step():
-        run.apply()
+        run.gated()
         tf.py_function(lambda: seen.append(run.inner.momentums[5].numpy().sum()), [], [])
 
     for _ in range(60):
@@ -109,18 +128,15 @@ def test_functions_traced_before_and_after_the_first_step_agree(wrapped):
             np.testing.assert_allclose(look(), expected(steps)[1], rtol=1e-4)
 
 
-@pytest.mark.slow_with("gated-True")
-@pytest.mark.parametrize(("first", "wrapped"), [("plain", False), ("gated", True)])
-def test_gated_and_plain_steps_in_turn(wrapped, first):
-    run = Run(wrapped)
+@pytest.mark.parametrize("first", ["plain", "gated"])
+def test_gated_and_plain_steps_in_turn(run, first):
     for number in range(6):
         step = run.plain if (number % 2 == 0) == (first == "plain") else run.gated
         step()
     assert_trained(run, 6)
 
 
-def test_slots_assigned_between_steps_count():
-    run = Run()
+def test_slots_assigned_between_steps_count(run):
     run.gated()
     assign = tf.function(lambda: [slot.assign(tf.zeros(SHAPE)) for slot in run.inner.momentums] and None)
     assign()
@@ -131,8 +147,8 @@ def test_slots_assigned_between_steps_count():
 
 
 @pytest.mark.slow
-def test_saved_in_the_middle_and_restored(tmp_path):
-    run, other = Run(), Run()
+def test_saved_in_the_middle_and_restored(run, tmp_path):
+    other = Run()
     for _ in range(3):
         run.gated()
     path = tf.train.Checkpoint(optimizer=run.inner, weights=run.weights).write(str(tmp_path / "middle"))

@@ -22,17 +22,27 @@ def slices(values, indices=(0, 2)):
     return tf.IndexedSlices(tf.constant(values), tf.constant(indices, tf.int64), tf.constant([4, 2], tf.int64))
 
 
-def test_amax_of_every_dtype(execute):
-    grads = [np.array([[1.0, -3.5], [0.0, 2.0]]), np.array(-0.25), np.zeros((0, 3))]
+def test_amax(execute):
+    """Of every dtype, sparse, absent, subnormal, or nothing at all."""
     dtypes = ("float16", "bfloat16", "float32", "float64")
-    for found in execute(lambda *grads: [amax([tf.cast(one, dtype) for one in grads]) for dtype in dtypes])(*grads):
-        assert (found.dtype, found.shape) == (tf.float32, [])
-        assert found.numpy() == 3.5
+    smallest = np.float32(2.0**-149)
 
+    def every(dense, sparse, small, none):
+        of_dtypes = [amax([tf.cast(one, dtype) for one in dense]) for dtype in dtypes]
+        return of_dtypes, amax([None, sparse, None]), [amax([one]) for one in small], [amax(one) for one in none]
 
-def test_amax_of_sparse_and_absent_gradients(execute):
-    found = execute(lambda grad: amax([None, grad, None]))(slices([[1.0, -2.0], [9.0, 0.5]]))
-    assert found.numpy() == 9.0
+    found, sparse, small, none = execute(every)(
+        [np.array([[1.0, -3.5], [0.0, 2.0]]), np.array(-0.25), np.zeros((0, 3))],
+        slices([[1.0, -2.0], [9.0, 0.5]]),
+        [np.array([0.0, -smallest], np.float32), np.array([2.0**-24], np.float16)],
+        [[], [None], [np.zeros((0,), np.float32)], [np.zeros((3,), np.float32)]],
+    )
+    for one in found:
+        assert (one.dtype, one.shape) == (tf.float32, [])
+        assert one.numpy() == 3.5
+    assert sparse.numpy() == 9.0
+    assert [one.numpy() for one in small] == [smallest, 2.0**-24]
+    assert [one.numpy() for one in none] == [0.0] * 4
 
 
 def test_amax_of_anything_not_finite_is_infinity(execute):
@@ -41,18 +51,6 @@ def test_amax_of_anything_not_finite_is_infinity(execute):
         for bad in (np.inf, -np.inf, np.nan, -np.nan):
             for grads in itertools.permutations([np.array([1.0, bad, 2.0], dtype), np.array([3.0, 4.0, 5.0], dtype)]):
                 assert run(*grads).numpy() == np.inf
-
-
-def test_amax_of_nothing_is_zero(execute):
-    run = execute(lambda *grads: [amax([]), amax([None]), *(amax([grad]) for grad in grads)])
-    assert [found.numpy() for found in run(np.zeros((0,), np.float32), np.zeros((3,), np.float32))] == [0.0] * 4
-
-
-def test_amax_keeps_a_subnormal_number(execute):
-    smallest = np.float32(2.0**-149)
-    run = execute(lambda *grads: [amax([grad]) for grad in grads])
-    found = run(np.array([0.0, -smallest], np.float32), np.array([2.0**-24], np.float16))
-    assert [one.numpy() for one in found] == [smallest, 2.0**-24]
 
 
 @functools.cache
@@ -80,18 +78,18 @@ def test_equal_to_numpy(first, second):
     np.testing.assert_array_equal(found.histogram.numpy(), counts)
 
 
-def test_a_histogram_counts_values_on_an_edge_below_it(execute):
-    found = execute(lambda grad: histogram([grad, None], (1.0, 2.0)))(
-        np.float16([0, -1, 1.5, -2, 2.5, -np.inf, np.nan])
-    )
+def test_a_histogram(execute):
+    """It counts values on an edge below it, sums duplicates first, and of nothing it is 0."""
+
+    def every(half, duplicates):
+        return histogram([half, None], (1.0, 2.0)), histogram([duplicates], (2.5,)), histogram([None], EDGES)
+
+    half = np.float16([0, -1, 1.5, -2, 2.5, -np.inf, np.nan])
+    found, summed, nothing = execute(every)(half, slices([[1.0, 2.0], [3.0, 0.0]], indices=(1, 1)))
     assert found.dtype == tf.int64
     np.testing.assert_array_equal(found.numpy(), [2, 2, 3])
-
-
-def test_a_histogram_of_nothing_and_of_sparse_gradients(execute):
-    np.testing.assert_array_equal(execute(lambda: histogram([None], EDGES))().numpy(), [0, 0, 0, 0])
-    duplicates = slices([[1.0, 2.0], [3.0, 0.0]], indices=(1, 1))
-    np.testing.assert_array_equal(execute(lambda g: histogram([g], (2.5,)))(duplicates).numpy(), [3, 1])
+    np.testing.assert_array_equal(summed.numpy(), [3, 1])
+    np.testing.assert_array_equal(nothing.numpy(), [0, 0, 0, 0])
 
 
 def test_needs_are_declared_and_joined():

@@ -1,19 +1,27 @@
 """Guards that gradients which are called unscaled, and are not, do not move weights too far without a word."""
 
-import keras
 import pytest
 import tensorflow as tf
 from scaler_cases import gradients_of
+from step_programs import trace_no_branches
 
 import scaler
+
+
+@pytest.fixture(autouse=True)
+def _without_branches(monkeypatch):
+    trace_no_branches(monkeypatch)
+
+
+def descent(grads, variables):
+    for grad, variable in zip(grads, variables, strict=True):
+        variable.assign_sub(grad / 8)
 
 
 def run(unscale, by_hand=False, strategy=None):
     """A step whose gradients go through `unscale` and are then said to be unscaled; the weights after it."""
     weights = [tf.Variable([[1.0, 2.0], [3.0, 4.0]]), tf.Variable([1.0, 2.0])]
-    # What a step selects is traced in half the time of what it branches to.
-    loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic(1024.0), select=True)
-    optimizer = keras.optimizers.SGD(1 / 8)
+    loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic(1024.0))
 
     @tf.function(autograph=False)
     def step(x):
@@ -22,7 +30,7 @@ def run(unscale, by_hand=False, strategy=None):
             scale = loss_scaler.loss_scale if by_hand else None
             scaled = loss * scale if by_hand else loss_scaler.scale(loss)
         grads = unscale(loss_scaler, tape.gradient(scaled, weights), scale)
-        loss_scaler.apply(optimizer, grads, weights, unscaled=True)
+        loss_scaler.apply(descent, grads, weights, unscaled=True)
 
     step(tf.ones([1, 2]))
     return [weight.numpy().tolist() for weight in weights]
@@ -66,15 +74,14 @@ def test_a_scale_read_once_for_both_is_not_suspected():
 
 @pytest.mark.parametrize("how", ["argument", "inverse", "variable"])
 def test_a_scale_that_comes_from_outside_is_not_suspected(how):
-    weight, loss_scaler = tf.Variable([1.0, 2.0]), scaler.LossScaler(scaler.Dynamic(1024.0), select=True)
-    optimizer = keras.optimizers.SGD(1 / 8)
+    weight, loss_scaler = tf.Variable([1.0, 2.0]), scaler.LossScaler(scaler.Dynamic(1024.0))
     own = tf.Variable(1024.0)
 
     @tf.function(autograph=False)
     def step(given):
         grad = gradients_of(loss_scaler, lambda: tf.reduce_sum(tf.square(weight)), weight)
         unscaled = {"argument": lambda: grad / given, "inverse": lambda: grad * given, "variable": lambda: grad / own}
-        loss_scaler.apply(optimizer, [unscaled[how]()], [weight], unscaled=True)
+        loss_scaler.apply(descent, [unscaled[how]()], [weight], unscaled=True)
 
     step(tf.constant(1.0 / 1024.0 if how == "inverse" else 1024.0))
     assert weight.numpy().tolist() == [0.75, 1.5]

@@ -9,7 +9,6 @@ import tensorflow as tf
 from keras.optimizers import SGD
 from rigs import raw
 from scaler_cases import plain_descent, said
-from ways import selects
 
 import loops
 import scaler
@@ -107,19 +106,10 @@ def test_where_one_cannot_move_none_has_and_the_step_is_a_skip(replicas, mode, s
     assert two.bits() != before
 
 
-@pytest.mark.parametrize(
-    ("mode", "strategy"),
-    [
-        ("eager", scaler.Dynamic(2.0**10)),
-        ("eager", scaler.Headroom()),
-        ("eager", scaler.Histogram()),
-        ("graph", scaler.Histogram()),
-    ],
-    ids=["dynamic", "headroom", "histogram", "histogram in a graph"],
-)
-def test_an_overflow_and_a_step_that_is_none_are_counted_as_by_apply(mode, strategy):
+@pytest.mark.parametrize("strategy", [scaler.Dynamic(2.0**10), scaler.Headroom(), scaler.Histogram()])
+def test_an_overflow_and_a_step_that_is_none_are_counted_as_by_apply(strategy):
     """Also where the strategy wants statistics, which come from the judgement."""
-    two, alone = Two(mode, lambda: SGD(0.1), strategy), scaler.LossScaler(strategy)
+    two, alone = Two("eager", lambda: SGD(0.1), strategy), scaler.LossScaler(strategy)
     weights = [tf.Variable([1.0, -1.0]), tf.Variable(tf.cast([2.0, 3.0], tf.float16))]
     masters = scaler.MasterWeights(weights[1:])
 
@@ -137,9 +127,7 @@ def test_an_overflow_and_a_step_that_is_none_are_counted_as_by_apply(mode, strat
         two.step(tf.constant(factor), tf.constant(when))
         assert two.counts() == [int(count) for count in alone.counters]
         assert raw(two.loss_scaler.state) == raw(alone.state)
-        # In eager mode a step looks again, and one that selects does not.
-        if not selects(mode):
-            assert int(two.loss_scaler.last_skip.cause) == int(alone.last_skip.cause)
+        assert int(two.loss_scaler.last_skip.cause) == int(alone.last_skip.cause)
 
 
 def test_a_schedule_by_attempts_is_read_before_the_step_is_counted():
@@ -155,16 +143,18 @@ def test_a_schedule_by_attempts_is_read_before_the_step_is_counted():
 
 
 def test_a_composed_step_that_cannot_move_is_stuck():
-    models = [keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]) for _ in range(2)]
+    models = [keras.Sequential([keras.Input([2]), keras.layers.Dense(1, use_bias=False)]) for _ in range(2)]
     parts = [
         loops.Part("a", models[0], lambda found: found[0], SGD(0.1)),
         loops.Part("b", models[1], lambda found: found[1], SGD(float("nan"))),
     ]
-    shared = scaler.LossScaler(scaler.Dynamic(8.0), stuck=scaler.StuckPolicy(consecutive_skips=5))
+    shared = scaler.LossScaler(scaler.Dynamic(8.0), stuck=scaler.StuckPolicy(consecutive_skips=2))
     step = loops.ComposedStep(parts, lambda x: [tf.reduce_mean(model(x) ** 2) for model in models], loss_scaler=shared)
     before = raw([*models[0].weights, *models[1].weights])
+    for _ in range(2):
+        step(tf.ones([4, 2]))
     with pytest.raises(scaler.StuckError, match="learning rate"):
-        loops.Loop(step, tf.data.Dataset.from_tensors(tf.ones([4, 2])).repeat()).run(20)
+        shared.check()
     assert raw([*models[0].weights, *models[1].weights]) == before
     assert int(shared.counters.applied) == 0
 
@@ -225,13 +215,13 @@ def test_an_error_of_one_leaves_nothing_moved(second, snapshot):
     assert int(loss_scaler.counters.attempted) == 0
 
 
-@pytest.mark.parametrize("by_tensor", [None, "skip"])
-def test_a_spike_of_one_optimizers_gradients_moves_none(by_tensor):
-    guard = scaler.SpikeGuard(scaler.Static(1.0), window=5, loss=False, by_tensor=by_tensor)
+@pytest.mark.parametrize(("by_tensor", "execute"), [(None, lambda step: step), ("skip", tf.function)])
+def test_a_spike_of_one_optimizers_gradients_moves_none(by_tensor, execute):
+    guard = scaler.SpikeGuard(scaler.Static(1.0), window=3, loss=False, by_tensor=by_tensor)
     loss_scaler, weights = scaler.LossScaler(guard), [tf.Variable([1.0], name=name) for name in "ab"]
     optimizers = [SGD(0.1) for _ in weights]
 
-    @tf.function
+    @execute
     def step(second):
         scaled = loss_scaler.scale(tf.constant(1.0))
         grads = [tf.reshape(scaled, [1]), tf.reshape(second * scaled, [1])]
@@ -241,7 +231,7 @@ def test_a_spike_of_one_optimizers_gradients_moves_none(by_tensor):
         ]
         return scaler.apply_together(loss_scaler, shares)[0]
 
-    for _ in range(6):
+    for _ in range(3):
         assert step(tf.constant(1.0)).finite
     before = raw(weights)
     outcome = step(tf.constant(1e6))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scaler_cases import gradients_of, modes, plain_descent
+from step_programs import trace_no_branches
 
 import scaler
 
@@ -61,7 +62,8 @@ WAYS = KNOWN | IN_LOOPS
 @pytest.mark.slow_with("bits", "fft")
 @pytest.mark.exhaustive_with("bits", "TensorArray", "integers", "map_fn", "stop_gradient", "string")
 @pytest.mark.parametrize("way", WAYS)
-def test_two_steps_of_another_model_come_between(way):
+def test_two_steps_of_another_model_come_between(way, monkeypatch):
+    trace_no_branches(monkeypatch)
     loss_scaler, weight, other = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4)), tf.Variable([0.0])
 
     @tf.function
@@ -93,38 +95,41 @@ def test_another_scaler_is_refused(way):
     assert weight.numpy().tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_steps_of_their_own_are_right(way):
-    loss_scaler, weight = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4))
+@pytest.mark.parametrize("ways", [KNOWN, IN_LOOPS], ids=["known", "in loops"])
+def test_steps_of_their_own_are_right(ways, monkeypatch):
+    trace_no_branches(monkeypatch)
+    loss_scaler, weights = scaler.LossScaler(GROWS), [tf.Variable(tf.zeros(4)) for _ in ways]
 
     @tf.function
     def step():
-        loss_scaler.apply(plain_descent, [WAYS[way](loss_scaler, weight)], [weight])
+        grads = [way(loss_scaler, weight) for way, weight in zip(ways.values(), weights, strict=True)]
+        loss_scaler.apply(plain_descent, grads, weights)
 
     step()
     step()
-    assert weight.numpy().tolist() == [2.0] * 4
+    assert [weight.numpy().tolist() for weight in weights] == [[2.0] * 4] * len(ways)
 
 
 @pytest.mark.exhaustive_with("False-xla", "True-graph", "True-xla")
 @pytest.mark.slow_with("False-xla")
 @modes("graph", "xla")
 @pytest.mark.parametrize("other_scaler", [False, True])
-def test_a_recurrent_model(execute, other_scaler):
+def test_a_recurrent_model(execute, other_scaler, monkeypatch):
+    trace_no_branches(monkeypatch)
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input([5, 3]), keras.layers.LSTM(4)])
-    weights, other = model.trainable_variables, tf.Variable([0.0])
+    model, x = keras.Sequential([keras.Input([3, 1]), keras.layers.SimpleRNN(2)]), tf.ones([2, 3, 1])
+    weights = model.trainable_variables
     one, two = scaler.LossScaler(GROWS), scaler.LossScaler(scaler.Dynamic(2.0**6))
     with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(model(tf.ones([2, 5, 3])))
+        loss = tf.reduce_mean(model(x))
     expected = [
         weight.numpy() - grad.numpy() for weight, grad in zip(weights, tape.gradient(loss, weights), strict=True)
     ]
 
     def step():
-        grads = gradients_of(one, lambda: tf.reduce_mean(model(tf.ones([2, 5, 3]))), weights)
-        for _ in range(2):
-            one.apply(plain_descent, [gradient(one, other)], [other])
+        grads = gradients_of(one, lambda: tf.reduce_mean(model(x)), weights)
+        one.update(scaler.Event(tf.constant(True)))
+        gradients_of(one, lambda: tf.reduce_mean(model(x)), weights)
         (two if other_scaler else one).apply(plain_descent, grads, [weight.value for weight in weights])
         return grads[0]
 
