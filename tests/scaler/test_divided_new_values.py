@@ -184,15 +184,19 @@ def test_one_that_micro_batches_have_summed_in_a_variable_is_refused(tell):
     variables, optimizer, loss_scaler = made()
     totals = [tf.Variable(tf.zeros(one.shape)) for one in variables]
 
-    @tf.function(autograph=False)
-    def step(values):
+    def add(values):
         grads = loss_scaler.unscale(taken(loss_scaler, variables[0], values), *([variables] if tell else []))
         for total, grad in zip(totals, grads, strict=True):
             total.assign_add(grad)
+
+    def move():
         loss_scaler.apply(optimizer, [total / 4.0 for total in totals], variables, unscaled=True)
 
     with pytest.raises(scaler.InvalidArgument, match=r"'own' is its new value"):
-        step(VALUES)
+        tf.function(lambda: (add(VALUES), move()), autograph=False)()
+    tf.function(add, autograph=False)(VALUES)
+    with pytest.raises(scaler.InvalidArgument, match=r"'own' is its new value"):  # The sum of another function.
+        tf.function(move, autograph=False)()
     np.testing.assert_array_equal(variables[1], tf.zeros(4))
 
 

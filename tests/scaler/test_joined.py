@@ -81,6 +81,21 @@ def test_arithmetic_that_is_traced_once_gives_the_same_bits_too(name, monkeypatc
     assert ours[BAD - 1] == ours[BAD]
 
 
+def test_rows_beside_variables_that_are_laid_out_decay_too(monkeypatch):
+    def train():
+        model, optimizer = weights("float32", [(4,)] * 5), keras.optimizers.AdamW(0.01, weight_decay=0.1)
+        loss_scaler = by_hand(scaler.Static(8.0))
+        rows = tf.IndexedSlices(tf.ones([1]), tf.constant([2]), tf.constant([4]))
+        tf.function(lambda: loss_scaler.apply(optimizer, [*[tf.ones([4])] * 4, rows], model))()
+        return [np.asarray(own).tobytes() for own in model]
+
+    called = laid_out(monkeypatch)
+    ours = train()
+    assert called
+    lay_out_nothing(monkeypatch)
+    assert ours == train()
+
+
 class MyAdam(keras.optimizers.Adam):
     """A user's own class may look at a variable as a whole."""
 

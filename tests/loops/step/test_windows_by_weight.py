@@ -197,6 +197,7 @@ def test_weights_that_differ_between_replicas(accumulate):
             assert visit.outputs["attempted"] == [number == accumulate]
 
 
+@pytest.mark.dear("three runs, two of them on two replicas, each with a trace of its own")
 def test_an_open_window_of_weights_goes_on_with_other_replicas(tmp_path):
     """From two replicas to one in the first window, and back in the second."""
     batches = [micro_batch(number, count) for number, count in enumerate([4, 1, 0, 3, 2, 1, 4, 3])]
