@@ -34,7 +34,8 @@ def runs(tmp_path_factory):
     return whole, resumed, place
 
 
-@pytest.mark.slow_with("hand-written", "skip just before")
+@pytest.mark.dear("two runs in processes of their own")
+@pytest.mark.slow_with("hand-written")
 @pytest.mark.exhaustive_with("hand-written", "graph on 2", "python on 2")
 @pytest.mark.parametrize("case", CASES)
 def test_five_steps_and_five_in_a_new_process_are_ten(runs, case):
