@@ -33,6 +33,7 @@ SLOW = (
     *("composed, in turn, retry", "fit", "loop of 5, Trace, stochastic weights"),
 )
 """One of each that does something else than the usual steps."""
+OTHERS = [kind for kind in steps.TRACED if kind not in USUAL]
 COPIED = {
     "an optimizer that is looked at": 5,
     "step with stochastic": 2,
@@ -75,8 +76,8 @@ def test_the_usual_steps(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with(*(kind for kind in steps.TRACED if kind not in SLOW))
-@pytest.mark.parametrize("kind", [kind for kind in steps.TRACED if kind not in USUAL])
+@pytest.mark.exhaustive_with(*(kind for kind in OTHERS if kind not in SLOW))
+@pytest.mark.parametrize("kind", OTHERS)
 def test_steps_of_every_kind(kind):
     check(kind)
 
