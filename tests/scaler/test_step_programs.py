@@ -35,12 +35,26 @@ def said_of(name, make):
     return [str(one.message) for one in said if issubclass(one.category, scaler.ScaleWarning)]
 
 
-@pytest.mark.parametrize(("name", "right", "make"), [pytest.param(*one, id=one[0]) for one in PROGRAMS])
-def test_what_is_wrong_is_said_and_nothing_else(name, right, make, monkeypatch):
-    if name not in WHOLE:
-        trace_no_branches(monkeypatch)
+def programs(some=PROGRAMS):
+    return pytest.mark.parametrize(("name", "right", "make"), [pytest.param(*one, id=one[0]) for one in some])
+
+
+def check(name, right, make):
     said = said_of(name, make)
     if right == "ok" or name in MISSED:
         assert said == []
     else:
         assert said
+
+
+@programs()
+def test_what_is_wrong_is_said_and_nothing_else(name, right, make, monkeypatch):
+    if name not in WHOLE:
+        trace_no_branches(monkeypatch)
+    check(name, right, make)
+
+
+@pytest.mark.slow
+@programs(PROGRAMS[::8])
+def test_it_is_said_of_whole_steps_too(name, right, make):
+    check(name, right, make)
