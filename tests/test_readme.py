@@ -66,8 +66,8 @@ def test_the_readme_trains_as_it_stands(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_commands_below_the_program_work_beside_it(tmp_path):
-    """In an empty folder and in processes of their own, as for a reader who saved both blocks."""
+def test_the_commands_below_the_program_work_beside_it(tmp_path, monkeypatch, capsys):
+    """In an empty folder, as for a reader who saved both blocks; program and one command in processes of their own."""
     (tmp_path / "my_run.py").write_text("\n".join(python_blocks(README)[:2]), encoding="utf-8")
     report, explain = re.findall(r"`halfstep ((?:report|explain) run[^`]*)`", README)
 
@@ -80,13 +80,17 @@ def test_the_commands_below_the_program_work_beside_it(tmp_path):
         return done.stdout
 
     run("my_run.py")
-    run("-m", "halfstep", *report.split())
+    assert run("-m", "halfstep", *explain.split()).startswith("Nothing is wrong: none of the 300 steps")
+    monkeypatch.chdir(tmp_path)
+    assert halfstep.main(report.split()) == 0
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "300 steps" in page
     assert "strategy</th><td>Dynamic()</td>" in page
-    assert run("-m", "halfstep", *explain.split()).startswith("Nothing is wrong: none of the 300 steps")
+    capsys.readouterr()
     # A step before the first checkpoint needs the seeds.
-    assert run("-m", "halfstep", *explain.split(), "--step", "50").startswith("Step 50 was applied")
+    assert halfstep.main([*explain.split(), "--step", "50"]) == 0
+    assert capsys.readouterr().out.startswith("Step 50 was applied")
+    del sys.modules["my_run"]  # Other tests have programs of this name.
 
 
 def test_the_start_page_shows_the_lines_of_that_step():
