@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rigs import raw
-from scaler_cases import compile_updates, modes, modes_with
+from scaler_cases import by_hand, compile_updates, modes, modes_with
 
 import scaler
 
@@ -297,3 +297,22 @@ def test_a_step_can_be_exported(tmp_path):
     loaded = tf.saved_model.load(str(tmp_path / "step"))
     assert bool(loaded.take(tf.ones(1)))
     np.testing.assert_allclose(loaded.weight, [0.5], rtol=1e-5)
+
+
+def test_xla_looks_at_an_update_too():
+    """There no sum of squares is taken first."""
+    weight, loss_scaler = tf.Variable([1.0, 2.0]), by_hand(scaler.Static(4.0))
+
+    def divide(grads, variables):
+        variables[0].assign(variables[0] / (1.0 - grads[0]))
+
+    @tf.function(jit_compile=True)
+    def step(grad):
+        outcome = loss_scaler.apply(divide, [grad * 4.0], [weight])
+        return outcome.finite, outcome.cause
+
+    applied, cause = step(tf.constant([0.5, 1.0]))
+    assert (bool(applied), int(cause)) == (False, scaler.Cause.UPDATE)
+    np.testing.assert_array_equal(weight, [1.0, 2.0])
+    assert step(tf.constant([0.5, 0.5]))[0]
+    np.testing.assert_array_equal(weight, [2.0, 4.0])
