@@ -299,13 +299,10 @@ def in_words(found: Health) -> str:
             "at a loss scale below that of the applied steps around, as by one of several losses: the log does not "
             "tell whether that scale had grown",
         ),
-        (others, "for other reasons, as gradients grew"),
+        (others, "as gradients grew" if others == found.skips else "for other reasons, as gradients grew"),
     ]
-    parts = [f"{count} {kind}" for count, kind in kinds if count]
-    why = f": {', '.join(parts)}"
-    if len(parts) == 1:
-        (only,) = (kind for count, kind in kinds if count)
-        why = f" {only.removeprefix('for other reasons, ')}"
+    seen = [(count, kind) for count, kind in kinds if count]
+    why = f" {seen[0][1]}" if len(seen) == 1 else f": {', '.join(f'{count} {kind}' for count, kind in seen)}"
     steps = "the only step" if found.steps == 1 else f"{found.skips} of the {found.steps} steps"
     return f"{steps} in the log {agreeing(found.skips, 'was', 'were')} skipped{why}"
 

@@ -213,7 +213,10 @@ def test_an_optimizer_with_variables_in_a_method_is_put_back():
 
     optimizer, weight = Legacy(), tf.Variable([1.0, 1.0])
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
-    step = lambda grad: loss_scaler.apply(optimizer, [grad], [weight]).finite  # noqa: E731
+
+    def step(grad):
+        return loss_scaler.apply(optimizer, [grad], [weight]).finite
+
     assert [bool(step(tf.constant([1.0, second]))) for second in (0.5, 3.0, 0.5)] == [True, False, True]
     np.testing.assert_array_equal(optimizer.slot, [2.0, 1.0])
     np.testing.assert_array_equal(weight, [-1.0, 0.0])

@@ -114,11 +114,11 @@ def test_a_named_scale_that_is_none_is_refused_and_a_graph_skips():
 
     traced = tf.function(step)
     for wrong in (-8.0, 0.0, float("inf"), float("nan"), 2.0**-127):
-        for call in (lambda: step(wrong), lambda: step(tf.constant(wrong)), lambda: tf.function(step)(wrong)):  # noqa: B023
+        for call, given in ((step, wrong), (step, tf.constant(wrong)), (tf.function(step), wrong)):
             with pytest.raises(
                 scaler.InvalidArgument, match=r"loss_scale=.*expected a finite number in \[2\^-126, 2\^126\]"
             ):
-                call()
+                call(given)
         with pytest.raises(scaler.InvalidArgument, match="unscale: loss_scale"):
             loss_scaler.unscale([tf.constant([8.0])], loss_scale=wrong)
         assert not traced(tf.constant(wrong))
