@@ -23,6 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.choices import choose
 from scaler.backend.versions import say_once
 from scaler.errors import InvalidArgument
 
@@ -230,7 +231,7 @@ def flag_of(variable: tf.Variable) -> tf.Tensor | None:
 def assign_from(variable: tf.Variable, before: tf.Tensor, value: tf.Tensor) -> None:
     """Assigns a value where the flag is true, or always without one; `before` is what the variable holds."""
     flag = flag_of(variable)
-    assign_chosen(variable, value if flag is None else tf.where(flag, value, before))
+    assign_chosen(variable, value if flag is None else choose(flag, value, before))
 
 
 def assign_chosen(variable: tf.Variable, value: tf.Tensor) -> None:
@@ -245,7 +246,7 @@ def _shadows(part: tf.Variable, flag: tf.Tensor) -> dict[str, Callable]:
         def assign(value: Any, *unused: Any, **options: Any) -> Any:
             old = tf.convert_to_tensor(part)
             new = moved(old, tf.convert_to_tensor(value, part.dtype))
-            return type(part).assign(part, tf.where(flag, new, old), **options)
+            return type(part).assign(part, choose(flag, new, old), **options)
 
         return assign
 

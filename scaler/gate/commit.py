@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.choices import choose
 from scaler.backend.graphs import call_noninlined, in_xla
 from scaler.backend.variables import assigned_where
 from scaler.errors import InvalidArgument
@@ -76,9 +77,9 @@ class Proposal:
             self.move()
         restore_where(strategy, self.state, applied, when)
         skipped = tf.logical_and(when, tf.logical_not(applied))
-        reason, replica = tf.where(skipped, self.explain(False), not_skipped()), self.blame()
-        replica = None if replica is None else tf.where(skipped, replica, -1)
-        norms = tuple(tf.where(applied, norm, float("nan")) for norm in self.clipped_norms())
+        reason, replica = choose(skipped, self.explain(False), not_skipped()), self.blame()
+        replica = None if replica is None else choose(skipped, replica, -1)
+        norms = tuple(choose(applied, norm, float("nan")) for norm in self.clipped_norms())
         return Committed(applied, norms, self.on_skip(reason, replica, skipped), replica)
 
     def branch(self, strategy: Any, sound: tf.Tensor) -> Committed:
@@ -212,7 +213,7 @@ class Trial:
         for place, part in enumerate(self._targets.parts):
             sound = replicas.map_replicas(self._strategy, lambda part=part: _sound_rate(part.optimizer))
             sound = tf.logical_or(replicas.local_values(self._strategy, sound)[0], tf.not_equal(owner, place))
-            has_nan, index = tf.logical_and(has_nan, sound), tf.where(sound, index, -1 - 2 * place)
+            has_nan, index = tf.logical_and(has_nan, sound), choose(sound, index, -1 - 2 * place)
         return Skip(Cause.UPDATE, has_nan, index).packed()
 
     def _put_back(self) -> None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.autograph import with_user_autograph
+from scaler.backend.choices import choose
 from scaler.backend.graphs import call_noninlined, traced_once
 from scaler.checks import SMALLEST_SCALE
 from scaler.outcome.outcome import Cause, Skip, int64
@@ -103,4 +104,4 @@ def _seen(grads: list) -> _Seen:
 
 def _corrected(skip: Skip, loss_scale: tf.Tensor, presumed: tf.Tensor, broken: tf.Tensor, backward: tf.Tensor) -> Skip:
     helps = tf.logical_and(tf.logical_and(presumed, loss_scale > 1.0), tf.logical_not(broken))
-    return skip._replace(cause=tf.where(backward, int64(Cause.BACKWARD), skip.cause), lower_helps=helps)
+    return skip._replace(cause=choose(backward, int64(Cause.BACKWARD), skip.cause), lower_helps=helps)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
+from scaler.backend.choices import choose
 from scaler.backend.graphs import call_noninlined
 from scaler.gate.choose import needs_trial, selects
 from scaler.gate.commit import Committed, Proposal, Trial, no_replica
@@ -187,7 +188,7 @@ class Gate:
         if guard is not None and verdict.spike is not None:
             spike = tf.logical_and(verdict.spike, when)
             told = guard.spike_report(spike)
-            counted = None if guard.clipped is None else tf.where(applied, guard.clipped, 0)
+            counted = None if guard.clipped is None else choose(applied, guard.clipped, 0)
             # The guard sees for itself that it was a spike.
             unlimited = tf.logical_or(applied, spike)
         decision = Decision(
@@ -275,7 +276,7 @@ class Gate:
         if len(done.clipped_norms) == 1:
             return done.clipped_norms[0]
         if all(part.clip is None for part in self.targets.parts):
-            return tf.where(done.applied, norm, float("nan"))
+            return choose(done.applied, norm, float("nan"))
         # In float64, since the square of a norm of float64 gradients may be beyond float32.
         squares = [tf.square(tf.cast(one, tf.float64)) for one in done.clipped_norms]
         return tf.cast(tf.sqrt(tf.add_n(squares)), tf.float32)
@@ -294,7 +295,7 @@ def _root(squared: tf.Tensor) -> tf.Tensor:
 
 
 def _where(when: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
-    return norm if tf.get_static_value(when) else tf.where(when, norm, float("nan"))
+    return norm if tf.get_static_value(when) else choose(when, norm, float("nan"))
 
 
 def _first_bad_replica(strategy: Any, grads: list, loss_finite: Any) -> tf.Tensor | None:

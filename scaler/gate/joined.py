@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend import replicas, twins
+from scaler.backend.choices import choose
 from scaler.backend.graphs import has_gpu, in_xla
 from scaler.backend.variables import assign_chosen, flag_of
 from scaler.gate.on_values import is_value_by_value, moved, works_on_values
@@ -203,7 +204,7 @@ def _models(masters: MasterWeights | None, variables: Sequence) -> list:
 
 def _assign(variables: Sequence, value: tf.Tensor, before: tf.Tensor) -> None:
     flag = flag_of(variables[0])
-    value = value if flag is None else tf.where(flag, value, before)
+    value = value if flag is None else choose(flag, value, before)
     for variable, part in _split(value, variables):
         assign_chosen(variable, part)
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
+from scaler.backend.choices import choose
 from scaler.gate.measure import Measured
 from scaler.gate.spikes import Judged, Spikes
 from scaler.gate.targets import Part, Targets
@@ -59,7 +60,7 @@ class Verdict(NamedTuple):
             for index, holds in zip((-1, -2), both, strict=True):
                 if holds is not None:
                     failed = tf.logical_and(tf.math.is_finite(norm), tf.logical_not(holds))
-                    found = tf.where(failed, Skip(Cause.UPDATE, index=index - 2 * place).packed(), found)
+                    found = choose(failed, Skip(Cause.UPDATE, index=index - 2 * place).packed(), found)
         if self.guard is None or self.spike is None:
             return found
         return self.guard.refine_reason(targets, found, tf.logical_and(self.spike, when), squares)
@@ -116,10 +117,10 @@ def reason_of(
     positions, large = tf.constant(targets.positions, tf.float32), tf.logical_not(tf.math.is_finite(squares))
     overflowed = None if broken is None else tf.reduce_any(broken)
     # Where every value is finite, a squared norm need not be.
-    bad = large if overflowed is None else tf.where(overflowed, broken, large)
+    bad = large if overflowed is None else choose(overflowed, broken, large)
     last, ones = tf.reduce_max(tf.where(bad, positions, -1.0)), tf.cast(bad, squares.dtype)
     some = last >= 0.0
-    first = tf.gather(positions, tf.argmax(tf.where(some, ones, squares)))
+    first = tf.gather(positions, tf.argmax(choose(some, ones, squares)))
     return Skip(
         cause=presumed_cause(loss_finite, tf.logical_not(some if overflowed is None else overflowed)),
         has_nan=tf.reduce_any(tf.math.is_nan(squares)),
@@ -139,7 +140,7 @@ def _rate_is_sound(optimizer: Any, largest: float, squared_norm: tf.Tensor) -> t
     rate = tf.cast(optimizer.learning_rate, tf.float32)
     if getattr(optimizer, "weight_decay", None):
         # By a negative rate weights would not decay but grow, step by step without end.
-        rate = tf.where(rate >= 0.0, rate, float("nan"))
+        rate = choose(rate >= 0.0, rate, float("nan"))
     # One check for both: this overflows between one and two times the largest rate.
     return tf.math.is_finite(squared_norm + rate * (2.0**127 / largest))
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.autograph import with_user_autograph
+from scaler.backend.choices import choose
 from scaler.backend.graphs import call_noninlined
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
@@ -175,7 +176,7 @@ class _Step(NamedTuple):
             return replicas.all_of(merged, usable), replicas.largest_of(merged, tries)
 
         helped, most = replicas.merge(agree, usable, tf.cast(tries, tf.float32))
-        most = tf.where(helped, tf.cast(most, tf.int64), int64(0))
+        most = choose(helped, tf.cast(most, tf.int64), int64(0))
 
         def back_off(tries: tf.Tensor, state: Any) -> tuple[tf.Tensor, Any]:
             return tries + 1, _after_overflow(self.strategy, state, (), state.loss_scale)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from scaler.backend.choices import choose
 from scaler.errors import InvalidArgument
 from scaler.gate.state import StoredState
 from scaler.gate.targets import Targets
@@ -50,13 +51,13 @@ class Judged:
         where = largest
         if verdict.tensor is not None:
             own = tf.gather(tf.constant(self.positions, tf.int64), tf.maximum(verdict.tensor, 0))
-            where = tf.where(verdict.tensor < 0, largest, own)
+            where = choose(verdict.tensor < 0, largest, own)
         return as_spike(reason, spike, verdict.of_norm, where, verdict.beyond)
 
     def spike_report(self, spike: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """The value, the median and the limit of a spike, float32; 0 where the step is none."""
         verdict = self.verdict
-        return tuple(tf.where(spike, one, 0.0) for one in (verdict.value, verdict.usual, verdict.limit))
+        return tuple(choose(spike, one, 0.0) for one in (verdict.value, verdict.usual, verdict.limit))
 
 
 class Spikes:
@@ -173,7 +174,7 @@ class Spikes:
         if not self._guard:
             return last_skip
         spike = tf.equal(last_skip.cause, int(Cause.SPIKE))
-        value, usual, limit = tf.unstack(tf.where(spike, self._stored.field("last_spike"), 0.0))
+        value, usual, limit = tf.unstack(choose(spike, self._stored.field("last_spike"), 0.0))
         return last_skip._replace(value=value, usual=usual, limit=limit)
 
     def too_many(self, consecutive_skips: int) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.choices import choose
 from scaler.backend.packed import Entry, Packed, awaited_shape, scope_of
 from scaler.backend.variables import (
     explain_other_shapes,
@@ -156,7 +157,7 @@ class StoredState:
 
     @staticmethod
     def _assign_one(variable: tf.Variable, value: tf.Tensor, when: tf.Tensor | None) -> None:
-        replicas.assign_alike(variable, value if when is None else tf.where(when, value, variable))
+        replicas.assign_alike(variable, value if when is None else choose(when, value, variable))
 
     def _make_awaited(self) -> None:
         """Makes `tensors` for the values that a checkpoint has of them: saved before a step they would be lost."""
@@ -282,7 +283,7 @@ class StoredState:
                 first = tf.equal(before[f"{_BEFORE}loss_scale"], 0.0)
                 for name in self._retried:
                     kept = before[f"{_BEFORE}{name}"]
-                    stored[f"{_BEFORE}{name}"] = tf.where(first, _like(kept, now[name]), kept)
+                    stored[f"{_BEFORE}{name}"] = choose(first, _like(kept, now[name]), kept)
             self._assign(stored, retried, before)
 
         replicas.merge(assign, state, retries)
@@ -294,7 +295,7 @@ class StoredState:
         kept = {name: stored[f"{_BEFORE}{name}"] for name in self._retried}
         back = tf.logical_and(spike, kept["loss_scale"] > 0.0)
         now = {name: getattr(state, name) for name in kept}
-        return state._replace(**{name: tf.where(back, _like(own, kept[name]), own) for name, own in now.items()})
+        return state._replace(**{name: choose(back, _like(own, kept[name]), own) for name, own in now.items()})
 
     def move_together(self, event: Event, bad: tf.Tensor, count: Callable[[tf.Tensor], None]) -> None:
         """Lets the strategy see a step, and counts it, once for all replicas; each of them calls it.

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
+from scaler.backend.choices import choose
 from scaler.gate.optimizers import (
     Optimizer,
     as_called_by_the_gate,
@@ -195,4 +196,4 @@ class Targets:
 
 
 def _zero_if_finite(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    return tf.where(tf.reduce_all(tf.math.is_finite(gradients.values_of(grad))), 0.0, float("inf"))
+    return choose(tf.reduce_all(tf.math.is_finite(gradients.values_of(grad))), 0.0, float("inf"))

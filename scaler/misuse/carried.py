@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend.assignments import assignments, assigns, operations_around
+from scaler.backend.choices import choose
 from scaler.backend.graphs import LOOPS, graphs_around
 from scaler.errors import InvalidArgument
 from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, is_of_last_loss, kind_of, owner_of_scale, scale_of
@@ -35,7 +36,7 @@ class Carried(NamedTuple):
         """What unscales the gradients, if `unscaled`, scalar bool, says whether they are unscaled already."""
         if isinstance(unscaled, bool):
             return tf.constant(1.0) if unscaled else self.loss_scale
-        return tf.where(unscaled, 1.0, self.loss_scale)
+        return choose(unscaled, 1.0, self.loss_scale)
 
 
 def knows_its_loss(loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> tf.Tensor:

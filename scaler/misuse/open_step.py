@@ -7,6 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.choices import choose
 from scaler.backend.packed import Entry, Packed
 from scaler.backend.variables import mark_private
 
@@ -65,11 +66,11 @@ class OpenStep:
         """Records that a loss, which is finite or not, was multiplied by the scale."""
         kept, counted = self._kept.read(), self._counted()
         decided = tf.not_equal(kept["opened"], counted)
-        finite = tf.where(tf.logical_and(loss_finite, tf.logical_or(decided, kept["finite"] >= 1.0)), 1.0, 0.0)
+        finite = choose(tf.logical_and(loss_finite, tf.logical_or(decided, kept["finite"] >= 1.0)), 1.0, 0.0)
         now = {"used": loss_scale, "finite": finite, "opened": counted}
         if self._sums:
             share = (loss if self.losses == 1 else loss / self.losses) * replicas.replica_count()
-            now["loss"] = tf.where(decided, 0.0, kept["loss"]) + share
+            now["loss"] = choose(decided, 0.0, kept["loss"]) + share
         self.variable.assign(self._kept.joined(now))
 
     def begin_by_hand(self, now: tf.Tensor) -> tf.Tensor:
@@ -83,18 +84,18 @@ class OpenStep:
         """
         kept, counted = self._kept.read(), self._counted()
         opens = tf.logical_or(tf.not_equal(kept["opened"], counted), kept["used"] <= 0.0)
-        loss_scale = tf.where(opens, now, kept["used"])
-        opened = {"used": loss_scale, "finite": tf.where(opens, 1.0, kept["finite"]), "opened": counted}
+        loss_scale = choose(opens, now, kept["used"])
+        opened = {"used": loss_scale, "finite": choose(opens, 1.0, kept["finite"]), "opened": counted}
         self.variable.assign(self._kept.joined({**opened, "loss": tf.constant(float("nan"))}))
         return loss_scale
 
     def end(self, decided: tf.Tensor) -> None:
         """Records where `decided`, scalar bool, is true that an `apply` decided about the step and did not count it."""
-        self._keep(opened=tf.where(decided, -1.0, self._kept.read()["opened"]))
+        self._keep(opened=choose(decided, -1.0, self._kept.read()["opened"]))
 
     def retried(self, before: tf.Tensor, loss_scale: tf.Tensor) -> None:
         """Records that gradients which carried one scale carry another now."""
-        self._keep(used=tf.where(tf.equal(loss_scale, before), self.used, loss_scale))
+        self._keep(used=choose(tf.equal(loss_scale, before), self.used, loss_scale))
 
     def is_decided(self) -> bool:
         """`decided` on the host, of this replica, or of the first one outside of them all."""
@@ -125,7 +126,7 @@ class OpenStep:
     def scale_of_gradients(self, now: tf.Tensor) -> tf.Tensor:
         """The scale that gradients carry: that of the last `scale`, or `now` if nothing was scaled yet."""
         used = self.used
-        return tf.where(used > 0.0, used, now)
+        return choose(used > 0.0, used, now)
 
     def _everywhere(self, flag: Callable[[dict], tf.Tensor]) -> tf.Tensor:
         """Whether a flag of what is kept is true on all replicas."""

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from scaler import gradients
+from scaler.backend.choices import choose
 from scaler.backend.graphs import in_xla
 from scaler.backend.replicas import replica_count
 from scaler.errors import InvalidArgument, ScaleWarning
@@ -168,7 +169,7 @@ def one_scale(decided: tf.Tensor, used: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
     """
     known = tf.logical_or(tf.logical_not(decided), tf.equal(used, now))
     if in_xla():
-        return tf.where(known, used, float("nan"))
+        return choose(known, used, float("nan"))
     said = f"the gradients may carry its scale or the present one, which are ({_INSTEAD})"
     check: Any = tf.debugging.Assert(known, [f"apply or unscale: {_READ}: {said}:", used, now])
     with tf.control_dependencies([check]):

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from scaler.backend.choices import choose
 from scaler.backend.graphs import graphs_around, outermost_function
 from scaler.backend.packed import Entry, Packed
 from scaler.backend.replicas import replica_count
@@ -62,7 +63,7 @@ class LastSkip:
         """
         others = loss_scale, -1 if replica is None else replica, name_offset, not counted
         new = tf.concat([reason, [tf.cast(one, tf.float32) for one in others]], 0)
-        self.variable.assign(new if where is None else tf.where(where, new, self.variable))
+        self.variable.assign(new if where is None else choose(where, new, self.variable))
         return reason
 
     def keep_where(self, skipped: tf.Tensor, outcome: Outcome) -> None:
@@ -94,13 +95,13 @@ class LastSkip:
         """
         never = self._kept.joined({name: tf.constant(value) for name, value in _NEVER.items()})
         now = self._kept.joined({**self._kept.read(), "waits": tf.constant(0.0)})
-        self.variable.assign(tf.where(tf.logical_or(finite, kept_now), now, never))
+        self.variable.assign(choose(tf.logical_or(finite, kept_now), now, never))
 
     def correct(self, backward: tf.Tensor, lower_helps: tf.Tensor) -> None:
         """Corrects a stored cause of OVERFLOW after the diagnosis. Both arguments are scalar bools."""
         kept = self._kept.read()
-        cause = tf.where(backward, float(Cause.BACKWARD), kept["cause"])
-        helps = tf.where(lower_helps, 1.0, kept["lower_helps"])
+        cause = choose(backward, float(Cause.BACKWARD), kept["cause"])
+        helps = choose(lower_helps, 1.0, kept["lower_helps"])
         self.variable.assign(self._kept.joined({**kept, "cause": cause, "lower_helps": helps}))
 
     def outcome(self, lists: Mapping[int, int] = MappingProxyType({})) -> Outcome:
@@ -116,7 +117,7 @@ class LastSkip:
         # The positions of a list that nobody knows here are left beyond any list.
         for name in ("index", "nearest"):
             at = numbers[name]
-            numbers[name] = tf.where(tf.logical_or(known, at < 0), at, at + place)
+            numbers[name] = choose(tf.logical_or(known, at < 0), at, at + place)
         skip = Skip(has_nan=kept["has_nan"] > 0.0, lower_helps=kept["lower_helps"] > 0.0, **numbers)
         return Outcome(
             finite=tf.equal(skip.cause, int(Cause.NONE)),
@@ -125,7 +126,7 @@ class LastSkip:
             clipped_norm=nan,
             **skip._asdict(),
             replica=tf.cast(kept["replica"], tf.int64),
-            name_offset=tf.where(known, place, int64(-1)),
+            name_offset=choose(known, place, int64(-1)),
         )
 
 

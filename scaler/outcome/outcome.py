@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from scaler.backend.choices import choose
+
 
 class Cause(enum.IntEnum):
     """Why a step was skipped.
@@ -97,8 +99,8 @@ def as_spike(
         where: Scalar int64, the position of the gradient to look at, if a norm is why.
         beyond: Scalar int64, how many gradients are beyond limits of their own, if that is why, else 0; None for 0.
     """
-    other = Skip(Cause.SPIKE, index=tf.where(of_norm, where, -1), count=0 if beyond is None else beyond)
-    return tf.where(spike, other.packed(), reason)
+    other = Skip(Cause.SPIKE, index=choose(of_norm, where, -1), count=0 if beyond is None else beyond)
+    return choose(spike, other.packed(), reason)
 
 
 class Outcome(NamedTuple):
@@ -157,7 +159,7 @@ class Outcome(NamedTuple):
         It is the last one with a non-finite gradient. The backward pass met that one first if the list is in the order
         of the forward pass. Else it is the variable of `index`. `LossScaler.explain` also looks at the weights.
         """
-        return tf.where(tf.greater_equal(self.nearest, 0), self.nearest, self.index)
+        return choose(tf.greater_equal(self.nearest, 0), self.nearest, self.index)
 
 
 def presumed_cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor) -> tf.Tensor:
@@ -167,5 +169,5 @@ def presumed_cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor) -> tf.Tenso
         loss_finite: Scalar bool.
         scaled_finite: Scalar bool, whether every gradient was finite before unscaling.
     """
-    scaled = tf.where(scaled_finite, float(Cause.TOO_LARGE), float(Cause.OVERFLOW))
-    return tf.where(loss_finite, scaled, float(Cause.LOSS))
+    scaled = choose(scaled_finite, float(Cause.TOO_LARGE), float(Cause.OVERFLOW))
+    return choose(loss_finite, scaled, float(Cause.LOSS))

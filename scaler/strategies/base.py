@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaler.backend.autograph import with_user_autograph
+from scaler.backend.choices import choose
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number, is_symbolic, within
 from scaler.errors import InvalidArgument
 
@@ -137,7 +138,7 @@ def after_step(strategy: Any, state: Any, event: Any, of_loss: tf.Tensor) -> Any
     if sees_every_step(strategy):
         return after
     pairs = zip(state, after, strict=True)
-    return type(after)(*(new if new is old else tf.where(of_loss, old, tf.cast(new, old.dtype)) for old, new in pairs))
+    return type(after)(*(new if new is old else choose(of_loss, old, tf.cast(new, old.dtype)) for old, new in pairs))
 
 
 def int32_fields(fields: Mapping[str, tf.Tensor]) -> frozenset[str]:
@@ -242,7 +243,7 @@ def usable_scale(strategy: Strategy, stored: tf.Tensor) -> tf.Tensor:
 
     Only a damaged or foreign checkpoint brings another one.
     """
-    return bounded(strategy, tf.where(tf.math.is_nan(stored), strategy.init().loss_scale, stored))
+    return bounded(strategy, choose(tf.math.is_nan(stored), strategy.init().loss_scale, stored))
 
 
 def only_scale(strategy: object) -> float | None:

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph
+from scaler.backend.choices import choose
 from scaler.checks import (
     as_count,
     as_float,
@@ -116,15 +117,15 @@ class Dynamic:
         # A checkpoint may bring counts that this strategy cannot reach; the largest integer plus 1 is negative.
         counted, left = within(state.good_steps, 0, interval - 1), tf.minimum(state.budget, hysteresis)
         zero = tf.zeros_like(counted)
-        good_steps = tf.where(finite, counted + 1, zero)
-        budget = tf.where(finite, left, tf.maximum(left - 1, 0))
+        good_steps = choose(finite, counted + 1, zero)
+        budget = choose(finite, left, tf.maximum(left - 1, 0))
         grow = good_steps >= interval
-        growth = tf.where(grow, as_float(self.growth_factor), 1.0)
-        backoff = tf.where(budget > 0, 1.0, as_float(self.backoff_factor))
-        factor = tf.where(finite, growth, backoff)
+        growth = choose(grow, as_float(self.growth_factor), 1.0)
+        backoff = choose(budget > 0, 1.0, as_float(self.backoff_factor))
+        factor = choose(finite, growth, backoff)
         refill = tf.logical_or(grow, tf.logical_and(finite, self.consecutive_hysteresis))
         return DynamicState(
             loss_scale=bounded(self, state.loss_scale * factor),
-            good_steps=tf.where(grow, zero, good_steps),
-            budget=tf.where(refill, hysteresis, budget),
+            good_steps=choose(grow, zero, good_steps),
+            budget=choose(refill, hysteresis, budget),
         )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph, with_user_autograph
+from scaler.backend.choices import choose
 from scaler.checks import check_constant, check_count, check_flag, check_number, is_symbolic
 from scaler.errors import InvalidArgument
 from scaler.strategies import exact, tensor_norms
@@ -210,7 +211,7 @@ class SpikeGuard(AroundWithBounds):
         first, *rest = found or [_never(state)]
         for second in rest:
             spike, pairs = first.spike, zip(first, second, strict=True)
-            chosen = Verdict(*(None if a is None else tf.where(spike, a, b) for a, b in pairs))
+            chosen = Verdict(*(None if a is None else choose(spike, a, b) for a, b in pairs))
             first = chosen._replace(spike=tf.logical_or(spike, second.spike))
         return first
 
@@ -250,7 +251,7 @@ class SpikeGuard(AroundWithBounds):
         spike = tf.logical_and(event.finite, verdict.spike)
         applied = tf.logical_and(event.finite, tf.logical_not(spike))
         after = bounded_state(self.strategy, with_user_autograph(self.strategy.update)(before, event))
-        inner = type(before)(*(tf.where(spike, old, new) for old, new in zip(before, after, strict=True)))
+        inner = type(before)(*(choose(spike, old, new) for old, new in zip(before, after, strict=True)))
         own: dict[str, tf.Tensor] = {}
         given = {name: flushed(statistic(self, event, name)) for name in self.watched}
         given["norms"] = self._norms_of(state, event)
@@ -258,11 +259,11 @@ class SpikeGuard(AroundWithBounds):
             if given[name] is not None:
                 window = tensor_norms.after(window, given[name], applied, self.factor)
             own |= self._fields(name, window)
-        own["spikes"] = tf.where(spike, count_up(counts["spikes"]), counts["spikes"])
-        in_a_row = tf.where(spike, count_up(counts["spikes_in_a_row"]), counts["spikes_in_a_row"])
-        own["spikes_in_a_row"] = tf.where(applied, tf.zeros_like(in_a_row), in_a_row)
+        own["spikes"] = choose(spike, count_up(counts["spikes"]), counts["spikes"])
+        in_a_row = choose(spike, count_up(counts["spikes_in_a_row"]), counts["spikes_in_a_row"])
+        own["spikes_in_a_row"] = choose(applied, tf.zeros_like(in_a_row), in_a_row)
         seen = tf.stack([verdict.value, verdict.usual, verdict.limit])
-        own["last_spike"] = tf.where(spike, seen, counts["last_spike"])
+        own["last_spike"] = choose(spike, seen, counts["last_spike"])
         return join("SpikeGuardState", inner, **own)
 
     def _verdict_of(self, state: Any, event: Event) -> Verdict:
