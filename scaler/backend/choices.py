@@ -25,6 +25,7 @@ def choose(flag: tf.Tensor, one: Any, other: Any) -> tf.Tensor:
     else:
         one = tf.convert_to_tensor(one)
         other = tf.convert_to_tensor(other, one.dtype)
-    if flag.shape.rank != 0 or not one.shape.is_fully_defined() or one.shape != other.shape:
-        return tf.where(flag, one, other)
-    return tf.raw_ops.Select(condition=flag, x=one, y=other)
+    alike = one.shape.rank is not None and one.shape.is_compatible_with(other.shape)
+    if flag.shape.rank == 0 and alike:
+        return tf.raw_ops.Select(condition=flag, x=one, y=other)
+    return tf.where(flag, one, other)

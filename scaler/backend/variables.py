@@ -228,12 +228,6 @@ def flag_of(variable: tf.Variable) -> tf.Tensor | None:
     return vars(variable).get(_FLAG)
 
 
-def assign_from(variable: tf.Variable, before: tf.Tensor, value: tf.Tensor) -> None:
-    """Assigns a value where the flag is true, or always without one; `before` is what the variable holds."""
-    flag = flag_of(variable)
-    assign_chosen(variable, value if flag is None else choose(flag, value, before))
-
-
 def assign_chosen(variable: tf.Variable, value: tf.Tensor) -> None:
     """Assigns a value that was chosen by the flag already."""
     type(variable).assign(variable, value)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import keras
 import tensorflow as tf
 
+from scaler.backend import replicas
 from scaler.backend.graphs import has_gpu, in_xla
 from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import move_nothing, name_of
 from scaler.gate.targets import Part, Targets
+
+SMALL = 2**16
+"""Elements of all variables of a step together. Copies of as many stay in a core's cache."""
 
 
 def check_select(select: object) -> None:
@@ -42,6 +48,21 @@ def selects(asked: bool | None, targets: Targets) -> bool:
             "sum_duplicates=True; or select=None, which branches where it has to."
         )
     return not unfit and (bool(asked) or selects_by_default())
+
+
+def moves_by_selecting(asked: bool | None, targets: Targets) -> bool:
+    """Whether a step branches for what a skip needs alone, and selects its new values all the same.
+
+    That is faster where the branch would take longer than the update in it. In a large step all new values would wait
+    for the decision together.
+
+    Args:
+        asked: `LossScaler(select=...)`.
+        targets: What the update moves.
+    """
+    if asked is not None or tf.executing_eagerly() or not all(map(_fits, targets.parts)):
+        return False
+    return sum(replicas.native(variable).shape.num_elements() or math.inf for variable in targets.built_for) <= SMALL
 
 
 def selects_here(asked: bool | None) -> bool:

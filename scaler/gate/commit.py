@@ -59,6 +59,7 @@ class Proposal:
         blame: As `Committed.replica`, where the step is skipped.
         on_skip: Called with the reason, `Committed.replica`, and whether the step is skipped, or None in the branch of
             a skip. It returns why, which it may know better.
+        selects: Whether `branch` selects new values, and branches for the rest.
     """
 
     targets: Targets
@@ -69,12 +70,17 @@ class Proposal:
     explain: Callable[[bool], tf.Tensor]
     blame: Callable[[], tf.Tensor | None]
     on_skip: Callable[[tf.Tensor, tf.Tensor | None, tf.Tensor | None], tf.Tensor]
+    selects: bool
+
+    def _move_where(self, applied: tf.Tensor) -> None:
+        """Moves the variables where a step is applied, scalar bool, without a branch."""
+        with assigned_where(applied, [variable for part in self.targets.parts for variable in part.movable]):
+            self.move()
 
     def select(self, strategy: Any, sound: tf.Tensor, when: tf.Tensor) -> Committed:
         """Commits where `sound` and `when`, scalar bools, are true, without a branch. What is proven needs no trial."""
         applied = tf.logical_and(sound, when)
-        with assigned_where(applied, [variable for part in self.targets.parts for variable in part.movable]):
-            self.move()
+        self._move_where(applied)
         restore_where(strategy, self.state, applied, when)
         skipped = tf.logical_and(when, tf.logical_not(applied))
         reason, replica = choose(skipped, self.explain(False), not_skipped()), self.blame()
@@ -86,9 +92,11 @@ class Proposal:
         """Commits in a branch of a step that there is."""
         trial = self.trial
         applied = sound if trial is None else trial.try_update(sound, self.move)
+        if self.selects:
+            self._move_where(applied)
 
         def apply() -> tuple[tuple[tf.Tensor, ...], tf.Tensor, tf.Tensor | None]:
-            if trial is None:
+            if trial is None and not self.selects:
                 self.move()
             put_back_non_finite(strategy, self.state)
             return self.clipped_norms(), not_skipped(), no_replica(strategy)

@@ -13,7 +13,7 @@ from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.choices import choose
 from scaler.backend.graphs import call_noninlined
-from scaler.gate.choose import needs_trial, selects
+from scaler.gate.choose import moves_by_selecting, needs_trial, selects
 from scaler.gate.commit import Committed, Proposal, Trial, no_replica
 from scaler.gate.joined import Joined
 from scaler.gate.judge import Verdict, judge
@@ -245,7 +245,8 @@ class Gate:
 
         trial = Trial(strategy, targets) if needs_trial(targets) else None
         blame = functools.partial(_first_bad_replica, strategy, measured.own, loss_finite)
-        return Proposal(targets, move, trial, state, clipped_norms, explain, blame, on_skip)
+        light = moves_by_selecting(self.select, targets)
+        return Proposal(targets, move, trial, state, clipped_norms, explain, blame, on_skip, light)
 
     def _norms(self, measured: Measured) -> tuple[tf.Tensor, ...]:
         """The global norm of each part's gradients, float32."""

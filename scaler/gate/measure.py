@@ -10,15 +10,13 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.graphs import in_xla
+from scaler.gate.choose import SMALL
 from scaler.gate.joined import Joined
 from scaler.gate.targets import Targets
 from scaler.gradients import statistics
 from scaler.gradients.statistics import squared_norms
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
-
-_SMALL = 2**16
-"""Elements of all gradients of a step together. Unscaled copies of as many stay in a core's cache."""
 
 
 class Measured(NamedTuple):
@@ -130,7 +128,7 @@ def _worth_unscaling_first(targets: Targets, joined: Joined, loss_scale: tf.Tens
     if in_xla() or gradients.is_one(loss_scale) or not all(targets.takes_derivative):
         return False  # XLA fuses the division into what follows.
     size = joined.size
-    return size is not None and size <= _SMALL and not joined.places()
+    return size is not None and size <= SMALL and not joined.places()
 
 
 def _unscaled(grads: Sequence, loss_scale: tf.Tensor) -> list[gradients.Gradient]:

@@ -10,7 +10,8 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import apply_steps, replicas, twins
-from scaler.backend.variables import assign_from, overwrites
+from scaler.backend.choices import choose
+from scaler.backend.variables import assign_chosen, flag_of, overwrites
 from scaler.backend.versions import unsupported
 
 _VALUE_BY_VALUE = (
@@ -78,7 +79,7 @@ def moved(
 
 
 def mover(optimizer: Any, learning_rate: tf.Tensor) -> Callable[[Sequence, Sequence], None]:
-    """A function that moves variables by their finished gradients, for XLA.
+    """A function that moves variables by their finished gradients, where `assigned_where` says so.
 
     The arithmetic is traced once for all shapes of a rank and then called: Adam's has 30 operations for each variable.
 
@@ -88,7 +89,7 @@ def mover(optimizer: Any, learning_rate: tf.Tensor) -> Callable[[Sequence, Seque
     """
     traced: dict[tuple, Callable] = {}
 
-    def arithmetic(decaying: bool, rank: int, names: Sequence[str]) -> Callable:
+    def arithmetic(decaying: bool, rank: int, names: Sequence[str], flag: tf.Tensor | None) -> Callable:
         if (decaying, rank) not in traced:
             # Keras asks for the rank, to tell a bias from other tensors.
             any_shape = tf.TensorSpec([None] * rank, tf.float32)
@@ -97,7 +98,10 @@ def mover(optimizer: Any, learning_rate: tf.Tensor) -> Callable[[Sequence, Seque
             @tf.function(autograph=False, input_signature=signature)
             def moved_once(grad: tf.Tensor, weight: tf.Tensor, slots: dict) -> tuple:
                 after = moved(optimizer, decaying, grad, lambda: weight, slots, learning_rate)
-                return after.weight.value, after.slots
+                if flag is None:
+                    return after.weight.value, after.slots
+                chosen = {name: choose(flag, after.slots[name], before) for name, before in slots.items()}
+                return choose(flag, after.weight.value, weight), chosen
 
             traced[decaying, rank] = moved_once
         return traced[decaying, rank]
@@ -105,12 +109,13 @@ def mover(optimizer: Any, learning_rate: tf.Tensor) -> Callable[[Sequence, Seque
     def move(grads: Sequence, variables: Sequence) -> None:
         for grad, variable in zip(grads, variables, strict=True):
             slots = twins.slots_of(optimizer, variable)
-            own = arithmetic(twins.decays(optimizer, variable), variable.shape.rank, list(slots))
-            held, read = tf.convert_to_tensor(variable), {name: tf.convert_to_tensor(slots[name]) for name in slots}
-            weight, after = own(grad, held, read)
-            assign_from(variable, held, weight)
+            decaying, rank = twins.decays(optimizer, variable), variable.shape.rank
+            own = arithmetic(decaying, rank, list(slots), flag_of(variable))
+            read = {name: tf.convert_to_tensor(slots[name]) for name in slots}
+            weight, after = own(grad, tf.convert_to_tensor(variable), read)
+            assign_chosen(variable, weight)
             for name, slot in slots.items():
-                assign_from(slot, read[name], after[name])
+                assign_chosen(slot, after[name])
 
     return move
 

@@ -342,7 +342,8 @@ class StoredState:
         if self._retried:
             after[f"{_BEFORE}loss_scale"] = tf.constant(0.0)
         applied, bad = tf.cast(moved, tf.int64), tf.cast(of_loss, tf.int64)
-        skipped, one = 1 - applied, tf.constant(1, tf.int64)
+        one = tf.constant(1, tf.int64)
+        skipped = one - applied
         step, kept = tf.stack([one, applied, one, bad, bad]), tf.stack([one, one, skipped, one, skipped])
         after[_COUNTERS] = (stored[_COUNTERS] + step) * kept
         always = when is None or tf.get_static_value(when)

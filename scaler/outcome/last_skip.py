@@ -18,7 +18,7 @@ from scaler.backend.graphs import graphs_around, outermost_function
 from scaler.backend.packed import Entry, Packed
 from scaler.backend.replicas import replica_count
 from scaler.backend.variables import mark_private, shared_variable
-from scaler.outcome.outcome import Cause, Outcome, Skip, int64
+from scaler.outcome.outcome import Cause, Outcome, Skip, int64, side_by_side
 
 MOST_NAMES = 2**20
 """How many names of variables a place may stand for: float32 holds each such number exactly."""
@@ -62,7 +62,7 @@ class LastSkip:
         It returns the reason. `counted` is False if a later call of `count` belongs to the same step.
         """
         others = loss_scale, -1 if replica is None else replica, name_offset, not counted
-        new = tf.concat([reason, [tf.cast(one, tf.float32) for one in others]], 0)
+        new = tf.concat([reason, side_by_side(others)], 0)
         self.variable.assign(new if where is None else choose(where, new, self.variable))
         return reason
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -67,7 +68,7 @@ class Skip(NamedTuple):
         """All fields, tensors or numbers, as one tensor, float32 [6], which holds each exactly: a `reason`."""
         if not any(map(tf.is_tensor, self)):
             return tf.constant([float(field) for field in self])
-        return tf.stack([tf.cast(field, tf.float32) if tf.is_tensor(field) else float(field) for field in self])
+        return side_by_side(self)
 
     @classmethod
     def of(cls, reason: tf.Tensor) -> Skip:
@@ -75,6 +76,11 @@ class Skip(NamedTuple):
         fields = dict(zip(cls._fields, tf.unstack(reason, num=len(cls._fields)), strict=True))
         flags = ("has_nan", "lower_helps")
         return cls(*(tf.cast(one, tf.bool if name in flags else tf.int64) for name, one in fields.items()))
+
+
+def side_by_side(numbers: Iterable) -> tf.Tensor:
+    """Scalar tensors of any dtype and numbers as one tensor, float32 [n]."""
+    return tf.stack([tf.cast(one, tf.float32) if tf.is_tensor(one) else float(one) for one in numbers])
 
 
 def not_skipped() -> tf.Tensor:

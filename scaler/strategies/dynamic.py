@@ -114,10 +114,10 @@ class Dynamic:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite, hysteresis = event.finite, as_count(self.hysteresis, state.budget)
         interval = as_count(self.growth_interval, state.good_steps)
+        zero, one = tf.zeros_like(state.good_steps), tf.ones_like(state.good_steps)
         # A checkpoint may bring counts that this strategy cannot reach; the largest integer plus 1 is negative.
-        counted, left = within(state.good_steps, 0, interval - 1), tf.minimum(state.budget, hysteresis)
-        zero = tf.zeros_like(counted)
-        good_steps = choose(finite, counted + 1, zero)
+        counted, left = within(state.good_steps, zero, interval - one), tf.minimum(state.budget, hysteresis)
+        good_steps = choose(finite, counted + one, zero)
         budget = choose(finite, left, tf.maximum(left - 1, 0))
         grow = good_steps >= interval
         growth = choose(grow, as_float(self.growth_factor), 1.0)

@@ -96,14 +96,13 @@ def test_the_updates_of_large_variables_are_a_few_compiled_calls():
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "most"),
-    [(LARGE, "float32", 1.25), (LARGE, "float16", 2.25), (SMALL, "float32", 3), (SMALL, "float16", 6)],
+    [(LARGE, "float32", 1.25), (LARGE, "float16", 2.25), (SMALL, "float32", 4), (SMALL, "float16", 6)],
 )
 def test_a_variable_more_costs_a_few_operations(shape, dtype, most, monkeypatch):
     """Compares 4 with 8 variables, so that what does not depend on their number cancels.
 
-    A large variable has a norm, a cast before it in 16 bits, and its share of four calls. A small one is added to, and
-    each of its slots is read and assigned. In 16 bits it is read and assigned itself, and so is its master. A change
-    that saves operations lowers `most`.
+    A large variable has a norm, a cast before it in 16 bits, and its share of four calls. A small one and each of its
+    slots are read and assigned, and in 16 bits its master, too. A change that saves operations lowers `most`.
     """
     monkeypatch.setattr(joined, "_WORTH_JOINING", 4)
     few, many = (len(list(applied_path(traced_graph(shape, count, dtype)))) for count in (4, 8))
@@ -113,9 +112,9 @@ def test_a_variable_more_costs_a_few_operations(shape, dtype, most, monkeypatch)
 def test_what_a_step_costs_whatever_it_updates():
     """A change that saves operations lowers this number. Two of them keep off a learning rate that is NaN, five tell
     and count bad data, and four part and join what the scaler keeps in four variables. Seven part why a step was
-    skipped, and TensorFlow drops them where nobody asks.
+    skipped, and TensorFlow drops them where nobody asks. Seven select new values: a branch for them takes longer.
     """
-    assert len(list(applied_path(traced_graph(SMALL, 1)))) <= 50
+    assert len(list(applied_path(traced_graph(SMALL, 1)))) <= 57
 
 
 def is_inlined(graph, operation):
