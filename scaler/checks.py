@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaler.backend.choices import choose
 from scaler.errors import InvalidArgument
 
 SMALLEST_SCALE = 2.0**-126
@@ -146,7 +145,7 @@ def as_scale(name: str, value: Any) -> tf.Tensor:
 def scale_or_nan(loss_scale: tf.Tensor) -> tf.Tensor:
     """The scale, or NaN where a running graph finds that it is none: the step is then skipped."""
     valid = tf.logical_and(loss_scale >= SMALLEST_SCALE, loss_scale <= LARGEST_SCALE)
-    return loss_scale if tf.executing_eagerly() else choose(valid, loss_scale, float("nan"))
+    return loss_scale if tf.executing_eagerly() else tf.where(valid, loss_scale, float("nan"))
 
 
 def as_loss(loss: Any) -> tf.Tensor:

@@ -38,7 +38,7 @@ def selects(asked: bool | None, targets: Targets) -> bool:
     """
     if tf.executing_eagerly() or asked is False:
         return False
-    unfit = [part.optimizer for part in targets.parts if not _fits(part)]
+    unfit = _unfit(targets)
     if asked and unfit:
         raise InvalidArgument(
             f"apply: LossScaler(select=True) with {name_of(unfit[0])}: its update has to be looked at before it "
@@ -60,7 +60,7 @@ def moves_by_selecting(asked: bool | None, targets: Targets) -> bool:
         asked: `LossScaler(select=...)`.
         targets: What the update moves.
     """
-    if asked is not None or tf.executing_eagerly() or not all(map(_fits, targets.parts)):
+    if asked is not None or tf.executing_eagerly() or tf.distribute.has_strategy() or _unfit(targets):
         return False
     return sum(replicas.native(variable).shape.num_elements() or math.inf for variable in targets.built_for) <= SMALL
 
@@ -75,7 +75,8 @@ def selects_here(asked: bool | None) -> bool:
 def selects_by_default() -> bool:
     """Whether a step that is traced here selects by default: on a GPU, and where XLA compiles the step.
 
-    Elsewhere a branch costs nothing, since the host takes the decision anyway. XLA fuses less across a branch.
+    Elsewhere the host takes the decision anyway, so that a large update may as well stand in a branch. XLA fuses less
+    across one.
     """
     return has_gpu() or in_xla()
 
@@ -89,6 +90,11 @@ def needs_trial(targets: Targets) -> bool:
     return not proven or (len(targets.parts) > 1 and tf.executing_eagerly())
 
 
-def _fits(part: Part) -> bool:
-    known = part.optimizer is move_nothing or isinstance(part.optimizer, keras.optimizers.Optimizer)
-    return known and part.proven is not None
+def _unfit(targets: Targets) -> list:
+    """The optimizers that may make values that are not finite, or are not Keras's."""
+
+    def fits(part: Part) -> bool:
+        known = part.optimizer is move_nothing or isinstance(part.optimizer, keras.optimizers.Optimizer)
+        return known and part.proven is not None
+
+    return [part.optimizer for part in targets.parts if not fits(part)]

@@ -2,7 +2,8 @@
 
 A step commits in one of two ways. A branch moves the variables or puts back what the forward pass moved, and waits for
 the decision. Selecting waits for nothing: every assignment of the update stores `where(applied, new, old)`. On a GPU a
-branch waits until the device is done, and XLA fuses less across it: see `choose.selects`.
+branch waits until the device is done, and XLA fuses less across it: see `choose.selects`. A small step on a CPU does
+both: it selects new values, and what is told of a skip is in a branch.
 
 An optimizer of which nothing is proven is tried first: its new values are looked at, and put back if one of them is not
 finite. That takes a branch.

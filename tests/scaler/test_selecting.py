@@ -77,8 +77,13 @@ CASES = [
 def test_a_run_is_the_same_bit_for_bit(optimizer, policy, options, monkeypatch):
     monkeypatch.setattr(joined, "_WORTH_JOINING", 4)
     options = {**options, **({"masters": MASTERS[options["masters"]]} if "masters" in options else {})}
-    (selected, outputs), (branched, expected) = (trained(way, optimizer, policy, **options) for way in (True, False))
-    assert selected == branched
+    (selected, outputs), (default, told), (branched, expected) = (
+        trained(way, optimizer, policy, **options) for way in (True, None, False)
+    )
+    assert selected == default == branched
+    if not ways.selects("graph"):
+        # A small step selects, and explains as one that branches.
+        assert [output["cause"] for output in told] == [output["cause"] for output in expected]
     assert [output["applied"] for output in outputs] == [output["applied"] for output in expected]
     # A second look may have told an overflow to be none.
     assert [output["cause"] > 0 for output in outputs] == [output["cause"] > 0 for output in expected]
@@ -115,11 +120,11 @@ def test_updates_that_are_compiled_in_groups_are_selected_too(optimizer, jit_com
 
 
 class Given:
-    """Gradients applied to variables of chosen values in both ways, each traced once."""
+    """Gradients applied to variables of chosen values in each way, traced once; None is that of a small step."""
 
     def __init__(self):
         self.ways = {}
-        for select in (True, False):
+        for select in (True, None, False):
             variables = [tf.Variable(tf.zeros([4])), tf.Variable(tf.zeros([3, 2]))]
             optimizer = keras.optimizers.SGD(0.5)
             optimizer.build(variables)
@@ -157,8 +162,8 @@ def test_a_skip_keeps_every_bit_also_of_rows_that_occur_twice(given, patterns, v
     weights = held[:4], held[4:].reshape(3, 2)
     dense, rows = np.float32(values[:4]), np.float32(values[4:]).reshape(2, 2)
     arguments = [tf.constant(value) for value in (dense, rows, np.int64(indices))]
-    selected, branched = (given(way, weights, *arguments) for way in (True, False))
-    assert selected == branched
+    selected, default, branched = (given(way, weights, *arguments) for way in (True, None, False))
+    assert selected == default == branched
     if not selected[0]:
         assert selected[1] == raw(weights)
 
