@@ -309,7 +309,7 @@ class Loop:
                     with self.workers.lost_is_an_error():
                         limit = self._limit(done, steps)
                         if self._windows:
-                            self.end_windows(done + limit == self._last_step(steps))
+                            self.end_windows(limit == 1 and done + 1 == self._last_step(steps))
                         call = self._take(limit)
                     scalars, vectors = scalars_and_vectors(call.outputs)
                     visit = Visit(call.counters, scalars, time.perf_counter() - start, steps, vectors)
@@ -371,7 +371,7 @@ class Loop:
         return bool(self._windows)
 
     def end_windows(self, ends: bool) -> None:
-        """Says whether the next micro-batch ends its window, where the step applies short windows."""
+        """Says whether the next micro-batch, in a call of its own, ends its window, where a step applies short ones."""
         for step in self._windows:
             if step.window is None and ends:
                 self._call.trace()  # Which makes the window.

@@ -222,18 +222,18 @@ class Gate:
         parts = list(targets.parts)
         if guard is not None and guard.clipped is not None:
             parts = [dataclasses.replace(parts[0], clip=guard.clip)]
-        given, squares = targets.split(measured.given), targets.split(measured.squares)
+        given, of_parts = targets.split(measured.given), targets.split(measured.squares)
         joined = [measured.joined] if len(parts) == 1 else [Joined(strategy, own) for own in given]
         updates = list(map(propose, parts, given, joined))
 
         def move() -> None:
-            for update, own, norms in zip(updates, given, squares, strict=True):
+            for update, own, squares in zip(updates, given, of_parts, strict=True):
                 clip = update.part.clip
-                update.move(own, measured.divisor, None if clip is None else clip.limiter(norms))
+                update.move(own, measured.divisor, None if clip is None else clip.limiter(squares))
 
         def clipped_norms() -> tuple[tf.Tensor, ...]:
             norms = self._norms(measured)
-            return tuple(map(functools.partial(self._norm_after, strategy, measured), parts, given, squares, norms))
+            return tuple(map(functools.partial(self._norm_after, strategy, measured), parts, given, of_parts, norms))
 
         def explain(looks: bool) -> tf.Tensor:
             each, broken = measured.of_each(strategy, targets), None

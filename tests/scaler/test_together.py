@@ -311,6 +311,18 @@ def test_the_clipped_norm_is_that_of_what_all_optimizers_were_given():
     assert np.isnan(steps.step(tf.constant(float("inf")))[0].clipped_norm)
 
 
+@pytest.mark.parametrize("clip", [{"clip_norm": 1.0}, {"clip": scaler.ClipByNorm(1.0)}], ids=["global", "each"])
+@pytest.mark.parametrize("norms", [(5.0, 20.0), (20.0, 0.5)])
+def test_each_optimizer_moves_by_gradients_clipped_to_the_norm_of_its_own(norms, clip):
+    loss_scaler, weights = scaler.LossScaler(scaler.Static(1.0)), [tf.Variable([0.0, 0.0]) for _ in norms]
+    directions = [norm * tf.constant([0.6, 0.8]) for norm in norms]
+    shares = [scaler.Share(SGD(1.0), [one], [own], **clip) for one, own in zip(directions, weights, strict=True)]
+    _, each = scaler.apply_together(loss_scaler, shares)
+    moved = [np.linalg.norm(weight) for weight in weights]
+    np.testing.assert_allclose(moved, np.minimum(norms, 1.0), rtol=1e-6)
+    np.testing.assert_allclose(moved, [one.clipped_norm for one in each], rtol=1e-6)
+
+
 @pytest.mark.parametrize("spoilt", [0, 1])
 def test_positions_count_over_the_variables_of_all(spoilt):
     weights = [tf.Variable([1.0], name=name) for name in "abcd"]
