@@ -24,6 +24,7 @@ import contextlib
 import contextvars
 import functools
 import gc
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -174,14 +175,43 @@ def owners_of(variables: Iterable[Any]) -> dict[int, keras.layers.Layer]:
 
 def alive(*kinds: type) -> Iterator[list[Any]]:
     """The living Python objects of some classes; then, if `gc.freeze` hid some from Python's list, all of them."""
-    # Not isinstance, which reads `__class__` and may run code of foreign objects.
-    yield [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+    yield _listed(kinds)
     if gc.get_freeze_count():
         gc.unfreeze()
-        objects = gc.get_objects()
+        objects = _listed(kinds)
         # Hiding them again hides every other object, too.
         gc.freeze()
-        yield [one for one in objects if issubclass(type(one), kinds)]
+        yield objects
+
+
+def _listed(kinds: Iterable[type]) -> list[Any]:
+    """The objects of some classes in Python's list of all.
+
+    That list holds every object, also a tuple that another thread is making: the thread fails with a SystemError if it
+    goes on meanwhile. So each list is made, searched and dropped within one call that runs no Python, and the collector
+    is off, which would run some.
+    """
+    classes, bases = set(), list(kinds)
+    while bases:
+        classes.add(id(base := bases.pop()))
+        bases += type.__subclasses__(base)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return [one for generation in range(3) for one in _listed_in(generation, classes)]
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _listed_in(generation: int, classes: set[int]) -> list[Any]:
+    def objects() -> Iterator[Any]:
+        return itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [(generation,)]))
+
+    # Not isinstance, which reads `__class__` and may run code of foreign objects.
+    chosen = map(classes.__contains__, map(id, map(type, objects())))
+    # The second list ends with the first one. `None` is never chosen: it lets both come to their end, and be dropped.
+    return list(itertools.compress(itertools.chain(objects(), itertools.repeat(None)), chosen))
 
 
 def unused(path: str, taken: dict) -> str:

@@ -395,7 +395,7 @@ def test_without_the_text_of_handles_tables_and_iterators_are_found_too(monkeypa
 
 def test_a_dataset_that_is_not_found_is_named(monkeypatch):
     """As after `gc.freeze`, which hides objects."""
-    monkeypatch.setattr(gc, "get_objects", list)
+    monkeypatch.setattr(gc, "get_objects", lambda generation: [])
     (caveat,) = looping(datasets)[0].caveats()
     assert "starts a dataset whose object cannot be found" in caveat
 
