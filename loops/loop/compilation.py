@@ -260,9 +260,8 @@ def checks(looked: Sequence[Looked], batch: Any) -> list[tf.Operation]:
     parts, found = tf.nest.flatten(batch), []
     for one in looked:
         values = tf.cast(parts[one.place], tf.int64)
-        outside = (values >= one.rows) | (values < (-one.rows if one.may_be_negative else 0))
-        bad = tf.reduce_max(tf.where(outside, tf.abs(values), -1))
-        worst = tf.where(tf.reduce_any(values == bad), bad, -bad)
-        said = tf.strings.format(one.message.format(value="{}", rows=one.rows), worst)
-        found.append(tf.debugging.Assert(tf.logical_not(tf.reduce_any(outside)), [said]))
+        least, most = tf.reduce_min(values), tf.reduce_max(values)
+        fits = most < one.rows
+        said = tf.strings.format(one.message.format(value="{}", rows=one.rows), tf.where(fits, least, most))
+        found.append(tf.debugging.Assert(fits & (least >= (-one.rows if one.may_be_negative else 0)), [said]))
     return [one for one in found if one is not None]
