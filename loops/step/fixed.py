@@ -42,15 +42,20 @@ class Fixed:
         """
         traced, kind = self._now(), who.partition(" ")[0]
 
-        def check(now: _Fixed) -> None:
-            changes = _changes(now, traced)
+        def check(_: tuple[int, ...]) -> None:
+            changes = _changes(_identities(self._now()), traced)
             if changes:
                 raise scaler.InvalidArgument(
                     f"{who}: changed since it was traced: {', '.join(changes)}. Its compiled function would go on with "
                     f"what it was traced with. Make a new {kind}, and a new Loop or tf.function around it."
                 )
 
-        scaler.authoring.at_each_call(lambda: _identities(self._now()), check, ("fixed", id(self._step)))
+        scaler.authoring.at_each_call(self._ids, check, ("fixed", id(self._step)))
+
+    def _ids(self) -> tuple[int, ...]:
+        """The ids of all that counts: quick to ask for before each call. An equal number may have another one."""
+        own = [_as_tuple(getattr(self._step, name)) for name in self._settings]
+        return tuple([id(one) for parts in (*self._layers().values(), *own) for one in parts])
 
     def _now(self) -> _Fixed:
         return {**self._layers(), **self._settings_now()}
