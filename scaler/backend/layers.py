@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import keras
 
 from scaler.backend import replicas
+from scaler.backend.graphs import reached
 from scaler.backend.versions import unsupported
 
 _NOTES: contextvars.ContextVar[tuple[Callable, ...]] = contextvars.ContextVar("calls_noted", default=())
@@ -191,11 +192,7 @@ def _listed(kinds: Iterable[type]) -> list[Any]:
     goes on meanwhile. So each list is made, searched and dropped within one call that runs no Python, and the collector
     is off, which would run some.
     """
-    classes, bases = set(), list(kinds)
-    while bases:
-        classes.add(id(base := bases.pop()))
-        bases += type.__subclasses__(base)
-    collects = gc.isenabled()
+    classes, collects = set(map(id, reached(kinds, type.__subclasses__))), gc.isenabled()
     gc.disable()
     try:
         return [one for generation in range(3) for one in _listed_in(generation, classes)]
