@@ -371,7 +371,7 @@ class Loop:
         return bool(self._windows)
 
     def end_windows(self, ends: bool) -> None:
-        """Says whether the next micro-batch, in a call of its own, ends its window, where a step applies short ones."""
+        """Says whether the next call's one micro-batch ends its window, for steps that apply short windows."""
         for step in self._windows:
             if step.window is None and ends:
                 self._call.trace()  # Which makes the window.

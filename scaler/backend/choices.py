@@ -12,10 +12,10 @@ import tensorflow as tf
 
 
 def choose(flag: tf.Tensor, one: Any, other: Any) -> tf.Tensor:
-    """`one` where the flag is true, else `other`, bit for bit; as `tf.where` for whatever is no flag of whole tensors.
+    """Returns `one` where the flag is true, else `other`, bit for bit.
 
     Args:
-        flag: Scalar bool.
+        flag: Scalar bool. One with a shape chooses element by element.
         one: A tensor, variable or number.
         other: Likewise, of the same shape. A number takes the other's dtype.
     """

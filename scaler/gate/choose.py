@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import keras
 import tensorflow as tf
 
@@ -62,7 +60,8 @@ def moves_by_selecting(asked: bool | None, targets: Targets) -> bool:
     """
     if asked is not None or tf.executing_eagerly() or tf.distribute.has_strategy() or _unfit(targets):
         return False
-    return sum(replicas.native(variable).shape.num_elements() or math.inf for variable in targets.built_for) <= SMALL
+    sizes = [replicas.native(variable).shape.num_elements() for variable in targets.built_for]
+    return None not in sizes and sum(sizes) <= SMALL
 
 
 def selects_here(asked: bool | None) -> bool:

@@ -13,7 +13,7 @@ import scaler
 from scaler.backend.graphs import has_gpu
 from scaler.gate import joined
 
-pytestmark = pytest.mark.skipif(has_gpu(), reason="operations are counted of a step that branches")
+pytestmark = pytest.mark.skipif(has_gpu(), reason="operations are counted of a step on a CPU")
 
 LARGE, SMALL = (256, 256), (3, 5)
 """Updates of four large variables are compiled; those of small ones are joined."""

@@ -105,7 +105,9 @@ def test_updates_that_are_compiled_in_groups_are_selected_too(optimizer, jit_com
 
         @tf.function(jit_compile=jit_compile or None)
         def step(x, variables=variables, made=made, loss_scaler=loss_scaler):
-            squares = lambda: tf.add_n([tf.reduce_sum(tf.square(one) * x) for one in variables])  # noqa: E731
+            def squares():
+                return tf.add_n([tf.reduce_sum(tf.square(one) * x) for one in variables])
+
             return take(loss_scaler, made, squares, variables, clip_norm=1.0).finite
 
         state = [*variables, *made.variables]
