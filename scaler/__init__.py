@@ -33,9 +33,9 @@ from scaler.gate.loss_scaler import LossScaler as LossScaler
 from scaler.gate.optimizers import move_nothing as move_nothing
 from scaler.gate.rollback import Snapshot as Snapshot
 from scaler.gate.rollback import snapshot as snapshot
+from scaler.gate.shares import Share as Share
+from scaler.gate.shares import apply_together as apply_together
 from scaler.gate.state import Counters as Counters
-from scaler.gate.targets import Share as Share
-from scaler.gate.together import apply_together as apply_together
 from scaler.gradients import ClipByNorm as ClipByNorm
 from scaler.gradients import ClipByValue as ClipByValue
 from scaler.gradients import all_finite as all_finite

@@ -25,9 +25,9 @@ from scaler.backend.spelling import from_keras as from_keras
 from scaler.backend.spelling import suggest_arguments as suggest_arguments
 from scaler.backend.variables import outside_the_graph as outside_the_graph
 from scaler.backend.variables import owner_of as owner_of
-from scaler.gate.arguments import check_arguments as check_arguments
-from scaler.gate.choose import selects_here
 from scaler.gate.layer_state import LayerState as LayerState
+from scaler.gate.proofs import selects_here
+from scaler.gate.shares import check_arguments as check_arguments
 from scaler.gradients.lists import Gradient
 from scaler.misuse.losses import divided_sum, float16_loss, float16_probabilities
 from scaler.misuse.moving_statistics import no_forward_pass as no_forward_pass

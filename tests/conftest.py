@@ -33,7 +33,7 @@ from mirrored import let_strategies_follow_each_other
 from tensorflow.python.eager import context
 from tensorflow.python.framework import config
 
-from scaler.gate import choose, joined
+from scaler.gate import joined, proofs
 
 # Devices are fixed once TensorFlow starts; replicas of a MirroredStrategy need several.
 tf.config.set_logical_device_configuration(
@@ -99,7 +99,7 @@ def pytest_report_header():
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Marks the parameters that `slow_with` and `exhaustive_with` name, before `-m` chooses."""
-    selects = choose.selects_by_default()
+    selects = proofs.selects_by_default()
     items[:] = [one for one in items if not (one.get_closest_marker("second_look") and (selects or _is(one, "xla")))]
     if config.getoption("--select"):
         items[:] = [item for item in items if not _is(item, "eager")]

@@ -2,17 +2,17 @@
 
 import pytest
 
-from scaler.gate import choose
+from scaler.gate import proofs
 
 
 def select_always():
     """Has steps of graphs select, as on a GPU."""
-    choose.selects_by_default = lambda: True
+    proofs.selects_by_default = lambda: True
 
 
 def selects(mode):
     """Whether a step in one of the `MODES` selects."""
-    return mode == "xla" or (mode != "eager" and choose.selects_by_default())
+    return mode == "xla" or (mode != "eager" and proofs.selects_by_default())
 
 
 second_look = pytest.mark.second_look

@@ -6,7 +6,7 @@ from scaler.formats.emulated import FORMATS as FORMATS
 from scaler.formats.emulated import Emulated as Emulated
 from scaler.formats.emulated import emulated as emulated
 from scaler.formats.layers import changed as changed
-from scaler.formats.rounding import rounded as rounded
+from scaler.formats.tensors import rounded as rounded
 from scaler.formats.unit_scaled import unit_cross_entropy as unit_cross_entropy
 from scaler.formats.unit_scaled import unit_scaled as unit_scaled
 

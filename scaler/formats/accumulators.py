@@ -30,7 +30,7 @@ import tensorflow as tf
 from scaler.backend import bits
 from scaler.backend.formats import ELEMENTS
 from scaler.errors import InvalidArgument
-from scaler.formats.rounding import round_float32
+from scaler.formats.tensors import round_float32
 
 ACCUMULATORS = ("float16", "bfloat16")
 """The formats of accumulators."""

@@ -2,7 +2,7 @@
 
 A step commits in one of two ways. A branch moves the variables or puts back what the forward pass moved, and waits for
 the decision. Selecting waits for nothing: every assignment of the update stores `where(applied, new, old)`. On a GPU a
-branch waits until the device is done, and XLA fuses less across it: see `choose.selects`. A small step on a CPU does
+branch waits until the device is done, and XLA fuses less across it: see `proofs.selects`. A small step on a CPU does
 both: it selects new values, and what is told of a skip is in a branch.
 
 An optimizer of which nothing is proven is tried first: its new values are looked at, and put back if one of them is not
@@ -82,7 +82,8 @@ class Proposal:
         """Commits where `sound` and `when`, scalar bools, are true, without a branch. What is proven needs no trial."""
         applied = tf.logical_and(sound, when)
         self._move_where(applied)
-        restore_where(strategy, self.state, applied, when)
+        kept = applied if tf.get_static_value(when) else tf.logical_or(applied, tf.logical_not(when))
+        put_back_non_finite(strategy, self.state, kept)
         skipped = tf.logical_and(when, tf.logical_not(applied))
         reason, replica = choose(skipped, self.explain(False), not_skipped()), self.blame()
         replica = None if replica is None else choose(skipped, replica, -1)
@@ -116,19 +117,6 @@ class Proposal:
         # Several workers meet in operations that a function of its own cannot hold.
         skip_apart = skip if tf.distribute.has_strategy() else functools.partial(call_noninlined, skip)
         return Committed(applied, *tf.cond(applied, apply, skip_apart))
-
-
-def restore_where(strategy: Any, state: Sequence[tuple], applied: tf.Tensor, when: tf.Tensor) -> None:
-    """Puts variables back to their values before a skipped step, and what became non-finite in any case.
-
-    Args:
-        strategy: TensorFlow's, from what `replicas.merge` calls.
-        state: Pairs of a variable and its value before the step, on every replica.
-        applied: Scalar bool.
-        when: Scalar bool, whether there is a step at all.
-    """
-    kept = applied if tf.get_static_value(when) else tf.logical_or(applied, tf.logical_not(when))
-    put_back_non_finite(strategy, state, kept)
 
 
 def no_replica(strategy: tf.distribute.Strategy) -> tf.Tensor | None:

@@ -13,15 +13,14 @@ from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.choices import choose
 from scaler.backend.graphs import call_noninlined
-from scaler.gate.choose import moves_by_selecting, needs_trial, selects
 from scaler.gate.commit import Committed, Proposal, Trial, no_replica
 from scaler.gate.joined import Joined
-from scaler.gate.judge import Verdict, judge
+from scaler.gate.judge import Spikes, Verdict, judge
 from scaler.gate.measure import Measured, event_of, measure, to_be_summed
 from scaler.gate.optimizers import build_optimizer
+from scaler.gate.proofs import moves_by_selecting, needs_trial, selects
 from scaler.gate.propose import finish_all, propose
 from scaler.gate.rollback import Snapshot, put_back_non_finite
-from scaler.gate.spikes import Spikes
 from scaler.gate.targets import Part, Targets
 from scaler.outcome.outcome import Cause, Outcome, Skip, int64, not_skipped
 from scaler.strategies import Event
@@ -55,11 +54,6 @@ class Decision(NamedTuple):
     spike: tuple[tf.Tensor, ...]
     clipped: tf.Tensor | None
 
-    @property
-    def of_loss(self) -> tf.Tensor:
-        """Whether the step was skipped because its loss was not finite, scalar bool: that says nothing of the scale."""
-        return tf.equal(self.skip.cause, int(Cause.LOSS))
-
     def outcome(self, skip: Skip, loss_scale: tf.Tensor, name_offset: int) -> Outcome:
         """The outcome of the step.
 
@@ -90,14 +84,18 @@ class Gate:
         needs: Statistics that the strategy wants.
         sum_duplicates: Whether the optimizer is given the sum of an index's duplicates, or each by itself.
         select: Whether new values are selected and nothing branches; None for where that is faster.
-        spikes: What a guard says of the step, or None without one.
+        spikes: The scaler's guard, which is false without one.
+        loss_scale: Scalar float32, what the gradients are scaled by.
+        on_skip: As of `Proposal`, called once for all replicas.
     """
 
     targets: Targets
     needs: Needs
-    sum_duplicates: bool = True
-    select: bool | None = None
-    spikes: Spikes | None = None
+    sum_duplicates: bool
+    select: bool | None
+    spikes: Spikes
+    loss_scale: tf.Tensor
+    on_skip: Callable[[tf.Tensor, tf.Tensor | None, tf.Tensor | None], tf.Tensor]
 
     @functools.cached_property
     def selects(self) -> bool:
@@ -107,25 +105,21 @@ class Gate:
     def decide(
         self,
         grads: list,
-        loss_scale: tf.Tensor,
         loss_finite: tf.Tensor,
         rollback: Snapshot | None,
         when: tf.Tensor,
-        on_skip: Callable[[tf.Tensor, tf.Tensor | None, tf.Tensor | None], tf.Tensor],
-        after: Callable[[Event, tf.Tensor, tf.Tensor], None],
-        losses: tuple[tf.Tensor, ...] = (),
+        after: Callable[[Event, tf.Tensor, tf.Tensor], Any],
+        losses: tuple[tf.Tensor, ...],
     ) -> Decision:
         """Decides once for all replicas; every replica calls it.
 
         Args:
             grads: Scaled gradients of this replica, of any floating dtype.
-            loss_scale: Scalar float32, what they are scaled by.
             loss_finite: Scalar bool, of this replica.
             rollback: Of this replica, or None.
             when: Scalar bool, whether to decide at all: it does where all replicas say so.
-            on_skip: As of `Proposal`, called once for all replicas.
-            after: Called once for all replicas with what was seen, `Decision.of_loss`, and whether there was a step,
-                scalar bool.
+            after: Called once for all replicas with what was seen, whether the step was skipped because of its loss,
+                which says nothing of the scale, and whether there was a step, scalar bools.
             losses: The loss of this replica, scalar float32; empty if the strategy does not need it.
         """
         if replicas.replica_count() > 1:
@@ -137,14 +131,13 @@ class Gate:
         ) -> Decision:
             for part in self.targets.parts:
                 build_optimizer(part.optimizer, part.built_for)
-            if self.spikes:
-                self.spikes.bind(self.targets.built_for)
+            self.spikes.bind(self.targets.built_for)
             when = replicas.all_agree(strategy, when)
             state = list(zip(variables, before, strict=True))
 
             def now(when: tf.Tensor) -> Decision:
-                decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state, when, on_skip, losses)
-                after(event, decision.of_loss, when)
+                decision, event = self._decide(strategy, grads, loss_finite, state, when, losses)
+                after(event, tf.equal(decision.skip.cause, int(Cause.LOSS)), when)
                 return decision
 
             if self.selects or tf.get_static_value(when):
@@ -155,31 +148,22 @@ class Gate:
         return replicas.merge(decide, grads, before, loss_finite, when, losses)
 
     def _decide(
-        self,
-        strategy: Any,
-        grads: list,
-        loss_scale: tf.Tensor,
-        loss_finite: tf.Tensor,
-        state: list[tuple],
-        when: tf.Tensor,
-        on_skip: Callable[[tf.Tensor, tf.Tensor | None, tf.Tensor | None], tf.Tensor],
-        losses: tuple,
+        self, strategy: Any, grads: list, loss_finite: tf.Tensor, state: list[tuple], when: tf.Tensor, losses: tuple
     ) -> tuple[Decision, Event]:
         """One step, in its order: measure, judge, propose, commit, and what the strategy is to be told."""
-        by_tensor = self.spikes is not None and self.spikes.by_tensor is not None
         measured = measure(
             strategy,
             self.targets,
             grads,
-            loss_scale,
+            self.loss_scale,
             sum_duplicates=self.sum_duplicates,
             selects=self.selects,
-            by_tensor=by_tensor,
+            by_tensor=self.spikes.by_tensor is not None,
         )
         loss = replicas.sum_of(strategy, losses[0]) if losses else None
         verdict = judge(strategy, self.targets, measured, self.spikes, loss, duplicates=not self.sum_duplicates)
         sound = _after_side_effects(verdict.sound)
-        proposal = self._propose(strategy, measured, verdict, loss_finite, state, when, on_skip)
+        proposal = self._propose(strategy, measured, verdict, loss_finite, state, when)
         done = proposal.select(strategy, sound, when) if self.selects else proposal.branch(strategy, sound)
 
         # An update that breaks off is not counted.
@@ -187,7 +171,8 @@ class Gate:
         told, counted, unlimited = (), None, applied
         if guard is not None and verdict.spike is not None:
             spike = tf.logical_and(verdict.spike, when)
-            told = guard.spike_report(spike)
+            of_guard = guard.verdict
+            told = tuple(choose(spike, one, 0.0) for one in (of_guard.value, of_guard.usual, of_guard.limit))
             counted = None if guard.clipped is None else choose(applied, guard.clipped, 0)
             # The guard sees for itself that it was a spike.
             unlimited = tf.logical_or(applied, spike)
@@ -205,17 +190,10 @@ class Gate:
         )
         own, summed = self.targets.derivatives(grads), self.targets.derivatives(measured.summed)
         seen = (guard.norm, loss, guard.norms) if guard else (measured.norm, loss)
-        return decision, event_of(strategy, self.needs, unlimited, own, summed, loss_scale, *seen)
+        return decision, event_of(strategy, self.needs, unlimited, own, summed, self.loss_scale, *seen)
 
     def _propose(
-        self,
-        strategy: Any,
-        measured: Measured,
-        verdict: Verdict,
-        loss_finite: Any,
-        state: list[tuple],
-        when: tf.Tensor,
-        on_skip: Callable[[tf.Tensor, tf.Tensor | None, tf.Tensor | None], tf.Tensor],
+        self, strategy: Any, measured: Measured, verdict: Verdict, loss_finite: Any, state: list[tuple], when: tf.Tensor
     ) -> Proposal:
         """What the step would do. Nothing has moved yet."""
         targets, guard = self.targets, verdict.guard
@@ -246,7 +224,7 @@ class Gate:
         trial = Trial(strategy, targets) if needs_trial(targets) else None
         blame = functools.partial(_first_bad_replica, strategy, measured.own, loss_finite)
         light = moves_by_selecting(self.select, targets)
-        return Proposal(targets, move, trial, state, clipped_norms, explain, blame, on_skip, light)
+        return Proposal(targets, move, trial, state, clipped_norms, explain, blame, self.on_skip, light)
 
     def _norms(self, measured: Measured) -> tuple[tf.Tensor, ...]:
         """The global norm of each part's gradients, float32."""
@@ -286,7 +264,7 @@ class Gate:
         put_back_non_finite(strategy, state)
         false, nan = tf.constant(False), tf.constant(float("nan"))
         told = (tf.constant(0.0),) * 3 if self.spikes else ()
-        clipped = int64(0) if self.spikes and self.spikes.by_tensor == "clip" else None
+        clipped = int64(0) if self.spikes.by_tensor == "clip" else None
         nans = (nan,) * len(self.targets.parts)
         return Decision(false, false, nans, nans, nan, nan, Skip.of(not_skipped()), no_replica(strategy), told, clipped)
 

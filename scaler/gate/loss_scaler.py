@@ -14,15 +14,14 @@ from scaler.backend.graphs import tape_records
 from scaler.backend.packed import ByName
 from scaler.checks import as_flag, as_loss, as_scale, as_variables, check_flag
 from scaler.errors import InvalidArgument
-from scaler.gate import choose, optimizers
-from scaler.gate.arguments import check_apply, check_arguments
-from scaler.gate.diagnosis import cause_from_second_pass, cause_from_second_pass_on_replicas
+from scaler.gate import optimizers
 from scaler.gate.gate import Gate
-from scaler.gate.retry import Again, first_gradients, retry
+from scaler.gate.judge import Spikes
+from scaler.gate.retry import Again, cause_from_second_pass, cause_from_second_pass_on_replicas, first_gradients, retry
 from scaler.gate.rollback import Snapshot
-from scaler.gate.spikes import Spikes
+from scaler.gate.shares import Share, check_apply, check_arguments
 from scaler.gate.state import Counters, StoredState
-from scaler.gate.targets import Part, Share, Targets
+from scaler.gate.targets import Part, Targets
 from scaler.gradients.clipping import ClipByNorm, ClipByValue
 from scaler.gradients.pairs import as_list, check_gradients, check_pairs
 from scaler.misuse.calls import Calls
@@ -30,8 +29,7 @@ from scaler.misuse.carried import Carried
 from scaler.misuse.marks import marked_unscaled
 from scaler.misuse.rescaled import check_rescaled
 from scaler.misuse.trace import not_judged
-from scaler.outcome.last_skip import LastSkip, note_skip_in_trace, skip_in_trace
-from scaler.outcome.outcome import Cause, Outcome, Skip
+from scaler.outcome.outcome import Cause, LastSkip, Outcome, Skip, note_skip_in_trace, skip_in_trace
 from scaler.outcome.skip_sentence import Names, Run, none_skipped, pinned
 from scaler.outcome.stuck import StuckPolicy, Watch
 from scaler.strategies import Dynamic, Event, Strategy
@@ -97,7 +95,11 @@ class LossScaler(ByName):
     ):
         super().__init__(name=name)
         check_flag("sum_duplicates", sum_duplicates)
-        choose.check_select(select)
+        if select is not None and not isinstance(select, bool):
+            raise InvalidArgument(
+                f"LossScaler(select={select!r} ({type(select).__name__})): expected True or False, or None, which "
+                "selects on a GPU and under XLA, and branches elsewhere."
+            )
         self.sum_duplicates, self.select = sum_duplicates, select
         self._strategy: Strategy = Dynamic() if strategy is None else strategy
         require_strategy(self._strategy)
@@ -423,59 +425,48 @@ class LossScaler(ByName):
                 grads = undivided
             if moved:
                 rollback = Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
-            outcome, norms = self._decide(shares, grads, carried, rollback, when, unscaled, update, diagnose, loss)
-        outcome = outcome._replace(retries=retries)
-        return outcome, [outcome._replace(grad_norm=norm, clipped_norm=clipped) for norm, clipped in norms]
+            loss_scale, floor = carried.loss_scale, float_bounds_of(self.strategy)[0]
+            alone = replicas.replica_count() == 1
+            parts = [Part.of(share, self.sum_duplicates) for share in shares]
 
-    def _decide(
-        self,
-        shares: Sequence[Share],
-        grads: list,
-        carried: Carried,
-        rollback: Snapshot | None,
-        when: bool | tf.Tensor,
-        unscaled: bool | tf.Tensor,
-        update: bool,
-        diagnose: Again | None,
-        loss: tf.Tensor | None,
-    ) -> tuple[Outcome, list[tuple[tf.Tensor, tf.Tensor]]]:
-        """The outcome of a step, and the norms of each share's gradients before and after clipping."""
-        loss_scale = carried.loss_scale
-        model = [variable for share in shares for variable in share.model]
-        target = Targets([Part.of(share, self.sum_duplicates) for share in shares])
-        gate = Gate(target, needs_of(self.strategy), self.sum_duplicates, self.select, self._spikes)
-        floor, alone, selects = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1, gate.selects
+            def on_skip(reason: tf.Tensor, replica: tf.Tensor | None, where: tf.Tensor | None) -> tf.Tensor:
+                if diagnose is not None and alone and where is None:
+                    reason = cause_from_second_pass(Skip.of(reason), loss_scale, floor, diagnose).packed()
+                return self._kept.keep(loss_scale, reason, replica, name_offset(), where, counted=update)
 
-        def on_skip(reason: tf.Tensor, replica: tf.Tensor | None, where: tf.Tensor | None) -> tf.Tensor:
-            if diagnose is not None and alone and where is None:
-                reason = cause_from_second_pass(Skip.of(reason), loss_scale, floor, diagnose).packed()
-            return self._kept.keep(loss_scale, reason, replica, name_offset(), where, counted=update)
+            def name_offset() -> int:
+                # Known when the optimizers have created their slots.
+                named = [part.named() for part in parts]
+                return self._names.begin(named, list(map(replicas.native, model)), seen=not gate.selects)
 
-        def name_offset() -> int:
-            # Known when the optimizers have created their slots.
-            named = [part.named() for part in target.parts]
-            return self._names.begin(named, list(map(replicas.native, model)), seen=not selects)
-
-        seen = self._calls.step.loss
-        loss = seen if loss is None or seen is None else tf.cast(loss, tf.float32)
-        decision = gate.decide(
-            gradients.matching([grad for grad in grads if grad is not None], target.updated),
-            carried.divisor(unscaled),
-            carried.loss_finite,
-            rollback,
-            tf.convert_to_tensor(when),
-            on_skip,
-            self._stored.move if update else (lambda event, of_loss, when: None),
-            () if loss is None else (loss,),
-        )
-        self._calls.decided(None if update else decision.attempted)
-        skip = decision.skip
-        if diagnose is not None and not alone and not selects:
-            skip = cause_from_second_pass_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
-        if not update:
-            note_skip_in_trace(self._kept, skip.cause)
-        norms = list(zip(decision.norms, decision.clipped_norms, strict=True))
-        return decision.outcome(skip, loss_scale, name_offset()), norms
+            gate = Gate(
+                Targets(parts),
+                needs_of(self.strategy),
+                self.sum_duplicates,
+                self.select,
+                self._spikes,
+                carried.divisor(unscaled),
+                on_skip,
+            )
+            seen = self._calls.step.loss
+            loss = seen if loss is None or seen is None else tf.cast(loss, tf.float32)
+            decision = gate.decide(
+                gradients.matching([grad for grad in grads if grad is not None], gate.targets.updated),
+                carried.loss_finite,
+                rollback,
+                tf.convert_to_tensor(when),
+                self._stored.move if update else (lambda event, of_loss, when: None),
+                () if loss is None else (loss,),
+            )
+            self._calls.decided(None if update else decision.attempted)
+            skip = decision.skip
+            if diagnose is not None and not alone and not gate.selects:
+                skip = cause_from_second_pass_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
+            if not update:
+                note_skip_in_trace(self._kept, skip.cause)
+            outcome = decision.outcome(skip, loss_scale, name_offset())._replace(retries=retries)
+        pairs = zip(decision.norms, decision.clipped_norms, strict=True)
+        return outcome, [outcome._replace(grad_norm=norm, clipped_norm=clipped) for norm, clipped in pairs]
 
     @staticmethod
     def _keep_trainable(shares: Sequence[Share], rollback: Snapshot | None) -> None:

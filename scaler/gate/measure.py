@@ -10,8 +10,8 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.graphs import in_xla
-from scaler.gate.choose import SMALL
 from scaler.gate.joined import Joined
+from scaler.gate.proofs import SMALL
 from scaler.gate.targets import Targets
 from scaler.gradients import statistics
 from scaler.gradients.statistics import squared_norms

@@ -1,4 +1,6 @@
-"""Optimizers that make no infinity and no NaN of finite gradients, and the proof for each.
+"""How a step may commit, by selecting, in a branch or on trial: that depends on what is proven of its optimizers.
+
+Here is which of them make no infinity and no NaN of finite gradients, and the proof for each.
 
 The gate lets a step through when the squared global norm of its gradients is finite in float32, so that each value g of
 them has |g| < 2^64 and g^2 is finite. What is shown for each class is that its slots stay finite, and that a weight
@@ -19,15 +21,20 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.graphs import has_gpu, in_xla
 from scaler.backend.optimizers import UNKNOWN, learning_rate_source
-from scaler.gate.optimizers import Optimizer, move_nothing
+from scaler.errors import InvalidArgument
+from scaler.gate.optimizers import Optimizer, move_nothing, name_of
+
+if TYPE_CHECKING:
+    from scaler.gate.targets import Part, Targets
 
 _LARGEST = 2.0**37
 """2^103 / 2^64, a factor of 2 for rounding, and another for a check that only tells rates apart by that."""
@@ -35,7 +42,7 @@ _BELOW_1 = 1 - 2.0**-20
 """Bias corrections divide by 1 - beta, which must not round to 0."""
 
 
-def proven_up_to(optimizer: Optimizer, targets: Sequence, sum_duplicates: bool) -> float | None:
+def largest_learning_rate(optimizer: Optimizer, targets: Sequence, sum_duplicates: bool = True) -> float | None:
     """The learning rate up to which an update keeps finite values finite, or None: its new values are to be looked at.
 
     Args:
@@ -46,21 +53,13 @@ def proven_up_to(optimizer: Optimizer, targets: Sequence, sum_duplicates: bool) 
     # An optimizer that works in 16 bits was asked for by name, with all it does.
     if any(replicas.native(target).dtype.size < 4 for target in targets):
         return float("inf")
-    # The proofs say nothing about an index that occurs several times.
-    return largest_learning_rate(optimizer, targets) if sum_duplicates else None
-
-
-def largest_learning_rate(optimizer: Optimizer, targets: Sequence) -> float | None:
-    """The learning rate up to which an update is proven to keep finite values finite; None if nothing is proven.
-
-    Args:
-        optimizer: A Keras optimizer or a function `(grads, variables) -> None`.
-        targets: The variables it is to move.
-    """
+    if not sum_duplicates:  # The proofs say nothing about an index that occurs several times.
+        return None
     if optimizer is move_nothing:
         return float("inf")
     prove = _PROOFS.get(type(optimizer))
-    if prove is None or not _is_plain(optimizer) or any(_constrained(target) for target in targets):
+    constrained = any(getattr(target, "constraint", None) is not None for target in targets)
+    if prove is None or not _is_plain(optimizer) or constrained:
         return None
     # The bounds below are those of float32.
     if any(tf.as_dtype(target.dtype) == tf.float64 for target in targets):
@@ -143,5 +142,80 @@ def _is_plain(optimizer: Any) -> bool:
     return known and not called and not optimizer.gradient_accumulation_steps
 
 
-def _constrained(target: Any) -> bool:
-    return getattr(target, "constraint", None) is not None
+SMALL = 2**16
+"""Elements of all variables of a step together. Copies of as many stay in a core's cache."""
+
+
+def selects(asked: bool | None, targets: Targets) -> bool:
+    """Whether the step chooses every new value by its decision, and takes no branch.
+
+    Args:
+        asked: `LossScaler(select=...)`.
+        targets: What the update moves.
+
+    Raises:
+        InvalidArgument: If it is asked for, and an optimizer may make values that are not finite, or is not Keras's.
+    """
+    if tf.executing_eagerly() or asked is False:
+        return False
+    unfit = _unfit(targets)
+    if asked and unfit:
+        raise InvalidArgument(
+            f"apply: LossScaler(select=True) with {name_of(unfit[0])}: its update has to be looked at before it "
+            "counts, which takes a branch. Expected SGD, Adam, AdamW, Adamax, Nadam, Lion or plain RMSprop of Keras, "
+            "with a learning rate that is a number or a schedule, an epsilon of its default's size, and without "
+            "gradient_accumulation_steps and constraints, for variables of float32 or with masters, and "
+            "sum_duplicates=True; or select=None, which branches where it has to."
+        )
+    return not unfit and (bool(asked) or selects_by_default())
+
+
+def moves_by_selecting(asked: bool | None, targets: Targets) -> bool:
+    """Whether a step branches for what a skip needs alone, and selects its new values all the same.
+
+    That is faster where the branch would take longer than the update in it. In a large step all new values would wait
+    for the decision together.
+
+    Args:
+        asked: `LossScaler(select=...)`.
+        targets: What the update moves.
+    """
+    if asked is not None or tf.executing_eagerly() or tf.distribute.has_strategy() or _unfit(targets):
+        return False
+    sizes = [replicas.native(variable).shape.num_elements() for variable in targets.built_for]
+    return None not in sizes and sum(sizes) <= SMALL
+
+
+def selects_here(asked: bool | None) -> bool:
+    """Whether steps that are traced now choose their new values, where the optimizer allows it."""
+    if tf.executing_eagerly():
+        return False
+    return selects_by_default() if asked is None else asked
+
+
+def selects_by_default() -> bool:
+    """Whether a step that is traced here selects by default: on a GPU, and where XLA compiles the step.
+
+    Elsewhere the host takes the decision anyway, so that a large update may as well stand in a branch. XLA fuses less
+    across one.
+    """
+    return has_gpu() or in_xla()
+
+
+def needs_trial(targets: Targets) -> bool:
+    """Whether the update has to be tried: its new values are not proven to be finite, or it may stop halfway.
+
+    In eager mode an optimizer may end in an error when others have moved.
+    """
+    proven = all(part.proven is not None for part in targets.parts)
+    return not proven or (len(targets.parts) > 1 and tf.executing_eagerly())
+
+
+def _unfit(targets: Targets) -> list:
+    """The optimizers that may make values that are not finite, or are not Keras's."""
+
+    def fits(part: Part) -> bool:
+        known = part.optimizer is move_nothing or isinstance(part.optimizer, keras.optimizers.Optimizer)
+        return known and part.proven is not None
+
+    return [part.optimizer for part in targets.parts if not fits(part)]

@@ -25,7 +25,7 @@ from scaler.backend.autograph import with_user_autograph
 from scaler.backend.graphs import in_xla, meet
 from scaler.backend.optimizers import KerasTwo
 from scaler.gate import joined
-from scaler.gate.on_values import is_value_by_value, mover, works_on_values
+from scaler.gate.joined import is_value_by_value, mover, works_on_values
 from scaler.gate.optimizers import Optimizer
 from scaler.gate.targets import Part
 from scaler.gradients.clipping import Limiter

@@ -1,4 +1,4 @@
-"""An overflow that costs time and no batch: gradients taken again at the scales that the strategy backs off to."""
+"""A second backward pass at lower scales: to save a batch from an overflow, or to say what a skip came from."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.autograph import with_user_autograph
 from scaler.backend.choices import choose
-from scaler.backend.graphs import call_noninlined
+from scaler.backend.graphs import call_noninlined, traced_once
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
 from scaler.gate.measure import event_of
 from scaler.gradients import Gradient
 from scaler.gradients.lists import not_finite
 from scaler.misuse.carried import Carried
-from scaler.outcome.outcome import int64
+from scaler.outcome.outcome import Cause, Skip, int64
 from scaler.strategies import Event, Strategy
 from scaler.strategies.base import float_bounds_of, needs_of, only_scale, usable_state
 
@@ -242,3 +242,95 @@ def _with_shape(found: Any, like: Gradient) -> Gradient:
 def _all_finite(grads: Sequence[Gradient]) -> tf.Tensor:
     """Whether every value is finite, also where a sum of their squares would not be."""
     return tf.logical_not(tf.reduce_any(not_finite(list(map(gradients.values_of, grads)))))
+
+
+_LOW_SCALE = 2.0**-14
+"""Where float16's backward pass can hardly overflow any more."""
+
+
+def cause_from_second_pass(skip: Skip, loss_scale: tf.Tensor, floor: tf.Tensor, diagnose: Callable) -> Skip:
+    """The reason of a skip, after a look at the gradients at lower scales where an overflow is presumed.
+
+    To be called in the branch of a skip, on one replica, by what `replicas.merge` calls.
+
+    Args:
+        skip: The reason as the gate presumes it.
+        loss_scale: Scalar float32, of the step.
+        floor: Scalar float32, the strategy's.
+        diagnose: From an output gradient to the gradients for it.
+    """
+
+    def in_replica(small: tf.Tensor) -> list:
+        return replicas.map_replicas(tf.distribute.get_strategy(), with_user_autograph(diagnose), small)
+
+    presumed, broken, backward = _looked(skip, loss_scale, floor, in_replica)
+    return _corrected(skip, loss_scale, presumed, broken, backward)
+
+
+def cause_from_second_pass_on_replicas(
+    skip: Skip,
+    loss_scale: tf.Tensor,
+    floor: tf.Tensor,
+    diagnose: Callable,
+    correct: Callable[[tf.Tensor, tf.Tensor], None],
+) -> Skip:
+    """The same on several replicas: each takes the second pass by itself, after the decision that they share.
+
+    `correct` is called once for all replicas with two scalar bools: whether the cause is BACKWARD, and whether a lower
+    scale helps.
+    """
+    presumed, broken, backward = _looked(skip, loss_scale, floor, diagnose)
+
+    def agree(strategy: tf.distribute.Strategy, broken: tf.Tensor, backward: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        broken, backward = replicas.any_of(strategy, broken), replicas.any_of(strategy, backward)
+        found = _corrected(skip, loss_scale, presumed, broken, backward)
+        correct(backward, found.lower_helps)
+        return found.cause, found.lower_helps
+
+    cause, helps = replicas.merge(agree, broken, backward)
+    return skip._replace(cause=cause, lower_helps=helps)
+
+
+def _looked(
+    skip: Skip, loss_scale: tf.Tensor, floor: tf.Tensor, diagnose: Callable
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Whether an overflow is presumed; whether gradients are not finite at a scale of 1; and then at any scale."""
+    seen = traced_once(lambda small: _seen(with_user_autograph(diagnose)(small)))
+    presumed = tf.equal(skip.cause, int(Cause.OVERFLOW))
+
+    def look() -> tuple[tf.Tensor, tf.Tensor]:
+        # 1 is far above what float16 flushes to zero, and 2^-14 far below what overflows in it.
+        scales = tf.minimum(1.0, loss_scale), tf.minimum(floor, _LOW_SCALE)
+        at_one, at_low = (seen(tf.maximum(s / loss_scale, SMALLEST_SCALE)) for s in scales)
+        broken = tf.logical_not(at_one.all_finite)
+        flushed = tf.logical_not(tf.reduce_any(tf.logical_and(tf.logical_not(at_one.finite), at_low.not_zero)))
+        return broken, tf.logical_and(broken, tf.logical_or(tf.logical_not(at_low.all_finite), flushed))
+
+    no = tf.constant(False)
+    return presumed, *tf.cond(presumed, lambda: call_noninlined(look), lambda: (no, no))
+
+
+class _Seen(NamedTuple):
+    """What is kept of the gradients for one scale, so that those for another need not be there at the same time.
+
+    Attributes:
+        all_finite: Scalar bool.
+        finite: Bool, one for each value.
+        not_zero: Bool, one for each value.
+    """
+
+    all_finite: tf.Tensor
+    finite: tf.Tensor
+    not_zero: tf.Tensor
+
+
+def _seen(grads: list) -> _Seen:
+    values = gradients.joined(grads)
+    finite = tf.concat([tf.math.is_finite(value) for value in values], 0)
+    not_zero = tf.concat([tf.not_equal(value, tf.zeros([], value.dtype)) for value in values], 0)
+    return _Seen(gradients.all_finite(grads), finite, not_zero)
+
+
+def _corrected(skip: Skip, loss_scale: tf.Tensor, presumed: tf.Tensor, broken: tf.Tensor, backward: tf.Tensor) -> Skip:
+    helps = tf.logical_and(tf.logical_and(presumed, loss_scale > 1.0), tf.logical_not(broken))
+    return skip._replace(cause=choose(backward, int64(Cause.BACKWARD), skip.cause), lower_helps=helps)

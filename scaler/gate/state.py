@@ -21,7 +21,7 @@ from scaler.backend.variables import (
 )
 from scaler.errors import InvalidArgument
 from scaler.outcome.stuck import Reading
-from scaler.strategies import Event, Strategy, tensor_norms
+from scaler.strategies import Event, Strategy
 from scaler.strategies.base import (
     after_step,
     as_taken,
@@ -33,7 +33,7 @@ from scaler.strategies.base import (
     usable_state,
 )
 from scaler.strategies.nested import inner_of
-from scaler.strategies.spike_guard import guard_of
+from scaler.strategies.spike_guard import TENSOR_FIELDS, guard_of
 
 
 class Counters(NamedTuple):
@@ -74,7 +74,7 @@ class StoredState:
         fields = {field: tf.convert_to_tensor(value) for field, value in state._asdict().items()}
         self._int32 = int32_fields(fields)
         # How many variables a step has is not known yet.
-        later = tensor_norms.FIELDS if self._by_tensor else ()
+        later = TENSOR_FIELDS if self._by_tensor else ()
         fields = {field: replicas.on_any_device(value) for field, value in fields.items() if field not in later}
         self.tensors: dict[str, tf.Variable] = {}
         retries = guard_of(strategy) is not None and only_scale(strategy) is None
@@ -164,7 +164,7 @@ class StoredState:
         owner = self._owner()
         if self.tensors or owner is None:
             return
-        shape = awaited_shape(owner, TENSORS, tensor_norms.FIELDS[1])
+        shape = awaited_shape(owner, TENSORS, TENSOR_FIELDS[1])
         if shape is not None:
             with scope_of(self.counts.variable):
                 self.remember_tensors(shape[0])
@@ -182,7 +182,7 @@ class StoredState:
             InvalidArgument: If there are already those of another count.
         """
         if self.tensors:
-            known = self.tensors[tensor_norms.FIELDS[1]].shape[0]
+            known = self.tensors[TENSOR_FIELDS[1]].shape[0]
             if known != count:
                 raise InvalidArgument(
                     f"SpikeGuard(by_tensor=...) remembers the norms of {known} gradients, and this step has {count}: "
@@ -193,7 +193,7 @@ class StoredState:
         assert guard is not None
         with outside_the_graph():
             state = guard.init(count)
-            self.tensors = {field: shared_variable(getattr(state, field), field) for field in tensor_norms.FIELDS}
+            self.tensors = {field: shared_variable(getattr(state, field), field) for field in TENSOR_FIELDS}
             for variable in self.tensors.values():
                 mark_owner(variable, self._owner())
             self._explain_tensors()
@@ -216,7 +216,7 @@ class StoredState:
         fields = {name: stored[f"{_STATE}{name}"] for name in self._fields} | {k: stored[k] for k in self.tensors}
         fields = as_taken(self._strategy, fields, self._int32)
         if self._by_tensor and not self.tensors:
-            fields |= {field: getattr(self._strategy.init(), field) for field in tensor_norms.FIELDS}
+            fields |= {field: getattr(self._strategy.init(), field) for field in TENSOR_FIELDS}
         return usable_state(self._strategy, self._type(**fields))
 
     def field(self, name: str) -> tf.Tensor:

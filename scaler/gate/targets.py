@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.choices import choose
+from scaler.gate import proofs
 from scaler.gate.optimizers import (
     Optimizer,
     as_called_by_the_gate,
@@ -20,49 +21,11 @@ from scaler.gate.optimizers import (
     variables_of,
     waits_for_values,
 )
-from scaler.gate.proofs import proven_up_to
+from scaler.gate.shares import Share
 from scaler.gradients import statistics
 from scaler.gradients.clipping import Clipping, clipping_of
 from scaler.outcome.skip_sentence import Named
 from scaler.weights.masters import MasterWeights
-
-
-class Share(NamedTuple):
-    """What one of several optimizers takes of a step.
-
-    Attributes:
-        optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
-        grads: Scaled gradients, one for each of its variables; None where there is none.
-        variables: Its variables, or a `MasterWeights` over them. They belong to no other share.
-        clip_norm: Largest global norm of its unscaled gradients, scalar float32, or None.
-        clip: `ClipByNorm` or `ClipByValue` in place of `clip_norm`, or None.
-    """
-
-    optimizer: Any
-    grads: Sequence
-    variables: Any
-    clip_norm: Any = None
-    clip: Any = None
-
-    @property
-    def masters(self) -> MasterWeights | None:
-        """The masters, if the variables are behind them."""
-        return self.variables if isinstance(self.variables, MasterWeights) else None
-
-    @property
-    def weights(self) -> list:
-        """The variables that the optimizer updates, one for each gradient."""
-        return list(self.masters.weights if self.masters else self.variables)
-
-    @property
-    def positions(self) -> list[int]:
-        """Where the variables that have a gradient stand among them."""
-        return [position for position, grad in enumerate(self.grads) if grad is not None]
-
-    @property
-    def model(self) -> list:
-        """Those of the model, which are others if masters are updated."""
-        return list(self.masters.model_variables if self.masters else self.variables)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +59,7 @@ class Part:
         optimizer, weights, positions = as_called_by_the_gate(share.optimizer), share.weights, share.positions
         if waits_for_values(optimizer, weights):
             optimizer = move_nothing
-        proven = proven_up_to(optimizer, [weights[at] for at in positions], sum_duplicates)
+        proven = proofs.largest_learning_rate(optimizer, [weights[at] for at in positions], sum_duplicates)
         clip = clipping_of(share.clip_norm, share.clip)
         return cls(optimizer, weights, positions, share.masters, clip, proven)
 

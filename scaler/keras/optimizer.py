@@ -21,7 +21,7 @@ from scaler.gate.loss_scaler import LossScaler
 from scaler.gate.optimizers import build_optimizer, move_nothing, waits_for_values
 from scaler.gradients.lists import Gradient
 from scaler.gradients.pairs import as_list
-from scaler.keras import accumulation, arguments, saved_strategies
+from scaler.keras import accumulation, arguments
 from scaler.keras.variables import Order, applies, follow
 from scaler.misuse.losses import undivided_mean
 from scaler.misuse.marks import UNSCALED, as_given
@@ -360,7 +360,7 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         if self.loss_scaler.select is not None:
             config["select"] = self.loss_scaler.select
         if self._strategy_given:
-            return {**config, "strategy": saved_strategies.to_config(self.loss_scaler.strategy)}
+            return {**config, "strategy": arguments.to_config(self.loss_scaler.strategy)}
         return {**config, "initial_scale": self.initial_scale, "dynamic_growth_steps": self.dynamic_growth_steps}
 
     @classmethod
@@ -373,7 +373,7 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         config = dict(config)
         inner = keras.saving.deserialize_keras_object(config.pop("inner_optimizer"), custom_objects=custom_objects)
         if "strategy" in config:
-            config["strategy"] = saved_strategies.from_config(config["strategy"], custom_objects)
+            config["strategy"] = arguments.from_config(config["strategy"], custom_objects)
         return cls(inner, **config)
 
     def _are_unscaled(self, grads: list) -> bool | tf.Tensor:

@@ -18,8 +18,8 @@ from scaler.backend.layers import cast_penalties, state_of, unused
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument, ScaleWarning
-from scaler.gate.choose import selects_by_default
 from scaler.gate.layer_state import LayerState
+from scaler.gate.proofs import selects_by_default
 from scaler.gate.rollback import all_finite, state_to_keep
 from scaler.keras.optimizer import LossScaleOptimizer
 from scaler.keras.shown_metrics import Shown

@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
-from scaler.outcome.last_skip import FIRST_PLACE, MOST_NAMES
-from scaler.outcome.outcome import Cause, Outcome
+from scaler.outcome.outcome import FIRST_PLACE, MOST_NAMES, Cause, Outcome
 
 
 class Run(Protocol):

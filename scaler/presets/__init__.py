@@ -7,21 +7,21 @@ in the system's tighter bounds, and the docstring says from where on the two par
 companion raises. docs/presets.md has all of them in one table, with their sources.
 """
 
-from scaler.presets.jax_systems import flax as flax
-from scaler.presets.jax_systems import jmp as jmp
-from scaler.presets.jax_systems import optax_apply_if_finite as optax_apply_if_finite
-from scaler.presets.jax_systems import optax_apply_if_finite_stuck as optax_apply_if_finite_stuck
 from scaler.presets.other_systems import chainer as chainer
+from scaler.presets.other_systems import flax as flax
+from scaler.presets.other_systems import jmp as jmp
+from scaler.presets.other_systems import keras as keras
 from scaler.presets.other_systems import mindspore as mindspore
 from scaler.presets.other_systems import mindspore_stuck as mindspore_stuck
 from scaler.presets.other_systems import mxnet as mxnet
 from scaler.presets.other_systems import nnabla as nnabla
+from scaler.presets.other_systems import openseq2seq_backoff as openseq2seq_backoff
+from scaler.presets.other_systems import optax_apply_if_finite as optax_apply_if_finite
+from scaler.presets.other_systems import optax_apply_if_finite_stuck as optax_apply_if_finite_stuck
 from scaler.presets.other_systems import paddle as paddle
 from scaler.presets.other_systems import paddle_static as paddle_static
-from scaler.presets.tensorflow_systems import keras as keras
-from scaler.presets.tensorflow_systems import openseq2seq_backoff as openseq2seq_backoff
-from scaler.presets.tensorflow_systems import tf_contrib as tf_contrib
-from scaler.presets.tensorflow_systems import tf_keras as tf_keras
+from scaler.presets.other_systems import tf_contrib as tf_contrib
+from scaler.presets.other_systems import tf_keras as tf_keras
 from scaler.presets.torch_systems import apex as apex
 from scaler.presets.torch_systems import colossalai as colossalai
 from scaler.presets.torch_systems import dalle as dalle

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_scale
 from scaler.outcome.stuck import StuckPolicy
 from scaler.presets.rules.climbs import Log2, Spaced
 from scaler.presets.rules.precision import checked_bound, smaller
-from scaler.presets.rules.skipped_at_floor import SkippedAtFloor
 from scaler.presets.rules.streak import DIVIDES, Streak, streak
-from scaler.presets.rules.tolerance import MovingWindow, Tolerance
+from scaler.presets.rules.tolerance import MovingWindow, SkippedAtFloor, Tolerance
 from scaler.strategies.dynamic import Dynamic
 
 
@@ -110,7 +111,18 @@ def deepspeed(
     Parts from it: at `min_scale` DeepSpeed raises; ours stays there, and `deepspeed_stuck()` raises. DeepSpeed has no
     ceiling; ours is 2^126, reached from the default by 110 growths.
     """
-    return _deepspeed(1, initial_scale, growth_factor, growth_interval, min_scale, hysteresis, consecutive_hysteresis)
+    check_count("growth_interval", growth_interval, 1000)
+    return streak(
+        initial_scale,
+        growth_factor,
+        DIVIDES,
+        growth_interval,
+        first_interval=growth_interval + 1,
+        hysteresis=hysteresis,
+        refill=("finite",) if consecutive_hysteresis else ("growth",),
+        backoff_floor=checked_bound("min_scale", min_scale),
+        double=True,
+    )
 
 
 def deepspeed_2025_02(
@@ -126,7 +138,15 @@ def deepspeed_2025_02(
 
     Parts from it: as `deepspeed` does.
     """
-    return _deepspeed(0, initial_scale, growth_factor, growth_interval, min_scale, hysteresis, consecutive_hysteresis)
+    later = deepspeed(
+        initial_scale,
+        growth_factor=growth_factor,
+        growth_interval=growth_interval,
+        min_scale=min_scale,
+        hysteresis=hysteresis,
+        consecutive_hysteresis=consecutive_hysteresis,
+    )
+    return dataclasses.replace(later, first_interval=growth_interval)
 
 
 def deepspeed_stuck(*, hysteresis: int = 2, consecutive_hysteresis: bool = False) -> StuckPolicy:
@@ -286,28 +306,4 @@ def metaseq(
         tolerance=tolerance,
         threshold=threshold,
         min_loss_scale=min_loss_scale,
-    )
-
-
-def _deepspeed(
-    late: int,
-    initial_scale: float,
-    growth_factor: float,
-    growth_interval: int,
-    min_scale: float,
-    hysteresis: int,
-    consecutive: bool,
-) -> Streak:
-    """Either version, whose first growth comes so many steps late."""
-    check_count("growth_interval", growth_interval, 1000)
-    return streak(
-        initial_scale,
-        growth_factor,
-        DIVIDES,
-        growth_interval,
-        first_interval=growth_interval + late,
-        hysteresis=hysteresis,
-        refill=("finite",) if consecutive else ("growth",),
-        backoff_floor=checked_bound("min_scale", min_scale),
-        double=True,
     )

@@ -1,6 +1,12 @@
 """Loss-scaling strategies: pure state machines, nothing stateful."""
 
 from scaler.backend.spelling import suggest_arguments
+from scaler.strategies.amax import DelayedAmax as DelayedAmax
+from scaler.strategies.amax import DelayedAmaxState as DelayedAmaxState
+from scaler.strategies.amax import Headroom as Headroom
+from scaler.strategies.amax import HeadroomState as HeadroomState
+from scaler.strategies.amax import LogNormal as LogNormal
+from scaler.strategies.amax import LogNormalState as LogNormalState
 from scaler.strategies.base import Event as Event
 from scaler.strategies.base import Needs as Needs
 from scaler.strategies.base import Strategy as Strategy
@@ -11,20 +17,14 @@ from scaler.strategies.base import in_words as in_words
 from scaler.strategies.base import needs_of as needs_of
 from scaler.strategies.base import require_strategy as require_strategy
 from scaler.strategies.base import usable_state as usable_state
-from scaler.strategies.delayed_amax import DelayedAmax as DelayedAmax
-from scaler.strategies.delayed_amax import DelayedAmaxState as DelayedAmaxState
 from scaler.strategies.dynamic import Dynamic as Dynamic
 from scaler.strategies.dynamic import DynamicState as DynamicState
-from scaler.strategies.headroom import Headroom as Headroom
-from scaler.strategies.headroom import HeadroomState as HeadroomState
 from scaler.strategies.histogram import Histogram as Histogram
 from scaler.strategies.histogram import HistogramState as HistogramState
 from scaler.strategies.limits import Bounded as Bounded
 from scaler.strategies.limits import RisingFloor as RisingFloor
+from scaler.strategies.limits import Scheduled as Scheduled
 from scaler.strategies.limits import Warmup as Warmup
-from scaler.strategies.log_normal import LogNormal as LogNormal
-from scaler.strategies.log_normal import LogNormalState as LogNormalState
-from scaler.strategies.scheduled import Scheduled as Scheduled
 from scaler.strategies.smooth import Smooth as Smooth
 from scaler.strategies.smooth import SmoothState as SmoothState
 from scaler.strategies.spike_guard import SpikeGuard as SpikeGuard

@@ -11,12 +11,72 @@ import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph, with_user_autograph
 from scaler.backend.choices import choose
-from scaler.checks import check_constant, check_count, check_flag, check_number, is_symbolic
+from scaler.checks import as_float, check_constant, check_count, check_flag, check_number, is_symbolic
 from scaler.errors import InvalidArgument
-from scaler.strategies import exact, tensor_norms
+from scaler.strategies import exact
 from scaler.strategies.base import Event, Needs, Strategy, bounded_state, require_inner, statistic, together
 from scaler.strategies.nested import AroundWithBounds, count_up, inner_of, join, own_of
-from scaler.strategies.tensor_norms import Window, flushed
+
+TENSOR_FIELDS = ("tensor_norms", "tensor_usual", "tensor_limits")
+"""The fields of a state with the `Window` of each gradient's norm."""
+_SIGMA = 1.4826
+"""A normal distribution has this many times its median distance from the median as its standard deviation."""
+_LEAST = 0.1
+"""The least spread, as a share of the median."""
+
+
+class Window(NamedTuple):
+    """The last values of a number, or of several.
+
+    Attributes:
+        values: Float32 [size, ...], the newest last; infinity where nothing was seen yet.
+        usual: Float32 [...], their medians.
+        limit: Float32 [...], the most that the next step allows.
+    """
+
+    values: tf.Tensor
+    usual: tf.Tensor
+    limit: tf.Tensor
+
+    @classmethod
+    def unknown(cls, size: int, *shape: int) -> Window:
+        """Before the first step."""
+        none = tf.fill(tf.constant(shape, tf.int32), math.inf)
+        return cls(tf.fill([size, *shape], math.inf), none, none)
+
+    def after(self, value: tf.Tensor, applied: tf.Tensor, factor: Any) -> Window:
+        """After a step. What is not finite does not enter: the norm of a gradient that a step did not have is NaN.
+
+        The limit is infinite while half of the window is empty, which counts as infinite, and where all of it is 0.
+
+        Args:
+            value: Float32 [...].
+            applied: Scalar bool.
+            factor: How many spreads above the median the limit lies, a number or a scalar tensor.
+        """
+        enters = tf.logical_and(applied, tf.math.is_finite(value))
+        values = tf.where(enters, tf.concat([self.values[1:], value[tf.newaxis]], axis=0), self.values)
+        usual = _median(values)
+        distance = exact.narrow(exact.wide(_SIGMA) * exact.wide(_median(tf.abs(values - usual))))
+        spread = tf.maximum(distance, exact.narrow(exact.wide(_LEAST) * exact.wide(tf.abs(usual))))
+        limit = exact.narrow(exact.wide(usual) + exact.wide(as_float(factor)) * exact.wide(spread))
+        has_limit = tf.logical_and(tf.math.is_finite(usual), spread > 0.0)
+        return Window(values, usual, tf.where(has_limit, limit, math.inf))
+
+
+def flushed(value: Any) -> tf.Tensor:
+    """In float32, with 0 for a subnormal number, on which kernels disagree."""
+    return exact.narrow(exact.wide(value))
+
+
+def _median(values: tf.Tensor) -> tf.Tensor:
+    """The median along the first axis."""
+    size, rank = values.shape[0], values.shape.rank
+    last = values if rank == 1 else tf.transpose(values, [*range(1, rank), 0])
+    # `tf.sort` asks for the shape, which takes int32 arithmetic.
+    ordered = tf.math.top_k(last, k=size).values
+    middle = exact.wide(ordered[..., size // 2]) + exact.wide(ordered[..., (size - 1) // 2])
+    return exact.narrow(middle * 0.5)
 
 
 class Verdict(NamedTuple):
@@ -181,7 +241,7 @@ class SpikeGuard(AroundWithBounds):
         own: dict[str, tf.Tensor] = {}
         for name in self._windows:
             shape = (variables,) if name == "norms" else ()
-            own |= self._fields(name, tensor_norms.unknown(self.window, *shape))
+            own |= self._fields(name, Window.unknown(self.window, *shape))
         none = tf.constant(0)
         own |= zip(_COUNTS, (none, none, tf.zeros([3])), strict=True)
         return join("SpikeGuardState", bounded_state(self.strategy, self.strategy.init()), **own)
@@ -257,7 +317,7 @@ class SpikeGuard(AroundWithBounds):
         given["norms"] = self._norms_of(state, event)
         for name, window in windows.items():
             if given[name] is not None:
-                window = tensor_norms.after(window, given[name], applied, self.factor)
+                window = window.after(given[name], applied, self.factor)
             own |= self._fields(name, window)
         own["spikes"] = choose(spike, count_up(counts["spikes"]), counts["spikes"])
         in_a_row = choose(spike, count_up(counts["spikes_in_a_row"]), counts["spikes_in_a_row"])
@@ -316,7 +376,7 @@ _BY_ROUNDING = 1.0 + 2.0**-10
 _FIELDS = {
     "norm": ("norms", "norm_usual", "norm_limit"),
     "loss": ("losses", "loss_usual", "loss_limit"),
-    "norms": tensor_norms.FIELDS,
+    "norms": TENSOR_FIELDS,
 }
 _COUNTS = ("spikes", "spikes_in_a_row", "last_spike")
 

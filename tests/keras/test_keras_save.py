@@ -185,7 +185,7 @@ def test_what_cannot_be_written_down_is_named():
     with pytest.raises(scaler.InvalidArgument, match="is not a dataclass"):
         scaler.LossScaleOptimizer(inner(), Plain()).get_config()
     with pytest.raises(scaler.InvalidArgument, match=r"OnlyDown.first=.*cannot be saved"):
-        scaler.keras.saved_strategies.to_config(OnlyDown(first=print))
+        scaler.keras.arguments.to_config(OnlyDown(first=print))
 
 
 def load_and_go_on(path):

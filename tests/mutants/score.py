@@ -52,31 +52,32 @@ NARROW = {
         "-k",
         "not xla",
     ],
-    "strategies/headroom": _about(_RESEARCH, "headroom limits refused"),
+    "strategies/amax": _about(_RESEARCH, "headroom delayed log_normal lognormal gradients_of_zero limits refused"),
     "strategies/histogram": _about(_RESEARCH, "histogram limits refused"),
-    "strategies/delayed_amax": _about(_RESEARCH, "delayed limits refused"),
-    "strategies/log_normal": _about(_RESEARCH, "log_normal lognormal gradients_of_zero limits refused"),
     "strategies/smooth": _about(_RESEARCH, "smooth limits refused"),
     "strategies/adaptive": [_LIMITS, f"{_STRATEGIES}/test_adaptive.py", "-k", "not eager and not graph and not xla"],
     "strategies/exact": [f"{_STRATEGIES}/test_exact.py", "-k", "narrowed or not (eager or graph or xla)"],
-    "strategies/limits": _about(_AROUND, "bounded warm risingfloor overflow bounds combinator limits refused defaults"),
-    "strategies/scheduled": _about(_AROUND, "scheduled used_late bounds combinator limits refused"),
-    "strategies/spike_guard": [f"{_STRATEGIES}/test_spike_guard.py", "-k", "not xla and not promise"],
-    "strategies/tensor_norms": [f"{_STRATEGIES}/test_tensor_norms.py", "-k", "not xla and not promise"],
+    "strategies/limits": _about(
+        _AROUND, "bounded warm risingfloor scheduled used_late overflow bounds combinator limits refused defaults"
+    ),
+    "strategies/spike_guard": [
+        *(f"{_STRATEGIES}/test_spike_guard.py", f"{_STRATEGIES}/test_tensor_norms.py"),
+        *("-k", "not xla and not promise"),
+    ],
     "strategies/joined": _about(_AROUND, "risingfloor scheduled combinator overflow limits refused"),
     "presets/torch_systems": _about(
         _PRESETS,
         "pytorch fairscale nemo apex deepspeed megatron colossalai guided_diffusion dalle fairseq metaseq refused",
     ),
-    "presets/jax_systems": _about(_PRESETS, "flax jmp optax refused"),
-    "presets/tensorflow_systems": _about(_PRESETS, "keras tf_contrib openseq2seq refused"),
-    "presets/other_systems": _about(_PRESETS, "mxnet mindspore paddle chainer nnabla refused"),
+    "presets/other_systems": _about(
+        _PRESETS, "flax jmp optax keras tf_contrib openseq2seq mxnet mindspore paddle chainer nnabla refused"
+    ),
     "presets/rules/precision": _about(_PRESETS, "mindspore nnabla paddle metaseq dalle"),
     "presets/rules/climbs": _about(_PRESETS, "chainer guided_diffusion dalle refused"),
-    "presets/rules/lag": _about([*_PRESETS, _AROUND[1]], "mxnet used_late"),
-    "presets/rules/skipped_at_floor": _about(_PRESETS, "policy stuck deepspeed fairseq"),
-    "presets/rules/streak": _about(_PRESETS, "deepspeed paddle nnabla mindspore tf_contrib apex refused"),
-    "presets/rules/tolerance": _about(_PRESETS, "fairseq metaseq refused"),
+    "presets/rules/streak": _about(
+        [*_PRESETS, _AROUND[1]], "deepspeed paddle nnabla mindspore tf_contrib apex mxnet used_late refused"
+    ),
+    "presets/rules/tolerance": _about(_PRESETS, "fairseq metaseq policy stuck deepspeed refused"),
     "checks": ["tests/scaler/test_bad_input.py"],
     "backend/formats": ["tests/scaler/test_formats.py", "tests/scaler/test_bad_input.py", "-k", "not random_bit"],
     "gradients/clipping": [

@@ -211,8 +211,8 @@ def test_a_strategy_around_another_does_as_that_one_says(wrap):
     for given, sees in ((Dynamic(), False), (presets.keras(), True), (presets.pytorch(), True)):
         wrapped = wrap(given)
         assert sees_every_step(wrapped) == sees
-        config = scaler.keras.saved_strategies.to_config(wrapped)
-        assert sees_every_step(scaler.keras.saved_strategies.from_config(config)) == sees
+        config = scaler.keras.arguments.to_config(wrapped)
+        assert sees_every_step(scaler.keras.arguments.from_config(config)) == sees
     assert not sees_every_step(Scheduled({0: presets.keras(), 3: Dynamic()}))
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from scaler_cases import gradients_of, modes
 
 import scaler
-from scaler.outcome.last_skip import FIRST_PLACE, MOST_NAMES
+from scaler.outcome.outcome import FIRST_PLACE, MOST_NAMES
 from scaler.outcome.skip_sentence import Named, Names
 
 NAN, BIG = np.float32(np.nan), np.float32(1e36)

@@ -9,8 +9,7 @@ from scaler_cases import by_hand
 
 import scaler
 from scaler import Cause, Outcome
-from scaler.outcome.last_skip import LastSkip
-from scaler.outcome.outcome import Skip, int64, presumed_cause
+from scaler.outcome.outcome import LastSkip, Skip, int64, presumed_cause
 from scaler.outcome.skip_sentence import explain
 
 NAMES = ["kernel", "bias"]

@@ -1,16 +1,17 @@
-"""Backoff when the share of non-finite steps since a change reaches a tolerance: fairseq's and metaseq's rules."""
+"""Backoff when a share of the steps since a change is non-finite; and where fairseq and DeepSpeed give up."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_growth_factor, check_number, check_scale
+from scaler.outcome.stuck import Reading, StuckPolicy
 from scaler.presets.rules.precision import EveryStep, after, as_double, change, first, held
 from scaler.strategies.base import Event
 
@@ -179,3 +180,35 @@ class MovingWindow(Tolerance):
         """The state before the first step."""
         zeros = [tf.constant(0, tf.int32)] * 3
         return first(MovingWindowState, self.initial_scale, as_double(self.growth_interval), *zeros)
+
+
+@dataclasses.dataclass(frozen=True)
+class SkippedAtFloor(StuckPolicy):
+    """Stuck when a step was skipped that was attempted at the floor already.
+
+    `StuckPolicy(at_floor=True)` finds that the floor was *reached*. This compares two visits of the host: the scale was
+    at the floor at both, and the last step was skipped. With a visit after each step that is the step it is about; with
+    fewer visits, it is found at the next visit.
+
+    Args:
+        in_a_row: Only when at least so many steps in a row were skipped.
+    """
+
+    consecutive_skips: int | None = None
+    skip_rate: float | None = None
+    consecutive_bad_losses: int | None = None
+    bad_loss_rate: float | None = None
+    in_a_row: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("in_a_row", self.in_a_row, 1)
+
+    def problem(self, readings: Sequence[Reading], min_scale: float, max_scale: float) -> str | None:
+        """What is wrong, as the beginning of a sentence, or None."""
+        if len(readings) > 1 and readings[-2].attempted and min_scale < max_scale:
+            before, now = readings[-2:]
+            at_floor = max(before.loss_scale, now.loss_scale) <= min_scale
+            if at_floor and now.attempted > before.attempted and now.consecutive_skips >= self.in_a_row:
+                return f"a step was skipped that was attempted at the lowest loss scale, {min_scale:g}"
+        return super().problem(readings, min_scale, max_scale)

@@ -1,9 +1,10 @@
-"""Several optimizers about which one scaler decides: all of them move, or none does."""
+"""What the optimizers of a step are given, and its checks. Of several under one scaler all move, or none does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
@@ -11,14 +12,118 @@ from scaler.backend import replicas
 from scaler.backend.autograph import no_autograph
 from scaler.checks import as_flag, as_variables
 from scaler.errors import InvalidArgument
-from scaler.gate.arguments import check_apply, check_arguments
+from scaler.gate.optimizers import check_optimizer
 from scaler.gate.rollback import Snapshot
-from scaler.gate.targets import Share
+from scaler.gradients.clipping import ClipByNorm, ClipByValue, clipping_of
 from scaler.gradients.pairs import as_list, check_pairs
 from scaler.outcome.outcome import Outcome
+from scaler.weights.masters import MasterWeights
 
 if TYPE_CHECKING:
     from scaler.gate.loss_scaler import LossScaler
+
+
+class Share(NamedTuple):
+    """What one of several optimizers takes of a step.
+
+    Attributes:
+        optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
+        grads: Scaled gradients, one for each of its variables; None where there is none.
+        variables: Its variables, or a `MasterWeights` over them. They belong to no other share.
+        clip_norm: Largest global norm of its unscaled gradients, scalar float32, or None.
+        clip: `ClipByNorm` or `ClipByValue` in place of `clip_norm`, or None.
+    """
+
+    optimizer: Any
+    grads: Sequence
+    variables: Any
+    clip_norm: Any = None
+    clip: Any = None
+
+    @property
+    def masters(self) -> MasterWeights | None:
+        """The masters, if the variables are behind them."""
+        return self.variables if isinstance(self.variables, MasterWeights) else None
+
+    @property
+    def weights(self) -> list:
+        """The variables that the optimizer updates, one for each gradient."""
+        return list(self.masters.weights if self.masters else self.variables)
+
+    @property
+    def positions(self) -> list[int]:
+        """Where the variables that have a gradient stand among them."""
+        return [position for position, grad in enumerate(self.grads) if grad is not None]
+
+    @property
+    def model(self) -> list:
+        """Those of the model, which are others if masters are updated."""
+        return list(self.masters.model_variables if self.masters else self.variables)
+
+
+def check_arguments(
+    optimizer: Any, *, clip_norm: float | tf.Tensor | None = None, clip: ClipByNorm | ClipByValue | None = None
+) -> None:
+    """Checks the arguments that `apply` would refuse at the first step.
+
+    Raises:
+        InvalidArgument: If `optimizer` is not an optimizer or scales losses itself, or the clipping is invalid.
+    """
+    check_optimizer(optimizer)
+    clipping_of(clip_norm, clip)
+
+
+def check_apply(
+    grads: Any, variables: Any, rollback: Any, functions: Mapping[str, Any], unscaled: Any, update: bool
+) -> None:
+    """Refuses arguments that cannot work.
+
+    Args:
+        grads: The gradients, None with `again`.
+        variables: What the gradients belong to.
+        rollback: A snapshot, or None.
+        functions: The arguments `diagnose` and `again`, by name: functions, or None.
+        unscaled: False, or whether the gradients are unscaled already.
+        update: Whether the strategy sees this step.
+
+    Raises:
+        InvalidArgument: For the first that cannot.
+    """
+    if rollback is not None and not isinstance(rollback, Snapshot):
+        raise InvalidArgument(
+            f"apply(rollback={type(rollback).__name__}): expected hs.snapshot(model.non_trainable_variables), "
+            "taken before the forward pass, or None."
+        )
+    for name, function in functions.items():
+        if function is not None and not _takes_one(function):
+            raise InvalidArgument(f"apply({name}={function!r}): expected a function of a scalar tensor, or None.")
+    if functions["again"] is not None:
+        if grads is not None:
+            raise InvalidArgument(
+                "apply(grads, again=...): expected None for grads. `again` is called for them, with 1, so that the two "
+                "cannot differ."
+            )
+        if unscaled is not False or not update:
+            raise InvalidArgument(
+                "apply(again=..., unscaled=... or update=False): a retry moves the scale at once, and takes scaled "
+                "gradients. Do without `again` here."
+            )
+    if variables is None:
+        raise InvalidArgument(
+            "apply(optimizer, grads): expected two lists, apply(optimizer, grads, variables). Pairs of a gradient "
+            "and a variable are for optimizer.apply_gradients alone."
+        )
+
+
+def _takes_one(function: Any) -> bool:
+    """Whether it can be called with one argument, as far as Python shows it."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None)
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # It has no signature that Python could read.
+    return True
 
 
 @no_autograph
