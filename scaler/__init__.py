@@ -15,48 +15,34 @@ Most programs need only the names here. The namespaces hold what researchers and
 import importlib.util
 import typing
 
-from scaler import authoring as authoring
-from scaler import gradients as gradients
-from scaler import strategies as strategies
-from scaler import weights as weights
-from scaler.backend.formats import FloatFormat as FloatFormat
-from scaler.backend.formats import float_format as float_format
-from scaler.backend.layers import state_of as state_of
+from scaler import authoring, gradients, strategies, weights
+from scaler.backend.formats import FloatFormat, float_format
+from scaler.backend.layers import state_of
 from scaler.backend.spelling import suggest_arguments
-from scaler.errors import InvalidArgument as InvalidArgument
-from scaler.errors import ScalerError as ScalerError
-from scaler.errors import ScaleWarning as ScaleWarning
-from scaler.errors import StuckError as StuckError
-from scaler.errors import StuckWarning as StuckWarning
-from scaler.errors import UnsupportedVersion as UnsupportedVersion
-from scaler.gate.loss_scaler import LossScaler as LossScaler
-from scaler.gate.optimizers import move_nothing as move_nothing
-from scaler.gate.rollback import Snapshot as Snapshot
-from scaler.gate.rollback import snapshot as snapshot
-from scaler.gate.shares import Share as Share
-from scaler.gate.shares import apply_together as apply_together
-from scaler.gate.state import Counters as Counters
-from scaler.gradients import ClipByNorm as ClipByNorm
-from scaler.gradients import ClipByValue as ClipByValue
-from scaler.gradients import all_finite as all_finite
-from scaler.keras import LossScaleLogger as LossScaleLogger
-from scaler.keras import LossScaleOptimizer as LossScaleOptimizer
-from scaler.keras import protect as protect
-from scaler.outcome.outcome import Cause as Cause
-from scaler.outcome.outcome import Outcome as Outcome
-from scaler.outcome.stuck import StuckPolicy as StuckPolicy
-from scaler.strategies import DelayedAmax as DelayedAmax
-from scaler.strategies import Dynamic as Dynamic
-from scaler.strategies import Event as Event
-from scaler.strategies import Headroom as Headroom
-from scaler.strategies import Histogram as Histogram
-from scaler.strategies import LogNormal as LogNormal
-from scaler.strategies import NoScaling as NoScaling
-from scaler.strategies import Smooth as Smooth
-from scaler.strategies import SpikeGuard as SpikeGuard
-from scaler.strategies import Static as Static
-from scaler.strategies import Strategy as Strategy
-from scaler.weights import MasterWeights as MasterWeights
+from scaler.errors import InvalidArgument, ScalerError, ScaleWarning, StuckError, StuckWarning, UnsupportedVersion
+from scaler.gate.loss_scaler import LossScaler
+from scaler.gate.optimizers import move_nothing
+from scaler.gate.rollback import Snapshot, snapshot
+from scaler.gate.shares import Share, apply_together
+from scaler.gate.state import Counters
+from scaler.gradients import ClipByNorm, ClipByValue, all_finite
+from scaler.keras import LossScaleLogger, LossScaleOptimizer, protect
+from scaler.outcome.outcome import Cause, Outcome
+from scaler.outcome.stuck import StuckPolicy
+from scaler.strategies import (
+    DelayedAmax,
+    Dynamic,
+    Event,
+    Headroom,
+    Histogram,
+    LogNormal,
+    NoScaling,
+    Smooth,
+    SpikeGuard,
+    Static,
+    Strategy,
+)
+from scaler.weights import MasterWeights
 
 __all__ = [
     "Cause",

@@ -13,25 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from scaler.backend.autograph import nested as nested
-from scaler.backend.autograph import no_autograph as no_autograph
-from scaler.backend.autograph import with_user_autograph as with_user_autograph
-from scaler.backend.graphs import at_each_call as at_each_call
-from scaler.backend.graphs import repeat_checks as repeat_checks
-from scaler.backend.layers import alive as alive
-from scaler.backend.layers import calls_through as calls_through
-from scaler.backend.spelling import did_you_mean as did_you_mean
-from scaler.backend.spelling import from_keras as from_keras
-from scaler.backend.spelling import suggest_arguments as suggest_arguments
-from scaler.backend.variables import outside_the_graph as outside_the_graph
-from scaler.backend.variables import owner_of as owner_of
-from scaler.gate.layer_state import LayerState as LayerState
+from scaler.backend.autograph import nested, no_autograph, with_user_autograph
+from scaler.backend.graphs import at_each_call, repeat_checks
+from scaler.backend.layers import alive, calls_through
+from scaler.backend.spelling import did_you_mean, from_keras, suggest_arguments
+from scaler.backend.variables import outside_the_graph, owner_of
+from scaler.gate.layer_state import LayerState
 from scaler.gate.proofs import selects_here
-from scaler.gate.shares import check_arguments as check_arguments
+from scaler.gate.shares import check_arguments
 from scaler.gradients.lists import Gradient
 from scaler.misuse.losses import divided_sum, float16_loss, float16_probabilities
-from scaler.misuse.moving_statistics import no_forward_pass as no_forward_pass
-from scaler.misuse.moving_statistics import warn_of_narrow_statistics as warn_of_narrow_statistics
+from scaler.misuse.moving_statistics import no_forward_pass, warn_of_narrow_statistics
 from scaler.misuse.verdicts import without_gradient
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from scaler.gate.judge import Spikes, Verdict, judge
 from scaler.gate.measure import Measured, event_of, measure, to_be_summed
 from scaler.gate.optimizers import build_optimizer
 from scaler.gate.proofs import moves_by_selecting, needs_trial, selects
-from scaler.gate.propose import finish_all, propose
+from scaler.gate.propose import finish_all, move, propose
 from scaler.gate.rollback import Snapshot, put_back_non_finite
 from scaler.gate.targets import Part, Targets
 from scaler.outcome.outcome import Cause, Outcome, Skip, int64, not_skipped
@@ -202,12 +202,12 @@ class Gate:
             parts = [dataclasses.replace(parts[0], clip=guard.clip)]
         given, of_parts = targets.split(measured.given), targets.split(measured.squares)
         joined = [measured.joined] if len(parts) == 1 else [Joined(strategy, own) for own in given]
-        updates = list(map(propose, parts, given, joined))
+        layouts = list(map(propose, parts, given, joined))
 
-        def move() -> None:
-            for update, own, squares in zip(updates, given, of_parts, strict=True):
-                clip = update.part.clip
-                update.move(own, measured.divisor, None if clip is None else clip.limiter(squares))
+        def move_all() -> None:
+            for part, layout, own, squares in zip(parts, layouts, given, of_parts, strict=True):
+                limit = None if part.clip is None else part.clip.limiter(squares)
+                move(part, layout, own, measured.divisor, limit)
 
         def clipped_norms() -> tuple[tf.Tensor, ...]:
             norms = self._norms(measured)
@@ -224,7 +224,7 @@ class Gate:
         trial = Trial(strategy, targets) if needs_trial(targets) else None
         blame = functools.partial(_first_bad_replica, strategy, measured.own, loss_finite)
         light = moves_by_selecting(self.select, targets)
-        return Proposal(targets, move, trial, state, clipped_norms, explain, blame, self.on_skip, light)
+        return Proposal(targets, move_all, trial, state, clipped_norms, explain, blame, self.on_skip, light)
 
     def _norms(self, measured: Measured) -> tuple[tf.Tensor, ...]:
         """The global norm of each part's gradients, float32."""

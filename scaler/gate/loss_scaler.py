@@ -23,7 +23,7 @@ from scaler.gate.shares import Share, check_apply, check_arguments
 from scaler.gate.state import Counters, StoredState
 from scaler.gate.targets import Part, Targets
 from scaler.gradients.clipping import ClipByNorm, ClipByValue
-from scaler.gradients.pairs import as_list, check_gradients, check_pairs
+from scaler.gradients.lists import as_list, check_gradients, check_pairs
 from scaler.misuse.calls import Calls
 from scaler.misuse.carried import Carried
 from scaler.misuse.marks import marked_unscaled

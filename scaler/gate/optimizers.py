@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -40,8 +39,11 @@ def check_optimizer(optimizer: Optimizer) -> None:
     if isinstance(optimizer, type) or not (
         callable(optimizer) or hasattr(optimizer, "apply") or is_of_keras_two(optimizer)
     ):
+        # A list of variables would print all of their values.
+        several = isinstance(optimizer, (list, tuple))
+        shown = f"a {type(optimizer).__name__} of {len(optimizer)}" if several else repr(optimizer)
         raise InvalidArgument(
-            f"apply: optimizer={_in_short(optimizer)}: expected a Keras optimizer such as keras.optimizers.Adam(), or "
+            f"apply: optimizer={shown}: expected a Keras optimizer such as keras.optimizers.Adam(), or "
             "a function of (grads, variables)."
             + (" Create it before the first step: it keeps its moments." if isinstance(optimizer, str) else "")
             + (
@@ -87,8 +89,17 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return
     if not optimizer.built:
-        with outside_the_graph(), knowing_masters(optimizer, variables), _slots_that_have_names(optimizer):
-            optimizer.build(list(variables))
+        try:
+            with outside_the_graph(), knowing_masters(optimizer, variables):
+                optimizer.build(list(variables))
+        except ValueError as error:  # Of Adafactor, for variables of TensorFlow with a path as their name.
+            if "cannot contain character" not in str(error):
+                raise
+            raise InvalidArgument(
+                f"apply: Keras's {type(optimizer).__name__} gives its slots the names of the variables, and refuses "
+                "the slash in those of float32 masters: expected another optimizer for 16-bit variables, or the "
+                "policy mixed_float16, whose variables are float32."
+            ) from error
         return
     known = built_for(optimizer)
     if known is None:
@@ -125,21 +136,6 @@ def waits_for_values(optimizer: Optimizer, variables: Sequence) -> bool:
 _WAITING: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-@contextlib.contextmanager
-def _slots_that_have_names(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Explains why Keras cannot create the slots of Adafactor for variables of TensorFlow with a path as their name."""
-    try:
-        yield
-    except ValueError as error:
-        if "cannot contain character" not in str(error):
-            raise
-        raise InvalidArgument(
-            f"apply: Keras's {type(optimizer).__name__} gives its slots the names of the variables, and refuses the "
-            "slash in those of float32 masters: expected another optimizer for 16-bit variables, or the policy "
-            "mixed_float16, whose variables are float32."
-        ) from error
-
-
 def variables_of(optimizer: Optimizer) -> list:
     """The variables that an optimizer keeps for itself, as far as it tells: slots, iterations, the learning rate."""
     found = getattr(optimizer, "variables", ())
@@ -159,8 +155,3 @@ def move_nothing(grads: Sequence, variables: Sequence) -> None:
     `explain` which variable is to blame. For several optimizers there is `apply_together`.
     """
     del grads, variables
-
-
-def _in_short(value: object) -> str:
-    """A list of variables would print all of their values."""
-    return f"a {type(value).__name__} of {len(value)}" if isinstance(value, (list, tuple)) else repr(value)

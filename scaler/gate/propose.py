@@ -56,44 +56,45 @@ class Layout:
     on_values: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Update:
-    """What one optimizer would do to its variables.
-
-    Attributes:
-        part: The optimizer and its variables.
-        layout: None where the optimizer does it operation by operation.
-    """
-
-    part: Part
-    layout: Layout | None
-
-    def move(self, grads: Sequence, loss_scale: tf.Tensor, limit: Limiter | None) -> None:
-        """Moves the variables on every replica: unscales, clips, updates, and rounds masters into the model.
-
-        Args:
-            grads: Scaled gradients of any floating dtype, summed over the replicas.
-            loss_scale: Scalar float32, what they are divided by. Where the update is compiled, gradients are multiplied
-                by its reciprocal, which is exact for powers of two.
-            limit: Clips unscaled gradients, or None.
-        """
-        # A layout that reads them in another order must not make another checkpoint.
-        meet(own for own in map(replicas.native, self.part.movable) if isinstance(own, tf.Variable))
-        if self.layout is None:
-            _move_plainly(self.part, grads, loss_scale, limit)
-        else:
-            _Groups(self.part, self.layout, loss_scale, limit).move(grads)
-
-
-def propose(part: Part, grads: Sequence, together: joined.Joined) -> Update:
-    """How an optimizer would move its variables, in the fastest layout that gives the numbers of its own `apply`.
+def propose(part: Part, grads: Sequence, together: joined.Joined) -> Layout | None:
+    """The fastest layout that gives the numbers of an optimizer's own `apply`; None for operation by operation.
 
     Args:
         part: The optimizer, built for its variables.
         grads: The scaled gradients it will be given, on every replica.
         together: The same gradients side by side.
     """
-    return Update(part, _layout(part, grads, together) if _can_be_laid_out(part) else None)
+    return _layout(part, grads, together) if _can_be_laid_out(part) else None
+
+
+def move(part: Part, layout: Layout | None, grads: Sequence, loss_scale: tf.Tensor, limit: Limiter | None) -> None:
+    """Moves an optimizer's variables on every replica: unscales, clips, updates, and rounds masters into the model.
+
+    Args:
+        part: The optimizer and its variables.
+        layout: From `propose`.
+        grads: Scaled gradients of any floating dtype, summed over the replicas.
+        loss_scale: Scalar float32, what they are divided by. Where the update is compiled, gradients are multiplied by
+            its reciprocal, which is exact for powers of two.
+        limit: Clips unscaled gradients, or None.
+    """
+    # A layout that reads them in another order must not make another checkpoint.
+    meet(own for own in map(replicas.native, part.movable) if isinstance(own, tf.Variable))
+    if layout is not None:
+        _Groups(part, layout, loss_scale, limit).move(grads)
+        return
+    # The optimizer itself moves them, operation by operation, on any number of replicas.
+    calls, variables = 0, part.updated
+
+    def update(own: list) -> None:
+        nonlocal calls
+        calls += 1
+        _call(part.optimizer, finish_all(own, variables, loss_scale, limit), variables)
+
+    with model_follows(part.masters), _gradients_are_reduced(part.optimizer) as sums:
+        replicas.map_replicas(tf.distribute.get_strategy(), update, grads)
+        if not all(map(gradients.overwrites, variables)):
+            _check_not_summed_again(sums, calls)
 
 
 def _layout(part: Part, grads: Sequence, together: joined.Joined) -> Layout | None:
@@ -153,7 +154,7 @@ class _Groups:
         self._places = {id(replicas.native(variable)): place for place, variable in enumerate(self._variables)}
 
     def move(self, grads: Sequence) -> None:
-        """As `Update.move`. Keras's `apply` calls `step` for the update itself."""
+        """As the function. Keras's `apply` calls `step` for the update itself."""
 
         def step(strategy: Any, pairs: Sequence[tuple], learning_rate: Any) -> None:
             del strategy
@@ -167,13 +168,10 @@ class _Groups:
             apply_steps.check_called_once(calls, apply_steps.UPDATE)
             if self._optimizer.weight_decay:
                 apply_steps.check_called_once(calls, apply_steps.DECAY)
-        if self._masters and self._moves_masters_after_the_step():
-            self._masters.write()
-
-    def _moves_masters_after_the_step(self) -> bool:
-        """Whether Keras assigns the variables once more after the update: by averages or by constraints."""
+        # Keras assigns the variables once more after the update: by averages or by constraints.
         constrained = any(variable.constraint for variable in self._variables)
-        return bool(self._optimizer.ema_overwrite_frequency) or constrained
+        if self._masters and (self._optimizer.ema_overwrite_frequency or constrained):
+            self._masters.write()
 
     def _move_groups(self, pairs: Sequence[tuple], learning_rate: tf.Tensor) -> None:
         for chunk, grad in self._layout.chunks:
@@ -240,21 +238,6 @@ def balanced(pairs: Sequence[tuple]) -> list[list[tuple]]:
 
 def _cost(variable: Any) -> int:
     return variable.shape.num_elements() + _HANDLE
-
-
-def _move_plainly(part: Part, grads: Sequence, loss_scale: tf.Tensor, limit: Limiter | None) -> None:
-    """The optimizer itself moves variables, operation by operation, on any number of replicas."""
-    calls, variables = 0, part.updated
-
-    def update(own: list) -> None:
-        nonlocal calls
-        calls += 1
-        _call(part.optimizer, finish_all(own, variables, loss_scale, limit), variables)
-
-    with model_follows(part.masters), _gradients_are_reduced(part.optimizer) as sums:
-        replicas.map_replicas(tf.distribute.get_strategy(), update, grads)
-        if not all(map(gradients.overwrites, variables)):
-            _check_not_summed_again(sums, calls)
 
 
 def _call(optimizer: Optimizer, grads: list, variables: Sequence) -> None:

@@ -15,7 +15,7 @@ from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import check_optimizer
 from scaler.gate.rollback import Snapshot
 from scaler.gradients.clipping import ClipByNorm, ClipByValue, clipping_of
-from scaler.gradients.pairs import as_list, check_pairs
+from scaler.gradients.lists import as_list, check_pairs
 from scaler.outcome.outcome import Outcome
 from scaler.weights.masters import MasterWeights
 
@@ -160,7 +160,14 @@ def apply_together(
             `LossScaler.apply` refuses. Nothing has moved then.
     """
     shares = _checked(loss_scaler, shares)
-    _check_owned_once(variable for one in shares for variable in _moved_by(one))
+    seen: set[int] = set()
+    for variable in (variable for one in shares for variable in _moved_by(one)):
+        if id(replicas.native(variable)) in seen:
+            raise InvalidArgument(
+                f"apply_together: variable {getattr(variable, 'path', variable.name)!r} is there twice, and each "
+                "optimizer would move it: expected each variable in one share."
+            )
+        seen.add(id(replicas.native(variable)))
     when = as_flag("apply_together: when", when)
     check_apply([], [], rollback, {"diagnose": diagnose, "again": None}, False, True)
     return loss_scaler._apply_shares(shares, rollback=rollback, when=when, loss_scale=loss_scale, diagnose=diagnose)
@@ -212,15 +219,3 @@ def _moved_by(share: Share) -> list:
     own = {id(replicas.native(variable)) for variable in masters.weights}
     followers = [variable for variable in masters.model_variables if id(replicas.native(variable)) not in own]
     return [*masters.weights, *followers]
-
-
-def _check_owned_once(variables: Iterable) -> None:
-    """Refuses a variable that two optimizers would move."""
-    seen: set[int] = set()
-    for variable in variables:
-        if id(replicas.native(variable)) in seen:
-            raise InvalidArgument(
-                f"apply_together: variable {getattr(variable, 'path', variable.name)!r} is there twice, and each "
-                "optimizer would move it: expected each variable in one share."
-            )
-        seen.add(id(replicas.native(variable)))

@@ -136,28 +136,22 @@ class StoredState:
 
     def _read(self) -> dict[str, tf.Tensor]:
         """All that is stored, by name."""
-        apart = {name: tf.identity(variable) for name, variable in self.apart.items()}
+        apart = {name: tf.identity(variable) for name, variable in {**self.apart, **self.tensors}.items()}
         return {**self.counts.read(), **self.floats.read(), **apart}
 
     def _assign(self, stored: dict[str, tf.Tensor], when: tf.Tensor | None, before: dict[str, tf.Tensor]) -> None:
         """Assigns on all replicas what has changed; called once for all of them, `when`, scalar bool, is true.
 
         Args:
-            stored: As `_read` returns it, and the values of `tensors`.
+            stored: As `_read` returns it.
             when: None for always.
             before: What was there before, likewise.
         """
         changed = {name for name, value in stored.items() if value is not before[name]}
-        for packed in (self.floats, self.counts):
-            if any(name in packed for name in changed):
-                self._assign_one(packed.variable, packed.joined(stored), when)
-        for name, variable in {**self.apart, **self.tensors}.items():
-            if name in changed:
-                self._assign_one(variable, stored[name], when)
-
-    @staticmethod
-    def _assign_one(variable: tf.Variable, value: tf.Tensor, when: tf.Tensor | None) -> None:
-        replicas.assign_alike(variable, value if when is None else choose(when, value, variable))
+        packed = [one for one in (self.floats, self.counts) if any(name in one for name in changed)]
+        apart = [(one, stored[name]) for name, one in {**self.apart, **self.tensors}.items() if name in changed]
+        for variable, value in [*((one.variable, one.joined(stored)) for one in packed), *apart]:
+            replicas.assign_alike(variable, value if when is None else choose(when, value, variable))
 
     def _make_awaited(self) -> None:
         """Makes `tensors` for the values that a checkpoint has of them: saved before a step they would be lost."""
@@ -210,7 +204,7 @@ class StoredState:
 
     def now(self) -> Any:
         """The state, with a loss scale that a step may use."""
-        return self._state_in(self._read() | {name: tf.identity(one) for name, one in self.tensors.items()})
+        return self._state_in(self._read())
 
     def _state_in(self, stored: Mapping[str, tf.Tensor]) -> Any:
         fields = {name: stored[f"{_STATE}{name}"] for name in self._fields} | {k: stored[k] for k in self.tensors}
@@ -238,11 +232,8 @@ class StoredState:
 
     def counters(self) -> Counters:
         """The counters as tensors."""
-        counts = self._counters()
+        counts = self.counts.one(_COUNTERS)
         return Counters(counts[0], counts[1], counts[0] - counts[1], counts[2])
-
-    def _counters(self) -> tf.Tensor:
-        return self.counts.one(_COUNTERS)
 
     def in_words(self) -> str:
         """The loss scale and the counters, for a person; in eager mode."""
@@ -255,7 +246,7 @@ class StoredState:
     def looked_at(self) -> tf.Tensor:
         """What `reading` takes, float64 [6]: the counters, and the loss scale as it is stored."""
         scale = tf.cast(self.floats.one(_SCALE), tf.float64)
-        return tf.concat([tf.cast(self._counters(), tf.float64), [scale]], 0)
+        return tf.concat([tf.cast(self.counts.one(_COUNTERS), tf.float64), [scale]], 0)
 
     def reading(self, *numbers: float) -> Reading:
         """The numbers of `looked_at` on the host, with a loss scale that a step may use."""
@@ -279,7 +270,7 @@ class StoredState:
             }
             if self._retried:
                 # For a step that ends as a spike, unless an earlier micro-batch of it has overflowed.
-                now = self._state_in(before | self.tensors)._asdict()
+                now = self._state_in(before)._asdict()
                 first = tf.equal(before[f"{_BEFORE}loss_scale"], 0.0)
                 for name in self._retried:
                     kept = before[f"{_BEFORE}{name}"]
@@ -327,7 +318,7 @@ class StoredState:
         """
         if event.norms is not None:
             self.remember_tensors(event.norms.shape[0])
-        stored = self._read() | {name: tf.identity(one) for name, one in self.tensors.items()}
+        stored = self._read()
         before = self._state_in(stored)
         state = after_step(self._strategy, before, event, of_loss)
         moved, guard = event.finite, guard_of(self._strategy)

@@ -153,10 +153,9 @@ class Targets:
         measured, pairs = iter(tf.unstack(squares)), zip(grads, self.takes_derivative, strict=True)
 
         def one(grad: tf.Tensor | tf.IndexedSlices, derivative: bool) -> tf.Tensor:
-            return next(measured) if derivative else tf.cast(_zero_if_finite(grad), squares.dtype)
+            if derivative:
+                return next(measured)
+            finite = tf.reduce_all(tf.math.is_finite(gradients.values_of(grad)))
+            return tf.cast(choose(finite, 0.0, float("inf")), squares.dtype)
 
         return tf.stack([one(*pair) for pair in pairs])
-
-
-def _zero_if_finite(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    return choose(tf.reduce_all(tf.math.is_finite(gradients.values_of(grad))), 0.0, float("inf"))

@@ -19,8 +19,7 @@ from scaler.checks import as_loss
 from scaler.errors import InvalidArgument
 from scaler.gate.loss_scaler import LossScaler
 from scaler.gate.optimizers import build_optimizer, move_nothing, waits_for_values
-from scaler.gradients.lists import Gradient
-from scaler.gradients.pairs import as_list
+from scaler.gradients.lists import Gradient, as_list
 from scaler.keras import accumulation, arguments
 from scaler.keras.variables import Order, applies, follow
 from scaler.misuse.losses import undivided_mean

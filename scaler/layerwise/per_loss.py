@@ -14,7 +14,7 @@ from scaler.gate.loss_scaler import LossScaler
 from scaler.gate.optimizers import Optimizer, move_nothing
 from scaler.gate.rollback import Snapshot, snapshot
 from scaler.gate.state import Counters
-from scaler.gradients.pairs import as_list, check_gradients
+from scaler.gradients.lists import as_list, check_gradients
 from scaler.misuse.verdicts import refuse_exchanged
 from scaler.outcome.outcome import Cause, Outcome, Skip, int64
 from scaler.outcome.stuck import StuckPolicy

@@ -1,7 +1,6 @@
 """What the values of a tensor are, counted by exponent, and what a number format would make of them."""
 
 from scaler.backend.layers import layers_by_path, layers_of
-from scaler.observe.attention import Attention, attention_of
 from scaler.observe.casts import Cast, Interval, Source, best_scale, cast
 from scaler.observe.exponents import (
     BINS,
@@ -17,7 +16,7 @@ from scaler.observe.exponents import (
     measured,
     swallowed_share,
 )
-from scaler.observe.probes import Collection, probe
+from scaler.observe.probes import Attention, Collection, attention_of, probe
 from scaler.observe.watch import GAUGES, KINDS, Watch, watch
 
 __all__ = [  # noqa: RUF022 - sorted by code point, as everywhere.

@@ -12,10 +12,9 @@ from typing import Any, TypeGuard
 import keras
 import tensorflow as tf
 
-from scaler.backend.attention import Scores, show_scores
-from scaler.backend.layers import calls_through, layers_by_path
+from scaler.backend.attention import LAYERS, Scores, show_scores
+from scaler.backend.layers import calls_through, layers_by_path, layers_of
 from scaler.errors import InvalidArgument
-from scaler.observe.attention import NO_LAYER, NOT_KERAS, divided
 from scaler.observe.probes import ACTIVATIONS, GRADIENTS, Collection, current, inside, is_probed
 
 KINDS = (ACTIVATIONS, GRADIENTS, "weight_gradients", "weights", "updates", "slots")
@@ -190,10 +189,14 @@ class Watch:
     def _attention_layers(self) -> dict[str, keras.layers.Layer]:
         """The layers whose logits are to be seen, by path; says once of which others nothing is shown."""
         only = self._only_weights_of
-        shown, hidden = divided({path: one for path, one in self.layers().items() if only is None or path in only})
-        self.leave_out([f"{ATTENTION}/{path}" for path in hidden], NOT_KERAS)
+        layers = {path: one for path, one in self.layers().items() if only is None or path in only}
+        shown = {path: one for path, one in layers.items() if isinstance(one, LAYERS)}
+        called_so = [path for path, one in layers.items() if "attention" in type(one).__name__.lower()]
+        hidden = [p for p in called_so if not any(isinstance(one, LAYERS) for one in layers_of(layers[p]))]
+        how = f"{_ONLY_THESE}. Show those of another layer with hs.observe.probe(logits, name)."
+        self.leave_out([f"{ATTENTION}/{path}" for path in hidden], how)
         if not shown and not hidden:
-            self.leave_out([ATTENTION], NO_LAYER)
+            self.leave_out([ATTENTION], f"{_ONLY_THESE}, and the watched layers have none of them.")
         return shown
 
     def found(self, names: Sequence[str], gauges: Mapping[str, Sequence[str]]) -> None:
@@ -279,6 +282,7 @@ class Watch:
         return show_scores(layer, see, lambda why: self.leave_out([f"{ATTENTION}/{path}"], why))
 
 
+_ONLY_THESE = "only keras.layers.MultiHeadAttention and GroupQueryAttention show their logits"
 _ELSEWHERE = (
     "what runs in a loop, a branch or a function of its own cannot be seen from outside. An RNN with unroll=True shows "
     "its cell."

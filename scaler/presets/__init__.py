@@ -7,35 +7,39 @@ in the system's tighter bounds, and the docstring says from where on the two par
 companion raises. docs/presets.md has all of them in one table, with their sources.
 """
 
-from scaler.presets.other_systems import chainer as chainer
-from scaler.presets.other_systems import flax as flax
-from scaler.presets.other_systems import jmp as jmp
-from scaler.presets.other_systems import keras as keras
-from scaler.presets.other_systems import mindspore as mindspore
-from scaler.presets.other_systems import mindspore_stuck as mindspore_stuck
-from scaler.presets.other_systems import mxnet as mxnet
-from scaler.presets.other_systems import nnabla as nnabla
-from scaler.presets.other_systems import openseq2seq_backoff as openseq2seq_backoff
-from scaler.presets.other_systems import optax_apply_if_finite as optax_apply_if_finite
-from scaler.presets.other_systems import optax_apply_if_finite_stuck as optax_apply_if_finite_stuck
-from scaler.presets.other_systems import paddle as paddle
-from scaler.presets.other_systems import paddle_static as paddle_static
-from scaler.presets.other_systems import tf_contrib as tf_contrib
-from scaler.presets.other_systems import tf_keras as tf_keras
-from scaler.presets.torch_systems import apex as apex
-from scaler.presets.torch_systems import colossalai as colossalai
-from scaler.presets.torch_systems import dalle as dalle
-from scaler.presets.torch_systems import deepspeed as deepspeed
-from scaler.presets.torch_systems import deepspeed_2025_02 as deepspeed_2025_02
-from scaler.presets.torch_systems import deepspeed_stuck as deepspeed_stuck
-from scaler.presets.torch_systems import fairscale as fairscale
-from scaler.presets.torch_systems import fairseq as fairseq
-from scaler.presets.torch_systems import fairseq_stuck as fairseq_stuck
-from scaler.presets.torch_systems import guided_diffusion as guided_diffusion
-from scaler.presets.torch_systems import megatron as megatron
-from scaler.presets.torch_systems import metaseq as metaseq
-from scaler.presets.torch_systems import nemo as nemo
-from scaler.presets.torch_systems import pytorch as pytorch
+from scaler.presets.other_systems import (
+    chainer,
+    flax,
+    jmp,
+    keras,
+    mindspore,
+    mindspore_stuck,
+    mxnet,
+    nnabla,
+    openseq2seq_backoff,
+    optax_apply_if_finite,
+    optax_apply_if_finite_stuck,
+    paddle,
+    paddle_static,
+    tf_contrib,
+    tf_keras,
+)
+from scaler.presets.torch_systems import (
+    apex,
+    colossalai,
+    dalle,
+    deepspeed,
+    deepspeed_2025_02,
+    deepspeed_stuck,
+    fairscale,
+    fairseq,
+    fairseq_stuck,
+    guided_diffusion,
+    megatron,
+    metaseq,
+    nemo,
+    pytorch,
+)
 
 __all__ = [
     "apex",

@@ -1,36 +1,25 @@
 """Loss-scaling strategies: pure state machines, nothing stateful."""
 
 from scaler.backend.spelling import suggest_arguments
-from scaler.strategies.amax import DelayedAmax as DelayedAmax
-from scaler.strategies.amax import DelayedAmaxState as DelayedAmaxState
-from scaler.strategies.amax import Headroom as Headroom
-from scaler.strategies.amax import HeadroomState as HeadroomState
-from scaler.strategies.amax import LogNormal as LogNormal
-from scaler.strategies.amax import LogNormalState as LogNormalState
-from scaler.strategies.base import Event as Event
-from scaler.strategies.base import Needs as Needs
-from scaler.strategies.base import Strategy as Strategy
-from scaler.strategies.base import after_step as after_step
-from scaler.strategies.base import check_state as check_state
-from scaler.strategies.base import float_bounds_of as float_bounds_of
-from scaler.strategies.base import in_words as in_words
-from scaler.strategies.base import needs_of as needs_of
-from scaler.strategies.base import require_strategy as require_strategy
-from scaler.strategies.base import usable_state as usable_state
-from scaler.strategies.dynamic import Dynamic as Dynamic
-from scaler.strategies.dynamic import DynamicState as DynamicState
-from scaler.strategies.histogram import Histogram as Histogram
-from scaler.strategies.histogram import HistogramState as HistogramState
-from scaler.strategies.limits import Bounded as Bounded
-from scaler.strategies.limits import RisingFloor as RisingFloor
-from scaler.strategies.limits import Scheduled as Scheduled
-from scaler.strategies.limits import Warmup as Warmup
-from scaler.strategies.smooth import Smooth as Smooth
-from scaler.strategies.smooth import SmoothState as SmoothState
-from scaler.strategies.spike_guard import SpikeGuard as SpikeGuard
-from scaler.strategies.static import NoScaling as NoScaling
-from scaler.strategies.static import Static as Static
-from scaler.strategies.static import StaticState as StaticState
+from scaler.strategies.amax import DelayedAmax, DelayedAmaxState, Headroom, HeadroomState, LogNormal, LogNormalState
+from scaler.strategies.base import (
+    Event,
+    Needs,
+    Strategy,
+    after_step,
+    check_state,
+    float_bounds_of,
+    in_words,
+    needs_of,
+    require_strategy,
+    usable_state,
+)
+from scaler.strategies.dynamic import Dynamic, DynamicState
+from scaler.strategies.histogram import Histogram, HistogramState
+from scaler.strategies.limits import Bounded, RisingFloor, Scheduled, Warmup
+from scaler.strategies.smooth import Smooth, SmoothState
+from scaler.strategies.spike_guard import SpikeGuard
+from scaler.strategies.static import NoScaling, Static, StaticState
 
 __all__ = [
     "Bounded",

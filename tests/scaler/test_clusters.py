@@ -199,7 +199,7 @@ def test_small_models_and_eager_steps_are_left_alone():
     def worth(variable):
         grads = [tf.zeros(variable.shape)]
         joint = joined.Joined(tf.distribute.get_strategy(), grads)
-        return propose.propose(targets.Part(optimizer, [variable], [0]), grads, joint).layout is not None
+        return propose.propose(targets.Part(optimizer, [variable], [0]), grads, joint) is not None
 
     found = [worth(large)]
     for variable, in_xla in ((small, False), (large, True), (large, False)):

@@ -1,13 +1,8 @@
 """The state machines behind the presets that `scaler.Dynamic` cannot be."""
 
-from scaler.presets.rules.climbs import FirstOverflow as FirstOverflow
-from scaler.presets.rules.climbs import Log2 as Log2
-from scaler.presets.rules.climbs import Spaced as Spaced
-from scaler.presets.rules.streak import OneStepLate as OneStepLate
-from scaler.presets.rules.streak import Streak as Streak
-from scaler.presets.rules.tolerance import MovingWindow as MovingWindow
-from scaler.presets.rules.tolerance import SkippedAtFloor as SkippedAtFloor
-from scaler.presets.rules.tolerance import Tolerance as Tolerance
+from scaler.presets.rules.climbs import FirstOverflow, Log2, Spaced
+from scaler.presets.rules.streak import OneStepLate, Streak
+from scaler.presets.rules.tolerance import MovingWindow, SkippedAtFloor, Tolerance
 
 __all__ = [
     "FirstOverflow",
