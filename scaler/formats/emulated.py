@@ -10,9 +10,10 @@ import keras
 import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph
+from scaler.backend.layers import layers_by_path
 from scaler.errors import InvalidArgument
 from scaler.formats.accumulators import ACCUMULATORS, CHUNK, Accumulator
-from scaler.formats.layers import EMULATED_BY, einsum, emulate, found, product_of, undo
+from scaler.formats.layers import EMULATED_BY, einsum, emulate, hook_of, product_of, undo
 from scaler.formats.tensors import LAYOUTS, TensorFormat
 from scaler.strategies import DelayedAmax
 
@@ -113,7 +114,7 @@ class Emulated:
 
         They are Dense, EinsumDense, Conv1D, Conv2D and Conv3D, and the two products inside of MultiHeadAttention.
         """
-        return found(model)
+        return {path: layer for path, layer in layers_by_path(model).items() if hook_of(layer) is not None}
 
     @no_autograph
     def einsum(self, equation: str, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:

@@ -31,11 +31,6 @@ UNIT = "halfstep_unit_scaled"
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
 
-def found(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
-    """The layers whose products can be rounded, by path."""
-    return {path: layer for path, layer in layers_by_path(model).items() if hook_of(layer) is not None}
-
-
 def hook_of(layer: keras.layers.Layer) -> Callable | None:
     """What changes a layer of this kind. A subclass with another call computes something else."""
     call = type(layer).call

@@ -69,9 +69,7 @@ def moved(
         learning_rate: Scalar float32.
     """
     value = twins.AssignableTensor(weight, grad.dtype)
-    held = {
-        name: twins.AssignableTensor(functools.partial(_as_it_is, slot), slot.dtype) for name, slot in slots.items()
-    }
+    held = {name: twins.AssignableTensor(lambda slot=slot: slot, slot.dtype) for name, slot in slots.items()}
     twin = twins.twin(optimizer, held, decaying=decaying)
     if decaying:
         getattr(type(twin), apply_steps.DECAY)(twin, [value])
@@ -122,10 +120,6 @@ def mover(optimizer: Any, learning_rate: tf.Tensor) -> Callable[[Sequence, Seque
                 assign_chosen(slot, after[name])
 
     return move
-
-
-def _as_it_is(value: tf.Tensor) -> tf.Tensor:
-    return value
 
 
 def _check_moved(weight: twins.AssignableTensor, before: int, name: str) -> None:
@@ -216,7 +210,8 @@ def chunks_of(optimizer: Any, grads: Sequence, variables: Sequence, masters: Mas
     models = _models(masters, variables)
     alike: dict[tuple, list[int]] = {}
     for place, (grad, variable, model) in enumerate(zip(grads, variables, models, strict=True)):
-        if _joins(optimizer, grad, variable, largest):
+        small = not isinstance(grad, tf.IndexedSlices) and _is_small(variable.shape, largest)
+        if small and is_value_by_value(optimizer, variable):
             decaying = twins.decays(optimizer, variable)
             key = (decaying, grad.dtype, None if model is None else model.dtype, *variable.shape[1:])
             alike.setdefault(key, []).append(place)
@@ -294,12 +289,6 @@ def _chunked(alike: dict[tuple, list[int]], variables: Sequence, most: int) -> l
 def limits() -> tuple[int, int]:
     """The most elements of a variable that is joined, and of a chunk, on the device that there is."""
     return (_LARGEST_ON_GPU, _CHUNK_ON_GPU) if has_gpu() else (_LARGEST, _CHUNK)
-
-
-def _joins(optimizer: Any, grad: Any, variable: Any, largest: int) -> bool:
-    if isinstance(grad, tf.IndexedSlices) or not _is_small(variable.shape, largest):
-        return False
-    return is_value_by_value(optimizer, variable)
 
 
 def _is_small(shape: tf.TensorShape, largest: int) -> bool:

@@ -185,4 +185,4 @@ def event_of(
     if needs.edges:
         counted = replicas.map_replicas(strategy, lambda grads: statistics.histogram(grads, needs.edges), own)
         counts = replicas.local_values(strategy, replicas.total(strategy, [counted])[0])[0]
-    return Event(applied, *statistics.Statistics(amax, counts), norm if needs.norm else None, loss, norms)
+    return Event(applied, amax, counts, norm if needs.norm else None, loss, norms)

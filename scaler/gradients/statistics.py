@@ -6,7 +6,6 @@ An entry of a list of gradients is a tensor, a `tf.IndexedSlices` or None.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,18 +18,6 @@ from scaler.gradients.lists import Gradient, divide, is_one, squared_norm_of_eac
 from scaler.strategies.base import check_edges
 
 _INFINITY = 0x7F800000
-
-
-class Statistics(NamedTuple):
-    """What was measured, in the order of the fields of `Event` after `finite`; None for what nobody needs.
-
-    Attributes:
-        amax: Scalar float32, as in `Event`.
-        histogram: Int64 [edges + 1], as in `Event`.
-    """
-
-    amax: tf.Tensor | None = None
-    histogram: tf.Tensor | None = None
 
 
 @no_autograph

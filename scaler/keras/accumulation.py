@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import types
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from scaler.backend.apply_steps import take_windows_over
 from scaler.backend.replicas import local_variable
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
@@ -26,6 +23,9 @@ class Window(tf.Module):
     A non-finite micro-batch spoils its window. The sums never hold a non-finite value, and the window ends where it
     would have ended. The gradients that were not finite are then NaN, which makes the gate skip the step and name them.
     A process that goes on in the middle of a spoiled window names the first variable: no checkpoint holds which it was.
+
+    The inner optimizer's `iterations` keeps its meaning, the number of applied windows. Learning rate schedules still
+    count micro-batches.
 
     Of a variable that takes its gradient as its value it holds the largest so far in place of a sum.
 
@@ -129,33 +129,6 @@ class Window(tf.Module):
         factor = tf.where(tf.logical_or(first, before <= 0.0), 1.0, factor)
         pairs = zip(sums, self._overwrites, strict=True)
         return [own if kept else own * tf.cast(factor, own.dtype) for own, kept in pairs]
-
-
-def take_over(inner: Any, targets: Sequence) -> Window | None:
-    """Makes `inner.apply` take the mean of a whole window instead of a micro-batch.
-
-    `inner.iterations` keeps its meaning, the number of applied windows. Learning rate schedules still count
-    micro-batches.
-
-    Returns:
-        The window that sums micro-batches, or None if the optimizer does not accumulate.
-    """
-    steps = getattr(inner, "gradient_accumulation_steps", None)
-    if not steps:
-        return None
-    take_windows_over(inner)
-    return Window(steps, targets)
-
-
-@contextlib.contextmanager
-def without(inner: Any) -> Iterator[None]:
-    """Prevents Keras from creating accumulators that nobody uses."""
-    steps = inner.gradient_accumulation_steps
-    inner.gradient_accumulation_steps = None
-    try:
-        yield
-    finally:
-        inner.gradient_accumulation_steps = steps
 
 
 def _plus(total: tf.Tensor, grad: Gradient) -> tf.Tensor:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.authoring import check_connected
 from scaler.backend import replicas
+from scaler.backend.apply_steps import take_windows_over
 from scaler.backend.autograph import no_autograph
 from scaler.backend.packed import ChecksRestoredParts, warn_if_hook_missing
 from scaler.backend.variables import outside_the_graph
@@ -20,7 +21,8 @@ from scaler.errors import InvalidArgument
 from scaler.gate.loss_scaler import LossScaler
 from scaler.gate.optimizers import build_optimizer, move_nothing, waits_for_values
 from scaler.gradients.lists import Gradient, as_list
-from scaler.keras import accumulation, arguments
+from scaler.keras import arguments
+from scaler.keras.accumulation import Window
 from scaler.keras.variables import Order, applies, follow
 from scaler.misuse.losses import undivided_mean
 from scaler.misuse.marks import UNSCALED, as_given
@@ -104,7 +106,7 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         # The gradients of a window are the mean over its micro-batches, and so is the loss that a SpikeGuard judges.
         self.loss_scaler._calls.step.losses = int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
         self.masters = None
-        self._window: accumulation.Window | None = None
+        self._window: Window | None = None
         self._unscaled = replicas.local_variable(False, "unscaled")
         self._by_hand = False
         self._made_in = tf.distribute.get_strategy()
@@ -133,10 +135,16 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
             if any(tf.as_dtype(variable.dtype) in (tf.float16, tf.bfloat16) for variable in variables):
                 self.masters = MasterWeights(variables)
             targets = self.masters.weights if self.masters else variables
-            self._window = accumulation.take_over(inner, targets)
+            steps = getattr(inner, "gradient_accumulation_steps", None)
+            if steps:  # `inner.apply` takes the mean of a whole window instead of a micro-batch.
+                take_windows_over(inner)
+                self._window = Window(steps, targets)
             if not inner.built:
-                with accumulation.without(inner):
+                inner.gradient_accumulation_steps = None  # Keras would create accumulators that nobody uses.
+                try:
                     build_optimizer(inner, targets)
+                finally:
+                    inner.gradient_accumulation_steps = steps
                 if self.masters:
                     follow(inner, self.masters, strategy)
             self.loss_scaler._spikes.bind(targets)

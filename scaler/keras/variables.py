@@ -87,8 +87,13 @@ class ProtectedStep:
 
     @property
     def _spans_here(self) -> weakref.WeakKeyDictionary[Any, list[tuple[int, int]]]:
-        """Where in each graph the optimizers work that this replica calls."""
-        return self._spans.setdefault(_replica(), weakref.WeakKeyDictionary())
+        """Where in each graph the optimizers work that this replica calls.
+
+        Replicas take turns with their traces, so that the operations of one lie between those of another.
+        """
+        context = tf.distribute.get_replica_context()
+        replica = 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
+        return self._spans.setdefault(replica, weakref.WeakKeyDictionary())
 
     @contextlib.contextmanager
     def open(self, optimizers: Iterable) -> Iterator[None]:
@@ -133,12 +138,6 @@ def applies(optimizer: Any, variables: Iterable) -> Iterator[None]:
     yield
     for step in steps:
         step._spans_here.setdefault(graph, []).append((first, len(graph.get_operations())))
-
-
-def _replica() -> int:
-    """Which replica is traced. They take turns, so that the operations of one lie between those of another."""
-    context = tf.distribute.get_replica_context()
-    return 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
 class Followed(list):

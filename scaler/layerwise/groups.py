@@ -68,10 +68,10 @@ class _Scales(tf.Module):
         self._type = type(first)
         fields = {field: tf.convert_to_tensor(value) for field, value in first._asdict().items()}
         self._int32 = int32_fields(fields)
-        self._state = {field: self._variable(value, field) for field, value in fields.items()}
-
-    def _variable(self, value: tf.Tensor, name: str) -> tf.Variable:
-        return shared_variable(tf.broadcast_to(value[..., None], [*value.shape, len(self.members)]), name)
+        self._state = {
+            field: shared_variable(tf.broadcast_to(value[..., None], [*value.shape, len(self.members)]), field)
+            for field, value in fields.items()
+        }
 
     @property
     def state(self) -> Any:

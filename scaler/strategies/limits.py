@@ -33,7 +33,6 @@ from scaler.strategies.nested import (
     inner_of,
     join,
     own_of,
-    state_of_fields,
 )
 
 
@@ -307,7 +306,7 @@ class Scheduled:
         for number, state in enumerate(states):
             own = {f"{field}_{number}": value for field, value in state._asdict().items() if field != "loss_scale"}
             fields.update(own)
-        return state_of_fields("ScheduledState", fields)
+        return join("ScheduledState", (), **fields)
 
     def _apart(self, state: Any) -> list:
         """The states of all strategies, with the scale in use."""

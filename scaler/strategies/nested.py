@@ -48,17 +48,12 @@ def join(name: str, inner: Any, **own: tf.Tensor) -> Any:
 
     Args:
         name: Of the type.
-        inner: A NamedTuple.
+        inner: A NamedTuple, or () for the other fields alone.
         own: Further fields. If `inner` already has a field of this name, because a strategy holds another of its kind,
             the name gets a number.
     """
     inner_type: Any = type(inner)
     return _type_around(name, inner_type, tuple(own))(*inner, *own.values())
-
-
-def state_of_fields(name: str, fields: Mapping[str, tf.Tensor]) -> Any:
-    """A NamedTuple of the given fields."""
-    return _type_of_fields(name, tuple(fields))(*fields.values())
 
 
 def inner_of(state: Any) -> Any:
@@ -98,7 +93,7 @@ def as_schedule(name: str, schedule: Any) -> tuple[tuple[int, Any], ...]:
 @functools.cache
 def _type_around(name: str, inner_type: Any, own: tuple[str, ...]) -> Any:
     """The type of a joined state, the same for the same arguments."""
-    fields = list(inner_type._fields)
+    fields = list(getattr(inner_type, "_fields", ()))
     for field in own:
         unique, number = field, 2
         while unique in fields:
@@ -107,9 +102,3 @@ def _type_around(name: str, inner_type: Any, own: tuple[str, ...]) -> Any:
     joined = collections.namedtuple(name, fields)  # type: ignore[misc]
     setattr(joined, "inner_type", inner_type)  # noqa: B010 - a type checker knows the fields alone
     return joined
-
-
-@functools.cache
-def _type_of_fields(name: str, fields: tuple[str, ...]) -> Any:
-    """The type of a state, the same for the same fields."""
-    return collections.namedtuple(name, fields)
