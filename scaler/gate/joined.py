@@ -69,7 +69,10 @@ def moved(
         learning_rate: Scalar float32.
     """
     value = twins.AssignableTensor(weight, grad.dtype)
-    held = {name: twins.AssignableTensor(lambda slot=slot: slot, slot.dtype) for name, slot in slots.items()}
+    held = {
+        name: twins.AssignableTensor(functools.partial(tf.convert_to_tensor, slot), slot.dtype)
+        for name, slot in slots.items()
+    }
     twin = twins.twin(optimizer, held, decaying=decaying)
     if decaying:
         getattr(type(twin), apply_steps.DECAY)(twin, [value])

@@ -102,7 +102,8 @@ class Moved:
         self._layers.setdefault(id(layer), layer)
         inside = layers_of(layer)
         self._seen.update(id(one) for one in inside if one.built)
-        own_calls = [one.trainable_weights for one in inside if one.built and not _is_of_keras(one)]
+        users = [one for one in inside if one.built and type(one).__module__.partition(".")[0] != "keras"]
+        own_calls = [one.trainable_weights for one in users]
         # The value has to be read where the pass began, ahead of a function, branch or loop that is being traced now.
         with tf.init_scope() if self._graph is None else self._graph.as_default():
             for variable in [*state_of(layer), *(weight for weights in own_calls for weight in weights)]:
@@ -160,7 +161,3 @@ def _handle(variable: Any) -> int:
 def _parts(variable: Any) -> tuple:
     own = replicas.native(variable)
     return (own, *getattr(own, "values", ()))
-
-
-def _is_of_keras(layer: keras.layers.Layer) -> bool:
-    return type(layer).__module__.partition(".")[0] == "keras"

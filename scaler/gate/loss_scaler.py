@@ -140,9 +140,7 @@ class LossScaler(ByName):
     def _take_variables(self) -> None:
         # A checkpoint finds them by these names.
         stored = self._stored
-        self._state, self._counts, before_retries = stored.belong_to(
-            self, lambda: self._watch.history.forget(), self._save_tensors
-        )
+        self._state, self._counts, before_retries = stored.belong_to(self, lambda: self._watch.history.forget())
         if before_retries:
             self._before_retries = before_retries
         self._open_step, self._last_skip = self._calls.step.entries(), self._kept.entries()
@@ -153,9 +151,6 @@ class LossScaler(ByName):
             self._calls.step.variable,
             self._kept.variable,
         ]
-
-    def _save_tensors(self, tensors: dict) -> None:
-        self._tensor_state = tensors
 
     @property
     def stuck(self) -> StuckPolicy:
@@ -493,7 +488,7 @@ class LossScaler(ByName):
         differentiate through it: compute no gradient penalty from what it returns.
         """
         when = as_flag("retry: when", when)
-        before = self._carried("retry", grads) if loss_scale is None else self._calls.named(loss_scale)
+        before = self._calls.carried("retry", grads) if loss_scale is None else self._calls.named(loss_scale)
         with not_judged():
             found, carried, retries = self._retry(grads, before, again, when)
         found, loss_scale = self._calls.retries(grads, before, carried.loss_scale, found)
@@ -590,10 +585,6 @@ class LossScaler(ByName):
     def _who(self) -> str:
         return f"{self._called} with {in_words(self.strategy)}"
 
-    def _remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
-        """Stores the outcome for `last_skip` and `explain` where `skipped` is True. `apply` calls it itself."""
-        self._kept.keep_where(skipped, outcome)
-
     @property
     def scale_of_gradients(self) -> tf.Tensor:
         """The scale that gradients carry now, by which `apply` will divide them: scalar float32.
@@ -601,18 +592,6 @@ class LossScaler(ByName):
         It is the scale that the last `scale` used, even after an `update`.
         """
         return self._calls.asks()
-
-    @no_autograph
-    def _carried(
-        self,
-        method: str,
-        grads: Sequence[gradients.Gradient],
-        variables: Sequence | None = None,
-        *,
-        may_be_unscaled: bool = False,
-    ) -> Carried:
-        """The scale that gradients carry, and whether their losses were finite: see `Calls.carried`."""
-        return self._calls.carried(method, grads, variables, may_be_unscaled=may_be_unscaled)
 
 
 _RECREATE_HINT = "Create the optimizer, the step and any MasterWeights again, or compile the model again."

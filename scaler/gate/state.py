@@ -93,30 +93,25 @@ class StoredState:
         guard = guard_of(self._strategy)
         return guard is not None and guard.by_tensor is not None
 
-    def belong_to(
-        self, owner: object, on_restored: Callable[[], None], save_tensors: Callable[[dict[str, tf.Variable]], None]
-    ) -> tuple[dict, dict, dict]:
+    def belong_to(self, owner: object, on_restored: Callable[[], None]) -> tuple[dict, dict, dict]:
         """Makes `owner` the owner of the variables, and calls `on_restored` after each restore of the counters.
 
         A deep copy and an unpickled scaler have variables of their own. A shallow copy shares those of the original,
         and is not their owner.
 
         Args:
-            owner: Which variables are found by.
+            owner: Which variables are found by. Its attribute `TENSORS` becomes `tensors` once there are any.
             on_restored: Called whenever a checkpoint is restored.
-            save_tensors: Called with `tensors` once there are any: a checkpoint has to find them.
 
         Returns:
             What a checkpoint holds: the fields of the state, the counters, and the state before retries, by name.
         """
-        own = (self.floats.variable, self.counts.variable, *self.apart.values(), *self.tensors.values())
-        if not any(owner_of(variable) is not None for variable in own):
-            self._owner, self._save_tensors = weakref.ref(owner), save_tensors
+        own = (self.floats.variable, self.counts.variable, *self.apart.values())
+        if not any(owner_of(variable) is not None for variable in (*own, *self.tensors.values())):
+            self._owner = weakref.ref(owner)
             for variable in own:
                 mark_owner(variable, owner)
-            if self.tensors:
-                self._explain_tensors()
-                save_tensors(self.tensors)
+            self._have_tensors_saved()
 
         def restored() -> None:
             on_restored()
@@ -163,9 +158,12 @@ class StoredState:
             with scope_of(self.counts.variable):
                 self.remember_tensors(shape[0])
 
-    def _explain_tensors(self) -> None:
+    def _have_tensors_saved(self) -> None:
         for field, variable in self.tensors.items():
+            mark_owner(variable, self._owner())
             explain_other_shapes(variable, f"SpikeGuard's {field}", _OF_TENSORS)
+        if self.tensors:
+            setattr(self._owner(), TENSORS, self.tensors)
 
     def remember_tensors(self, count: int) -> None:
         """Makes the variables that have a number for each of `count` variables of a step.
@@ -188,10 +186,7 @@ class StoredState:
         with outside_the_graph():
             state = guard.init(count)
             self.tensors = {field: shared_variable(getattr(state, field), field) for field in TENSOR_FIELDS}
-            for variable in self.tensors.values():
-                mark_owner(variable, self._owner())
-            self._explain_tensors()
-            self._save_tensors(self.tensors)
+            self._have_tensors_saved()
 
     def __getstate__(self) -> dict:
         # Strategies around others make the class of their state themselves, and pickle does not find it.
@@ -369,6 +364,6 @@ def _of_all(strategy: tf.distribute.Strategy, event: Event) -> Event:
 
 TENSORS = "_tensor_state"
 """The attribute under which an owner has `tensors`, by which a checkpoint finds them."""
-_NOT_PICKLED = ("_type", "_owner", "_save_tensors")
+_NOT_PICKLED = ("_type", "_owner")
 _OF_LENGTH = "restore it into a strategy with the saved length, such as history_length of DelayedAmax"
 _OF_TENSORS = "restore it into a run with the saved window, whose steps have as many variables"

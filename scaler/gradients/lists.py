@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -15,10 +15,7 @@ from scaler.backend.variables import overwrites as overwrites
 from scaler.checks import is_symbolic
 from scaler.errors import InvalidArgument
 
-if TYPE_CHECKING:
-    from scaler.gradients.lists import Gradient
-
-
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 _UPDATED_SAFELY = (tf.float32, tf.float64)
 _REFUSED_16BIT = (tf.float16, tf.bfloat16)
 
@@ -116,9 +113,6 @@ def _check_gradient(grad: tf.Tensor | tf.IndexedSlices, variable: keras.Variable
             f"{method}: the gradient of {variable.name!r} has shape {grad.shape}: expected {variable.shape}, the "
             "variable's. Are the two lists in the same order?"
         )
-
-
-Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 
 @no_autograph

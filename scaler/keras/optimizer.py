@@ -237,7 +237,7 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         complete: bool | tf.Tensor = True
         loss_scale = None
         if self._window:
-            loss_scale = self.loss_scaler._carried(
+            loss_scale = self.loss_scaler._calls.carried(
                 "apply", grads, variables, may_be_unscaled=unscaled is not False
             ).loss_scale
             grads = self.loss_scaler._calls.undivided(grads, self._order.variables, unscaled)

@@ -150,7 +150,7 @@ class PerLoss(tf.Module):
                 given = as_list("apply", grads[loss])
                 check_gradients(given, targets)
             refuse_exchanged(loss, given, owners)
-            scales.append(own._carried("apply", given, targets).loss_scale)
+            scales.append(own._calls.carried("apply", given, targets).loss_scale)
             unscaled[loss] = [
                 grad if gradients.overwrites(target) else divided
                 for grad, target, divided in zip(given, targets, gradients.unscale(given, scales[-1]), strict=True)
@@ -169,7 +169,7 @@ class PerLoss(tf.Module):
         # Of an applied step as well: a log in which the scale of a skip stood beside a 1 would show a scale that grew.
         largest = tf.where(step.finite, tf.reduce_max(scales), step.loss_scale)
         outcome = _blamed(step._replace(loss_scale=largest), outcomes)
-        self._gate._remember_skip(outcome, tf.logical_not(outcome.finite))
+        self._gate._kept.keep_where(tf.logical_not(outcome.finite), outcome)
         return outcome
 
     def explain(self, outcome: Outcome | None = None) -> str:

@@ -63,15 +63,11 @@ class Bounded(Around):
 
     def init(self) -> Any:
         """The strategy's state before the first step, bounded."""
-        return self._within(self.strategy.init())
+        return bounded_state(self, self.strategy.init())
 
     def update(self, state: Any, event: Event) -> Any:
         """The strategy's state after a step, bounded."""
-        return self._within(self.strategy.update(self._within(state), event))
-
-    def _within(self, state: Any) -> Any:
-        """A state whose scale is within the bounds."""
-        return state._replace(loss_scale=bounded(self, state.loss_scale))
+        return bounded_state(self, self.strategy.update(bounded_state(self, state), event))
 
 
 @dataclasses.dataclass(frozen=True)

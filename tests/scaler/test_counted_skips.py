@@ -133,7 +133,7 @@ def test_replicas_keep_the_reason_together(form):
     with strategy.scope():
         two = Two()
         skip = two.loss_scaler.last_skip._replace(cause=tf.constant(2, tf.int64))
-        two.loss_scaler._remember_skip(skip, tf.constant(True))
+        two.loss_scaler._kept.keep_where(tf.constant(True), skip)
     tf.function(lambda: strategy.run(getattr(two, form), (ONE, LARGE)))()
     last = two.loss_scaler.last_skip
     expected = (Cause.NONE, 0.0) if form == "long_form" else (Cause.OVERFLOW, 2.0**15)
