@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from scaler.backend import replicas
-from scaler.backend.variables import outside_the_graph
+from scaler.backend.variables import outside_the_graph, shadowed
 from scaler.backend.versions import say_once, unsupported
 from scaler.errors import InvalidArgument
 
@@ -89,8 +89,7 @@ def knowing_masters(optimizer: Any, variables: Sequence) -> Iterator[None]:
 @contextlib.contextmanager
 def _choosing_by_the_model(optimizer: Any, copies: Sequence) -> Iterator[None]:
     """Within it a MultiOptimizer chooses for a master as for its variable."""
-    attributes: Any = vars(optimizer)
-    choose = attributes.get("_optimizer_map")
+    choose: Any = vars(optimizer).get("_optimizer_map")
     asked = []
 
     def chosen_for(variable: Any) -> Any:
@@ -100,11 +99,8 @@ def _choosing_by_the_model(optimizer: Any, copies: Sequence) -> Iterator[None]:
             _share_keys(chosen, copies)
         return chosen
 
-    attributes["_optimizer_map"] = chosen_for
-    try:
+    with shadowed(optimizer, _optimizer_map=chosen_for):
         yield
-    finally:
-        attributes["_optimizer_map"] = choose
     if not asked:
         raise unsupported("apply", "does not show how a MultiOptimizer chooses: it cannot work with float32 masters.")
 

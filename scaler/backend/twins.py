@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
@@ -85,8 +86,9 @@ def can_have_twins(optimizer: Any) -> bool:
 
     A method that somebody put on the optimizer itself works on that optimizer, and not on a twin.
     """
-    if any(callable(getattr(type(optimizer), name, None)) for name in {*vars(optimizer)} - {"_var_key"}):
-        return False
+    for name in vars(optimizer):
+        if name != "_var_key" and callable(getattr(type(optimizer), name, None)):
+            return False
     gone = [name for name in _NAMES if not hasattr(optimizer, name)]
     if gone or built_for(optimizer) is None:
         say_once(
@@ -107,14 +109,14 @@ def decays(optimizer: Any, variable: Any) -> bool:
 
 def slots_of(optimizer: Any, variable: Any) -> dict[str, tf.Variable]:
     """The slots of a variable by the names of the lists that hold them: for Adam `_momentums` and `_velocities`."""
-    place, count = optimizer._get_variable_index(variable), len(built_for(optimizer) or ())
-    own = {id(each) for each in optimizer.variables}
-    lists = {
-        name: found
-        for name, found in vars(optimizer).items()
-        if isinstance(found, list) and len(found) == count and name not in _NOT_SLOTS
-    }
-    return {name: replicas.native(found[place]) for name, found in lists.items() if id(found[place]) in own}
+    place, count = optimizer._get_variable_index(variable), len(optimizer._trainable_variables)
+    slots = {}
+    for name, found in vars(optimizer).items():
+        is_a_list = isinstance(found, list) and len(found) == count and name not in _NOT_SLOTS
+        # Keras counts every variable that an attribute holds among the optimizer's own.
+        if is_a_list and isinstance(found[place], keras.Variable):
+            slots[name] = found[place].value
+    return slots
 
 
 def twin(optimizer: Any, slots: Mapping[str, AssignableTensor], *, decaying: bool) -> Any:

@@ -27,8 +27,7 @@ from scaler.gradients.clipping import ClipByNorm, ClipByValue
 from scaler.gradients.pairs import as_list, check_gradients, check_pairs
 from scaler.misuse.calls import Calls
 from scaler.misuse.carried import Carried
-from scaler.misuse.marks import marked_unscaled
-from scaler.misuse.rescaled import check_rescaled
+from scaler.misuse.marks import check_rescaled, marked_unscaled
 from scaler.misuse.trace import not_judged
 from scaler.outcome.last_skip import LastSkip, note_skip_in_trace, skip_in_trace
 from scaler.outcome.outcome import Cause, Outcome, Skip
