@@ -22,7 +22,7 @@ from scaler import weights as weights
 from scaler.backend.formats import FloatFormat as FloatFormat
 from scaler.backend.formats import float_format as float_format
 from scaler.backend.layers import state_of as state_of
-from scaler.backend.spelling import suggest_arguments
+from scaler.checks import suggest_arguments
 from scaler.errors import InvalidArgument as InvalidArgument
 from scaler.errors import ScalerError as ScalerError
 from scaler.errors import ScaleWarning as ScaleWarning

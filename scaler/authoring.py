@@ -20,11 +20,11 @@ from scaler.backend.graphs import at_each_call as at_each_call
 from scaler.backend.graphs import repeat_checks as repeat_checks
 from scaler.backend.layers import alive as alive
 from scaler.backend.layers import calls_through as calls_through
-from scaler.backend.spelling import did_you_mean as did_you_mean
-from scaler.backend.spelling import from_keras as from_keras
-from scaler.backend.spelling import suggest_arguments as suggest_arguments
 from scaler.backend.variables import outside_the_graph as outside_the_graph
 from scaler.backend.variables import owner_of as owner_of
+from scaler.checks import did_you_mean as did_you_mean
+from scaler.checks import from_keras as from_keras
+from scaler.checks import suggest_arguments as suggest_arguments
 from scaler.gate.arguments import check_arguments as check_arguments
 from scaler.gate.choose import selects_here
 from scaler.gate.layer_state import LayerState as LayerState

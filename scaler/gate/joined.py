@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend import replicas, twins
-from scaler.backend.choices import choose
+from scaler.backend import optimizers, replicas
 from scaler.backend.graphs import has_gpu, in_xla
-from scaler.backend.variables import assign_chosen, flag_of
+from scaler.backend.variables import assign_chosen, choose, flag_of
 from scaler.gate.on_values import is_value_by_value, moved, works_on_values
 from scaler.gradients.lists import values_of
 from scaler.weights import masters as weights
@@ -109,7 +108,7 @@ def chunks_of(optimizer: Any, grads: Sequence, variables: Sequence, masters: Mas
     alike: dict[tuple, list[int]] = {}
     for place, (grad, variable, model) in enumerate(zip(grads, variables, models, strict=True)):
         if _joins(optimizer, grad, variable, largest):
-            decaying = twins.decays(optimizer, variable)
+            decaying = optimizers.decays(optimizer, variable)
             key = (decaying, grad.dtype, None if model is None else model.dtype, *variable.shape[1:])
             alike.setdefault(key, []).append(place)
     return [Chunk(places, decaying) for (decaying, *_), places in _chunked(alike, variables, most)]
@@ -136,7 +135,7 @@ def move(
     given = [variables[place] for place in chunk.places]
     own = list(map(replicas.native, given))
     model = [replicas.native(each) for each in _models(masters, given) if each is not None]
-    slots = [twins.slots_of(optimizer, each) for each in own]
+    slots = [optimizers.slots_of(optimizer, each) for each in own]
     before = {name: joined([each[name] for each in slots]) for name in slots[0]}
     held = functools.cache(lambda: joined(own))
     copies = joined(model) if model else None

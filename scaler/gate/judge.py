@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
-from scaler.backend.choices import choose
+from scaler.backend.variables import choose
 from scaler.gate.measure import Measured
 from scaler.gate.spikes import Judged, Spikes
 from scaler.gate.targets import Part, Targets

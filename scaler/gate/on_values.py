@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from scaler.backend import apply_steps, replicas, twins
-from scaler.backend.choices import choose
-from scaler.backend.variables import assign_chosen, flag_of, overwrites
+from scaler.backend import apply_steps, optimizers, replicas
+from scaler.backend.variables import assign_chosen, choose, flag_of, overwrites
 from scaler.backend.versions import unsupported
 
 _VALUE_BY_VALUE = (
@@ -28,7 +27,7 @@ square root by where the value stands in its tensor."""
 
 def works_on_values(optimizer: Any) -> bool:
     """Whether the optimizer treats every value by itself, so that `moved` is its own update of any variable."""
-    return type(optimizer) in _VALUE_BY_VALUE and twins.can_have_twins(optimizer)
+    return type(optimizer) in _VALUE_BY_VALUE and optimizers.can_have_twins(optimizer)
 
 
 def is_value_by_value(optimizer: Any, variable: Any) -> bool:
@@ -36,13 +35,13 @@ def is_value_by_value(optimizer: Any, variable: Any) -> bool:
     native = replicas.native(variable)
     if native.dtype != tf.float32 or overwrites(variable):
         return False
-    return all(slot.shape == native.shape for slot in twins.slots_of(optimizer, native).values())
+    return all(slot.shape == native.shape for slot in optimizers.slots_of(optimizer, native).values())
 
 
 class Moved(NamedTuple):
     """What a step makes of a weight and its slots, by name."""
 
-    weight: twins.AssignableTensor
+    weight: optimizers.AssignableTensor
     slots: dict[str, tf.Tensor]
 
 
@@ -61,14 +60,15 @@ def moved(
         decaying: Whether its weight decay applies.
         grad: Unscaled and clipped, float32.
         weight: Returns it, float32 of the same shape. It is not called if the weight is only added to.
-        slots: By the names of `twins.slots_of`, of the same shape.
+        slots: By the names of `optimizers.slots_of`, of the same shape.
         learning_rate: Scalar float32.
     """
-    value = twins.AssignableTensor(weight, grad.dtype)
+    value = optimizers.AssignableTensor(weight, grad.dtype)
     held = {
-        name: twins.AssignableTensor(functools.partial(_as_it_is, slot), slot.dtype) for name, slot in slots.items()
+        name: optimizers.AssignableTensor(functools.partial(_as_it_is, slot), slot.dtype)
+        for name, slot in slots.items()
     }
-    twin = twins.twin(optimizer, held, decaying=decaying)
+    twin = optimizers.twin(optimizer, held, decaying=decaying)
     if decaying:
         getattr(type(twin), apply_steps.DECAY)(twin, [value])
         _check_moved(value, 0, apply_steps.DECAY)
@@ -108,8 +108,8 @@ def mover(optimizer: Any, learning_rate: tf.Tensor) -> Callable[[Sequence, Seque
 
     def move(grads: Sequence, variables: Sequence) -> None:
         for grad, variable in zip(grads, variables, strict=True):
-            slots = twins.slots_of(optimizer, variable)
-            decaying, rank = twins.decays(optimizer, variable), variable.shape.rank
+            slots = optimizers.slots_of(optimizer, variable)
+            decaying, rank = optimizers.decays(optimizer, variable), variable.shape.rank
             own = arithmetic(decaying, rank, list(slots), flag_of(variable))
             read = {name: tf.convert_to_tensor(slots[name]) for name in slots}
             weight, after = own(grad, tf.convert_to_tensor(variable), read)
@@ -124,6 +124,6 @@ def _as_it_is(value: tf.Tensor) -> tf.Tensor:
     return value
 
 
-def _check_moved(weight: twins.AssignableTensor, before: int, name: str) -> None:
+def _check_moved(weight: optimizers.AssignableTensor, before: int, name: str) -> None:
     if weight.changes == before:
         raise unsupported("apply", f"no longer moves a variable in the optimizer's {name}: nothing was changed.")

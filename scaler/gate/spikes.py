@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from scaler.backend.choices import choose
+from scaler.backend.variables import choose
 from scaler.errors import InvalidArgument
 from scaler.gate.state import StoredState
 from scaler.gate.targets import Targets

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend.assignments import assignments, assigns, operations_around
-from scaler.backend.choices import choose
 from scaler.backend.graphs import LOOPS, graphs_around
+from scaler.backend.variables import choose
 from scaler.errors import InvalidArgument
 from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, is_of_last_loss, kind_of, owner_of_scale, scale_of
 from scaler.misuse.units import Note, Source, Unit, memories_of, sources_of

@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.backend.choices import choose
 from scaler.backend.graphs import in_xla, is_eager
 from scaler.backend.replicas import replica_count
+from scaler.backend.variables import choose
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.misuse.carried import TO_APPLY
 from scaler.misuse.marks import LOSS_SCALE, READ, UNSCALED, given_to_unscale, kind_of

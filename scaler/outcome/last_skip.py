@@ -13,11 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaler.backend.choices import choose
 from scaler.backend.graphs import graphs_around, outermost_function
 from scaler.backend.packed import Entry, Packed
 from scaler.backend.replicas import replica_count
-from scaler.backend.variables import mark_private, shared_variable
+from scaler.backend.variables import choose, mark_private, shared_variable
 from scaler.outcome.outcome import Cause, Outcome, Skip, int64, side_by_side
 
 MOST_NAMES = 2**20

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend.choices import choose
+from scaler.backend.variables import choose
 
 
 class Cause(enum.IntEnum):

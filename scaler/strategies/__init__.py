@@ -1,6 +1,6 @@
 """Loss-scaling strategies: pure state machines, nothing stateful."""
 
-from scaler.backend.spelling import suggest_arguments
+from scaler.checks import suggest_arguments
 from scaler.strategies.base import Event as Event
 from scaler.strategies.base import Needs as Needs
 from scaler.strategies.base import Strategy as Strategy
