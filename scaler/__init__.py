@@ -18,7 +18,7 @@ import typing
 from scaler import authoring, gradients, strategies, weights
 from scaler.backend.formats import FloatFormat, float_format
 from scaler.backend.layers import state_of
-from scaler.backend.spelling import suggest_arguments
+from scaler.checks import suggest_arguments
 from scaler.errors import InvalidArgument, ScalerError, ScaleWarning, StuckError, StuckWarning, UnsupportedVersion
 from scaler.gate.loss_scaler import LossScaler
 from scaler.gate.optimizers import move_nothing

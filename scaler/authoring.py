@@ -16,8 +16,8 @@ import tensorflow as tf
 from scaler.backend.autograph import nested, no_autograph, with_user_autograph
 from scaler.backend.graphs import at_each_call, repeat_checks
 from scaler.backend.layers import alive, calls_through
-from scaler.backend.spelling import did_you_mean, from_keras, suggest_arguments
 from scaler.backend.variables import outside_the_graph, owner_of
+from scaler.checks import did_you_mean, from_keras, suggest_arguments
 from scaler.gate.layer_state import LayerState
 from scaler.gate.proofs import selects_here
 from scaler.gate.shares import check_arguments

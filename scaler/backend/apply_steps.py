@@ -35,7 +35,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.variables import overwrites
+from scaler.backend.variables import overwrites, shadowed
 from scaler.backend.versions import say_once, unsupported, versions
 from scaler.errors import UnsupportedVersion
 
@@ -61,7 +61,7 @@ def taken_over(optimizer: Any, **methods: Callable) -> Iterator[Counter[str]]:
         UnsupportedVersion: If the optimizer's class lacks a method of one of these names.
     """
     require(optimizer, *methods)
-    calls, attributes = Counter[str](), vars(optimizer)
+    calls = Counter[str]()
 
     def counted(name: str, method: Callable) -> Callable:
         @functools.wraps(method)
@@ -71,12 +71,8 @@ def taken_over(optimizer: Any, **methods: Callable) -> Iterator[Counter[str]]:
 
         return call
 
-    attributes.update({name: counted(name, method) for name, method in methods.items()})
-    try:
+    with shadowed(optimizer, **{name: counted(name, method) for name, method in methods.items()}):
         yield calls
-    finally:
-        for name in methods:
-            del attributes[name]
 
 
 def check_called_once(calls: Counter[str], name: str, times: int = 1) -> None:
@@ -126,7 +122,7 @@ def read_once(optimizer: Any) -> Iterator[None]:
     if not _can_be_read_once(optimizer):
         yield
         return
-    with _reading(optimizer, tf.convert_to_tensor(optimizer._iterations)):
+    with shadowed(optimizer, _iterations=tf.convert_to_tensor(optimizer._iterations)):
         yield
 
 
@@ -143,7 +139,7 @@ def read_once_a_device(optimizer: Any) -> Iterator[None]:
         place = id(tf.compat.v1.get_default_graph()), replicas.native(variable).device
         if place not in counts:
             counts[place] = tf.convert_to_tensor(optimizer._iterations)
-        with _reading(optimizer, counts[place]):
+        with shadowed(optimizer, _iterations=counts[place]):
             type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
 
     with taken_over(optimizer, update_step=update_step):
@@ -159,17 +155,6 @@ def _can_be_read_once(optimizer: Any) -> bool:
         and isinstance(vars(optimizer).get("_iterations"), keras.Variable)
         and "update_step" not in vars(optimizer)
     )
-
-
-@contextlib.contextmanager
-def _reading(optimizer: Any, count: tf.Tensor) -> Iterator[None]:
-    """Within it the optimizer reads this count."""
-    attributes = vars(optimizer)
-    before, attributes["_iterations"] = attributes["_iterations"], count
-    try:
-        yield
-    finally:
-        attributes["_iterations"] = before
 
 
 def take_windows_over(inner: Any) -> None:

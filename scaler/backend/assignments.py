@@ -11,7 +11,7 @@ Without one of the first three it is unknown more often which scale a gradient c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -35,18 +35,18 @@ def assignments(variable: Any, since: Any = None, until: Any = None) -> list[Any
         until: The last one to look at. Default: the last one there is.
     """
     handles = _handles(variable)
-    for graph in _outermost_first():
+    for graph in reversed(graphs_around()):
         captures = getattr(graph, "captures", None)
         if captures is None and graph is tf.compat.v1.get_default_graph():
             return list(_between(since, until))
         handles |= {id(inner) for outer, inner in captures or () if id(outer) in handles}
-    return [op for op in _between(since, until) if any(id(handle) in handles for handle in assigned_by(op))]
+    return list(dict.fromkeys(op for op, handle in assigned_by(_between(since, until)) if id(handle) in handles))
 
 
 def assigns(operations: Sequence[Any], variable: Any) -> bool:
     """Whether one of these operations may assign a variable."""
     own = _handles(variable)
-    return any(own & _handles(handle) for op in operations for handle in assigned_by(op))
+    return any(own & _handles(handle) for _, handle in assigned_by(operations))
 
 
 def assigned_apart_from(graph: Any, spans: Mapping[Any, Sequence[tuple[int, int]]]) -> set[int]:
@@ -59,7 +59,7 @@ def assigned_apart_from(graph: Any, spans: Mapping[Any, Sequence[tuple[int, int]
     places: dict[Any, dict] = {}
 
     def is_assigned(handle: tf.Tensor) -> bool:
-        found = [op for op in handle.consumers() if any(given is handle for given in assigned_by(op))]
+        found = [op for op, given in assigned_by(handle.consumers()) if given is handle]
         if found and handle.graph in spans:
             known = places.setdefault(handle.graph, {})
             if not known:
@@ -84,7 +84,7 @@ def assigned_since(graph: Any, place: int) -> set[int]:
     has the handle outside, and those on the way to it.
     """
     operations = graph.get_operations()[place:]
-    return set().union(*(_handles(handle) for op in operations for handle in assigned_by(op)))
+    return set().union(*(_handles(handle) for _, handle in assigned_by(operations)))
 
 
 def is_function(graph: Any) -> bool:
@@ -103,11 +103,6 @@ def at_end_of_trace(graph: Any, look: Callable[[], None]) -> None:
         graph._add_scope_exit_callback(look)
 
 
-def operations_around() -> list[Any]:
-    """The operations of the graph that is being traced and those around it, the outermost graph first."""
-    return list(_between(None, None))
-
-
 def _handles(variable: Any) -> set[int]:
     """The handles of a variable on all replicas, or its handle in a graph and those that it was captured from."""
     if not tf.is_tensor(variable) or isinstance(variable, tf.Variable):
@@ -122,7 +117,7 @@ def _handles(variable: Any) -> set[int]:
 def _between(since: Any, until: Any) -> Iterator[Any]:
     """The operations after one and up to another, the outermost graph first."""
     begun = since is None
-    for graph in _outermost_first():
+    for graph in reversed(graphs_around()):
         operations: Sequence[Any] = graph.get_operations()
         if not begun and since.graph is graph:
             begun, operations = True, operations[operations.index(since) + 1 :]
@@ -132,18 +127,20 @@ def _between(since: Any, until: Any) -> Iterator[Any]:
         yield from operations if begun else ()
 
 
-def assigned_by(op: Any) -> Iterator[tf.Tensor]:
-    """The handles of variables that an operation is given and may assign."""
-    if op.type in _READS:
-        return
-    reads: Sequence[int] = ()
-    if "_read_only_resource_inputs" in op.node_def.attr:
-        reads = op.get_attr("_read_only_resource_inputs")
-    for index, tensor in enumerate(op.inputs):
-        if tensor.dtype == tf.resource and index not in reads:
-            yield tensor
+def operations_around() -> list[Any]:
+    """The operations of the graph that is being traced and those around it, the outermost graph first."""
+    return list(_between(None, None))
 
 
-def _outermost_first() -> list[Any]:
-    """The graph that is being traced and those around it."""
-    return list(graphs_around())[::-1]
+def assigned_by(operations: Iterable[Any]) -> Iterator[tuple[Any, tf.Tensor]]:
+    """The operations that are given a variable and may assign it, each with the variable's handle."""
+    for op in operations:
+        reads: Sequence[int] | None = None
+        for place, tensor in enumerate(op.inputs):
+            if tensor.dtype != tf.resource or op.type in _READS:
+                continue
+            if reads is None:
+                known = "_read_only_resource_inputs" in op.node_def.attr
+                reads = op.get_attr("_read_only_resource_inputs") if known else ()
+            if place not in reads:
+                yield op, tensor

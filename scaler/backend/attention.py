@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from scaler.backend.layers import set_method
 from scaler.backend.versions import say_once
 
 LAYERS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
@@ -84,7 +85,7 @@ def show_scores(
             hides(OF_ITS_OWN)
         return found
 
-    return _set(layer, "_compute_attention", watched)
+    return set_method(layer, "_compute_attention", watched)
 
 
 @contextlib.contextmanager
@@ -102,20 +103,9 @@ def _softmax_of(layer: Any, shown: list[Scores]) -> Iterator[None]:
         shown.append(Scores(scores, None if mask is None else tf.cast(mask, tf.bool), axes))
         return call(scores, mask, **named)
 
-    put_back = _set(softmax, "call", watched)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(set_method(softmax, "call", watched))
         yield
-    finally:
-        put_back()
-
-
-def _set(layer: Any, name: str, method: Callable) -> Callable[[], None]:
-    """Gives one layer another method, and returns what puts back the one that it had: its class's, or its own."""
-    own = vars(layer).get(name)
-    object.__setattr__(layer, name, method)
-    if own is None:
-        return lambda: object.__delattr__(layer, name)
-    return lambda: object.__setattr__(layer, name, own)
 
 
 def _computed(given: dict[str, Any]) -> Scores:

@@ -31,9 +31,10 @@ import tensorflow as tf
 from scaler.backend.autograph import nested
 from scaler.backend.versions import say_once
 
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-LOOPS = ("While", "StatelessWhile")
+BRANCHES = frozenset(["If", "StatelessIf", "Case", "StatelessCase"])
+LOOPS = frozenset(["While", "StatelessWhile"])
+CALLS = frozenset(["PartitionedCall", "StatefulPartitionedCall"]) | BRANCHES | LOOPS
+"""The types of operations that call functions: calls, branches and loops."""
 _IS_APART: contextvars.ContextVar[bool] = contextvars.ContextVar("is_apart", default=False)
 """Whether this is traced inside of what `apart` calls."""
 _ACTS: weakref.WeakKeyDictionary[Any, dict[Hashable, Callable[[], None]]] = weakref.WeakKeyDictionary()
@@ -41,6 +42,18 @@ _ACTS: weakref.WeakKeyDictionary[Any, dict[Hashable, Callable[[], None]]] = weak
 _CHECKS: weakref.WeakKeyDictionary[Any, dict[Hashable, Callable[[], None]]] = weakref.WeakKeyDictionary()
 """The checks of `at_each_call`, by each graph that was being traced."""
 _FUNCTIONS = ("f", "then_branch", "else_branch", "branches", "body")
+_OPAQUE = frozenset(["OnesLike", "ZerosLike", "StopGradient", "Shape", "Sign"])
+"""Neither a value nor its derivative passes through these."""
+_PASS_BITS = frozenset(
+    (
+        *("Cast", "Bitcast", "Identity", "Placeholder", "SerializeTensor", "ParseTensor", "DecodeRaw"),
+        *("Reshape", "Squeeze", "ExpandDims", "Transpose", "Pack", "Unpack", "ConcatV2", "Split", "SplitV", "Slice"),
+        *("StridedSlice", "AddV2", "AddN", "Sub", "Mul", "Neg", "Sum", "ClipByValue", "Maximum", "Minimum"),
+    )
+)
+"""Integers and bits of a gradient pass through these. All other integers are indices, counts and shapes."""
+Node = tuple[Any, tuple]
+"""A reference to a tensor, and the functions entered on the way to it, each as an operation and the graph it calls."""
 
 
 def is_eager(tensor: Any) -> bool:
@@ -85,12 +98,13 @@ def asks_for_shapes() -> bool:
     return any(str(getattr(graph, "name", "")).startswith("scratch_graph") for graph in graphs_around())
 
 
-def graphs_around() -> Iterator[Any]:
+def graphs_around() -> list[Any]:
     """The graph that is being traced and those around it, the innermost first."""
-    graph = tf.compat.v1.get_default_graph()
+    found, graph = [], tf.compat.v1.get_default_graph()
     while graph is not None:
-        yield graph
+        found.append(graph)
         graph = getattr(graph, "outer_graph", None)
+    return found
 
 
 def at_each_call(look: Callable[[], Any], check: Callable[[Any], None], key: Hashable) -> None:
@@ -114,8 +128,9 @@ def at_each_call(look: Callable[[], Any], check: Callable[[Any], None], key: Has
 
     graph = outermost_function()
     if graph is not None and _before_each_call(graph, act, key):
-        for one in _functions_around():
-            _CHECKS.setdefault(one, {})[key] = act
+        for one in graphs_around():
+            if type(one).__name__ == "FuncGraph":
+                _CHECKS.setdefault(one, {})[key] = act
         with contextlib.suppress(AttributeError, RuntimeError):
             graph._add_scope_exit_callback(lambda: left.append(look()))
 
@@ -152,13 +167,12 @@ def outermost_function() -> Any:
     """The graph of the outermost function that is being traced, or None."""
     # The host calls the outermost function alone. A function inside a loop would be asked once, while it is traced, and
     # under XLA its call then lacks the answer.
-    functions = _functions_around()
-    return functions[-1] if functions and not tf.executing_eagerly() else None
-
-
-def _functions_around() -> list[Any]:
-    """The graphs of functions that are being traced, the innermost first."""
-    return [graph for graph in graphs_around() if type(graph).__name__ == "FuncGraph"]
+    if tf.executing_eagerly():
+        return None
+    for graph in reversed(graphs_around()):
+        if type(graph).__name__ == "FuncGraph":
+            return graph
+    return None
 
 
 def _before_each_call(graph: Any, act: Callable[[], None], key: Hashable) -> bool:
@@ -183,14 +197,9 @@ def _before_each_call(graph: Any, act: Callable[[], None], key: Hashable) -> boo
     return True
 
 
-def calls_functions(op: Any) -> bool:
-    """Whether an operation calls functions: whether it is a call, a branch or a loop."""
-    return op.type in (*_CALLS, *BRANCHES, *LOOPS)
-
-
 def functions_called(op: Any) -> list[Any]:
     """The graphs of the functions that an operation calls, as far as TensorFlow shows them."""
-    if not calls_functions(op):
+    if op.type not in CALLS:
         return []
     called = [op.get_attr(name) for name in _FUNCTIONS if name in op.node_def.attr]
     find = getattr(op.graph, "_get_function", lambda name: None)
@@ -205,16 +214,87 @@ def first_argument(op: Any) -> int:
 
 def captured_from(placeholder: tf.Tensor) -> tf.Tensor | None:
     """The outer tensor that a function captured as this placeholder, or None if the placeholder is an argument."""
-    captures = getattr(placeholder.graph, "captures", ())
-    return next((outer for outer, inner in captures if inner is placeholder), None)
+    for outer, inner in getattr(placeholder.graph, "captures", ()):
+        if inner is placeholder:
+            return outer
+    return None
 
 
 def variables_read(graph: Any) -> dict:
     """The variables that a graph has read so far, keyed by the tensors that represent them in it."""
-    captured = {id(outer): inner for outer, inner in getattr(graph, "captures", ())}
-    read: Iterator[Any] = iter(getattr(graph, "_watched_variables", ()))
-    handles = ((variable, id(getattr(variable, "handle", None))) for variable in read)
-    return {captured[handle].ref(): variable for variable, handle in handles if handle in captured}
+    captured, read = {}, {}
+    for outer, inner in getattr(graph, "captures", ()):
+        captured[id(outer)] = inner
+    for variable in getattr(graph, "_watched_variables", ()):
+        inner = captured.get(id(getattr(variable, "handle", None)))
+        if inner is not None:
+            read[inner.ref()] = variable
+    return read
+
+
+def parameters(op: Any, index: int) -> Iterator[tuple[Any, tf.Tensor]]:
+    """The functions that an operation calls, each with the parameter that receives the input at `index`."""
+    place = index - first_argument(op)
+    for body in functions_called(op):
+        if 0 <= place < len(body.inputs):
+            yield body, body.inputs[place]
+
+
+def carries(tensor: tf.Tensor) -> bool:
+    """Whether the value of a gradient may be in a tensor: of numbers, lists of tensors and some bits."""
+    dtype = tensor.dtype
+    if dtype.is_floating or dtype.is_complex or dtype == tf.variant:
+        return True
+    if is_eager(tensor) or not (dtype.is_integer or dtype == tf.string):
+        return False
+    return tensor.op.type in _PASS_BITS or tensor.op.type in CALLS
+
+
+def upstream(tensors: Iterable[tf.Tensor], ends: Callable[[str], Any]) -> Iterator[tf.Tensor]:
+    """Tensors and all that their values come from, also through functions, branches and loops.
+
+    Args:
+        tensors: Where to start.
+        ends: Whether the walk ends at an operation of this type.
+    """
+
+    def sources(node: Node) -> list[Node]:
+        here = node[0].deref()
+        if is_eager(here) or here.op.type in _OPAQUE or ends(here.op.type):
+            return []
+        found = []
+        for source in sources_of(here, node[1]):
+            tensor = source[0].deref()
+            if tensor.dtype.is_floating or carries(tensor):
+                found.append(source)
+        return found
+
+    for node in reached([(tensor.ref(), ()) for tensor in tensors if carries(tensor)], sources):
+        yield node[0].deref()
+
+
+def sources_of(tensor: tf.Tensor, calls: tuple) -> list[Node]:
+    """The tensors that a tensor of a graph is computed from. `calls` are the functions entered on the way to it."""
+    op = tensor.op
+    if op.type in CALLS:
+        place = tensor.value_index
+        bodies = [body for body in functions_called(op) if place < len(body.outputs)]
+        return [(body.outputs[place].ref(), (*calls, (op, body))) for body in bodies]
+    if op.type != "Placeholder":
+        return [(source.ref(), calls) for source in op.inputs]
+    if not calls:
+        outer = captured_from(tensor)
+        return [] if outer is None else [(outer.ref(), ())]
+    op, body = calls[-1]
+    place = next((place for place, own in enumerate(body.inputs) if own is tensor), None)
+    if place is None:
+        return []
+    given, found = first_argument(op) + place, []
+    if given < len(op.inputs):
+        found.append((op.inputs[given].ref(), calls[:-1]))
+    if op.type in LOOPS and place < len(body.outputs):
+        found.append((body.outputs[place].ref(), calls))
+    return found
 
 
 def reached(start: Iterable[Any], sources: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
@@ -246,7 +326,7 @@ def counts_alone(tensor: Any) -> bool:
         if here.op.type == "ReadVariableOp":
             if not here.dtype.is_integer:
                 return False
-        elif here.op.op_def.is_stateful or calls_functions(here.op):
+        elif here.op.op_def.is_stateful or here.op.type in CALLS:
             return False
         else:
             waiting += here.op.inputs

@@ -116,10 +116,7 @@ def calls_through(layers: Iterable[Any], around: Callable[..., Any]) -> Iterator
     """
     with contextlib.ExitStack() as stack:
         for layer in layers:
-            own, through = vars(layer).get("call"), _through(layer, layer.call, around)
-            # Not as Keras sets attributes: it would keep track of what the function holds.
-            object.__setattr__(layer, "call", through)
-            stack.callback(_put_back, layer, own)
+            stack.callback(set_method(layer, "call", _through(layer, layer.call, around)))
         yield
 
 
@@ -131,11 +128,14 @@ def _through(layer: Any, call: Callable, around: Callable) -> Callable:
     return through
 
 
-def _put_back(layer: Any, own: Callable | None) -> None:
+def set_method(layer: Any, name: str, method: Callable) -> Callable[[], None]:
+    """Gives one layer another method, and returns what puts back the one that it had: its class's, or its own."""
+    own = vars(layer).get(name)
+    # Not as Keras sets attributes: it would keep track of what the function holds.
+    object.__setattr__(layer, name, method)
     if own is None:
-        object.__delattr__(layer, "call")
-    else:
-        object.__setattr__(layer, "call", own)
+        return lambda: object.__delattr__(layer, name)
+    return lambda: object.__setattr__(layer, name, own)
 
 
 def state_of(model: keras.layers.Layer) -> list[Any]:

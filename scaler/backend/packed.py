@@ -19,6 +19,7 @@ _deferred_dependencies   the values that an object keeps for      absent: nothin
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,6 +52,8 @@ class Packed:
         ordered = sorted(values, key=lambda key: values[key].shape.rank > 0)  # A stable sort.
         self._shapes = {key: tuple(values[key].shape) for key in ordered}
         self._scalars = [key for key in ordered if not self._shapes[key]]
+        sizes = [math.prod(shape) for shape in self._shapes.values()]
+        self._places = dict(zip(ordered, itertools.accumulate([0, *sizes]), strict=False))
         self.variable = make(self.joined(values), name)
 
     def __contains__(self, key: str) -> bool:
@@ -76,20 +79,15 @@ class Packed:
 
     def first_of(self, key: str) -> tf.Tensor:
         """The first element of one name, scalar."""
-        return tf.identity(self.variable)[self._place(key)]
+        return tf.identity(self.variable)[self._places[key]]
 
     def _part(self, flat: tf.Tensor, key: str) -> tf.Tensor:
         """One tensor of the flat one."""
-        shape, place = self._shapes[key], self._place(key)
+        shape, place = self._shapes[key], self._places[key]
         if not shape:
             return flat[place]
         part = flat[place : place + math.prod(shape)]
         return part if len(shape) == 1 else tf.reshape(part, shape)
-
-    def _place(self, key: str) -> int:
-        """Where it begins in the flat one."""
-        before = list(self._shapes)[: list(self._shapes).index(key)]
-        return sum(math.prod(self._shapes[one]) for one in before)
 
     def joined(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """What the variable holds if it has these values, one for each name."""

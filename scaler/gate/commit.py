@@ -20,9 +20,8 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.choices import choose
 from scaler.backend.graphs import call_noninlined, in_xla
-from scaler.backend.variables import assigned_where
+from scaler.backend.variables import assigned_where, choose
 from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import Optimizer, name_of, variables_of
 from scaler.gate.rollback import put_back, put_back_non_finite

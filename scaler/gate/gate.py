@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
-from scaler.backend.choices import choose
 from scaler.backend.graphs import call_noninlined
+from scaler.backend.variables import choose
 from scaler.gate.commit import Committed, Proposal, Trial, no_replica
 from scaler.gate.joined import Joined
 from scaler.gate.judge import Spikes, Verdict, judge

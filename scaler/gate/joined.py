@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from scaler.backend import apply_steps, replicas, twins
-from scaler.backend.choices import choose
+from scaler.backend import apply_steps, optimizers, replicas
 from scaler.backend.graphs import has_gpu, in_xla
-from scaler.backend.variables import assign_chosen, flag_of, overwrites
+from scaler.backend.variables import assign_chosen, choose, flag_of, overwrites
 from scaler.backend.versions import unsupported
 from scaler.gradients.lists import values_of
 from scaler.weights import masters as weights
@@ -32,7 +31,7 @@ square root by where the value stands in its tensor."""
 
 def works_on_values(optimizer: Any) -> bool:
     """Whether the optimizer treats every value by itself, so that `moved` is its own update of any variable."""
-    return type(optimizer) in _VALUE_BY_VALUE and twins.can_have_twins(optimizer)
+    return type(optimizer) in _VALUE_BY_VALUE and optimizers.can_have_twins(optimizer)
 
 
 def is_value_by_value(optimizer: Any, variable: Any) -> bool:
@@ -40,13 +39,13 @@ def is_value_by_value(optimizer: Any, variable: Any) -> bool:
     native = replicas.native(variable)
     if native.dtype != tf.float32 or overwrites(variable):
         return False
-    return all(slot.shape == native.shape for slot in twins.slots_of(optimizer, native).values())
+    return all(slot.shape == native.shape for slot in optimizers.slots_of(optimizer, native).values())
 
 
 class Moved(NamedTuple):
     """What a step makes of a weight and its slots, by name."""
 
-    weight: twins.AssignableTensor
+    weight: optimizers.AssignableTensor
     slots: dict[str, tf.Tensor]
 
 
@@ -65,15 +64,15 @@ def moved(
         decaying: Whether its weight decay applies.
         grad: Unscaled and clipped, float32.
         weight: Returns it, float32 of the same shape. It is not called if the weight is only added to.
-        slots: By the names of `twins.slots_of`, of the same shape.
+        slots: By the names of `optimizers.slots_of`, of the same shape.
         learning_rate: Scalar float32.
     """
-    value = twins.AssignableTensor(weight, grad.dtype)
+    value = optimizers.AssignableTensor(weight, grad.dtype)
     held = {
-        name: twins.AssignableTensor(functools.partial(tf.convert_to_tensor, slot), slot.dtype)
+        name: optimizers.AssignableTensor(functools.partial(tf.convert_to_tensor, slot), slot.dtype)
         for name, slot in slots.items()
     }
-    twin = twins.twin(optimizer, held, decaying=decaying)
+    twin = optimizers.twin(optimizer, held, decaying=decaying)
     if decaying:
         getattr(type(twin), apply_steps.DECAY)(twin, [value])
         _check_moved(value, 0, apply_steps.DECAY)
@@ -113,8 +112,8 @@ def mover(optimizer: Any, learning_rate: tf.Tensor) -> Callable[[Sequence, Seque
 
     def move(grads: Sequence, variables: Sequence) -> None:
         for grad, variable in zip(grads, variables, strict=True):
-            slots = twins.slots_of(optimizer, variable)
-            decaying, rank = twins.decays(optimizer, variable), variable.shape.rank
+            slots = optimizers.slots_of(optimizer, variable)
+            decaying, rank = optimizers.decays(optimizer, variable), variable.shape.rank
             own = arithmetic(decaying, rank, list(slots), flag_of(variable))
             read = {name: tf.convert_to_tensor(slots[name]) for name in slots}
             weight, after = own(grad, tf.convert_to_tensor(variable), read)
@@ -125,7 +124,7 @@ def mover(optimizer: Any, learning_rate: tf.Tensor) -> Callable[[Sequence, Seque
     return move
 
 
-def _check_moved(weight: twins.AssignableTensor, before: int, name: str) -> None:
+def _check_moved(weight: optimizers.AssignableTensor, before: int, name: str) -> None:
     if weight.changes == before:
         raise unsupported("apply", f"no longer moves a variable in the optimizer's {name}: nothing was changed.")
 
@@ -215,7 +214,7 @@ def chunks_of(optimizer: Any, grads: Sequence, variables: Sequence, masters: Mas
     for place, (grad, variable, model) in enumerate(zip(grads, variables, models, strict=True)):
         small = not isinstance(grad, tf.IndexedSlices) and _is_small(variable.shape, largest)
         if small and is_value_by_value(optimizer, variable):
-            decaying = twins.decays(optimizer, variable)
+            decaying = optimizers.decays(optimizer, variable)
             key = (decaying, grad.dtype, None if model is None else model.dtype, *variable.shape[1:])
             alike.setdefault(key, []).append(place)
     return [Chunk(places, decaying) for (decaying, *_), places in _chunked(alike, variables, most)]
@@ -242,7 +241,7 @@ def move(
     given = [variables[place] for place in chunk.places]
     own = list(map(replicas.native, given))
     model = [replicas.native(each) for each in _models(masters, given) if each is not None]
-    slots = [twins.slots_of(optimizer, each) for each in own]
+    slots = [optimizers.slots_of(optimizer, each) for each in own]
     before = {name: joined([each[name] for each in slots]) for name in slots[0]}
     held = functools.cache(lambda: joined(own))
     copies = joined(model) if model else None

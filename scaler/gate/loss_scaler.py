@@ -26,8 +26,7 @@ from scaler.gradients.clipping import ClipByNorm, ClipByValue
 from scaler.gradients.lists import as_list, check_gradients, check_pairs
 from scaler.misuse.calls import Calls
 from scaler.misuse.carried import Carried
-from scaler.misuse.marks import marked_unscaled
-from scaler.misuse.rescaled import check_rescaled
+from scaler.misuse.marks import check_rescaled, marked_unscaled
 from scaler.misuse.trace import not_judged
 from scaler.outcome.outcome import Cause, LastSkip, Outcome, Skip, note_skip_in_trace, skip_in_trace
 from scaler.outcome.skip_sentence import Names, Run, none_skipped, pinned

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.backend import apply_steps, replicas, twins
+from scaler.backend import apply_steps, optimizers, replicas
 from scaler.backend.apply_steps import read_once, read_once_a_device
 from scaler.backend.autograph import with_user_autograph
 from scaler.backend.graphs import in_xla, meet
@@ -108,7 +108,9 @@ def _layout(part: Part, grads: Sequence, together: joined.Joined) -> Layout | No
     compiles = sum(map(_cost, others)) >= _WORTH_COMPILING
     on_values = works_on_values(optimizer) and all(is_value_by_value(optimizer, own) for own in others)
     # The arithmetic of an optimizer without slots is an operation or two.
-    calls = on_values and len(others) >= _WORTH_CALLING and bool(twins.slots_of(optimizer, replicas.native(others[0])))
+    calls = (
+        on_values and len(others) >= _WORTH_CALLING and bool(optimizers.slots_of(optimizer, replicas.native(others[0])))
+    )
     if not chunks and not compiles and not calls:
         return None
     return Layout([(chunk, together.at(chunk.places)) for chunk in chunks], compiles, on_values)

@@ -10,8 +10,8 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.autograph import with_user_autograph
-from scaler.backend.choices import choose
 from scaler.backend.graphs import call_noninlined, traced_once
+from scaler.backend.variables import choose
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
 from scaler.gate.measure import event_of

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.choices import choose
 from scaler.backend.packed import Entry, Packed, awaited_shape, scope_of
 from scaler.backend.variables import (
+    choose,
     explain_other_shapes,
     mark_owner,
     outside_the_graph,

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
-from scaler.backend.choices import choose
+from scaler.backend.variables import choose
 from scaler.gate import proofs
 from scaler.gate.optimizers import (
     Optimizer,

@@ -16,7 +16,7 @@ from scaler import strategies
 from scaler.backend import replicas
 from scaler.backend.graphs import in_steps_of_fit, in_xla
 from scaler.backend.optimizers import is_of_keras_two
-from scaler.backend.spelling import did_you_mean, from_keras
+from scaler.checks import did_you_mean, from_keras
 from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import check_optimizer
 from scaler.strategies import Dynamic, Strategy

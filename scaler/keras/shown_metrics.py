@@ -13,12 +13,11 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.graphs import calls_functions, is_eager, reached
+from scaler.backend.graphs import CALLS, is_eager, reached, sources_of
 from scaler.backend.layers import direction_of
 from scaler.backend.variables import outside_the_graph, parts_of
 from scaler.errors import ScaleWarning
 from scaler.gate.rollback import all_finite
-from scaler.misuse.upstream import node_key, sources_of
 
 
 class Counted(NamedTuple):
@@ -293,17 +292,14 @@ def logs_not_from_metrics(logs: dict[str, Any], model: keras.Model) -> frozenset
 def _may_come_from(handles: set[int], tensor: tf.Tensor) -> bool:
     def sources(node: tuple) -> list[tuple]:
         here, calls = node[0].deref(), node[1]
-        if is_eager(here):
-            return []
-        enters = here.op.type == "Placeholder" or calls_functions(here.op)
-        return list(map(node_key, sources_of(here, calls) if enters else ((one, calls) for one in here.op.inputs)))
+        return [] if is_eager(here) else sources_of(here, calls)
 
-    for node in reached([node_key((tensor, ()))], sources):
+    for node in reached([(tensor.ref(), ())], sources):
         here = node[0].deref()
         if is_eager(here):
             found = id(here) in handles
         else:
-            has_source = calls_functions(here.op) or (here.op.type == "Placeholder" and here.dtype == tf.resource)
+            has_source = here.op.type in CALLS or (here.op.type == "Placeholder" and here.dtype == tf.resource)
             found = here.op.type in _UNSEEN or (has_source and not sources(node))
         if found:
             return True

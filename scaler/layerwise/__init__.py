@@ -1,6 +1,6 @@
 """More than one loss scale: for each group of a model's layers, or for each of several losses."""
 
-from scaler.backend.spelling import suggest_arguments
+from scaler.checks import suggest_arguments
 from scaler.layerwise.adaptive import AdaptiveScale, AdaptiveScaleState, LayerEvent
 from scaler.layerwise.cut_points import insert_rescales
 from scaler.layerwise.groups import Layerwise

@@ -17,7 +17,7 @@ from scaler.errors import InvalidArgument
 from scaler.gradients import statistics
 from scaler.layerwise.adaptive import AdaptiveScale, LayerEvent
 from scaler.layerwise.rescaling import MEASURED, measured_rescale, root_mean_square
-from scaler.misuse.rescaled import mark_rescaled, mark_unscaled
+from scaler.misuse.marks import mark_rescaled, mark_unscaled
 from scaler.strategies import Strategy, exact
 from scaler.strategies.base import (
     after_step,

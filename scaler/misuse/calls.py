@@ -21,21 +21,18 @@ from scaler.misuse.carried import (
     retried_eagerly,
     scale_read,
 )
-from scaler.misuse.divided_new_values import undivided
 from scaler.misuse.kept_sums import kept_elsewhere, look_at_end
 from scaler.misuse.losses import float16_loss, float16_probabilities_behind, is_computed_slowly, resized_in_xla
 from scaler.misuse.marks import LOSS_SCALE, READ, SCALED, mark, marked_retried, of_last_loss, owned
 from scaler.misuse.moving_statistics import Moved
 from scaler.misuse.open_losses import OpenLosses
 from scaler.misuse.open_step import OpenStep, unseen_loss
-from scaler.misuse.order_of_calls import Unscaled, Use, one_scale
-from scaler.misuse.recorded_losses import RecordedLosses
+from scaler.misuse.order_of_calls import Unscaled, Use, one_scale, undivided
 from scaler.misuse.trace import trace_here, units_of
-from scaler.misuse.units import Mixed, Power, Unit, is_of_this_call
+from scaler.misuse.units import Mixed, Note, Power, Unit, sources_of
 from scaler.misuse.verdicts import (
     NEVER_ASKED,
     NOT_SCALED,
-    Given,
     Verdict,
     judge,
     not_scaled,
@@ -74,7 +71,7 @@ class Calls:
         self.use, self.step = Use(), OpenStep(needs_of(strategy).loss, counted)
         self._stored, self._scale_now = stored, scale_now
         self._moves = only_scale(strategy) is None
-        self._losses, self._recorded = OpenLosses(scale_now if self._moves else None), RecordedLosses()
+        self._losses = OpenLosses(scale_now if self._moves else None)
         self._has_retried = self._in_a_loss = False
         self._is_constant = isinstance(unguarded(strategy), (NoScaling, Static))
         self.is_one = self._is_constant and bool(tf.get_static_value(tf.equal(strategy.init().loss_scale, 1.0)))
@@ -106,13 +103,13 @@ class Calls:
 
     def scaled(self, loss: tf.Tensor) -> tf.Tensor:
         """Marks a loss that was multiplied by what `scales` returned, and returns it."""
-        return mark(loss if self.is_one else self._recorded.scaled(loss, self._losses.followed), SCALED)
+        return mark(loss if self.is_one else self._losses.scaled(loss), SCALED)
 
     def scales_by_hand(self) -> tf.Tensor:
         """Records that the user reads the scale to multiply a loss by it, and returns it."""
         self.use.scales_by_hand()
         self._in_a_loss = True
-        self._recorded.scaled_by_hand()
+        self._losses.scaled_by_hand()
         now = self._scale_now()
         opened = self.step.begin_by_hand(now)
         self._losses.opened(opened, tf.constant(True))
@@ -147,7 +144,7 @@ class Calls:
             self.use.say_once(verdict.sentence, verdict.mistake)
         elif trace is not None:
             trace.unscaled.append((self, grads))
-        unasked = self._recorded.taken("unscale", grads)
+        unasked = self._losses.taken("unscale", grads)
         self.use.begins()
         if named is not None:
             return scale_or_nan(named)
@@ -220,7 +217,7 @@ class Calls:
     def undivided(
         self, grads: Sequence[gradients.Gradient], targets: Sequence, unscaled: bool | tf.Tensor
     ) -> list[gradients.Gradient]:
-        """The gradients, with new values as they were before `unscale`: see `divided_new_values`."""
+        """The gradients, with new values as they were before `unscale`: see `order_of_calls.undivided`."""
         return undivided(grads, targets, unscaled, self.use)
 
     def retries(
@@ -290,24 +287,28 @@ class Calls:
             InvalidArgument: If they carry more than one scale, or which one they carry cannot be known.
         """
         values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
-        units = units_of(values)
-        read, in_doubt = scale_read(method, values, units, self, self.use.read, self._stored, self._scale_now)
-        if read is not None:
-            return Carried(read, tf.logical_or(self.step.decided, self.step.loss_finite))
-        known = None
-        if self._moves and not may_be_unscaled and tf.executing_eagerly():
+        divides, known, in_doubt = self._moves and not may_be_unscaled, None, False
+        if not tf.executing_eagerly():
+            # Most gradients of a step have the same unit.
+            units = list(dict.fromkeys(units_of(values)))
+            sources, now = sources_of(units), self._stored
+            read, in_doubt = scale_read(method, values, sources, self, self.use.read, now, self._scale_now)
+            if read is not None:
+                return Carried(read, tf.logical_or(self.step.decided, self.step.loss_finite))
+            # What a variable or another memory kept from an earlier call may be in a gradient of any other unit.
+            is_kept = divides and not all(isinstance(one, Power) and Note.DOUBTFUL not in one.notes for one in units)
+            if is_kept:
+                self.use.say_once(kept_elsewhere(method, units), "kept elsewhere")
+            if divides:
+                used, retried = self.step.variable, self._has_retried
+                known = carried_in_graph(method, units, sources, self, now, used, retried, nobody_scaled)
+            if is_kept:
+                look_at_end(method, values, units, variables or (), self, always, now, self.use.say_once)
+        elif divides:
             # A new value of a variable may be older than the loss.
             grads = grads if variables is None else gradients.derivatives(grads, variables)
             known = retried_eagerly(method, [gradients.values_of(one) for one in grads if tf.is_tensor(one)], self)
             known = known or self._losses.of(method, grads, variables, self.step.used)
-        elif self._moves and not may_be_unscaled:
-            is_kept = not all(map(is_of_this_call, units))
-            if is_kept:
-                self.use.say_once(kept_elsewhere(method, units), "kept elsewhere")
-            variable, used = self._stored, self.step.variable
-            known = carried_in_graph(method, units, self, variable, used, self._has_retried, nobody_scaled)
-            if is_kept:
-                look_at_end(method, values, units, variables or (), self, always, self._stored, self.use.say_once)
         if known is not None:
             finite = self._loss_was_finite() if known.loss_finite is None else known.loss_finite
             return Carried(known.loss_scale, finite)
@@ -334,8 +335,7 @@ class Calls:
             Whether their loss is known not to have been scaled.
         """
         if unscaled is True and not self._is_constant:
-            verdict = still_scaled(self._given("apply", grads, model))
-            self.use.say_once(verdict and verdict.sentence)
+            self.use.say_once(still_scaled(*self._units(grads, model)))
             if self._moves and not tf.executing_eagerly():
                 units = units_of([gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)])
                 self.use.say_once(divided_by_another_scale(units, self, self._stored), "another scale divides")
@@ -351,7 +351,7 @@ class Calls:
             elif verdict is not None:
                 self.use.say_once(verdict.sentence, verdict.mistake)
             if named is None:
-                self.use.say_once(self._recorded.taken("apply", grads), NOT_SCALED)
+                self.use.say_once(self._losses.taken("apply", grads), NOT_SCALED)
             self.use.check_unscaled(grads)
         return not self.use.asked or (verdict is not None and verdict.mistake == NOT_SCALED)
 
@@ -359,7 +359,7 @@ class Calls:
         """Warns of gradients that `unscale` was given in this trace, now that the model's variables are known."""
         trace = trace_here()
         for owner, grads in trace.unscaled if trace is not None and not self.is_one else ():
-            verdict = judge(self._given("unscale", grads, model)) if owner is self else None
+            verdict = self._verdict("unscale", grads, model) if owner is self else None
             if verdict is not None and not verdict.refuses:
                 self.use.say_once(verdict.sentence, verdict.mistake)
 
@@ -368,23 +368,28 @@ class Calls:
     ) -> Verdict | None:
         """What is wrong with gradients that the scale is to divide, if that does not refuse them."""
         # A scale of 1 may divide gradients that another scaler scaled and the user unscaled.
-        verdict = None if self.is_one else judge(self._given(method, grads, model, named, may_leave_out))
+        verdict = None if self.is_one else self._verdict(method, grads, model, named, may_leave_out)
         if verdict is not None and verdict.refuses:
             raise InvalidArgument(verdict.sentence)
         return verdict
 
-    def _given(
+    def _verdict(
         self, method: str, grads: Sequence, model: Sequence, named: Any = None, may_leave_out: bool = False
-    ) -> Given:
+    ) -> Verdict | None:
+        units, wanted = self._units(grads, model, named)
+        return judge(method, units, self, wanted, self._moves, may_leave_out)
+
+    def _units(self, grads: Sequence, model: Sequence, named: Any = None) -> tuple[list[Unit], frozenset]:
+        """The units of gradients, and the powers of the scale that divides them."""
         # The "gradient" of some variables is their new value.
         derivatives = gradients.derivatives(grads, model) if len(model) == len(grads) else grads
         judged = [gradients.values_of(grad) for grad in derivatives if tf.is_tensor(grad)]
         units = units_of(judged if named is None else [*judged, named], model)
         scale: Unit = Power(frozenset([(self, 1.0)])) if named is None else units.pop()
-        if not isinstance(scale, Power) or not scale.powers:
-            # What divides them is not known, so that nothing but their mixture is.
-            units, scale = [unit for unit in units if isinstance(unit, Mixed)], Power()
-        return Given(method, units, self, scale.powers, self._moves, may_leave_out)
+        if isinstance(scale, Power) and scale.powers:
+            return units, scale.powers
+        # What divides them is not known, so that nothing but their mixture is.
+        return [unit for unit in units if isinstance(unit, Mixed)], frozenset()
 
     def _moved(self, grads: Sequence, model: Sequence, when: Any) -> list[Moved]:
         """BatchNorm's statistics that moved in this graph and can be put back. It warns if some cannot be."""

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend.assignments import assignments, assigns, operations_around
-from scaler.backend.choices import choose
 from scaler.backend.graphs import LOOPS, graphs_around
+from scaler.backend.variables import choose
 from scaler.errors import InvalidArgument
 from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, is_of_last_loss, kind_of, owner_of_scale, scale_of
-from scaler.misuse.units import Kept, Note, Source, Unit, origins_of, sources_of
+from scaler.misuse.units import Note, Source, Unit, memories_of, sources_of
 
 _LOSS_FINITE = "_halfstep_loss_finite"
 TO_APPLY = "apply(..., unscaled=True), or to the LossScaleOptimizer whose get_unscaled_gradients(grads) returned them"
@@ -48,6 +48,7 @@ def knows_its_loss(loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> tf.Tensor:
 def carried_in_graph(
     method: str,
     units: Sequence[Unit],
+    found: Sequence[Source],
     owner: object,
     now: Any,
     used: Any,
@@ -59,6 +60,7 @@ def carried_in_graph(
     Args:
         method: Who asks, for the error.
         units: Those of the gradients.
+        found: All sources of these units.
         owner: The `Calls` of the loss scaler.
         now: The variable that holds the scale of the next loss.
         used: The variable that holds the scale of the last loss.
@@ -71,12 +73,12 @@ def carried_in_graph(
     Raises:
         InvalidArgument: If they carry several scales, one that nothing remembers, or none of a loss scaled here.
     """
-    sources = _sources(method, units, owner)
+    sources = _sources(method, found, owner)
     if not sources:
         _refuse_others(method, units, owner, nobody_scaled)
         return None
     last = _last_of_one_scale(method, sources, now, has_retried)
-    _last_of_one_scale(method, _beside(units, owner, sources), now, has_retried)
+    _last_of_one_scale(method, _beside(found, owner, sources), now, has_retried)
     here = _reachable(sources)
     if here:
         scales = list({scale.ref(): scale for scale in map(scale_of, here)}.values())
@@ -100,7 +102,7 @@ def carried_in_graph(
 def scale_read(
     method: str,
     values: Sequence[tf.Tensor],
-    units: Sequence[Unit],
+    found: Sequence[Source],
     owner: object,
     read: bool,
     now: Any,
@@ -111,7 +113,7 @@ def scale_read(
     Args:
         method: Who asks, for the error.
         values: Those of the gradients.
-        units: Their units.
+        found: All sources of these.
         owner: The `Calls` of the loss scaler.
         read: Whether its scale was read outside a tape since a loss was last scaled.
         now: The variable that holds the scale of the next loss.
@@ -123,13 +125,14 @@ def scale_read(
     Raises:
         InvalidArgument: If the scale moved between two reads, or since it was read inside of a function or a loop.
     """
-    if tf.executing_eagerly():
-        return None, False
-    found = {source.mark for unit in units for source in sources_of(unit)}
-    if {kind_of(one.deref(), (RETRIED,)) for one in found} != {READ}:
-        return None, read and not found and not _all_are_arguments(values)
-    sources = _of(units, owner, READ)
-    if len(sources) < len(found):
+    for one in found:
+        if kind_of(one.mark.deref(), (RETRIED,)) != READ:
+            return None, False
+    if not found:
+        # A function that received its gradients as arguments has another one scale their loss.
+        return None, read and not all(one.op.type == "Placeholder" for one in values if hasattr(one, "op"))
+    sources = _of(found, owner, READ)
+    if len(sources) < len({one.mark for one in found}):
         return None, True
     last = _last_of_one_scale(method, sources, now)
     here = _reachable(sources)
@@ -161,15 +164,15 @@ def _last_of_one_scale(method: str, sources: Sequence[Source], now: Any, has_ret
     return last
 
 
-def _beside(units: Sequence[Unit], owner: object, sources: Sequence[Source]) -> Sequence[Source]:
+def _beside(found: Sequence[Source], owner: object, sources: Sequence[Source]) -> Sequence[Source]:
     """The sources, with the scales that were read outside a tape and multiply a part of the same gradients.
 
     A scale that divides a part may have taken another one out of it: then the sources are returned as they are.
     """
-    mine = [one for unit in units for one in sources_of(unit) if one.owner is owner]
-    was_retried = kind_of(sources[0].mark.deref(), (RETRIED,)) == RETRIED
-    has_quotients = any(one.power < 0.0 for one in mine)
-    return sources if was_retried or has_quotients else _of(units, owner, LOSS_SCALE, READ)
+    for one in found:
+        if one.owner is owner and (one.power < 0.0 or kind_of(one.mark.deref(), (RETRIED,)) == RETRIED):
+            return sources
+    return _of(found, owner, LOSS_SCALE, READ)
 
 
 def divided_by_another_scale(units: Sequence[Unit], owner: object, now: Any) -> str | None:
@@ -182,7 +185,7 @@ def divided_by_another_scale(units: Sequence[Unit], owner: object, now: Any) -> 
     """
     places = {op: place for place, op in enumerate(operations_around())}
     for unit in units:
-        mine = [one for one in sources_of(unit) if one.owner is owner and not is_of_last_loss(one.mark.deref())]
+        mine = [one for one in sources_of([unit]) if one.owner is owner and not is_of_last_loss(one.mark.deref())]
         known = sorted((places[one.operation], one.power, one.operation) for one in mine if one.operation in places)
         pairs = [(first, last) for first, last in itertools.pairwise(known) if first[1] * last[1] < 0.0]
         if any(assignments(now, first[2], last[2]) for first, last in pairs if first[0] != last[0]):
@@ -219,16 +222,16 @@ def retried_elsewhere(method: str) -> InvalidArgument:
     )
 
 
-def _sources(method: str, units: Sequence[Unit], owner: object) -> list[Source]:
+def _sources(method: str, found: Sequence[Source], owner: object) -> list[Source]:
     """The sources that tell which scale of `owner` is carried: those of a retry, or else of losses.
 
     Raises:
         InvalidArgument: For gradients that `retry` returned beside others, or that several calls of it returned.
     """
-    retried = _of(units, owner, RETRIED)
+    retried = _of(found, owner, RETRIED)
     if not retried:
-        return _of(units, owner, LOSS_SCALE)
-    scales = [scale_of(one.mark.deref()) for one in (*retried, *_of(units, owner, LOSS_SCALE, READ))]
+        return _of(found, owner, LOSS_SCALE)
+    scales = [scale_of(one.mark.deref()) for one in (*retried, *_of(found, owner, LOSS_SCALE, READ))]
     if any(one is not scales[0] for one in scales):
         raise _several_retries(method)
     return retried
@@ -257,23 +260,20 @@ def _is_forgotten_inside(source: Source, now: Any, used: Any) -> bool:
 
 def _reachable(sources: Sequence[Source]) -> list[tf.Tensor]:
     """The marked tensors that the current graph can use, because they belong to it or to one around it."""
-    marked = [source.mark.deref() for source in sources]
-    return [one for one in marked if any(graph is one.graph for graph in graphs_around())]
+    around = set(map(id, graphs_around()))
+    return [source.mark.deref() for source in sources if id(source.mark.deref().graph) in around]
 
 
-def _all_are_arguments(values: Sequence[tf.Tensor]) -> bool:
-    """Whether a function received its gradients as arguments. Another function then scaled their loss."""
-    return all(tensor.op.type == "Placeholder" for tensor in values if hasattr(tensor, "op"))
-
-
-def _of(units: Sequence[Unit], owner: object, *kinds: str) -> list[Source]:
-    """The sources of `owner` among those of units, of some kinds, each once, in the order of the operations."""
-    found = {one._replace(power=1.0) for unit in units for one in sources_of(unit) if one.owner is owner}
-    different = [source for source in found if kind_of(source.mark.deref(), (RETRIED,)) in kinds]
-    if len(different) < 2:
-        return different
+def _of(found: Sequence[Source], owner: object, *kinds: str) -> list[Source]:
+    """The sources of `owner`, of some kinds, each once, in the order of the operations."""
+    mine: dict[Source, None] = {}
+    for source in found:
+        if source.owner is owner and kind_of(source.mark.deref(), (RETRIED,)) in kinds:
+            mine[source._replace(power=1.0)] = None
+    if len(mine) < 2:
+        return list(mine)
     places = {op: place for place, op in enumerate(operations_around())}
-    return sorted(different, key=lambda one: places.get(one.operation, -1))
+    return sorted(mine, key=lambda one: places.get(one.operation, -1))
 
 
 def _refuse_others(method: str, units: Sequence[Unit], owner: object, nobody_scaled: bool) -> None:
@@ -281,7 +281,8 @@ def _refuse_others(method: str, units: Sequence[Unit], owner: object, nobody_sca
 
     A variable may give out what was assigned to it after that. What an earlier call left may carry an earlier scale.
     """
-    if not any(op.type == "Identity" and _is_scale(op, owner) for op in operations_around()):
+    marked = (op.outputs[0] for op in operations_around() if op.type == "Identity")
+    if not any(owner_of_scale(one) is owner and kind_of(one) is not None for one in marked):
         return
     if nobody_scaled or any(Note.MODEL in getattr(unit, "notes", getattr(unit, "of", ())) for unit in units):
         raise InvalidArgument(
@@ -289,14 +290,10 @@ def _refuse_others(method: str, units: Sequence[Unit], owner: object, nobody_sca
             "not, and the loss scale would divide them: expected gradients of what scale(loss) (scale_loss of a "
             "LossScaleOptimizer) returned. Differentiate that: tape.gradient(scale(loss), variables)."
         )
-    kept = [origin for unit in units for origin in origins_of(unit) if isinstance(origin, Kept) and origin.is_variable]
+    kept = [one for one in memories_of(units) if one.is_variable]
     if kept:
         raise InvalidArgument(
             f"{method}(grads): a gradient was kept in {kept[0].name} since before this function scaled its "
             "loss, perhaps at another scale, or its loss was not scaled at all: expected gradients of the loss "
             f"that was scaled here, of what scale(loss) returned. {KEEP_UNSCALED}"
         )
-
-
-def _is_scale(op: Any, owner: object) -> bool:
-    return owner_of_scale(op.outputs[0]) is owner and kind_of(op.outputs[0]) is not None

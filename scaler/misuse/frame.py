@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend.graphs import (
-    BRANCHES,
-    LOOPS,
-    calls_functions,
-    first_argument,
-    functions_called,
-    is_eager,
-)
+from scaler.backend.graphs import BRANCHES, CALLS, LOOPS, carries, first_argument, functions_called, is_eager
 from scaler.misuse.marks import RETRIED, SCALED, UNSCALED, kind_of, owner_of_scale
 from scaler.misuse.operations import unit_of_constant, units_of_results
 from scaler.misuse.units import (
@@ -32,19 +25,16 @@ from scaler.misuse.units import (
     Why,
     beside,
     choice,
-    coming_from,
     is_plain,
     mapped,
     total,
     unknown,
 )
-from scaler.misuse.upstream import carries
 
 _LOOKED_AT = frozenset(
     (
         *("Identity", "Sub", "ZerosLike", "OnesLike", "TensorListReserve", "EmptyTensorList", "OptionalNone"),
-        *("PyFunc", "PyFuncStateless", "EagerPyFunc", "Bitcast", "ParseTensor", "DecodeRaw", "StringToNumber"),
-        *("PartitionedCall", "StatefulPartitionedCall", *BRANCHES, *LOOPS),
+        *("PyFunc", "PyFuncStateless", "EagerPyFunc", "Bitcast", "ParseTensor", "DecodeRaw", "StringToNumber", *CALLS),
     )
 )
 """Operations that may make something else than a plain tensor of plain ones."""
@@ -99,9 +89,7 @@ class Frame:
     def up_to_now(self) -> Frame:
         """Interprets what was added to the graph since the last time."""
         operations = self._graph.get_operations()
-        for op in operations[self._position :]:
-            if op not in self._entered:
-                self._enter(op)
+        self._interpret(operations[self._position :])
         self._position = len(operations)
         if self._trace.held_on is not None:
             self._trace.watch(self._values)
@@ -114,69 +102,73 @@ class Frame:
 
     def value(self, tensor: Any) -> Any:
         """The unit of a tensor; what a handle stands for."""
-        if is_eager(tensor):
-            return of_mark(tensor) or (unit_of_constant(tensor) if tensor.dtype.is_floating else ONE)
-        if id(tensor) not in self._values:
-            if tensor.op.type == "Placeholder":
-                self._values[id(tensor)] = self._given(tensor)
+        found = self._values.get(id(tensor))
+        if found is None:
+            if is_eager(tensor):
+                return of_mark(tensor) or unit_of_constant(tensor)
+            # Else it was left out, or not all of its graph is interpreted yet.
+            found = self._given(tensor) if tensor.op.type == "Placeholder" else of_mark(tensor) or UNKNOWN
+            self._values[id(tensor)] = found
+        return found
+
+    def _interpret(self, operations: Iterable[Any]) -> None:
+        """Finds the units of what operations make, in their order, unless they are known."""
+        values, trace = self._values, self._trace
+        for op in operations:
+            kind = op.type
+            if kind == "Placeholder" or op in self._entered or op in trace.own:
+                continue
+            self._entered.add(op)
+            if kind == "Const":
+                (output,) = op.outputs
+                values[id(output)] = unit_of_constant(output) if output.dtype.is_floating else ONE
+                continue
+            given: list[Any] = []
+            plain, of_model, memory = kind not in _LOOKED_AT, False, False
+            for one in op.inputs:
+                unit = values.get(id(one))
+                if unit is None:
+                    # A loop that was differentiated stacks its values on lists that were made after it.
+                    if one.op.type != "Placeholder":
+                        self._interpret([one.op])
+                    unit = self.value(one)
+                if isinstance(unit, Either) and kind not in BRANCHES:
+                    unit = unit.whole
+                if unit is UNIT_OF_MODEL:
+                    of_model = True
+                elif unit is not ONE:
+                    plain = False
+                memory = memory or one.dtype == tf.resource
+                given.append(unit)
+            if plain and given:
+                for output in op.outputs:
+                    values[id(output)] = UNIT_OF_MODEL if of_model else ONE
+                continue
+            found: Sequence[Any]
+            if kind in CALLS:
+                found = self._call(op, given)
+            elif kind.startswith(_BEGIN_MEMORIES):
+                found = _given_out(op)
+            elif memory:
+                found = self._memory(op, given)
+            elif kind == "Identity":
+                marked = of_mark(op.outputs[0], given[0])
+                if marked is not None:
+                    # A loop that is differentiated keeps what stands before an identity.
+                    values[id(op.inputs[0])] = marked
+                found = [marked or given[0]]
+            elif kind == "StopGradient":
+                found = [_stopped(given[0])]
             else:
-                # It was left out, or not all of its graph is interpreted yet.
-                self._values[id(tensor)] = of_mark(tensor) or UNKNOWN
-        return self._values[id(tensor)]
-
-    def _enter(self, op: Any) -> None:
-        kind, values = op.type, self._values
-        if kind == "Placeholder" or op in self._trace.own:
-            return
-        self._entered.add(op)
-        given: list[Any] = []
-        plain, memory = kind not in _LOOKED_AT, False
-        for one in op.inputs:
-            unit = values.get(id(one))
-            if unit is None:
-                # A loop that was differentiated stacks its values on lists that were made after it.
-                if one.op not in self._entered:
-                    self._enter(one.op)
-                unit = self.value(one)
-            if isinstance(unit, Either) and kind not in BRANCHES:
-                unit = unit.whole
-            plain = plain and (unit is ONE or unit is UNIT_OF_MODEL)
-            memory = memory or one.dtype == tf.resource
-            given.append(unit)
-        found: Sequence[Any]
-        if plain and given:
-            found = [UNIT_OF_MODEL if UNIT_OF_MODEL in given else ONE] * len(op.outputs)
-        else:
-            found = self._memory(op, given) if memory and not calls_functions(op) else self._visit(op, kind, given)
-            if self._trace.held_on is not None:
+                found = units_of_results(op, given, trace.products)
+            if trace.held_on is not None:
                 units = [one if not is_unit(one) else whole_of(one) for one in given]
-                found = [self._trace.held_on(op, units, unit) if is_unit(unit) else unit for unit in found]
-        # A function that was traced before it is differentiated shows what its later form returns, too, at the end.
-        for output, unit in zip(op.outputs, found, strict=False):
-            # Masks, indices and counts are of no gradient, whatever decided about them.
-            is_free = isinstance(unit, Unknown) and not (output.dtype.is_floating or carries(output))
-            values[id(output)] = UNKNOWN if is_free else unit
-
-    def _visit(self, op: Any, kind: str, given: list[Any]) -> Sequence[Any]:
-        if kind == "Const":
-            return [unit_of_constant(op.outputs[0])]
-        if calls_functions(op):
-            return self._call(op, given)
-        if kind == "Identity":
-            marked = of_mark(op.outputs[0], given[0])
-            if marked is not None:
-                # A loop that is differentiated keeps what stands before an identity.
-                self._values[id(op.inputs[0])] = marked
-            return [given[0] if marked is None else marked]
-        if kind.startswith(_BEGIN_MEMORIES):
-            return _given_out(op)
-        if kind == "StopGradient":
-            return [_stopped(given[0])]
-        units = units_of_results(op, given)
-        unit = units[0] if kind == "RealDiv" and _is_of_scales_alone(given[1]) else None
-        if isinstance(unit, Power) and Note.CANCELLED in unit.notes:
-            return [Power(unit.powers, unit.notes | {Note.UNSCALED})]
-        return units
+                found = [trace.held_on(op, units, unit) if is_unit(unit) else unit for unit in found]
+            # A function that was traced before it is differentiated shows what its later form returns, too, at the end.
+            for output, unit in zip(op.outputs, found, strict=False):
+                # Masks, indices and counts are of no gradient, whatever decided about them.
+                is_free = isinstance(unit, Unknown) and not (output.dtype.is_floating or carries(output))
+                values[id(output)] = UNKNOWN if is_free else unit
 
     def _call(self, op: Any, given: list[Any]) -> Sequence[Any]:
         bodies = functions_called(op)
@@ -243,20 +235,22 @@ class Frame:
         """What an operation on a variable, a queue or a table gives, and what is kept there after it."""
         if op.type.startswith("Iterator"):
             return list(map(self._trace.of_argument, op.outputs))
-        if op.type.startswith(_BEGIN_MEMORIES):
-            return _given_out(op)
-        cell = next(unit for unit, one in zip(given, op.inputs, strict=True) if one.dtype == tf.resource)
-        if not tf.is_tensor(cell):
+        cells, rest = [], []
+        for unit, one in zip(given, op.inputs, strict=True):
+            if one.dtype == tf.resource:
+                cells.append(unit)
+            elif one.dtype.is_floating:
+                rest.append(_settled(unit))
+        if not tf.is_tensor(cells[0]):
             return [UNKNOWN] * len(op.outputs)  # Nothing tells which memory it is.
-        rest = [unit for unit, one in zip(given, op.inputs, strict=True) if one.dtype.is_floating]
-        held = self.state.get(id(cell))
+        cell = id(cells[0])
+        held = self.state.get(cell)
         if held is None:
-            held = self._trace.of_variable(id(cell))
-        rest = list(map(_settled, rest))
+            held = self._trace.of_variable(cell)
         if op.type == "AssignVariableOp":
-            self.state[id(cell)] = rest[0] if rest else ONE
+            self.state[cell] = rest[0] if rest else ONE
         elif op.type.startswith(_ASSIGNS) and rest:
-            self.state[id(cell)] = total([held, *rest], Why.SUM, op.name)
+            self.state[cell] = total([held, *rest], Why.SUM, op.name)
         return [held if one.dtype.is_floating else ONE for one in op.outputs]
 
 
@@ -284,7 +278,7 @@ def of_mark(tensor: tf.Tensor, before: Unit = UNKNOWN) -> Unit | None:
     owner: Any = owner_of_scale(tensor)
     source = Source(tensor.ref(), owner, None if is_eager(tensor) else tensor.op)
     if kind == SCALED:
-        return coming_from(before, source)
+        return mapped(before, lambda notes: notes | {source})
     if kind == UNSCALED:
         return Power(notes=frozenset([Note.UNSCALED, source]))
     if owner is None:
@@ -305,25 +299,22 @@ def _settled(unit: Unit) -> Unit:
     """
     if not isinstance(unit, Power) or unit.powers or unit is ONE or unit is UNIT_OF_MODEL:
         return unit
-    return Power(notes=_but(unit.notes, lambda one: bool(getattr(one, "owner", None)) and not one.owner.is_one))
+    others = [one for one in unit.notes if not getattr(one, "owner", None) or one.owner.is_one]
+    return Power(notes=frozenset(others))
 
 
 def _stopped(unit: Unit) -> Unit:
     """The unit behind a `tf.stop_gradient`: a scaled loss is none there, only a number that is known to be scaled."""
-
-    def is_loss(origin: Any) -> bool:
-        return isinstance(origin, Source) and kind_of(origin.mark.deref()) == SCALED
-
-    unit = _settled(unit)
-    if isinstance(unit, Power):
-        return unit if unit is ONE or unit is UNIT_OF_MODEL else Power(unit.powers, _but(unit.notes, is_loss))
     if isinstance(unit, Mixed):
         return unit._replace(of=frozenset(map(_stopped, unit.of)))
-    return Unknown(_but(unit.of, is_loss)) if isinstance(unit, Unknown) else unit
+    unit = _settled(unit)
+    if unit is ONE or unit is UNIT_OF_MODEL:
+        return unit
 
+    def left(origins: frozenset) -> Iterable:
+        return [one for one in origins if not isinstance(one, Source) or kind_of(one.mark.deref()) != SCALED]
 
-def _but(origins: frozenset, leaves_out: Callable[[Any], bool]) -> frozenset:
-    return frozenset(one for one in origins if not leaves_out(one))
+    return mapped(unit, left)
 
 
 def _outside(value: Any, bodies: Sequence[Any], call: Any) -> Any:
@@ -340,18 +331,14 @@ def _outside(value: Any, bodies: Sequence[Any], call: Any) -> Any:
     if isinstance(value, Either):
         units = tuple(_outside(unit, bodies, call) for unit in value.units)
         return Either(value.condition, units, _outside(value.whole, bodies, call))
-    return mapped(value, seen) if is_unit(value) and value is not ONE and value is not UNIT_OF_MODEL else value
+    if not is_unit(value) or value is ONE or value is UNIT_OF_MODEL:
+        return value
+    return mapped(value, lambda origins: map(seen, origins))
 
 
 def is_unit(value: Any) -> bool:
     """Whether it is a unit, and not the handle of a memory."""
     return isinstance(value, _UNITS)
-
-
-def _is_of_scales_alone(unit: Any) -> bool:
-    """Whether a factor is made of scales and constants."""
-    known = isinstance(unit, Power) and bool(unit.powers)
-    return known and not unit.notes & {Note.UNSCALED, Note.CANCELLED, Note.MODEL, Note.DOUBTFUL}
 
 
 def whole_of(value: Any) -> Any:

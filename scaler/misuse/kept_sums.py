@@ -15,12 +15,12 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.assignments import assigns, at_end_of_trace, is_function, is_loop_body
-from scaler.backend.graphs import calls_functions, captured_from, graphs_around, is_eager
+from scaler.backend.graphs import CALLS, captured_from, graphs_around, is_eager
 from scaler.errors import InvalidArgument
 from scaler.misuse.carried import KEEP_UNSCALED, TO_APPLY
 from scaler.misuse.frame import Either
 from scaler.misuse.trace import Trace, trace_here
-from scaler.misuse.units import ZERO, Kept, Mixed, Power, Share, Unit, Unknown, origins_of, sources_of
+from scaler.misuse.units import ZERO, Kept, Mixed, Power, Share, Unit, Unknown, mapped, memories_of, sources_of
 
 _SELECTS = ("Select", "SelectV2")
 _QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
@@ -70,8 +70,8 @@ def look_at_end(
     if not values or not graphs or trace is None:
         return
     updated = {id(part.handle) for one in map(replicas.native, targets) for part in getattr(one, "values", (one,))}
-    origins = (origin for unit in units for origin in origins_of(unit) if isinstance(origin, Kept))
-    variables = {one.memory: one for one in origins if one.is_variable and one.memory not in updated}
+    kept = memories_of(units)
+    variables = {one.memory: one for one in kept if one.is_variable and one.memory not in updated}
     replica_is_one, handled = replicas.replica_count() == 1, sys.exc_info()[1]
     always = always and replica_is_one and all(type(graph).__name__ == "FuncGraph" for graph in graphs[:-1])
 
@@ -169,9 +169,9 @@ def _sums(
     units, last = trace.again(graph, supposed, values, _held_on)
     found = []
     for key, kept in memories.items():
-        taking = [unit for unit in units if not isinstance(unit, Unknown) and _held(unit, key)]
-        shares = {one.share for one in _held(last.get(key, ZERO), key)}
-        if taking and (shares or any(map(sources_of, taking))):
+        taking = [unit for unit in units if not isinstance(unit, Unknown) and _shares(unit, key)]
+        shares = _shares(last.get(key, ZERO), key)
+        if taking and (shares or sources_of(taking)):
             found.append(_Sum(kept, shares))
     return found
 
@@ -187,18 +187,18 @@ class _Earlier(NamedTuple):
     owner: object
 
 
-def _held(unit: Unit, memory: int) -> list[Kept]:
-    """What is in a tensor of what a memory held at first."""
-    return [one for one in origins_of(unit) if isinstance(one, Kept) and one.memory == memory]
+def _shares(unit: Unit, memory: int) -> set[Share]:
+    """How much is in a tensor of what a memory held at first; nothing if it is empty."""
+    return {one.share for one in memories_of([unit]) if one.memory == memory}
 
 
 def _held_on(op: Any, given: Sequence[Any], unit: Unit) -> Unit:
     """The unit of a result in which only what was kept and still is a summand counts as kept."""
-    if calls_functions(op) or op.type == "ReadVariableOp" or isinstance(unit, Either):
+    if op.type in CALLS or op.type == "ReadVariableOp" or isinstance(unit, Either):
         return unit
     takes, shares = op.type in _TAKES_OVER, {}
     for place, (factor, one) in enumerate(zip(given, op.inputs, strict=True)):
-        kept = [] if one.dtype == tf.resource else [origin for origin in origins_of(factor) if isinstance(origin, Kept)]
+        kept = [] if one.dtype == tf.resource else memories_of([factor])
         if not kept or not takes or (op.type in _QUOTIENTS and place):
             continue
         if op.type in _TIMES:
@@ -208,18 +208,12 @@ def _held_on(op: Any, given: Sequence[Any], unit: Unit) -> Unit:
         elif one.dtype.is_floating or one.dtype == tf.variant:
             shares.update(dict.fromkeys(kept, Share.CHOICE if op.type in _SELECTS else Share.ALL))
 
-    def held(origins: frozenset) -> frozenset:
+    def held(origins: frozenset) -> set:
         others = {one for one in origins if not isinstance(one, Kept)}
         mine = {one for one in origins if one in shares}
-        return frozenset(
-            others | {one if shares[one] is Share.ALL else one._replace(share=shares[one]) for one in mine}
-        )
+        return others | {one if shares[one] is Share.ALL else one._replace(share=shares[one]) for one in mine}
 
-    if isinstance(unit, Power):
-        return Power(unit.powers, held(unit.notes))
-    if isinstance(unit, Mixed):
-        return unit._replace(of=frozenset(Power(part.powers, held(part.notes)) for part in unit.of))
-    return Unknown(held(unit.of)) if isinstance(unit, Unknown) else unit
+    return mapped(unit, held)
 
 
 def _share_of(factor: tf.Tensor) -> Share:
@@ -242,8 +236,8 @@ def kept_elsewhere(method: str, units: Sequence[Unit]) -> str | None:
         method: Who asks.
         units: Those of the gradients.
     """
-    origins = (origin for unit in units if not sources_of(unit) for origin in origins_of(unit))
-    memory = next((origin.name for origin in origins if isinstance(origin, Kept) and not origin.is_variable), None)
+    kept = memories_of([unit for unit in units if not sources_of([unit])])
+    memory = next((one.name for one in kept if not one.is_variable), None)
     if memory is None:
         return None
     return (

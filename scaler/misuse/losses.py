@@ -7,10 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.graphs import in_xla, is_eager
+from scaler.backend.graphs import in_xla, is_eager, upstream
 from scaler.backend.layers import is_softmax_or_sigmoid
 from scaler.backend.versions import is_slow_in_float16
-from scaler.misuse.upstream import tensors_upstream
 
 _LAYERS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
 _SHAPES = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Gather", "GatherV2", "GatherNd", "StridedSlice")
@@ -36,10 +35,11 @@ def float16_probabilities_behind(loss: tf.Tensor) -> str | None:
     """
     if tf.executing_eagerly():
         return None
-    after_the_layers = tensors_upstream([loss], lambda tensor: _type(tensor) in _LAYERS)
-    logarithms = [tensor.op.inputs[0] for tensor in after_the_layers if _type(tensor) in ("Log", "Log1p")]
-    taken_of = tensors_upstream(logarithms, lambda tensor: _type(tensor) not in _PASS_ON)
-    return float16_probabilities(list(taken_of))
+    logarithms = []
+    for tensor in upstream([loss], _LAYERS.__contains__):
+        if not is_eager(tensor) and tensor.op.type in ("Log", "Log1p"):
+            logarithms.append(tensor.op.inputs[0])
+    return float16_probabilities(list(upstream(logarithms, lambda kind: kind not in _PASS_ON))) if logarithms else None
 
 
 def float16_probabilities(prediction: Any) -> str | None:
@@ -88,10 +88,6 @@ def _is_probability(tensor: Any) -> bool:
     while op.type in ("Identity", "Reshape"):
         op = op.inputs[0].op
     return op.type in _PROBABILITIES
-
-
-def _type(tensor: Any) -> str:
-    return getattr(getattr(tensor, "op", None), "type", "")
 
 
 _PASS = ("Identity", "Cast", "EnsureShape", "Reshape", "AddV2", "AddN", "Sub", "Neg", "Pack")

@@ -2,18 +2,24 @@
 
 In a graph a mark is an identity operation with a special name, which a pass over the trace finds (`trace`). In
 eager mode there is no graph: a mark is an attribute of the tensor, and only that tensor is recognised.
+
+Where a gradient passes a rescale of a `Layerwise`, its graph is marked until `Layerwise.unscale` is called.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend.graphs import is_eager
+from scaler.backend.replicas import native
+from scaler.errors import InvalidArgument
 
+_PREFIX = "halfstep_"
 SCALED = "halfstep_scaled"
 UNSCALED = "halfstep_unscaled"
 LOSS_SCALE = "halfstep_loss_scale"
@@ -23,6 +29,8 @@ RETRIED = "halfstep_retried"
 _KINDS = (SCALED, UNSCALED, LOSS_SCALE, READ)
 _OWNER, _SCALE, _GIVEN, _LAST = "_halfstep_owner", "_halfstep_scale", "_halfstep_given", "_halfstep_last"
 _SAME = object()
+_RESCALED: weakref.WeakKeyDictionary[Any, tuple[object, tuple]] = weakref.WeakKeyDictionary()
+"""Of each `Layerwise` whose gradients carry its scales: where, and the variables of its groups."""
 _SMALL = 2**16
 """Elements. A history of a float8 layer has 1024."""
 
@@ -31,7 +39,7 @@ def mark(tensor: tf.Tensor, kind: str) -> tf.Tensor:
     """Returns the same tensor with a mark."""
     marked = tf.identity(tensor, name=kind)
     if is_eager(marked):
-        setattr(marked, _attribute(kind), True)
+        setattr(marked, f"_{kind}", True)
     return marked
 
 
@@ -119,12 +127,48 @@ def is_of_last_loss(marked: tf.Tensor) -> bool:
 
 def kind_of(tensor: tf.Tensor, also: tuple[str, ...] = ()) -> str | None:
     """The kind of a tensor's mark, or None; `also` are kinds that do not count else."""
-    kinds = (*_KINDS, *also)
-    if is_eager(tensor):
-        return next((kind for kind in kinds if hasattr(tensor, _attribute(kind))), None)
-    name = tensor.op.name.rsplit("/", 1)[-1] if tensor.op.type == "Identity" else ""
-    return next((kind for kind in kinds if name.startswith(kind)), None)
+    name = ""
+    if not is_eager(tensor):
+        name = tensor.op.name.rsplit("/", 1)[-1] if tensor.op.type == "Identity" else ""
+        if not name.startswith(_PREFIX):
+            return None
+    for kind in (*_KINDS, *also):
+        if name.startswith(kind) or hasattr(tensor, f"_{kind}"):
+            return kind
+    return None
 
 
-def _attribute(kind: str) -> str:
-    return f"_{kind}"
+def mark_rescaled(layerwise: Any, variables: tuple) -> None:
+    """To be called where a gradient passes a rescale, with the variables of its `Layerwise`."""
+    _RESCALED[layerwise] = _here(), variables
+
+
+def mark_unscaled(layerwise: Any) -> None:
+    """To be called where the scales of the groups are removed again."""
+    _RESCALED.pop(layerwise, None)
+
+
+def check_rescaled(weights: Iterable) -> None:
+    """Refuses gradients that still carry the scales of a rescaled model's groups.
+
+    Args:
+        weights: What they belong to.
+
+    Raises:
+        InvalidArgument: If one is a variable of such a model.
+    """
+    own = {id(native(weight)) for weight in weights} if _RESCALED else set()
+    for layerwise, (place, variables) in list(_RESCALED.items()):
+        found = next((one for one in variables if id(one) in own), None)
+        if found is not None and place == _here():
+            mark_unscaled(layerwise)  # The next step is another one.
+            raise InvalidArgument(
+                f"apply: the gradient of {found.name.split(':')[0]!r} passed a rescale, and still carries the scale of "
+                "its group. Expected the gradients of layerwise.gradient(tape, scaled, variables), with the second "
+                "object that hs.layerwise.insert_rescales returned; or use hs.TrainStep(..., layerwise=layerwise)."
+            )
+
+
+def _here() -> object:
+    """The graph that is traced here, or that there is none."""
+    return None if tf.executing_eagerly() else weakref.ref(tf.compat.v1.get_default_graph())

@@ -19,11 +19,10 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.assignments import assigned_by
-from scaler.backend.graphs import calls_functions, graphs_around, is_eager, variables_read
+from scaler.backend.graphs import CALLS, graphs_around, is_eager, parameters, reached, variables_read
 from scaler.backend.layers import layers_of, owners_of
 from scaler.backend.variables import is_of_a_scaler
 from scaler.errors import ScaleWarning
-from scaler.misuse.upstream import parameters
 
 _STEPS = "_halfstep_steps"
 _SHORT = re.compile(r"(^|_)bn($|_|\d)")
@@ -83,13 +82,19 @@ def before_apply(
         return [], None
     if tf.executing_eagerly():
         return [], likely(variables)
+    graph = tf.compat.v1.get_default_graph()
     if replicas.replica_count() > 1:
-        return [], of_replicas(variables)
+        # All replicas share one graph.
+        fresh = (one.variable for one in _look(graph).moved if one.fresh)
+        return [], next((one.name for one in fresh if one.dtype.is_floating), None) or likely(variables)
     moved = moved_before(variables, grads, user)
     # A seed that moved does no harm.
     lost = [one for one in moved if (one.before is None or when is None) and one.variable.dtype.is_floating]
     known = [one for one in moved if one.before is not None and when is not None]
-    return known, lost[0].variable.name if lost else None if moved else elsewhere(variables)
+    if lost:
+        return known, lost[0].variable.name
+    # Without statistics here the forward pass is in another graph.
+    return known, None if moved or _statistics(graph) else likely(variables)
 
 
 def moved_before(targets: Iterable, grads: Sequence, user: object) -> list[Moved]:
@@ -122,16 +127,14 @@ def moved_before(targets: Iterable, grads: Sequence, user: object) -> list[Moved
 def _variables_behind(grads: Sequence) -> set:
     """References to the handles of variables that gradients depend on in any way, also through masks."""
     parts = tf.nest.flatten([grad for grad in grads if tf.is_tensor(grad)], expand_composites=True)
-    waiting = [part.op for part in parts if not is_eager(part)]
-    seen: set = set()
     found: set = set()
-    while waiting:
-        op = waiting.pop()
-        if op in seen:
-            continue
-        seen.add(op)
-        found |= {source.ref() for source in op.inputs if source.dtype == tf.resource}
-        waiting += [source.op for source in op.inputs if source.dtype != tf.resource]
+
+    def sources(op: Any) -> list:
+        found.update([source.ref() for source in op.inputs if source.dtype == tf.resource])
+        return [source.op for source in op.inputs if source.dtype != tf.resource]
+
+    for _ in reached([part.op for part in parts if not is_eager(part)], sources):
+        pass
     return found
 
 
@@ -139,18 +142,6 @@ def likely(variables: Iterable) -> str | None:
     """The first of these variables that seems to be BatchNorm's, by its path. Outside a graph nothing else is known."""
     paths = (getattr(variable, "path", "").split("/") for variable in variables)
     return next(("/".join(path) for path in paths if _is_batch_norm(path)), None)
-
-
-def of_replicas(variables: Iterable) -> str | None:
-    """State that moved since the last `apply` in the graph shared by all replicas, else one by `likely`."""
-    moved = [one for one in _look(tf.compat.v1.get_default_graph()).moved if one.fresh]
-    return next((one.variable.name for one in moved if one.variable.dtype.is_floating), None) or likely(variables)
-
-
-def elsewhere(variables: Iterable) -> str | None:
-    """Does the same as `likely` if the forward pass is not in the graph that is being traced, else returns None."""
-    here = _statistics(tf.compat.v1.get_default_graph())
-    return None if here else likely(variables)
 
 
 def begins() -> None:
@@ -185,7 +176,7 @@ def no_forward_pass() -> Iterator[None]:
 
 def warn_if_late(variables: Sequence) -> None:
     """Warns about a snapshot of state that moved already since the last `apply` in this graph."""
-    if tf.executing_eagerly() or replicas.replica_count() > 1:
+    if not variables or tf.executing_eagerly() or replicas.replica_count() > 1:
         return
     graph = tf.compat.v1.get_default_graph()
     steps, asked = _look(graph), {id(replicas.native(variable)) for variable in variables}
@@ -214,17 +205,20 @@ def sentence(name: str) -> str:
 def _look(graph: Any) -> _Steps:
     """Updates what is known about a graph with the operations added since the last call."""
     steps = _steps(graph)
-    read = variables_read(graph)
     operations = graph.get_operations()
-    for op in operations[steps.position :]:
+    new = operations[steps.position :]
+    steps.position = len(operations)
+    assigned: dict[Any, list] = {}
+    for op, source in assigned_by(new):
+        assigned.setdefault(op, []).append(source)
+    read = variables_read(graph) if assigned else {}
+    for op in new:
         if op.type == "ReadVariableOp":
             steps.reads.setdefault(op.inputs[0].ref(), op.outputs[0])
-        for source in assigned_by(op):
-            variable = read.get(source.ref())
-            known = steps.assigned.get(source.ref())
+        for source in assigned.get(op, ()):
+            variable, known = read.get(source.ref()), steps.assigned.get(source.ref())
             if variable is not None and (known is None or not known.fresh) and _assigns(op, source):
                 steps.assigned[source.ref()] = Moved(variable, steps.reads.get(source.ref()))
-    steps.position = len(operations)
     return steps
 
 
@@ -239,7 +233,7 @@ def _assigns(op: Any, handle: tf.Tensor) -> bool:
 
     Functions that hold an `apply` do not count: that `apply` decided about what they moved.
     """
-    if not calls_functions(op):
+    if op.type not in CALLS:
         return op.type.startswith("Assign")
     places = [place for place, source in enumerate(op.inputs) if source is handle]
     return any(
@@ -247,8 +241,8 @@ def _assigns(op: Any, handle: tf.Tensor) -> bool:
         for place in places
         for body, own in parameters(op, place)
         if not getattr(getattr(body, _STEPS, None), "applied", False)
-        for inner in own.consumers()
-        if any(source is own for source in assigned_by(inner))
+        for inner, source in assigned_by(own.consumers())
+        if source is own
     )
 
 

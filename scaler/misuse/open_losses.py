@@ -2,13 +2,18 @@
 
 Losses that one scale multiplied are one group. A function that was traced before scales losses and takes gradients
 each time it is called, too.
+
+A tape that differentiates a scaled loss passes through it. If none did, the gradients are not those of it. They may
+still carry the scale if they were computed without a tape, or in a function, or if the user multiplied by the scale:
+then nothing is said. A false alarm is worse than a miss.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +21,7 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.assignments import age_of
-from scaler.backend.graphs import before_each_call, outermost_function
+from scaler.backend.graphs import before_each_call, outermost_function, tape_records
 from scaler.backend.replicas import replica_count
 from scaler.errors import InvalidArgument
 from scaler.misuse.carried import KEEP_UNSCALED, Carried, retried_elsewhere
@@ -43,6 +48,7 @@ class OpenLosses:
         self._now = now
         self._groups: list[LossesOfOneScale] = []
         self._calls = FunctionsSeen(self._called)
+        self._recorded, self._in_functions = _Recorded(), False
 
     def __reduce__(self) -> tuple:
         # A copy in another process knows no function.
@@ -50,10 +56,7 @@ class OpenLosses:
 
     def opened(self, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> None:
         """Records that a loss was scaled, or that a function which is traced scales one."""
-        if self._now is None:
-            return
-        if not tf.executing_eagerly():
-            self._calls.scales()
+        if self._leaves_to_functions("scales"):
             return
         last = self._groups[-1] if self._groups else None
         if last is not None and last.waits and not last.served and last.scales == {float(loss_scale)}:
@@ -61,18 +64,60 @@ class OpenLosses:
         else:
             self._add(LossesOfOneScale(loss_scale, loss_finite))
 
-    def followed(self, by_a_tape: bool) -> Callable[[float], None]:
-        """Records whether a tape follows the last loss from its scaling on.
+    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        """Returns the last loss that was scaled, with the same gradient, which tells when a tape passes through it."""
+        if not tf.executing_eagerly():
+            self._in_functions = True
+            return loss
+        now, group, records = self._recorded, self._groups[-1] if self._groups else None, tape_records()
+        if group is not None:
+            group.sees_tapes = records and (group.losses == 1 or group.sees_tapes)
+        if not records:
+            now.in_doubt = True
+            return loss
+
+        @tf.custom_gradient
+        def passed(value: tf.Tensor) -> tuple:
+            def backward(upstream: tf.Tensor) -> tf.Tensor:
+                now.in_doubt = True
+                passed_back = tf.identity(upstream)
+                if group is not None:
+                    group.differentiated(age_of(passed_back) if tf.executing_eagerly() else float("inf"))
+                return passed_back
+
+            return tf.identity(value), backward
+
+        result = passed(loss)
+        now.age = age_of(result)
+        return result
+
+    def scaled_by_hand(self) -> None:
+        """Records that the user multiplies something by the scale."""
+        self._recorded.in_doubt = True
+
+    def taken(self, method: str, grads: Sequence[gradients.Gradient]) -> str | None:
+        """Records that gradients are unscaled or applied.
+
+        Args:
+            method: Who takes them.
+            grads: The gradients.
 
         Returns:
-            What to call with the age of what such a tape passes back through the loss; with infinity if the tape does
-            so in a graph.
+            A warning if they certainly come from none of the losses that were scaled since the last call, else None.
         """
-        if self._now is None or not self._groups or not tf.executing_eagerly():
-            return lambda age: None
-        group = self._groups[-1]
-        group.sees_tapes = by_a_tape and (group.losses == 1 or group.sees_tapes)
-        return group.differentiated
+        if not tf.executing_eagerly():
+            return None
+        last, self._recorded = self._recorded, _Recorded()
+        # A gradient that is older is kept from before.
+        are_younger = all(last.age < age < float("inf") for age in _ages(grads))
+        if last.in_doubt or self._in_functions or last.age < 0 or not are_younger:
+            return None
+        return (
+            f"{method}(grads): the gradients are divided by the loss scale, but no tape has differentiated what "
+            "scale(loss) (scale_loss of a LossScaleOptimizer) returned: they seem to be gradients of the unscaled "
+            "loss, and the step would be too small by this factor. Differentiate the result: "
+            "tape.gradient(scale(loss), variables)."
+        )
 
     def of(self, method: str, grads: Sequence, variables: Sequence | None, used: tf.Tensor) -> Carried | None:
         """What gradients carry of their losses. None if nothing is known of them, and they carry the value of `used`.
@@ -116,10 +161,7 @@ class OpenLosses:
 
     def retried(self, grads: Sequence, loss_scale: tf.Tensor, lower: tf.Tensor) -> None:
         """Records that gradients were taken again: those of their losses now carry one scale or the other."""
-        if self._now is None:
-            return
-        if not tf.executing_eagerly():
-            self._calls.retries()
+        if self._leaves_to_functions("retries"):
             return
         ages = _ages(grads)
         for group in self._groups:
@@ -128,10 +170,7 @@ class OpenLosses:
 
     def ends(self, grads: Sequence, variables: Sequence | None = None) -> None:
         """Records that gradients were unscaled, or applied to variables, or that a function does so."""
-        if self._now is None:
-            return
-        if not tf.executing_eagerly():
-            self._calls.takes()
+        if self._leaves_to_functions("takes"):
             return
         ages, served = _ages(grads), _ids(variables)
         possible = {id(group) for age in ages for group in self._before(age)}
@@ -147,29 +186,30 @@ class OpenLosses:
 
     def end_all(self, finite: tf.Tensor) -> None:
         """Records that the step ended: no gradient of any loss will be applied if it was not finite."""
-        if self._now is None:
-            return
-        if not tf.executing_eagerly():
-            self._calls.takes()
-        elif not bool(finite):
-            self._end(self._groups)
+        if not self._leaves_to_functions("takes") and not bool(finite):
+            for group in self._groups:
+                group.waits = False
 
-    def _called(self, function: Any, scales: bool, takes: bool, retries: bool) -> None:
+    def _leaves_to_functions(self, what: str) -> bool:
+        """Whether the scale never moves, or this is a function that is traced, of which it records what it does."""
+        if self._now is not None and not tf.executing_eagerly():
+            self._calls.does(what)
+            return True
+        return self._now is None
+
+    def _called(self, function: Any, does: Collection[str]) -> None:
         assert self._now is not None
-        if not scales and (takes or not retries):
+        takes, retries = "takes" in does, "retries" in does
+        if "scales" not in does and (takes or not retries):
             # Another function made what it takes.
-            self._end([group for group in self._groups if group.function is not None])
+            for group in self._groups:
+                group.waits = group.waits and group.function is None
             return
         group = LossesOfOneScale(None if takes else self._now(), None, id(function))
         group.is_retried = retries and not takes
         if takes and self._groups and self._groups[-1].function == id(function):
             self._groups.pop()  # As each step of a run does.
         self._add(group)
-
-    @staticmethod
-    def _end(groups: Sequence[LossesOfOneScale]) -> None:
-        for group in groups:
-            group.waits = False
 
     def _add(self, group: LossesOfOneScale) -> None:
         if len(self._groups) >= _GROUPS:
@@ -181,6 +221,19 @@ class OpenLosses:
                 second.join(first)
                 self._groups = [second, *rest]
         self._groups.append(group)
+
+
+@dataclasses.dataclass
+class _Recorded:
+    """The losses that were scaled since gradients were last unscaled or applied.
+
+    Attributes:
+        age: The age of the last one; -1 before the first.
+        in_doubt: Whether a tape differentiated one of them, or the scale may have entered the gradients otherwise.
+    """
+
+    age: float = -1.0
+    in_doubt: bool = False
 
 
 def _ages(grads: Sequence) -> list[float]:
@@ -280,46 +333,29 @@ class FunctionsSeen:
     """What the functions traced so far do with a scaler.
 
     Args:
-        called: Is called before each call of such a function, with its graph, and whether it scales losses, takes
-            gradients and retries.
+        called: Is called before each call of such a function, with its graph and what it does: "scales" a loss, "takes"
+            gradients or ends the step, "retries" and returns gradients that it has taken again.
     """
 
-    def __init__(self, called: Callable[[Any, bool, bool, bool], None]) -> None:
+    def __init__(self, called: Callable[[Any, Collection[str]], None]) -> None:
         self._called = called
-        self._scale: weakref.WeakSet = weakref.WeakSet()
-        self._take: weakref.WeakSet = weakref.WeakSet()
-        self._retry: weakref.WeakSet = weakref.WeakSet()
+        self._seen: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
         self.some_are_unseen = False
         """Whether a function may scale a loss of which `called` does not hear."""
 
-    def scales(self) -> None:
-        """Records that the function that is being traced scales a loss."""
-        self._look_at(self._scale)
-
-    def takes(self) -> None:
-        """Records that it applies or unscales gradients, or ends the step."""
-        self._look_at(self._take)
-
-    def retries(self) -> None:
-        """Records that it returns gradients that it has taken again."""
-        self._look_at(self._retry)
-
-    def _look_at(self, functions: weakref.WeakSet) -> None:
+    def does(self, what: str) -> None:
+        """Records what the function does that is being traced."""
         graph = outermost_function()
         if replica_count() > 1 or graph is None or not before_each_call(self._look, ("functions seen", id(self))):
             self.some_are_unseen = True
         else:
-            functions.add(graph)
+            self._seen.setdefault(graph, set()).add(what)
 
     def _look(self, graph: Any) -> None:
-        scales, takes, retries = (graph in functions for functions in (self._scale, self._take, self._retry))
+        seen = sorted(self._seen.get(graph, ()))
         if tf.executing_eagerly():
-            self._called(graph, scales, takes, retries)
+            self._called(graph, seen)
             return
         # Another function calls this one, while it is traced.
-        if scales:
-            self.scales()
-        if takes:
-            self.takes()
-        if retries:
-            self.retries()
+        for what in seen:
+            self.does(what)

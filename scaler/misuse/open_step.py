@@ -7,9 +7,8 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.choices import choose
 from scaler.backend.packed import Entry, Packed
-from scaler.backend.variables import mark_private
+from scaler.backend.variables import choose, mark_private
 
 
 class OpenStep:

@@ -87,6 +87,8 @@ _PLAIN = frozenset(
     ("IsFinite", "IsInf", "IsNan", "Shape", "ShapeN", "Size", "Rank", "TensorListLength", "BroadcastGradientArgs")
 )
 _ZEROS = frozenset(("ZerosLike", "TensorListReserve", "EmptyTensorList", "OptionalNone"))
+_OF_NO_SCALE = frozenset([Note.UNSCALED, Note.CANCELLED, Note.MODEL, Note.DOUBTFUL])
+"""Notes of a factor that is not made of scales and constants alone."""
 _LARGEST_READ = 4096
 """Elements of a constant that is looked at."""
 _SMALL, _HUGE, _SMALLEST_INVERSE = 1e-4, 1e30, 2.0**-20
@@ -94,29 +96,54 @@ _LARGEST_OF_FORMATS = (448.0, 57344.0, 65504.0)
 """Of float8 (E4M3 and E5M2) and float16: a limit at which a format saturates is right at any scale."""
 
 
-def units_of_results(op: Any, units: Sequence[Unit]) -> list[Unit]:
-    """The units of what an operation makes of inputs of these units."""
-    if op.type == "IdentityN":
+def units_of_results(op: Any, units: Sequence[Unit], products: dict[tuple, Unit]) -> list[Unit]:
+    """The units of what an operation makes of inputs of these units; `products` keeps those of factors."""
+    kind, rule = op.type, _PRODUCTS.get(op.type)
+    if rule is not None:
+        return [_of_product(kind, rule, units, products)] * len(op.outputs)
+    if kind == "IdentityN":
         return list(units)
-    if op.type == "TensorListPopBack":
+    if kind == "TensorListPopBack":
         return [units[0], units[0]]
-    if op.type == "TopKV2":
+    if kind == "TopKV2":
         return [units[0], ONE]  # A factor changes no order.
-    return [_unit_of_result(op, op.type, units)] * len(op.outputs)
+    return [_unit_of_result(op, kind, units)] * len(op.outputs)
+
+
+def _of_product(kind: str, rule: tuple, units: Sequence[Unit], products: dict[tuple, Unit]) -> Unit:
+    for unit in units[len(rule) :]:
+        if isinstance(unit, Unknown | Mixed):
+            return unknown(units)
+    if rule == (1,):
+        return units[0]
+    key = (kind, *units)
+    if key not in products:
+        divisor = units[1] if kind == "RealDiv" else None
+        if isinstance(divisor, Power) and not divisor.powers:
+            # A constant that divides is the size of a batch.
+            units = [units[0], Power(notes=divisor.notes - {Note.NUMBER})]
+        factors: list[tuple[Unit, float]] = []
+        for unit, way in zip(units, rule, strict=False):
+            if way in (_S, _C):
+                factors.append((sign(unit) if way == _S else curve(unit), 1.0))
+            elif way:
+                factors.append((unit, way))
+        found = product(factors)
+        # A divisor that is made of scales and constants takes the scale out.
+        unscales = isinstance(divisor, Power) and divisor.powers and not divisor.notes & _OF_NO_SCALE
+        if unscales and isinstance(found, Power) and Note.CANCELLED in found.notes:
+            found = Power(found.powers, found.notes | {Note.UNSCALED})
+        products[key] = found
+    return products[key]
 
 
 def _unit_of_result(op: Any, kind: str, units: Sequence[Unit]) -> Unit:
-    if kind == "RealDiv" and isinstance(units[1], Power) and not units[1].powers:
-        # A constant that divides is the size of a batch.
-        units = [units[0], Power(notes=units[1].notes - {Note.NUMBER})]
-    if kind in _PRODUCTS:
-        return _of_product(_PRODUCTS[kind], units)
     if kind == "Sub" and _same(op.inputs[0]) is _same(op.inputs[1]):
         return ZERO
     if kind in _SUMS:
-        parts = [
-            unit for unit, one in zip(units, op.inputs, strict=True) if not (kind[0] == "T" and one.dtype.is_integer)
-        ]
+        parts = units
+        if kind[0] == "T":
+            parts = [unit for unit, one in zip(units, op.inputs, strict=True) if not one.dtype.is_integer]
         # A backward pass adds up the derivatives of different paths, which have little reason to cancel.
         return total(parts, _SUMS[kind], op.name, may_cancel=kind != "AddN")
     if kind in ("Select", "SelectV2"):
@@ -135,22 +162,17 @@ def _unit_of_result(op: Any, kind: str, units: Sequence[Unit]) -> Unit:
     if kind == "Pow":
         exponent = _number(op.inputs[1])
         return product([(units[0], exponent)]) if exponent is not None else _of_unknown(units)
-    return _of_other(op, kind, units)
-
-
-def _of_product(rule: tuple, units: Sequence[Unit]) -> Unit:
-    for unit in units[len(rule) :]:
-        if isinstance(unit, Unknown | Mixed):
-            return unknown(units)
-    if rule == (1,):
-        return units[0]
-    factors: list[tuple[Unit, float]] = []
-    for unit, way in zip(units, rule, strict=False):
-        if way in (_S, _C):
-            factors.append((sign(unit) if way == _S else curve(unit), 1.0))
-        elif way:
-            factors.append((unit, way))
-    return product(factors)
+    if kind in _LISTS:
+        pairs = zip(units, op.inputs, strict=True)
+        return beside([unit for unit, one in pairs if not one.dtype.is_integer or len(units) == 1])
+    if kind in _ZEROS:
+        return ZERO
+    if kind == "OnesLike":
+        return GUARD  # A choice between a number and one avoids a division by zero.
+    if kind in _PLAIN:
+        return ONE
+    found = _of_unknown(units)
+    return UNKNOWN if is_plain(found) and _may_give_a_scale(op, kind) else found
 
 
 def _same(tensor: Any) -> Any:
@@ -173,21 +195,6 @@ def _replaces_zero(op: Any) -> bool:
     return value is not None and not np.any(value) and any(compared is one for one in choices)
 
 
-def _of_other(op: Any, kind: str, units: Sequence[Unit]) -> Unit:
-    if kind in _LISTS:
-        return beside(
-            unit for unit, one in zip(units, op.inputs, strict=True) if not one.dtype.is_integer or len(units) == 1
-        )
-    if kind in _ZEROS:
-        return ZERO
-    if kind == "OnesLike":
-        return GUARD  # A choice between a number and one avoids a division by zero.
-    if kind in _PLAIN:
-        return ONE
-    found = _of_unknown(units)
-    return UNKNOWN if is_plain(found) and _may_give_a_scale(op, kind) else found
-
-
 def _may_give_a_scale(op: Any, kind: str) -> bool:
     """Whether an operation gets a number from elsewhere, which may be a scale."""
     if any(one.dtype.is_floating for one in op.inputs) or "Random" in kind or "TruncatedNormal" in kind:
@@ -196,9 +203,13 @@ def _may_give_a_scale(op: Any, kind: str) -> bool:
 
 
 def _of_unknown(units: Sequence[Unit]) -> Unit:
-    if not all(map(is_plain, units)):
-        return unknown(units)
-    return Power(notes=frozenset().union(*(unit.notes for unit in units if isinstance(unit, Power))))
+    notes: frozenset = frozenset()
+    for unit in units:
+        if not is_plain(unit):
+            return unknown(units)
+        if isinstance(unit, Power):
+            notes |= unit.notes
+    return Power(notes=notes)
 
 
 def unit_of_constant(tensor: Any) -> Unit:

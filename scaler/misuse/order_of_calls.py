@@ -1,27 +1,36 @@
-"""Tracks in which order a loss scaler is used while steps are traced or run eagerly, and warns of a wrong one."""
+"""Tracks in which order a loss scaler is used while steps are traced or run eagerly, and warns of a wrong one.
+
+What `unscale` made of gradients is told from what it was given, and so new values of variables that it divided.
+"""
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.backend.choices import choose
-from scaler.backend.graphs import in_xla
+from scaler.backend.graphs import in_xla, is_eager
 from scaler.backend.replicas import replica_count
+from scaler.backend.variables import choose
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.misuse.carried import TO_APPLY
+from scaler.misuse.marks import LOSS_SCALE, READ, UNSCALED, given_to_unscale, kind_of
 from scaler.misuse.open_step import OpenStep
+from scaler.misuse.trace import kinds_behind
 
 _READ = "loss_scale was read outside of a tape, and nothing was scaled since the last step"
 _INSTEAD = (
     "Scale the loss with scale(loss), or read loss_scale while the tape records. For logging use outcome.loss_scale."
 )
 _NOT_COUNTED = "no step is counted"
+_KEPT = ("Placeholder", "ReadVariableOp")
+_PASS_ON = ("Identity", "Cast")
+_DIVISIONS = ("RealDiv", "Div")
+_BY_CONSTANTS = (*_DIVISIONS, "Mul")
 
 
 class Use:
@@ -30,6 +39,7 @@ class Use:
     Attributes:
         asked: Whether anyone scaled a loss, unscaled gradients or read the scale.
         read: Whether the scale was read outside a tape since a loss was last scaled. Gradients may then carry it.
+        has_unscaled: Whether `unscale` was ever called.
         unscaled: The gradients of the last `unscale`, in eager mode, if no other step was opened since.
         statistics_are_kept: Whether somebody else rolls back what a model's forward pass moved, as `protect` does.
         unconnected_are_named: Whether somebody else names variables without a gradient: a `LossScaleOptimizer` knows
@@ -39,7 +49,7 @@ class Use:
     def __init__(self) -> None:
         self.asked = self.read = self.statistics_are_kept = self.unconnected_are_named = False
         self.unscaled: Unscaled | None = None
-        self._stepped = self._unscales = self._ends = False
+        self.has_unscaled = self._stepped = self._ends = False
         self._said: set[str] = set()
         self._ended_in: Any = None
 
@@ -63,12 +73,7 @@ class Use:
 
     def unscales(self, result: Unscaled | None) -> None:
         """Records what `unscale` returned, in eager mode."""
-        self.unscaled, self._unscales = result, True
-
-    @property
-    def has_unscaled(self) -> bool:
-        """Whether `unscale` was ever called."""
-        return self._unscales
+        self.unscaled, self.has_unscaled = result, True
 
     def check_ended(self, attempted: int) -> None:
         """Warns if gradients were unscaled and nothing counts steps: neither `apply` nor `update` was ever called.
@@ -76,7 +81,7 @@ class Use:
         Args:
             attempted: The steps counted so far, by functions that another process traced, too.
         """
-        if self._unscales and not self._ends and not attempted:
+        if self.has_unscaled and not self._ends and not attempted:
             self.say_once(
                 "unscale(grads) was used, and no step was ever counted: nothing looks whether the gradients are "
                 f"finite, and the scale never moves. Pass what it returned to {TO_APPLY}, or end the step with "
@@ -206,3 +211,60 @@ def _values(grads: Sequence) -> list:
 
 def _here() -> Any:
     return "eager" if tf.executing_eagerly() else weakref.ref(tf.compat.v1.get_default_graph())
+
+
+def undivided(
+    grads: Sequence[gradients.Gradient], variables: Sequence, unscaled: bool | tf.Tensor, use: Use
+) -> list[gradients.Gradient]:
+    """Gradients that may be unscaled already, with new values as they were before `unscale` divided them.
+
+    `unscale` does not know the variables, so that it divides everything; what it made of a gradient remembers what it
+    was. A new value that was changed since, or came from elsewhere, may be a divided one.
+
+    Args:
+        grads: A gradient or None for each variable.
+        variables: What they are applied to.
+        unscaled: Scalar bool, whether they are unscaled.
+        use: Knows whether anything ever was.
+
+    Raises:
+        InvalidArgument: If a new value may have been divided by the scale.
+    """
+    if unscaled is False or (is_eager(unscaled) and not bool(unscaled)):
+        return list(grads)
+    return [
+        _undivided(grad, variable, use) if gradients.overwrites(variable) and grad is not None else grad
+        for grad, variable in zip(grads, variables, strict=True)
+    ]
+
+
+def _undivided(grad: gradients.Gradient, variable: object, use: Use) -> gradients.Gradient:
+    values = gradients.values_of(grad)
+    given = given_to_unscale(values)
+    if given is not None:
+        return given
+    if _may_be_divided(values, use):
+        name = getattr(variable, "path", getattr(variable, "name", "?"))
+        raise InvalidArgument(
+            f"apply(grads, unscaled=True): the gradient of variable {name!r} is its new value, and a loss scale may "
+            "have divided it: expected the gradient of the tape, or what unscale(grads, variables) returned for it, "
+            "unchanged and in the same function. Or pass scaled gradients with apply(..., loss_scale=...)."
+        )
+    return grad
+
+
+def _may_be_divided(values: tf.Tensor, use: Use) -> bool:
+    if is_eager(values):
+        return use.has_unscaled and not (use.unscaled is not None and use.unscaled.was_given(values))
+    *_, last = _passed_on(values)
+    if last.op.type in _DIVISIONS and any(kind_of(one) in (LOSS_SCALE, READ) for one in _passed_on(last.op.inputs[1])):
+        return True
+    return use.has_unscaled and (last.op.type in _KEPT or UNSCALED in kinds_behind([values]))
+
+
+def _passed_on(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
+    """A tensor of a graph, and what it is but for identities, casts and constant factors."""
+    yield tensor
+    while tensor.op.type in _PASS_ON or (tensor.op.type in _BY_CONSTANTS and tensor.op.inputs[1].op.type == "Const"):
+        tensor = tensor.op.inputs[0]
+        yield tensor

@@ -9,27 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.graphs import (
-    captured_from,
-    graphs_around,
-    is_eager,
-    outermost_function,
-    variables_read,
-)
+from scaler.backend.graphs import graphs_around, is_eager, outermost_function, variables_read
 from scaler.backend.variables import is_of_a_scaler
 from scaler.misuse.frame import UNIT_OF_MODEL, Frame, is_unit, of_mark, whole_of
 from scaler.misuse.marks import RETRIED, kind_of
 from scaler.misuse.operations import unit_of_constant
-from scaler.misuse.units import (
-    ONE,
-    UNKNOWN,
-    Kept,
-    Note,
-    Power,
-    Unit,
-    Unknown,
-    sources_of,
-)
+from scaler.misuse.units import ONE, UNKNOWN, Kept, Note, Power, Unit, Unknown, sources_of
 
 _TRACE = "halfstep_trace"
 _UNIT_DOUBTFUL = Power(notes=frozenset([Note.DOUBTFUL]))
@@ -43,6 +28,7 @@ class Trace:
 
     Attributes:
         own: Operations that are left out.
+        products: The units of products, by how they are made: most operations of a step repeat those of others.
         unscaled: What each call of `unscale` was given whose variables are not known yet, and by which scaler.
     """
 
@@ -58,6 +44,7 @@ class Trace:
         self._number: Unit = UNKNOWN
         self.held_on: Callable[[Any, Sequence[Any], Unit], Unit] | None = None
         self.own: set[Any] = set()
+        self.products: dict[tuple, Unit] = {}
 
     def units(self, tensors: Sequence[tf.Tensor], weights: Iterable = ()) -> list[Unit]:
         """The units of tensors of the graph that is being traced, or of those around it.
@@ -66,17 +53,18 @@ class Trace:
             tensors: The tensors.
             weights: The trained variables of the model, which carry no scale.
         """
-        natives = list(map(replicas.native, weights))
-        # A variable of several replicas has no handle of its own.
-        parts = [part for one in natives for part in getattr(one, "values", (one,))]
-        handles = {id(part.handle) for part in parts if hasattr(part, "handle")}
+        handles, shapes = set(), set()
+        for own in map(replicas.native, weights):
+            shapes.add(tuple(own.shape))
+            # A variable of several replicas has no handle of its own.
+            handles.update([id(part.handle) for part in getattr(own, "values", (own,)) if hasattr(part, "handle")])
         if not handles <= self._weights:
             self._weights |= handles
-            self._shapes |= {tuple(one.shape) for one in natives}
+            self._shapes |= shapes
             self._frames = {}
         here = self._frame(tf.compat.v1.get_default_graph())
         # Inside of a branch or a loop they may be tensors of a graph around it.
-        frames = [here if is_eager(one) else self._frames.get(id(one.graph), here) for one in tensors]
+        frames = [self._frames.get(id(getattr(one, "graph", None)), here) for one in tensors]
         return [whole_of(frame.value(one)) for frame, one in zip(frames, tensors, strict=True)]
 
     def again(
@@ -100,7 +88,7 @@ class Trace:
             The units of these tensors, unknown where nothing reaches them, and those at last: of each memory that was
             assigned, and of the argument that the next pass of a loop gets.
         """
-        given = _OfOpenGraph(self, None if graph is self._graph else self._frame(graph.outer_graph))
+        given = _of_open_graph(self, graph, None if graph is self._graph else self._frame(graph.outer_graph))
         self._supposed, self._watched, self.held_on, self._number = supposed, {}, held_on, ONE
         try:
             frame = Frame(self, graph, lambda inner: supposed.get(id(inner)) or given(inner), {})
@@ -129,10 +117,10 @@ class Trace:
         if handle in self._supposed:
             return self._supposed[handle]
         if handle not in self._variables:
-            graphs = {id(graph): graph for graph in (self._graph, *graphs_around())}.values()
-            read = (replicas.native(one) for graph in graphs for one in variables_read(graph).values())
-            parts = (part for one in read for part in getattr(one, "values", (one,)))
-            self._variables.update((id(getattr(part, "handle", None)), part) for part in parts)
+            for graph in dict.fromkeys((self._graph, *graphs_around())):
+                for one in map(replicas.native, variables_read(graph).values()):
+                    for part in getattr(one, "values", (one,)):
+                        self._variables[id(getattr(part, "handle", None))] = part
         variable = self._variables.get(handle)
         if variable is None or is_of_a_scaler(variable):
             return UNKNOWN
@@ -165,7 +153,7 @@ class Trace:
         if found is None:
             outer = None if graph is self._graph else self._frame(graph.outer_graph)
             state = {} if outer is None else dict(outer.up_to_now().state)
-            found = self._frames[id(graph)] = Frame(self, graph, _OfOpenGraph(self, outer), state)
+            found = self._frames[id(graph)] = Frame(self, graph, _of_open_graph(self, graph, outer), state)
         return found.up_to_now()
 
 
@@ -187,8 +175,7 @@ def units_of(tensors: Sequence[Any], weights: Iterable = ()) -> list[Unit]:
 
 def kinds_behind(tensors: Sequence[Any]) -> set[str]:
     """The kinds of the marks that tensors come from. In eager mode only a tensor's own mark is known."""
-    sources = [source for unit in units_of(tensors) for source in sources_of(unit)]
-    return {kind_of(source.mark.deref(), (RETRIED,)) or "" for source in sources}
+    return {kind_of(source.mark.deref(), (RETRIED,)) or "" for source in sources_of(units_of(tensors))}
 
 
 @contextlib.contextmanager
@@ -201,19 +188,23 @@ def not_judged() -> Iterator[None]:
         trace.leave_out(graph, since)
 
 
-class _OfOpenGraph:
-    """The units of the inputs of a graph that is being traced."""
+def _of_open_graph(trace: Trace, graph: Any, outer: Frame | None) -> Callable[[tf.Tensor], Any]:
+    """What gives the units of the inputs of a graph that is being traced."""
+    captured: dict[int, Any] = {}
+    seen = 0
 
-    def __init__(self, trace: Trace, outer: Frame | None) -> None:
-        self._trace, self._outer = trace, outer
-
-    def __call__(self, inner: tf.Tensor) -> Any:
-        captured = captured_from(inner)
-        if captured is None:
-            return self._trace.of_argument(inner)
+    def given(inner: tf.Tensor) -> Any:
+        nonlocal captured, seen
+        if len(graph.inputs) != seen:
+            captured, seen = {id(own): source for source, own in getattr(graph, "captures", ())}, len(graph.inputs)
+        source = captured.get(id(inner))
+        if source is None:
+            return trace.of_argument(inner)
         if inner.dtype == tf.resource:
-            return captured if self._outer is None or is_eager(captured) else self._outer.value(captured)
-        if not is_eager(captured):
-            return ONE if self._outer is None else self._outer.value(captured)
+            return source if outer is None or is_eager(source) else outer.value(source)
+        if not is_eager(source):
+            return ONE if outer is None else outer.value(source)
         # A vector of unknown origin may hold gradients.
-        return UNKNOWN if inner.shape.rank == 1 and inner.dtype.is_floating else unit_of_constant(captured)
+        return UNKNOWN if inner.shape.rank == 1 and inner.dtype.is_floating else unit_of_constant(source)
+
+    return given

@@ -135,58 +135,58 @@ ONE = Power()
 UNKNOWN = Unknown()
 ZERO, GUARD = Special
 Unit = Power | Mixed | Unknown | Special
+_NOTES = frozenset(Note)
 
 
 def unknown(units: Iterable[Unit]) -> Unknown:
     """What is not known, and is computed from tensors of these units."""
-    units = list(units)
-    of_model = any(Note.MODEL in getattr(unit, "notes", getattr(unit, "of", ())) for unit in units)
-    return Unknown(frozenset([Note.MODEL] if of_model else []).union(*map(origins_of, units)))
+    found: set = set()
+    for unit in units:
+        found |= origins_of(unit)
+        if isinstance(unit, Power) and Note.MODEL in unit.notes:
+            found.add(Note.MODEL)
+    return Unknown(frozenset(found))
 
 
-def origins_of(unit: Unit) -> frozenset:
+def origins_of(unit: Unit) -> set:
     """The sources and memories that a tensor comes from. A scale that divided itself is none of them."""
+    parts = unit.of if isinstance(unit, Mixed) else [unit]
+    found: set = set()
+    for part in parts:
+        if isinstance(part, Power):
+            found |= part.notes - _NOTES
+        elif isinstance(part, Unknown):
+            found |= part.of
+    return found
+
+
+def sources_of(units: Iterable[Unit]) -> list[Source]:
+    """The sources that tensors come from, each once, in the order of the tensors."""
+    found: dict[Source, None] = {}
+    for unit in units:
+        for one in origins_of(unit):
+            if isinstance(one, Source):
+                found[one] = None
+    return list(found)
+
+
+def memories_of(units: Iterable[Unit]) -> list[Kept]:
+    """The memories that tensors come from."""
+    return [one for unit in units for one in origins_of(unit) if isinstance(one, Kept)]
+
+
+def mapped(unit: Unit, change: Callable[[frozenset], Iterable]) -> Unit:
+    """The unit with other notes and origins: what `change` makes of them."""
     if isinstance(unit, Power):
-        return frozenset(note for note in unit.notes if type(note) is not Note)
-    return frozenset().union(*map(origins_of, unit.of)) if isinstance(unit, Mixed) else getattr(unit, "of", frozenset())
-
-
-def sources_of(unit: Unit) -> list[Source]:
-    """The sources among them."""
-    return [one for one in origins_of(unit) if isinstance(one, Source)]
-
-
-def scales_of(unit: Unit) -> frozenset:
-    """Whose scales a tensor depends on."""
-    return frozenset(one.owner for one in sources_of(unit) if one.owner is not None)
-
-
-def mapped(unit: Unit, change: Callable[[Any], Any]) -> Unit:
-    """The unit with each of its origins changed."""
-    if isinstance(unit, Power):
-        return Power(unit.powers, frozenset(one if type(one) is Note else change(one) for one in unit.notes))
+        return Power(unit.powers, frozenset(change(unit.notes)))
     if isinstance(unit, Mixed):
-        return unit._replace(of=frozenset(mapped(part, change) for part in unit.of))
-    return Unknown(frozenset(map(change, unit.of))) if isinstance(unit, Unknown) else unit
-
-
-def coming_from(unit: Unit, origin: Source | Kept) -> Unit:
-    """The unit with another origin."""
-    if isinstance(unit, Power):
-        return Power(unit.powers, unit.notes | {origin})
-    if isinstance(unit, Mixed):
-        return unit._replace(of=frozenset(coming_from(part, origin) for part in unit.of))
-    return Unknown(unit.of | {origin}) if isinstance(unit, Unknown) else unit
+        return unit._replace(of=frozenset([mapped(part, change) for part in unit.of]))
+    return Unknown(frozenset(change(unit.of))) if isinstance(unit, Unknown) else unit
 
 
 def is_plain(unit: Unit) -> bool:
     """Whether a tensor certainly does not depend on a scale."""
     return unit is ZERO or unit is GUARD or (isinstance(unit, Power) and not unit.powers)
-
-
-def is_of_this_call(unit: Unit) -> bool:
-    """Whether nothing that a variable or another memory kept from an earlier call can be in a tensor."""
-    return isinstance(unit, Power) and Note.DOUBTFUL not in unit.notes
 
 
 def product(factors: Iterable[tuple[Unit, float]]) -> Unit:
@@ -230,13 +230,13 @@ def _power_of(factors: Sequence[tuple[Power, float]]) -> Power:
                 sources[key] = round(sources.get(key, 0.0) + note.power * exponent, 6)
             else:
                 notes.add(note)
-    left = frozenset([(symbol, power) for symbol, power in powers.items() if power])
+    left = {symbol: power for symbol, power in powers.items() if power}
     # In the larger of two numbers there is one source or the other. The scales of both may be one value.
-    stay = dict(left) if not any(sources.values()) else {}
-    notes.update(one._replace(power=power or 1.0) for one, power in sources.items() if power or one.owner in stay)
+    stay = left if not any(sources.values()) else {}
+    notes.update([one._replace(power=power or 1.0) for one, power in sources.items() if power or one.owner in stay])
     if len(left) < len(powers):
         notes.add(Note.CANCELLED)
-    return Power(left, frozenset(notes))
+    return Power(frozenset(left.items()), frozenset(notes))
 
 
 def total(units: Iterable[Unit], why: Why, name: str = "", may_cancel: bool = True) -> Unit:
@@ -248,37 +248,39 @@ def total(units: Iterable[Unit], why: Why, name: str = "", may_cancel: bool = Tr
         name: Of the operation.
         may_cancel: Whether one part can put right what is wrong with another.
     """
-    counted = [unit for unit in units if unit is not ZERO]
-    guards = [unit for unit in counted if unit is GUARD]
-    counted = [unit for unit in counted if unit is not GUARD]
-    if not counted:
-        return GUARD if guards else ZERO
-    notes: frozenset = frozenset()
-    known: list[Unit] = [unit for unit in counted if not isinstance(unit, Unknown)]
-    if not may_cancel and known and len(known) < len(counted):
-        others = (unit for unit in counted if isinstance(unit, Unknown))
-        counted, notes = known, frozenset([Note.DOUBTFUL]).union(*map(origins_of, others))
-    mixed = [unit for unit in counted if isinstance(unit, Mixed)]
-    if any(isinstance(unit, Unknown) for unit in counted) or (len(mixed) > 1 and may_cancel):
-        return unknown(counted)
+    powers: list[Power] = []
+    mixed: list[Mixed] = []
+    others: list[Unit] = []
+    empty = ZERO
+    for unit in units:
+        if isinstance(unit, Power):
+            powers.append(unit)
+        elif isinstance(unit, Mixed):
+            mixed.append(unit)
+        elif isinstance(unit, Unknown):
+            others.append(unit)
+        elif unit is GUARD:
+            empty = GUARD
+    if not powers and not mixed and not others:
+        return empty
+    if (others and (may_cancel or not (powers or mixed))) or (len(mixed) > 1 and may_cancel):
+        return unknown([*powers, *mixed, *others])
     if mixed:
         return mixed[0]
-    powers = frozenset(unit.powers for unit in counted if isinstance(unit, Power))
-    if len(powers) == 1:
-        return _noted(counted, notes)
-    doubtful = any(Note.DOUBTFUL in unit.notes and not unit.powers for unit in counted if isinstance(unit, Power))
-    return unknown(counted) if doubtful else Mixed(why, frozenset(counted), name)
+    if len({unit.powers for unit in powers}) == 1:
+        return _noted(powers, frozenset([Note.DOUBTFUL]).union(*map(origins_of, others)) if others else frozenset())
+    doubtful = any(Note.DOUBTFUL in unit.notes and not unit.powers for unit in powers)
+    return unknown(powers) if doubtful else Mixed(why, frozenset(powers), name)
 
 
 def beside(units: Iterable[Unit]) -> Unit:
     """The unit of tensors side by side, as in a list. It is known only if all have the same."""
-    counted = [unit for unit in units if unit is not ZERO and unit is not GUARD]
-    if not counted:
-        return ZERO
-    if any(not isinstance(unit, Power) for unit in counted):
-        return counted[0] if len(set(counted)) == 1 else unknown(counted)
-    alike = len({unit.powers for unit in counted if isinstance(unit, Power)}) == 1
-    return _noted(counted) if alike else unknown(counted)
+    counted = list(dict.fromkeys(unit for unit in units if unit is not ZERO and unit is not GUARD))
+    powers = [unit for unit in counted if isinstance(unit, Power)]
+    if len(counted) < 2:
+        return counted[0] if counted else ZERO
+    alike = len(powers) == len(counted) and len({unit.powers for unit in powers}) == 1
+    return _noted(powers) if alike else unknown(counted)
 
 
 def choice(condition: Unit, units: Sequence[Unit], name: str = "") -> Unit:
@@ -311,7 +313,6 @@ def _parts(units: Iterable[Unit]) -> frozenset:
     return frozenset().union(*([unit] if isinstance(unit, Power) else getattr(unit, "of", ()) for unit in units))
 
 
-def _noted(units: Sequence[Unit], notes: frozenset = frozenset()) -> Power:
+def _noted(units: Sequence[Power], notes: frozenset = frozenset()) -> Power:
     """The power that all units are, with the notes of each and others."""
-    powers = [unit for unit in units if isinstance(unit, Power)]
-    return Power(powers[0].powers, notes.union(*[unit.notes for unit in powers]))
+    return Power(units[0].powers, notes.union(*[unit.notes for unit in units]))

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend.choices import choose
 from scaler.backend.graphs import graphs_around, outermost_function
 from scaler.backend.packed import Entry, Packed
 from scaler.backend.replicas import replica_count
-from scaler.backend.variables import mark_private, shared_variable
+from scaler.backend.variables import choose, mark_private, shared_variable
 
 
 class Cause(enum.IntEnum):

@@ -1,6 +1,6 @@
 """Loss-scaling strategies: pure state machines, nothing stateful."""
 
-from scaler.backend.spelling import suggest_arguments
+from scaler.checks import suggest_arguments
 from scaler.strategies.amax import DelayedAmax, DelayedAmaxState, Headroom, HeadroomState, LogNormal, LogNormalState
 from scaler.strategies.base import (
     Event,

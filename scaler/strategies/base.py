@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaler.backend.autograph import with_user_autograph
-from scaler.backend.choices import choose
+from scaler.backend.variables import choose
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number, is_symbolic, within
 from scaler.errors import InvalidArgument
 

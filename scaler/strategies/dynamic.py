@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph
-from scaler.backend.choices import choose
+from scaler.backend.variables import choose
 from scaler.checks import (
     as_count,
     as_float,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph, with_user_autograph
-from scaler.backend.choices import choose
+from scaler.backend.variables import choose
 from scaler.checks import as_float, check_constant, check_count, check_flag, check_number, is_symbolic
 from scaler.errors import InvalidArgument
 from scaler.strategies import exact

@@ -1,6 +1,6 @@
 """What an optimizer updates: float32 masters of 16-bit variables, or the 16-bit variables themselves."""
 
-from scaler.backend.spelling import suggest_arguments
+from scaler.checks import suggest_arguments
 from scaler.weights.masters import MasterWeights
 from scaler.weights.trainable import TrainableSet
 from scaler.weights.without_masters import KahanWeights, StochasticRounding

@@ -14,7 +14,7 @@ from tensorflow.python.trackable.base import Trackable
 from versions import needs_keras
 
 import scaler
-from scaler.backend import apply_steps, graphs, layers, optimizers, packed, twins
+from scaler.backend import apply_steps, graphs, layers, optimizers, packed
 from scaler.backend.autograph import no_autograph
 from scaler.backend.versions import say_once
 from scaler.gate import joined
@@ -458,7 +458,7 @@ def test_small_variables_are_updated_as_one(joins):
 @pytest.mark.parametrize("name", ["_get_variable_index", "_use_weight_decay", "_distribution_strategy"])
 def test_without_what_a_twin_needs_small_variables_are_updated_one_by_one(monkeypatch, joins, name):
     if name == "_distribution_strategy":  # Keras itself goes through it.
-        monkeypatch.setattr(twins, "_NAMES", (f"{name}_as_it_was",))
+        monkeypatch.setattr(optimizers, "_NAMES", (f"{name}_as_it_was",))
     else:
         monkeypatch.delattr(owner(keras.optimizers.SGD, name), name)
     with pytest.warns(UserWarning, match="small variables are updated one by one"):

@@ -13,9 +13,9 @@ def interpreted(monkeypatch):
     """The operations that were interpreted and were not plain."""
     seen, units_of_results = [], frame.units_of_results
 
-    def recorded(op, units):
+    def recorded(op, *given):
         seen.append(op)
-        return units_of_results(op, units)
+        return units_of_results(op, *given)
 
     monkeypatch.setattr(frame, "units_of_results", recorded)
     return seen
