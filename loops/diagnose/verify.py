@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.advice import without_advice
+from loops.diagnose.graph.changes import without_advice
 from loops.loop.loop import Loop
 from loops.loop.visit import Visit
 from loops.run.train import weights_digest

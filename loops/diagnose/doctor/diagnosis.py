@@ -11,24 +11,24 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.doctor.program import Program, program_of
 from loops.diagnose.doctor.timing import (
     PairedTiming,
     Pipeline,
+    Program,
     Running,
     Spread,
     Trial,
     error_line,
     pipeline_of,
+    program_of,
     time_interleaved,
     try_all,
 )
-from loops.diagnose.graph.calls import Traced
 from loops.diagnose.graph.census import Census, Row, census
 from loops.diagnose.graph.changes import loss_in_float32, own_policy, restored
+from loops.diagnose.graph.models import Traced
 from loops.diagnose.graph.operations import CONVOLUTIONS, MATRICES, needed
-from loops.diagnose.memory.footprint import Footprint, footprints
-from loops.diagnose.memory.saved import saved_tensors
+from loops.diagnose.memory import Footprint, footprints, saved_tensors
 from loops.support.errors import LoopError
 
 SECONDS = 2.0

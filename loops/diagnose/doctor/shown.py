@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loops.diagnose.doctor.diagnosis import Diagnosis
 from loops.diagnose.doctor.timing import Kind, PairedTiming, Pipeline, Spread
-from loops.diagnose.memory.footprint import Footprint
-from loops.diagnose.memory.saved import Bytes
+from loops.diagnose.memory import Bytes, Footprint
 from loops.support.drawing import as_source, drawing, require_matplotlib, save, svg_of
 from loops.support.errors import NotWritable
 from loops.support.pages import Table, render

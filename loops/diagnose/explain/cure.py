@@ -12,13 +12,12 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.attempts import Attempt, Attempts, Progress, attempts_at
 from loops.diagnose.explain.case import narrow_of
 from loops.diagnose.explain.measured import at_share_to_blame, failing, passes_at_none, was_skipped
 from loops.diagnose.explain.trials import absurd_loss, losses_of_applied
 from loops.diagnose.graph.calls import recording_scaler_calls
-from loops.diagnose.graph.changes import in_policy, with_value
+from loops.diagnose.graph.changes import in_policy, with_value, without_advice
 from loops.diagnose.graph.models import models_in_step, outermost, units
 from loops.loop.loop import Loop
 from loops.support.errors import LoopError

@@ -15,11 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.attempts import Attempts, Progress, attempts_at
 from loops.diagnose.explain.cure import called_in, minimal, models_of
 from loops.diagnose.graph.calls import recording_scaler_calls
-from loops.diagnose.graph.changes import layers_in_float32
+from loops.diagnose.graph.changes import layers_in_float32, without_advice
 from loops.loop.loop import Loop
 from loops.step.parts import parts_in
 from loops.support.errors import LoopError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -258,4 +259,24 @@ def layers_in_float32(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
         for layer in layers:
             if layer.compute_dtype == "float16":
                 stack.enter_context(with_value(layer, "dtype_policy", _InFloat32(layer.variable_dtype)))
+        yield
+
+
+@contextlib.contextmanager
+def without_advice() -> Iterator[None]:
+    """Silences TensorFlow's warning about functions that are retraced often: a diagnosis retraces on purpose."""
+    logger = tf.get_logger()
+    before = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def rounding_is_no_warning() -> Iterator[None]:
+    """Silences NumPy's warning about constants that overflow in float16: lint reports them as findings."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "overflow encountered in cast", RuntimeWarning)
         yield

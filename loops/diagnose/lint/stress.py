@@ -16,11 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.calls import LayerCall, rounding_is_no_warning
-from loops.diagnose.graph.changes import layers_in_float32, restored
-from loops.diagnose.lint.finding import Finding, Kind, Severity, Texts, note
+from loops.diagnose.graph.calls import LayerCall
+from loops.diagnose.graph.changes import layers_in_float32, restored, rounding_is_no_warning
 from loops.diagnose.lint.graph_rules import constructor_of
-from loops.diagnose.lint.subject import Inputs, Subject
+from loops.diagnose.lint.subject import Finding, Inputs, Kind, Severity, Subject, Texts, note
 
 _FAILS = Texts(
     Kind.FAILS_UNDER_STRESS,
