@@ -15,17 +15,15 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.variables import native
-from loops.diagnose.graph.calls import LayerCall, recording_calls
 from loops.diagnose.graph.changes import (
     POLICIES,
     following,
     loss_in_float32,
     own_policy,
     patched,
-    rounding_is_no_warning,
     under,
 )
-from loops.diagnose.graph.models import Traced, loss_of
+from loops.diagnose.graph.models import Traced, loss_of, recorded
 from loops.diagnose.graph.operations import LOOPS, READS, depending, needed, root_of
 from loops.support.batches import explaining, parts
 
@@ -90,14 +88,8 @@ def saved_tensors(model: keras.Model, loss: Callable[..., Any], batch: Any) -> t
         found["seed"] = tf.identity(tf.constant(1.0))
         return tape.gradient(value, model.trainable_variables, output_gradients=found["seed"])
 
-    calls: list[LayerCall] = []
-    specs = tf.nest.map_structure(lambda one: tf.type_spec_from_value(one) if tf.is_tensor(one) else one, given)
-    with (
-        recording_calls(scaler.observe.layers_of(model), calls),
-        rounding_is_no_warning(),
-        explaining("doctor", model, given[0], given[1]),
-    ):
-        graph = tf.function(differentiate).get_concrete_function(*specs).graph
+    with explaining("doctor", model, given[0], given[1]):
+        graph, calls = recorded(model, differentiate, given)
     handles = [graph.capture(native(variable).handle) for variable in model.trainable_variables]
     traced = Traced(graph, calls, [], found["seed"])
     saved: dict[str | None, Bytes] = collections.defaultdict(Bytes)

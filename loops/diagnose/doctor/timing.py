@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import enum
 import functools
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.graph.changes import loss_in_float32, own_policy, under
-from loops.diagnose.graph.models import taken_apart
+from loops.diagnose.graph.models import first_batch, taken_apart
 from loops.diagnose.memory import blocks_of, checkpointed, copy_of
 from loops.loop.loop import Loop
 from loops.step.train_step import TrainStep
@@ -55,12 +54,9 @@ class Program:
     steps_per_call: int | None = 1
 
     def step(self, *, as_it_is: bool = True, **changes: Any) -> TrainStep:
-        """A new step of the program, with a new optimizer and loss scaler.
+        """A new step of the program, with a new optimizer and loss scaler, and other settings, such as `jit_compile`.
 
-        Args:
-            as_it_is: Whether to use the program's own strategy. If False, as under another dtype policy, the loss
-                scaler is the default one for the policy.
-            **changes: Other settings of the step, such as `jit_compile`.
+        Unless `as_it_is`, as under another dtype policy, the loss scaler is the default one for the policy.
         """
         keras_one = isinstance(self.optimizer, keras.optimizers.Optimizer)
         chosen = as_it_is and self.strategy is not None
@@ -101,8 +97,22 @@ def program_of(built: Any, name: str) -> Program:
     if not callable(loss):
         raise scaler.InvalidArgument(f"{name}: its loss is {loss!r}: expected a function of (y, prediction).")
     dataset = sample if isinstance(sample, tf.data.Dataset) else None
-    batch = _first(sample, name)
-    _build(model, batch, name)
+    given = parts(first_batch(sample, name), name)
+    batch = tuple(one for one in given if one is not None)
+    if given[1] is None or not all(hasattr(one, "shape") for one in tf.nest.flatten(batch)):
+        raise scaler.InvalidArgument(
+            f"{name}: its sample is {type(sample).__name__}: expected a batch (x, y) or (x, y, sample_weight) of "
+            "arrays or tensors, or a dataset of such batches."
+        )
+    batch = tf.nest.map_structure(lambda one: one if tf.is_tensor(one) else tf.convert_to_tensor(one), batch)
+    if not model.built:
+        try:
+            with explaining(name, model, batch[0], batch[1]):
+                model(batch[0], training=False)
+        except scaler.ScalerError:
+            raise
+        except Exception as error:
+            raise LoopError(f"{name}: the model cannot be built: {type(error).__name__}: {error}") from error
     if not model.trainable_variables:
         raise scaler.InvalidArgument(
             f"{name}: model {model.name!r} has no trainable variables, so there is no training step to diagnose."
@@ -113,35 +123,6 @@ def program_of(built: Any, name: str) -> Program:
     if step is not None and step.masters is not None and type(step.masters) is not scaler.MasterWeights:
         settings["masters"] = type(step.masters)
     return Program(model, loss, optimizer, strategy, settings, batch, dataset, *called)
-
-
-def _first(sample: Any, name: str) -> Any:
-    if isinstance(sample, tf.data.Dataset):
-        batch = next(iter(sample), None)
-        if batch is None:
-            raise OutOfData(f"{name}: the dataset is empty.")
-    else:
-        batch = sample
-    _, y, _ = parts(batch, name)
-    given = tuple(one for one in parts(batch, name) if one is not None)
-    if y is None or not all(hasattr(one, "shape") for one in tf.nest.flatten(given)):
-        raise scaler.InvalidArgument(
-            f"{name}: its sample is {type(sample).__name__}: expected a batch (x, y) or (x, y, sample_weight) of "
-            "arrays or tensors, or a dataset of such batches."
-        )
-    return tf.nest.map_structure(lambda one: one if tf.is_tensor(one) else tf.convert_to_tensor(one), given)
-
-
-def _build(model: keras.Model, batch: Any, name: str) -> None:
-    if model.built:
-        return
-    try:
-        with explaining(name, model, batch[0], batch[1]):
-            model(batch[0], training=False)
-    except scaler.ScalerError:
-        raise
-    except Exception as error:
-        raise LoopError(f"{name}: the model cannot be built: {type(error).__name__}: {error}") from error
 
 
 def _unwrapped(optimizer: Any, name: str) -> tuple[Any, Any]:
@@ -227,17 +208,14 @@ def time_interleaved(before: Callable[[], object], after: Callable[[], object], 
         after()
     taken: tuple[list[float], list[float]] = ([], [])
     start = time.perf_counter()
-    while _wants_more(len(taken[0]), time.perf_counter() - start, seconds):
-        for place in (0, 1) if len(taken[0]) % 2 == 0 else (1, 0):
+    while (rounds := len(taken[0])) < _MOST:
+        passed = time.perf_counter() - start
+        if rounds >= (_FEWEST if passed < _LONGEST else _FEWEST_OF_LONG) and passed >= seconds:
+            break
+        for place in (0, 1) if rounds % 2 == 0 else (1, 0):
             taken[place].append(milliseconds((before, after)[place]))
     ratios = [second / first for first, second in zip(*taken, strict=True)]
     return PairedTiming(Spread.of(taken[0]), Spread.of(taken[1]), Spread.of(ratios))
-
-
-def _wants_more(rounds: int, passed: float, seconds: float) -> bool:
-    if rounds < (_FEWEST if passed < _LONGEST else _FEWEST_OF_LONG):
-        return True
-    return passed < seconds and rounds < _MOST
 
 
 def milliseconds(function: Callable[[], object]) -> float:
@@ -359,10 +337,7 @@ _CHANGES = {
         f"{STEPS_A_CALL} steps a call",
         f"hs.Loop(..., steps_per_call={STEPS_A_CALL}); in fit compile(steps_per_execution={STEPS_A_CALL})",
     ),
-    Kind.JIT_COMPILE: (
-        "jit_compile=True",
-        "hs.TrainStep(..., jit_compile=True); in fit compile(jit_compile=True)",
-    ),
+    Kind.JIT_COMPILE: ("jit_compile=True", "hs.TrainStep(..., jit_compile=True); in fit compile(jit_compile=True)"),
     Kind.POLICY: ("{policy}", "keras.config.set_dtype_policy('{policy}') before the model is created"),
     Kind.RECOMPUTE: (
         "gradient checkpointing",
@@ -440,7 +415,7 @@ def try_all(program: Program, step: Running, seconds: float) -> Iterator[Trial]:
 
 def _many_steps_a_call(program: Program, step: Running, seconds: float) -> Trial:
     def many_times() -> None:
-        for _ in itertools.repeat(None, STEPS_A_CALL):
+        for _ in range(STEPS_A_CALL):
             step()
 
     def measure() -> PairedTiming:

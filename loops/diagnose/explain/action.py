@@ -94,7 +94,10 @@ class Explain:
         # Not in `begin`: a Checkpoint's `begin` may run later, and sets how many steps were taken.
         counters = self._loop.counters
         self._skipped, self._visit, self._before = counters.skipped, None, None
-        self._forget_after(counters.data)
+        # The run may have gone back: it forgets what was explained of later steps, whose batches may be left out now.
+        self._tries = [tried for tried in self._tries if tried <= counters.data]
+        self._seen = {alike: seen for alike, seen in self._seen.items() if seen <= counters.data}
+        self.explanations = [one for one in self.explanations if one.step is None or one.step <= counters.data]
         if self._file:
             self._file.go_on(counters.data)
         if self._held.possible:
@@ -123,12 +126,6 @@ class Explain:
             self._said_lost = True
             self._tell(self._without_batch(lost[0]))
 
-    def _forget_after(self, step: int) -> None:
-        """Forgets what was explained of later steps: the run went back, and their batches may be left out now."""
-        self._tries = [tried for tried in self._tries if tried <= step]
-        self._seen = {alike: seen for alike, seen in self._seen.items() if seen <= step}
-        self.explanations = [one for one in self.explanations if one.step is None or one.step <= step]
-
     def why_skipped(self) -> str | None:
         """Why a step of the last visit was skipped last; None if none was, or its batch is no longer held."""
         if self._visit is None:
@@ -155,7 +152,10 @@ class Explain:
             why = one_line(error)
             text, fault = f"Step {skip.step} was skipped, and could not be explained: {why}", (why,)
         else:
-            text, fault = found.sentence, _fault(found)
+            # What makes two explanations alike: where the step failed, and with what.
+            place = (found.where, found.layer, found.inside, found.regularizer, found.custom_gradient, found.columns)
+            fault = (found.verdict, found.empty, *place, found.operation, found.line, found.kind)
+            text = found.sentence
         is_new = fault not in self._seen
         # A step that passes now may have failed with the weights before: the next of its kind may tell.
         if found is None or found.verdict != "healthy":
@@ -195,12 +195,6 @@ class Explain:
             f"Step {skip.step} was skipped ({skip.cause.name}). Its batch is no longer held, since {why}: "
             f"`halfstep explain --step {skip.step}` repeats it from a checkpoint."
         )
-
-
-def _fault(found: Explanation) -> tuple:
-    """What makes two explanations alike: where the step failed, and with what."""
-    place = (found.where, found.layer, found.inside, found.regularizer, found.custom_gradient, found.columns)
-    return found.verdict, found.empty, *place, found.operation, found.line, found.kind
 
 
 def _window(loop: Loop) -> int:

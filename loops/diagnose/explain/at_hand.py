@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import time
 import types
 import warnings
@@ -125,7 +124,11 @@ class StepAtHand:
         self.alone = loop.workers.count > 1
         self.train_step, self.step, self.began_at = loop.train_step, recent.step, recent.step - 1
         self.replicas = 1 if self.alone else loop.replicas
-        share = functools.partial(_first_share, replicas=loop.replicas if self.alone else 1)
+
+        def share(batch: Any) -> Any:
+            count = loop.replicas if self.alone else 1
+            return tf.nest.map_structure(lambda part: part[: len(part) // count], batch) if count > 1 else batch
+
         self.batch, self.before = share(recent.batch), [share(one) for one in recent.before]
         self.next_batch = None if recent.other is None else share(recent.other)
         self.other_batch = recent.other_batch
@@ -222,10 +225,6 @@ def _check_can_be_put_back(concrete: tf.types.experimental.ConcreteFunction, hel
 def scalers_in(loop: Loop) -> list[scaler.LossScaler]:
     """The loss scalers that the step of a loop moves."""
     return loop.calls.scalers or list(find(loop.calls.trace()).scalers)
-
-
-def _first_share(batch: Any, replicas: int) -> Any:
-    return tf.nest.map_structure(lambda part: part[: len(part) // replicas], batch) if replicas > 1 else batch
 
 
 def explain_recent(loop: Loop, recent: Recent, seconds: float) -> Explanation:

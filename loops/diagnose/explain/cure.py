@@ -204,24 +204,21 @@ def minimal(items: Sequence[_Item], passes: Callable[[list[_Item]], bool]) -> li
     Returns:
         The set, in the order of `items`; None if not even all of them together pass.
     """
-    known: dict[frozenset[int], bool] = {}
 
-    def asked(chosen: list[int]) -> bool:
-        key = frozenset(chosen)
-        if key not in known:
-            known[key] = passes([items[place] for place in sorted(chosen)])
-        return known[key]
+    @functools.cache
+    def asked(chosen: tuple[int, ...]) -> bool:
+        return passes([items[place] for place in chosen])
 
-    if asked([]):
+    if asked(()):
         return []
-    chosen = list(range(len(items)))
+    chosen = tuple(range(len(items)))
     if not asked(chosen):
         return None
     parts = 2
     while len(chosen) > 1:
         size = -(-len(chosen) // parts)
         pieces = [chosen[start : start + size] for start in range(0, len(chosen), size)]
-        rests = [[one for one in chosen if one not in piece] for piece in pieces]
+        rests = [tuple(one for one in chosen if one not in piece) for piece in pieces]
         smaller = next((one for one in (*pieces, *rests) if len(one) < len(chosen) and asked(one)), None)
         if smaller is not None:
             parts = 2 if smaller in pieces else max(parts - 1, 2)
@@ -230,4 +227,4 @@ def minimal(items: Sequence[_Item], passes: Callable[[list[_Item]], bool]) -> li
             break
         else:
             parts = min(2 * parts, len(chosen))
-    return [items[place] for place in sorted(chosen)]
+    return [items[place] for place in chosen]

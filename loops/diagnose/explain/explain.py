@@ -33,7 +33,7 @@ from loops.record.log import read_columns
 from loops.record.reading import read_steps
 from loops.record.run_metadata import counted_in
 from loops.record.skips import SHARE, Health, health, in_words, not_logged, what_is_wrong
-from loops.record.steps import Counted, Recorded
+from loops.record.steps import cause_name
 from loops.record.trace import Trace
 from loops.run.rewind.rewind import log_of
 from loops.step.train_step import TrainStep
@@ -108,7 +108,8 @@ def _explained(attempts: Attempts, remedies: bool) -> Explanation:
         observed_alike=measured.same_as_unobserved(attempt, seen),
         replicas=replicas,
     )
-    if measured.is_spike(cause, logged):
+    # A replayed micro-batch is a step by itself, which need not be a spike.
+    if cause is scaler.Cause.SPIKE or cause_name(logged.get("cause")) == scaler.Cause.SPIKE.name:
         return measured.as_spike(known, attempts, attempt)
     if attempt.applied and measured.was_skipped(moment):
         again = "finite" if attempt.finite else "applied"
@@ -152,9 +153,9 @@ def _cause_of(attempts: Attempts, attempt: Attempt, seen: Scan) -> scaler.Cause:
     lost = any(not seen.frames[name].finite for name in seen.losses if name in seen.frames)
     guessed = attempt.cause is scaler.Cause.OVERFLOW and not attempt.reports_cause
     if guessed and not lost and "cause" in attempt.outputs:
-        with attempts.deciding() as decided:
-            if all(finite for _, finite in decided(1.0)):
-                return scaler.Cause.NONE
+        decided = [finite for _, finite in attempts.take_at(1.0).decided]
+        if decided and all(decided):
+            return scaler.Cause.NONE
     return scaler.Cause.LOSS if guessed and lost else attempt.cause
 
 
@@ -247,7 +248,7 @@ def _with_origin(known: Explanation, attempts: Attempts, seen: Scan, attempt: At
     known = dataclasses.replace(known, columns=_columns(known, moment))
     if not more:
         return known
-    literals = measured.literals_of(attempts, known.layer) if known.layer and known.fits_at is None else ()
+    literals = measured.literals_of(attempts, known.layer, seen) if known.layer and known.fits_at is None else ()
     return dataclasses.replace(known, example=_example(known, attempts), literals=literals)
 
 
@@ -315,8 +316,11 @@ def explain(
     """
     found, folder = None, None if run is None else pathlib.Path(run)
     if step is None:
-        recorded = _steps(loop, folder)
-        found = health(recorded, _counted(loop, recorded.step.tolist()), traced=recorded.traced)
+        traces = [action.writes.path for action in loop.actions if isinstance(action, Trace)]
+        recorded = read_steps(next(iter(traces), folder / TRACE if folder else None), log_of(loop, folder))
+        saves = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
+        counted = counted_in(saves.place, recorded.step.tolist()) if saves else None
+        found = health(recorded, counted, traced=recorded.traced)
         step = found.step or found.last
         if not step:
             raise LoopError(
@@ -354,19 +358,6 @@ def _with_health(explanation: Explanation, found: Health) -> Explanation:
         text += f" The replay differs from the run: {explanation.differs}"
     verdict = "unlogged" if found.open else "healthy"
     return dataclasses.replace(explanation, verdict=verdict, sentence=text)
-
-
-def _steps(loop: Loop, run: pathlib.Path | None) -> Recorded:
-    """The steps in the run's log, and those in its trace if it has one."""
-    log = log_of(loop, run)
-    traces = [action.writes.path for action in loop.actions if isinstance(action, Trace)]
-    trace = next(iter(traces), run / TRACE if run else None)
-    return read_steps(trace, log)
-
-
-def _counted(loop: Loop, steps: Sequence[int]) -> Counted | None:
-    saves = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
-    return counted_in(saves.place, steps) if saves else None
 
 
 _FAR = 1000

@@ -5,7 +5,6 @@ A share of the batch is tried alone by giving it to every replica: the mean over
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -18,14 +17,12 @@ import scaler
 from loops.diagnose.explain.attempts import Attempt, Attempts, Held, held, size_of_update
 from loops.diagnose.explain.case import Case
 from loops.diagnose.explain.explanation import Explanation, Growth, Magnitude
-from loops.diagnose.graph.calls import recording_layers, recording_scaler_calls
+from loops.diagnose.graph.calls import BACKWARD, recording_scaler_calls
 from loops.diagnose.graph.changes import in_policy
 from loops.diagnose.graph.literals import Literal, lost_literals
 from loops.diagnose.graph.models import models_in_step, weights_in_step
 from loops.diagnose.graph.origin import Frame, Part, magnitude, octaves_over, operation_in_float32, origins
 from loops.diagnose.graph.scan import Scan, scan
-from loops.record.steps import cause_name
-from loops.step.train_step import TrainStep
 
 
 def was_skipped(moment: Any) -> bool:
@@ -97,9 +94,7 @@ def in_whole_batch(example: int | None, replicas: tuple[int, ...] | None, moment
 
 def scan_step(attempts: Attempts) -> Scan:
     """Scans the step without XLA, and restores the run."""
-    step = attempts.moment.train_step
-    plain = step.retraced(jit_compile=False) if isinstance(step, TrainStep) else contextlib.nullcontext()
-    with attempts.as_it_was(), plain:
+    with attempts.scanning():
         return scan(
             attempts.take_inlined,
             attempts.moment.batch,
@@ -162,14 +157,13 @@ def fitting_scales(attempts: Attempts) -> list[tuple[float, float | None]]:
         own = attempts.loss_scale
         return [] if not own else [(own, _largest(attempts, own, lambda factor: attempts.take_at(factor).applied))]
     found = []
-    with attempts.deciding() as decided:
-        for one in attempts.guilty:
-            loss_scale = float(one.loss_scale)
+    for one in attempts.guilty:
 
-            def finite(factor: float, one: scaler.LossScaler = one) -> bool:
-                return all(passed for owner, passed in decided(factor) if owner is one)
+        def finite(factor: float, one: scaler.LossScaler = one) -> bool:
+            return all(passed for owner, passed in attempts.take_at(factor).decided if owner is one)
 
-            found.append((loss_scale, _largest(attempts, loss_scale, finite)))
+        own = float(one.loss_scale)
+        found.append((own, _largest(attempts, own, finite)))
     return found
 
 
@@ -281,18 +275,6 @@ def lost_weight(attempts: Attempts) -> tuple[str, int] | None:
     return (getattr(found[0], "path", found[0].name), moment.began_at) if found else None
 
 
-def is_spike(cause: scaler.Cause, logged: Mapping) -> bool:
-    """Whether a step is a spike in the replay or in the run's log.
-
-    A replayed micro-batch is a step by itself, which need not be a spike.
-
-    Args:
-        cause: Of the replayed step.
-        logged: The step's row in the log.
-    """
-    return cause is scaler.Cause.SPIKE or cause_name(logged.get("cause")) == scaler.Cause.SPIKE.name
-
-
 def as_spike(known: Explanation, attempts: Attempts, attempt: Attempt) -> Explanation:
     """The explanation of a spike, with its number and the limit."""
     known = dataclasses.replace(known, verdict="spike", applied=False)
@@ -367,31 +349,17 @@ def _count(attempt: Attempt) -> int:
     return 0 if attempt.nonzero is None else int(attempt.nonzero.sum())
 
 
-def literals_of(attempts: Attempts, path: str) -> tuple[Literal, ...]:
-    """The literals of a layer, each once, found by tracing the step as it is and with its layers in float32."""
+def literals_of(attempts: Attempts, path: str, seen: Scan) -> tuple[Literal, ...]:
+    """The literals of a layer, each once: its constants in the scan, compared with those of a trace in float32."""
     narrow = [layer for layer in attempts.layers.values() if layer.compute_dtype == "float16"]
-    if not narrow:
+    inside = [frame for frame in seen.frames.values() if frame.layer == path and not frame.name.startswith(BACKWARD)]
+    if not narrow or not inside:
         return ()
     try:
-        graph, inside = _traced(attempts, path, contextlib.nullcontext())
-        twin, _ = _traced(attempts, path, in_policy(narrow, "float32"))
+        with attempts.scanning(), in_policy(narrow, "float32"), recording_scaler_calls(attempts.scalers, moves=False):
+            twin = tf.function(attempts.take_inlined).get_concrete_function(attempts.moment.batch).graph
     except (TypeError, ValueError, tf.errors.OpError, scaler.UnsupportedVersion):
         return ()  # Some layer may not run in another dtype.
-    found = [one for one in lost_literals(graph, twin) if one.node in inside]
+    graph, names = seen.operations[inside[0].name].graph, {frame.name.rpartition(":")[0] for frame in inside}
+    found = [one for one in lost_literals(graph, twin) if one.node in names]
     return tuple({(one.before, one.after, one.chosen): one for one in found}.values())
-
-
-def _traced(attempts: Attempts, path: str, change: Any) -> tuple[tf.Graph, set[str]]:
-    """The graph of a step, and the names of the operations that a layer created."""
-    inside: set[str] = set()
-
-    def observed(batch: Any) -> Any:
-        with recording_scaler_calls(attempts.scalers, moves=False), recording_layers(attempts.layers) as places:
-            outputs = attempts.take_inlined(batch)
-        operations = tf.compat.v1.get_default_graph().get_operations()
-        by_number = places.by_number(len(operations))
-        inside.update(one.name for one, layer in zip(operations, by_number, strict=True) if layer == path)
-        return outputs
-
-    with attempts.as_it_was(), change:
-        return tf.function(observed).get_concrete_function(attempts.moment.batch).graph, inside

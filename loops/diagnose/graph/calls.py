@@ -61,6 +61,24 @@ class LayerCall:
         outputs = tf.nest.flatten(self.layer(*args, **kwargs))
         return [one for one in outputs if tf.is_tensor(one) and one.dtype.is_floating]
 
+    def differentiated(
+        self, tensors: Sequence[tf.Tensor], weights: Sequence = (), seeds: Callable | None = None
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Calls the layer as `again`; the outputs, and the gradients of its floating-point inputs and of `weights`.
+
+        Args:
+            tensors: As of `again`.
+            weights: Variables of the layer.
+            seeds: A function of an output that returns its gradient; default: ones.
+        """
+        watched = [one for one in tensors if one.dtype.is_floating]
+        with tf.GradientTape() as tape:
+            tape.watch(watched)
+            outputs = self.again(tensors)
+        given = None if seeds is None else [tf.cast(seeds(one), one.dtype) for one in outputs]
+        zero = tf.UnconnectedGradients.ZERO
+        return outputs, tape.gradient(outputs, [*watched, *weights], output_gradients=given, unconnected_gradients=zero)
+
 
 def spec_of(value: Any) -> Any:
     """A `tf.TensorSpec` for a tensor; anything else as it is."""
@@ -148,6 +166,21 @@ class Whereabouts:
             layers[first:end] = [layer or layers[last] for layer in layers[first:end]]
         return layers
 
+    def with_backward(self, names: Sequence[str]) -> list[str | None]:
+        """The same of operations by name, also in the backward pass, whose scopes are named after the forward."""
+        scopes: dict[str, str | None] = {}
+        layers = self.by_number(len(names))
+        for name, layer in zip(names, layers, strict=True):
+            if layer is not None or not name.startswith(BACKWARD):
+                scopes.setdefault(name.rpartition("/")[0], layer)
+        for number, name in enumerate(names):
+            if layers[number] is None and name.startswith(BACKWARD):
+                scope = name.removeprefix(BACKWARD)
+                while (scope := scope.rpartition("/")[0]) and scope not in scopes:
+                    pass
+                layers[number] = scopes.get(scope)
+        return layers
+
     def in_customs(self) -> dict[int, str]:
         """The name of the function with a custom gradient, by the numbers of the operations of that gradient."""
         # Inner ones end before outer ones.
@@ -223,72 +256,80 @@ def _regularized(layers: Mapping[str, keras.layers.Layer]) -> list[tuple[Any, st
     ]
 
 
-def backward_layers(names: Sequence[str], forward: Sequence[str | None]) -> list[str | None]:
-    """The layer of each operation, also in the backward pass, whose scopes TensorFlow names after the forward pass.
-
-    Args:
-        names: The names of all operations.
-        forward: The layer of each operation, from `Whereabouts.by_number`.
-    """
-    scopes: dict[str, str | None] = {}
-    for name, layer in zip(names, forward, strict=True):
-        if layer is not None or not name.startswith(BACKWARD):
-            scopes.setdefault(_scope(name), layer)
-    return [
-        layer if layer is not None or not name.startswith(BACKWARD) else _of_scope(name[len(BACKWARD) :], scopes)
-        for name, layer in zip(names, forward, strict=True)
-    ]
-
-
-def _scope(name: str) -> str:
-    return name.rpartition("/")[0]
-
-
-def _of_scope(name: str, scopes: Mapping[str, str | None]) -> str | None:
-    scope = _scope(name)
-    while scope:
-        if scope in scopes:
-            return scopes[scope]
-        scope = _scope(scope)
-    return None
-
-
 @dataclasses.dataclass
 class ScalerCalls:
     """The recorded tensors, in the order of the calls. Of several replicas, the first one is recorded.
 
     Attributes:
+        factor: See `recording_scaler_calls`, as `moves` and `nonzero`.
+        moves: See there.
+        nonzero: For each `apply` and `unscale` a float32 variable, one element for each gradient. The step assigns to
+            it how many values of the gradient are not zero; infinities and NaN count, a variable's new value does not.
         losses: The unscaled losses.
         gradients: The scaled gradients of each `apply` and `unscale`.
         applied: The scaled gradients of each `apply` alone, None in the place of a variable's new value.
         finite: For each `apply` a scalar bool, whether it applied the gradients; on several replicas, one from each.
         owners: For each of these the scaler.
         moments: For each call, whether it took a loss, and the number of operations in the graph at that time.
-        nonzero: For each `apply` and `unscale` a float32 variable, one element for each gradient. The step assigns to
-            it how many values of the gradient are not zero; infinities and NaN count, a variable's new value does not.
     """
 
+    factor: tf.Variable | tf.Tensor | None
+    moves: bool
+    nonzero: Sequence[tf.Variable]
     losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
     gradients: list[list] = dataclasses.field(default_factory=list)
     applied: list[list] = dataclasses.field(default_factory=list)
     finite: list[tf.Tensor] = dataclasses.field(default_factory=list)
     owners: list[scaler.LossScaler] = dataclasses.field(default_factory=list)
     moments: list[tuple[bool, int]] = dataclasses.field(default_factory=list)
-    nonzero: Sequence[tf.Variable] = ()
 
     def losses_finite(self) -> list[tf.Tensor]:
         """A scalar bool for each loss, except for those inside an inner `tf.function`, which cannot be read."""
         here = tf.compat.v1.get_default_graph()
         return [tf.reduce_all(tf.math.is_finite(loss)) for loss in self.losses if loss.graph is here]
 
-    def take(self, grads: list, derivatives: list) -> None:
-        """Records gradients that were passed to a scaler, and those of them that are no new values."""
+    def scale(self, original: Callable, loss: Any) -> tf.Tensor:
+        """In place of a scaler's own."""
+        if on_first_replica():
+            self.moments.append((True, count_of_operations()))
+            self.losses.append(tf.convert_to_tensor(loss))
+        return original(loss if self.factor is None else tf.cast(loss, tf.float32) * self.factor)
+
+    def unscale(self, original: Callable, grads: Sequence, variables: Any = None) -> list:
+        """In place of a scaler's own."""
+        grads = list(grads)
+        self._take(grads, variables)
+        return original(grads, variables)
+
+    def apply(
+        self, one: scaler.LossScaler, original: Callable, shares: Sequence[scaler.Share], **options: Any
+    ) -> tuple[scaler.Outcome, list[scaler.Outcome]]:
+        """In place of a scaler's own, for all replicas at once."""
+        # Of a step that would take its gradients again the first ones are explained.
+        options.pop("again", None)
+        grads = [grad for share in shares for grad in share.grads]
+        self.applied.append(self._take(grads, [weight for share in shares for weight in share.weights]))
+        if self.moves:
+            outcome, outcomes = original(shares, **options)
+        else:
+            outcome = _outcome_of_gradients(one, grads)
+            outcomes = [outcome] * len(shares)
+        self.finite.append(outcome.finite)
+        self.owners.append(one)
+        return outcome, outcomes
+
+    def _take(self, grads: list, variables: Any) -> list:
+        """Records gradients; returns them without new values, or all where the variables are unknown or do not fit."""
+        known = variables.weights if isinstance(variables, scaler.MasterWeights) else variables
+        fit = isinstance(known, Sequence) and len(known) == len(grads)
+        derivatives = scaler.gradients.derivatives(grads, known) if fit else grads
         if on_first_replica():
             self.moments.append((False, count_of_operations()))
             place = len(self.gradients)
             if place < len(self.nonzero) and self.nonzero[place].shape == [len(grads)]:
                 self.nonzero[place].assign([_nonzero(one) for one in derivatives])
             self.gradients.append(grads)
+        return derivatives
 
 
 def _nonzero(grad: Any) -> tf.Tensor:
@@ -296,6 +337,17 @@ def _nonzero(grad: Any) -> tf.Tensor:
         return tf.constant(0.0)
     values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
     return tf.cast(tf.math.count_nonzero(values), tf.float32)
+
+
+def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
+    finite = scaler.gradients.all_finite([grad for grad in grads if grad is not None])
+    cause = tf.where(finite, int(scaler.Cause.NONE), int(scaler.Cause.OVERFLOW))
+    nan = float("nan")
+    outcome = scaler.Outcome(finite, one.loss_scale, nan, tf.cast(cause, tf.int64), False, -1, clipped_norm=nan)
+    # A step may return any field, and replicas put tensors together.
+    return scaler.Outcome(
+        *(tf.constant(one, tf.int64) if type(one) is int else tf.convert_to_tensor(one) for one in outcome)
+    )
 
 
 @contextlib.contextmanager
@@ -316,66 +368,10 @@ def recording_scaler_calls(
             makes tracing much faster: most of a step's graph is its update.
         nonzero: The variables that count non-zero values, see `ScalerCalls`.
     """
-    calls = ScalerCalls(nonzero=nonzero)
+    calls = ScalerCalls(factor, moves, nonzero)
     with contextlib.ExitStack() as stack:
         for one in scalers:
-            apply = functools.partial(_apply_shares, one, calls, moves)
-            stack.enter_context(patched(one, "scale", functools.partial(_scale, one.scale, calls, factor)))
-            stack.enter_context(scaler.authoring.apply_replaced(one, apply))
-            stack.enter_context(patched(one, "unscale", functools.partial(_unscale, one.unscale, calls)))
+            stack.enter_context(patched(one, "scale", functools.partial(calls.scale, one.scale)))
+            stack.enter_context(scaler.authoring.apply_replaced(one, functools.partial(calls.apply, one)))
+            stack.enter_context(patched(one, "unscale", functools.partial(calls.unscale, one.unscale)))
         yield calls
-
-
-def _scale(original: Callable, calls: ScalerCalls, factor: tf.Variable | tf.Tensor | None, loss: Any) -> tf.Tensor:
-    if on_first_replica():
-        calls.moments.append((True, count_of_operations()))
-        calls.losses.append(tf.convert_to_tensor(loss))
-    return original(loss if factor is None else tf.cast(loss, tf.float32) * factor)
-
-
-def _apply_shares(
-    one: scaler.LossScaler,
-    calls: ScalerCalls,
-    moves: bool,
-    original: Callable,
-    shares: Sequence[scaler.Share],
-    **options: Any,
-) -> tuple[scaler.Outcome, list[scaler.Outcome]]:
-    # Of a step that would take its gradients again the first ones are explained.
-    options.pop("again", None)
-    grads = [grad for share in shares for grad in share.grads]
-    derivatives = _derivatives(grads, [weight for share in shares for weight in share.weights])
-    calls.take(grads, derivatives)
-    if moves:
-        outcome, outcomes = original(shares, **options)
-    else:
-        outcome = _outcome_of_gradients(one, grads)
-        outcomes = [outcome] * len(shares)
-    calls.applied.append(derivatives)
-    calls.finite.append(outcome.finite)
-    calls.owners.append(one)
-    return outcome, outcomes
-
-
-def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
-    finite = scaler.gradients.all_finite([grad for grad in grads if grad is not None])
-    cause = tf.where(finite, int(scaler.Cause.NONE), int(scaler.Cause.OVERFLOW))
-    nan = float("nan")
-    outcome = scaler.Outcome(finite, one.loss_scale, nan, tf.cast(cause, tf.int64), False, -1, clipped_norm=nan)
-    # A step may return any field, and replicas put tensors together.
-    return scaler.Outcome(
-        *(tf.constant(one, tf.int64) if type(one) is int else tf.convert_to_tensor(one) for one in outcome)
-    )
-
-
-def _unscale(original: Callable, calls: ScalerCalls, grads: Sequence, variables: Any = None) -> list:
-    grads = list(grads)
-    calls.take(grads, _derivatives(grads, variables))
-    return original(grads, variables)
-
-
-def _derivatives(grads: list, variables: Any) -> list:
-    """The gradients without new values; all where the variables are not known, or do not fit, which is refused."""
-    known = variables.weights if isinstance(variables, scaler.MasterWeights) else variables
-    fit = isinstance(known, Sequence) and len(known) == len(grads)
-    return scaler.gradients.derivatives(grads, known) if fit else grads

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import scaler
@@ -112,19 +111,6 @@ def _finite_gradient(value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
 
 
 @contextlib.contextmanager
-def zeroed(variables: list[tf.Variable]) -> Iterator[None]:
-    """Sets variables to zero."""
-    before = [np.array(one.numpy()) for one in variables]
-    for one in variables:
-        one.assign(tf.zeros_like(one))
-    try:
-        yield
-    finally:
-        for one, value in zip(variables, before, strict=True):
-            one.assign(value)
-
-
-@contextlib.contextmanager
 def slower(optimizer: keras.optimizers.Optimizer, part: float) -> Iterator[None]:
     """Multiplies an optimizer's learning rate by a factor. The caller restores a rate that is a variable.
 
@@ -138,7 +124,7 @@ def slower(optimizer: keras.optimizers.Optimizer, part: float) -> Iterator[None]
         optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * part
         yield
         return
-    with scheduled(optimizer, _Part(schedule, part)):
+    with scheduled(optimizer, lambda: schedule(optimizer.iterations) * part):
         yield
 
 
@@ -151,22 +137,6 @@ def scheduled(optimizer: keras.optimizers.Optimizer, schedule: Any) -> Iterator[
         yield
     finally:
         optimizer.learning_rate = before
-
-
-class _Part(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule whose rate is multiplied by a factor.
-
-    Args:
-        schedule: The schedule of the optimizer.
-        part: The factor.
-    """
-
-    def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule, part: float):
-        self._schedule, self._part = schedule, part
-
-    def __call__(self, step: Any) -> Any:
-        """The learning rate at a step."""
-        return self._schedule(step) * self._part
 
 
 @contextlib.contextmanager

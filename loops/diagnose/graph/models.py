@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.calls import BACKWARD, LayerCall, recording_calls, spec_of
+from loops.diagnose.graph.calls import BACKWARD, LayerCall, recording_calls
 from loops.diagnose.graph.changes import rounding_is_no_warning
 from loops.loop.loop import Loop
 from loops.step.parts import parts_in
 from loops.step.train_step import TrainStep
 from loops.support.batches import parts
+from loops.support.errors import OutOfData
 
 
 def parts_of(train_step: Any) -> list[Any]:
@@ -47,12 +48,6 @@ def outermost(models: Sequence[keras.layers.Layer]) -> list[keras.layers.Layer]:
     return list({id(one): one for one in models if id(one) not in inside}.values())
 
 
-def optimizer_of(train_step: Any) -> keras.optimizers.Optimizer | None:
-    """The step's Keras optimizer, or None."""
-    parts = [getattr(train_step, "optimizer", None), *parts_of(train_step)]
-    return next((one for one in parts if isinstance(one, keras.optimizers.Optimizer)), None)
-
-
 def optimizers_of(train_step: Any, first: str | None = None) -> dict[str, keras.optimizers.Optimizer]:
     """The step's Keras optimizers by the name of their part; "" names that of a step without parts.
 
@@ -61,8 +56,9 @@ def optimizers_of(train_step: Any, first: str | None = None) -> dict[str, keras.
         first: The part whose optimizer comes first, or None.
     """
     if not parts_in(train_step):
-        own = optimizer_of(train_step)
-        return {} if own is None else {"": own}
+        parts = [getattr(train_step, "optimizer", None), *parts_of(train_step)]
+        own = [one for one in parts if isinstance(one, keras.optimizers.Optimizer)]
+        return {"": own[0]} if own else {}
     found = sorted(train_step.optimizers.items(), key=lambda item: item[0] != first)
     return {name: one for name, one in found if isinstance(one, keras.optimizers.Optimizer)}
 
@@ -105,9 +101,9 @@ def weights_in_step(train_step: Any, part: str | None = None) -> list[Any]:
 def owned_by_parts(train_step: Any) -> set[int]:
     """The ids of the variables that belong to a model, an optimizer, a scaler or a metric of the step."""
     kinds = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, scaler.LossScaler)
-    parts = [*models_in_step(train_step), optimizer_of(train_step), *parts_of(train_step)]
+    parts = [*models_in_step(train_step), *optimizers_of(train_step).values(), *parts_of(train_step)]
     if parts_in(train_step):
-        parts += [*train_step.optimizers.values(), *train_step.scalers.values(), *train_step.master_weights]
+        parts += [*train_step.scalers.values(), *train_step.master_weights]
     variables = [variable for part in parts if isinstance(part, kinds) for variable in part.variables]
     variables += [one for part in parts if isinstance(part, scaler.MasterWeights) for one in part.weights]
     return {id(part) for variable in variables for part in (variable, getattr(variable, "value", variable))}
@@ -214,15 +210,24 @@ def trace(model: keras.Model, loss: Callable, sample: Any) -> Traced:
             operations.append((scope.rstrip("/"), operation.name))
             return call(*args, **kwargs)
 
-    calls: list[LayerCall] = []
     operations: list[tuple[str, str]] = []
-    with (
-        scaler.authoring.calls_through(functional_operations(model), in_scope),
-        recording_calls(scaler.observe.layers_of(model), calls),
-        rounding_is_no_warning(),
-    ):
-        concrete = tf.function(forward).get_concrete_function(*tf.nest.map_structure(spec_of, parts(sample, "lint")))
-    return Traced(concrete.graph, calls, operations=operations, **found)
+    with scaler.authoring.calls_through(functional_operations(model), in_scope):
+        graph, calls = recorded(model, forward, parts(sample, "lint"))
+    return Traced(graph, calls, operations=operations, **found)
+
+
+def recorded(model: keras.Model, function: Callable, given: Sequence) -> tuple[tf.Graph, list[LayerCall]]:
+    """The graph of a function that calls a model, and the calls of its layers.
+
+    Args:
+        model: The model.
+        function: The function.
+        given: Its arguments: tensors, structures of them, or None.
+    """
+    calls: list[LayerCall] = []
+    specs = tf.nest.map_structure(lambda one: tf.type_spec_from_value(one) if tf.is_tensor(one) else one, given)
+    with recording_calls(scaler.observe.layers_of(model), calls), rounding_is_no_warning():
+        return tf.function(function).get_concrete_function(*specs).graph, calls
 
 
 def loss_of(loss: Callable, prediction: Any, y: Any, weight: Any) -> Any:
@@ -245,6 +250,18 @@ def functional_operations(model: keras.Model) -> list[keras.Operation]:
     """The operations of functional models that are not layers, such as that of `keras.ops.log(x)`."""
     inside = [one for layer in scaler.observe.layers_of(model) for one in getattr(layer, "operations", ())]
     return list({id(one): one for one in inside if not isinstance(one, keras.layers.Layer)}.values())
+
+
+def first_batch(sample: Any, who: str) -> Any:
+    """The first batch of a dataset, or the next one of an iterator; anything else as it is.
+
+    Raises:
+        OutOfData: If the dataset is empty.
+    """
+    batch = next(iter(sample), None) if isinstance(sample, (tf.data.Dataset, Iterator)) else sample
+    if batch is None and sample is not None:
+        raise OutOfData(f"{who}: the dataset is empty.")
+    return batch
 
 
 _PARTS = ("model", "optimizer", "loss", "sample")

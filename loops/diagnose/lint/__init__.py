@@ -6,41 +6,27 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.models import taken_apart
-from loops.diagnose.lint.graph_rules import (
-    fitting_scaling,
-    half_loss,
-    half_outputs,
-    infinite_normalizations,
-    large_weights,
-    lost_constants,
-    missing_masters,
-    narrow_statistics,
-    odd_shapes,
-    rounded_indices,
-)
-from loops.diagnose.lint.run_rules import not_compiled, on_the_sample, unfit_for_format
+from loops.diagnose.graph.models import first_batch, taken_apart
+from loops.diagnose.lint import graph_rules, run_rules
 from loops.diagnose.lint.stress import fails_under_stress
 from loops.diagnose.lint.subject import Finding, Subject, subject_of
 from loops.loop.loop import Loop
-from loops.support.errors import OutOfData
 
 RULES: tuple[Callable[[Subject], Iterable[Finding]], ...] = (
-    on_the_sample,
-    fitting_scaling,
-    missing_masters,
-    half_loss,
-    half_outputs,
-    lost_constants,
-    large_weights,
-    infinite_normalizations,
-    narrow_statistics,
-    rounded_indices,
+    run_rules.on_the_sample,
+    graph_rules.fitting_scaling,
+    graph_rules.missing_masters,
+    graph_rules.half_loss,
+    graph_rules.half_outputs,
+    graph_rules.lost_constants,
+    graph_rules.large_weights,
+    graph_rules.infinite_normalizations,
+    graph_rules.narrow_statistics,
+    graph_rules.rounded_indices,
     fails_under_stress,
-    odd_shapes,
+    graph_rules.odd_shapes,
 )
 """Each yields its findings. The first one runs the model, which measures the inputs of the layers."""
 
@@ -79,9 +65,10 @@ def lint(
         BadBatch: For a sample that is empty, or does not fit the model and the loss.
         OutOfData: For an empty dataset.
     """
+    rules = [*RULES, *([run_rules.not_compiled] if xla else [])]
     if format is not None:
         scaler.formats.emulated(format)
-    rules = (*RULES, *([not_compiled] if xla else []), *([unfit_for_format] if format is not None else []))
+        rules.append(run_rules.unfit_for_format)
     with subject_of(model, optimizer, loss, sample, format) as subject:
         findings = [finding for rule in rules for finding in rule(subject)]
     return sorted(findings, key=lambda finding: finding.is_note)
@@ -102,8 +89,5 @@ def lint_program(built: Any, name: str, *, xla: bool = False, format: str | None
         OutOfData: If the dataset is empty.
     """
     model, optimizer, loss, sample = taken_apart(built, f"--build {name}")
-    if isinstance(built, Loop) or isinstance(sample, tf.data.Dataset):
-        sample = next(built.position.iterator if isinstance(built, Loop) else iter(sample), None)
-        if sample is None:
-            raise OutOfData(f"--build {name}: the dataset is empty.")
+    sample = first_batch(built.position.iterator if isinstance(built, Loop) else sample, f"--build {name}")
     return lint(model, optimizer, loss, sample, xla=xla, format=format)

@@ -13,7 +13,7 @@ import scaler
 from loops.diagnose.graph.changes import layers_in_float32, rounding_is_no_warning
 from loops.diagnose.graph.literals import lost_literals
 from loops.diagnose.graph.models import Traced, derivatives_of, loss_of, trace
-from loops.diagnose.graph.operations import CONVOLUTIONS, MATRICES, MOVES, needed, root_of
+from loops.diagnose.graph.operations import CONVOLUTIONS, MATRICES, MOVES, needed, reached, root_of
 from loops.diagnose.lint.subject import Finding, Kind, Severity, Subject, Texts
 from loops.support.batches import parts
 from loops.support.text import agreeing, amount
@@ -282,13 +282,12 @@ def _averages(handle: tf.Tensor) -> bool:
     for operation in handle.consumers():
         if operation.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
             return True
-        stack = [operation.inputs[1]] if operation.type == "AssignVariableOp" else []
-        while stack:
-            source = root_of(stack.pop()).op
+        assigned = [root_of(operation.inputs[1]).op] if operation.type == "AssignVariableOp" else []
+        for source in reached(
+            assigned, lambda one: [root_of(value).op for value in one.inputs] if one.type in _AVERAGING else ()
+        ):
             if source.type == "ReadVariableOp" and source.inputs[0] is handle:
                 return True
-            if source.type in _AVERAGING:
-                stack += list(source.inputs)
     return False
 
 

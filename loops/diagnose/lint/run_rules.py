@@ -278,19 +278,10 @@ def _shortened(error: Exception) -> str:
 
 
 def _run(call: LayerCall, values: Sequence[tf.Tensor], backward: bool, *, compiled: bool) -> None:
-    run = tf.function(lambda *given: _pass(call, given, backward), jit_compile=compiled)
-    run.get_concrete_function(*values)(*values)
+    def run(*given: tf.Tensor) -> list[tf.Tensor]:
+        return call.differentiated(given, call.layer.trainable_variables)[1] if backward else call.again(given)
 
-
-def _pass(call: LayerCall, given: Sequence[tf.Tensor], backward: bool) -> Any:
-    watched = [one for one in given if one.dtype.is_floating]
-    with tf.GradientTape() as tape:
-        tape.watch(watched)
-        outputs = call.again(given)
-    if not backward:
-        return outputs
-    sources = [*watched, *call.layer.trainable_variables]
-    return tape.gradient(outputs, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    tf.function(run, jit_compile=compiled).get_concrete_function(*values)(*values)
 
 
 def unfit_for_format(subject: Subject) -> Iterator[Finding]:

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.graph.changes import restored
-from loops.diagnose.graph.models import Traced, trace
+from loops.diagnose.graph.models import Traced, first_batch, trace
 from loops.step.train_step import TrainStep
 from loops.support.batches import explaining, parts
-from loops.support.errors import BadBatch, OutOfData
+from loops.support.errors import BadBatch
 
 MARGIN = 10.0
 """The factor by which a layer's inputs may grow in training beyond those on the sample."""
@@ -75,8 +75,9 @@ def subject_of(
     """
     sample = _checked_sample(model, loss, sample)
     scaling = _scaling_of(optimizer)
-    sample = _as_tensors(sample)
-    _build(model, sample)
+    if not model.built:
+        with in_one_sentence(), explaining_misfit(model, sample):
+            model(tf.nest.map_structure(tf.zeros_like, sample[0]), training=False)
     with restored(model):
         seen = InputRanges(scaler.observe.layers_of(model))
         # This trace is measured too, since a `tf.function` inside the model is traced only once.
@@ -86,16 +87,8 @@ def subject_of(
 
 
 def _checked_sample(model: object, loss: object, sample: Any) -> tuple:
-    """Checks the types of a model, a loss and a sample; returns the sample, or the first batch of a dataset.
-
-    Raises:
-        scaler.InvalidArgument: If one of them has the wrong type.
-        OutOfData: If the dataset is empty.
-    """
-    if isinstance(sample, tf.data.Dataset):
-        sample = next(iter(sample), None)
-        if sample is None:
-            raise OutOfData("lint(sample): the dataset is empty.")
+    """Checks a model, a loss and a sample; returns the sample, or the first batch of a dataset, as tensors."""
+    sample = first_batch(sample, "lint(sample)")
     if not isinstance(model, keras.Model):
         raise scaler.InvalidArgument(f"lint(model={model!r}): expected a keras.Model.")
     if not callable(loss):
@@ -109,16 +102,6 @@ def _checked_sample(model: object, loss: object, sample: Any) -> tuple:
             f"lint(sample={type(sample).__name__}): expected a batch (x, y) or (x, y, sample_weight), such as "
             "next(iter(dataset))."
         )
-    return tuple(sample)
-
-
-def _as_tensors(sample: Any) -> tuple:
-    """Converts a batch to tensors.
-
-    Raises:
-        scaler.InvalidArgument: If the batch holds Python lists or numbers.
-        BadBatch: If it has no examples.
-    """
     given = tuple(part for part in sample if part is not None)
     if not all(hasattr(one, "shape") for one in tf.nest.flatten(given)):
         raise scaler.InvalidArgument(
@@ -203,12 +186,12 @@ def in_one_sentence() -> Iterator[None]:
         raise
     except Exception as error:
         raise BadBatch(
-            f"lint: the model or the loss failed on the sample: {_last_line(error)}. Run a train step on this "
+            f"lint: the model or the loss failed on the sample: {last_line(error)}. Run a train step on this "
             "sample first."
         ) from error
 
 
-def _last_line(error: Exception) -> str:
+def last_line(error: Exception) -> str:
     """An error's type and message, without the text that Keras and AutoGraph add."""
     text = re.sub(r"\x1b\[\d*m", "", str(error)).partition("Arguments received by")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -224,17 +207,6 @@ def _lengths(sample: tuple) -> str:
         sizes = sorted({one.shape[0] for one in tf.nest.flatten(part) if one.shape.rank})
         lengths.append(f"{name} holds {' and '.join(map(str, sizes))} examples")
     return ", ".join(lengths)
-
-
-def _build(model: keras.Model, sample: tuple) -> None:
-    """Builds a model on the sample, unless it is built already.
-
-    Raises:
-        BadBatch: If the sample does not fit the model.
-    """
-    if not model.built:
-        with in_one_sentence(), explaining_misfit(model, sample):
-            model(tf.nest.map_structure(tf.zeros_like, sample[0]), training=False)
 
 
 @dataclasses.dataclass(frozen=True)
