@@ -15,14 +15,7 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.variables import native
-from loops.diagnose.graph.changes import (
-    POLICIES,
-    following,
-    loss_in_float32,
-    own_policy,
-    patched,
-    under,
-)
+from loops.diagnose.graph.changes import POLICIES, following, loss_in_float32, own_policy, patched, under
 from loops.diagnose.graph.models import Traced, loss_of, recorded
 from loops.diagnose.graph.operations import LOOPS, READS, depending, needed, root_of
 from loops.support.batches import explaining, parts

@@ -146,6 +146,7 @@ class Explain:
         """Explains a step, and keeps what is new. Returns the sentence, and whether it is new."""
         self._tries.append(skip.step)
         found = None
+        fault: tuple[object, ...]
         try:
             found = explain_recent(self._loop, self._recent(skip), self._seconds)
         except Exception as error:  # Of any kind: an explanation must not end a run that would go on.

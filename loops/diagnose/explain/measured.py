@@ -96,11 +96,7 @@ def scan_step(attempts: Attempts) -> Scan:
     """Scans the step without XLA, and restores the run."""
     with attempts.scanning():
         return scan(
-            attempts.take_inlined,
-            attempts.moment.batch,
-            attempts.layers,
-            attempts.scalers,
-            factor=attempts.scanned_at,
+            attempts.take_inlined, attempts.moment.batch, attempts.layers, attempts.scalers, attempts.scanned_at
         )
 
 

@@ -175,10 +175,9 @@ class Whereabouts:
                 scopes.setdefault(name.rpartition("/")[0], layer)
         for number, name in enumerate(names):
             if layers[number] is None and name.startswith(BACKWARD):
-                scope = name.removeprefix(BACKWARD)
-                while (scope := scope.rpartition("/")[0]) and scope not in scopes:
-                    pass
-                layers[number] = scopes.get(scope)
+                parts = name.removeprefix(BACKWARD).split("/")
+                around = ("/".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
+                layers[number] = next((scopes[scope] for scope in around if scope in scopes), None)
         return layers
 
     def in_customs(self) -> dict[int, str]:

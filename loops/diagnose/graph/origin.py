@@ -98,27 +98,17 @@ def origins(frames: Mapping[str, Frame], failed: Iterable[str]) -> list[Frame]:
     """
 
     def inherited(name: str) -> list[str]:
-        frame = frames[name]
-        lost = (
-            [one for one in names if one in frames and not frames[one].finite]
-            for names in (frame.inputs, frame.through)
-        )
-        return next(lost) or next(lost)
+        for names in (frames[name].inputs, frames[name].through):
+            if lost := [one for one in names if one in frames and not frames[one].finite]:
+                return lost
+        return []
 
     began = [
         frames[name] for name in reached((one for one in failed if one in frames), inherited) if not inherited(name)
     ]
-    order = {name: place for place, name in enumerate(frames)}
-    return sorted(began, key=lambda frame: (_rank(frame), order[frame.name]))
-
-
-def _rank(frame: Frame) -> int:
-    """Inputs come first, then computed tensors. Constants come last, since a mask is infinite on purpose."""
-    if frame.source == "batch":
-        return 0
-    if frame.source == "variable":
-        return 1
-    return 3 if frame.kind == "Const" else 2
+    # Inputs come first, then computed tensors. Constants come last, since a mask is infinite on purpose.
+    ranks, order = {"batch": 0, "variable": 1}, {name: place for place, name in enumerate(frames)}
+    return sorted(began, key=lambda one: (ranks.get(one.source or "", 2 + (one.kind == "Const")), order[one.name]))
 
 
 def pass_of(frame: Frame, frames: Mapping[str, Frame]) -> str:
@@ -159,15 +149,10 @@ def computed_from(operation: tf.Operation) -> Iterator[str]:
 
     For a tensor list, as a loop uses it, these are the tensors and the resource handles that the list is built from.
     """
-    waiting = list(operation.inputs)
-    seen: set[str] = set()
-    while waiting:
-        tensor = waiting.pop()
-        if is_measured(tensor.dtype) or (seen and tensor.dtype == tf.resource):
-            yield tensor.name
-        elif tensor.dtype == tf.variant and tensor.op.name not in seen:
-            seen.add(tensor.op.name)
-            waiting += tensor.op.inputs
+    for one in reached([operation], lambda one: [tensor.op for tensor in one.inputs if tensor.dtype == tf.variant]):
+        for tensor in one.inputs:
+            if is_measured(tensor.dtype) or (one is not operation and tensor.dtype == tf.resource):
+                yield tensor.name
 
 
 def sources_of_other_inputs(
