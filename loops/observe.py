@@ -1,8 +1,8 @@
 """Why a step overflowed, what would help, and what a run recorded; `scaler.observe` has what needs no loop."""
 
+from loops.diagnose.explain.at_hand import explain_batch as explain_batch
 from loops.diagnose.explain.cure import cure as cure
 from loops.diagnose.explain.explain import explain as explain
-from loops.diagnose.explain.explain import explain_batch as explain_batch
 from loops.diagnose.explain.explanation import Explanation as Explanation
 from loops.diagnose.find_scale import FoundScale as FoundScale
 from loops.diagnose.find_scale import LayerFormat as LayerFormat
@@ -10,8 +10,8 @@ from loops.diagnose.find_scale import find_scale as find_scale
 from loops.diagnose.graph.census import Census as Census
 from loops.diagnose.graph.census import Row as Row
 from loops.diagnose.graph.census import census as census
-from loops.diagnose.lint.all_rules import lint as lint
-from loops.diagnose.lint.finding import Finding as Finding
+from loops.diagnose.lint import lint as lint
+from loops.diagnose.lint.subject import Finding as Finding
 from loops.diagnose.verify import Change as Change
 from loops.diagnose.verify import Verification as Verification
 from loops.diagnose.verify import verify as verify

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         found = explain(loop, options.step, run=pathlib.Path(options.folder), progress=progress)
     print(to_json(found.to_dict()) if options.json else text(found))
     if options.picture:
-        from loops.diagnose.explain.picture import picture
+        from loops.diagnose.explain.explanation import picture
 
         picture(found, options.picture)
     return 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from halfstep.commands.shared import EXIT_FOUND
 
 if TYPE_CHECKING:
-    from loops.diagnose.lint.finding import Finding
+    from loops.diagnose.lint.subject import Finding
 
 
 def add_parser(commands: Any) -> None:
@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
-    from loops.diagnose.lint.all_rules import lint_program
+    from loops.diagnose.lint import lint_program
     from loops.support.user_function import called
 
     with tempfile.TemporaryDirectory(prefix="halfstep-lint-") as folder:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.explain.examples import example_of
+from loops.diagnose.graph.changes import restored
 from loops.record.trace.tensors import tensors_of
 from loops.replay.recording import Source, recording_of, tables_of
 from loops.replay.replay import static_scale
@@ -223,17 +224,13 @@ def _measure(
         one = _Measured(outputs["counts"], outputs["amax"].astype(np.float64), float(outputs["loss_scale"]))
         return one, bool(outputs["applied"])
 
-    before = [(variable, variable.numpy()) for variable in step.model.variables]
-    try:
+    with restored(step.model):
         for number, batch in enumerate(data, 1):
             if example_of(tf.nest.map_structure(_as_tensor, batch)) is not None:
                 left_out.append(number)
                 continue
             one, finite = _at_a_scale(step, functools.partial(take, batch), held)
             (seen if finite else spoilt).append(one)
-    finally:
-        for variable, value in before:
-            variable.assign(value)
     if not seen and not spoilt and not left_out:
         raise OutOfData("find_scale: the data gave no batch.")
     if not seen and not spoilt:

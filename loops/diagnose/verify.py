@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.advice import without_advice
+from loops.diagnose.graph.changes import without_advice
 from loops.loop.loop import Loop
 from loops.loop.visit import Visit
 from loops.run.train import weights_digest
@@ -149,18 +149,18 @@ def _verified(build: Callable[[], Loop], steps: int, probes: Callable | None) ->
     for mode, compiles in MODES.items():
         trial = _Trial(build, steps, probes, compiles)
         try:
-            without = trial.run(None)
+            without = trial.run()
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             if not compiles:
                 raise
             not_compiled = str(error.message).splitlines()[0]
             continue
-        if not trial.run(None).same(without):
+        if not trial.run().same(without):
             raise scaler.InvalidArgument(
                 f"verify(build): two runs of {steps} steps without probes gave different weights or losses, so the "
                 "effect of probes cannot be determined. Set the seeds of the data and of the model's layers in build."
             )
-        whole = trial.run(trial.all)
+        whole = trial.run(probed=True)
         items, left_out = _items(whole.watch), whole.watch.left_out if whole.watch else []
         digests[mode] = without.digest, whole.digest
         if not whole.same(without):
@@ -174,8 +174,8 @@ class _Trial:
     def __init__(self, build: Callable[[], Loop], steps: int, probes: Callable | None, compiles: bool):
         self._build, self._steps, self._probes, self._compiles = build, steps, probes, compiles
 
-    def run(self, choose: Callable[[TrainStep], scaler.observe.Watch] | None) -> _Run:
-        """Runs from the beginning, with the probes that `choose` returns, or without any."""
+    def run(self, items: Sequence[str] = (), *, probed: bool = False) -> _Run:
+        """Runs from the beginning, with these probes, with all if `probed`, or without any."""
         keras.utils.set_random_seed(_SEED)
         loop = self._build()
         if not isinstance(loop, Loop) or not isinstance(loop.train_step, TrainStep):
@@ -183,7 +183,7 @@ class _Trial:
             raise scaler.InvalidArgument(f"verify(build): it returned {what}: expected an hs.Loop of a TrainStep.")
         step = loop.train_step
         seen: list[dict[str, np.generic]] = []
-        watch = choose(step) if choose else None
+        watch = self._watch(step, items) if items or probed else None
         step.probes, step.jit_compile = watch, self._compiles
         loop.calls.go_on_as(False)  # The mode says what XLA compiles, and not what a Loop would choose.
 
@@ -197,28 +197,19 @@ class _Trial:
             loop.run(self._steps)
         return _Run(weights_digest(step.model), seen, watch)
 
-    def all(self, step: TrainStep) -> scaler.observe.Watch:
-        """All probes of the step."""
-        if self._probes:
-            watch = self._probes(step.model)
-            if not isinstance(watch, scaler.observe.Watch):
-                raise scaler.InvalidArgument(
-                    f"verify(probes=...): the function returned {watch!r}: expected hs.observe.watch(model)."
-                )
+    def _watch(self, step: TrainStep, items: Sequence[str]) -> scaler.observe.Watch:
+        """These probes of the step, or all of them."""
+        watch = self._probes(step.model) if self._probes else step.probes or scaler.observe.watch(step.model)
+        if not isinstance(watch, scaler.observe.Watch):
+            raise scaler.InvalidArgument(
+                f"verify(probes=...): the function returned {watch!r}: expected hs.observe.watch(model)."
+            )
+        if not items:
             return watch
-        return step.probes or scaler.observe.watch(step.model)
-
-    def of(self, items: Sequence[str]) -> Callable[[TrainStep], scaler.observe.Watch]:
-        """A function that chooses only these probes."""
-
-        def choose(step: TrainStep) -> scaler.observe.Watch:
-            watch = self.all(step)
-            outside = [kind for kind in watch.kinds if kind in items]
-            names = [item for item in items if item not in outside]
-            inside = [kind for kind in watch.kinds if kind in _IN_THE_PASS] if names else []
-            return watch.part(names, [*inside, *outside])
-
-        return choose
+        outside = [kind for kind in watch.kinds if kind in items]
+        names = [item for item in items if item not in outside]
+        inside = [kind for kind in watch.kinds if kind in _IN_THE_PASS] if names else []
+        return watch.part(names, [*inside, *outside])
 
 
 def _items(watch: scaler.observe.Watch | None) -> list[str]:
@@ -233,7 +224,7 @@ def _bisect(trial: _Trial, items: list[str], run: _Run, without: _Run) -> list[t
         return [(items, run)]
     found = []
     for half in (items[: len(items) // 2], items[len(items) // 2 :]):
-        part = trial.run(trial.of(half))
+        part = trial.run(half)
         if not part.same(without):
             found += _bisect(trial, half, part, without)
     return found or [(items, run)]

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.memory.footprint import footprints
+from loops.diagnose.memory import footprints
 from loops.loop.loop import Loop
 from loops.loop.visit import Visit
 from loops.step.train_step import TrainStep

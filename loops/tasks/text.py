@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from loops.support.errors import LoopError
-from loops.tasks.ahead import ahead
+from loops.tasks.images import ahead
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 """All other characters, such as those beyond ASCII, are left out, and a tab is four spaces."""

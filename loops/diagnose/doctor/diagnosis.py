@@ -11,24 +11,12 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.doctor.program import Program, program_of
-from loops.diagnose.doctor.timing import (
-    PairedTiming,
-    Pipeline,
-    Running,
-    Spread,
-    Trial,
-    error_line,
-    pipeline_of,
-    time_interleaved,
-    try_all,
-)
-from loops.diagnose.graph.calls import Traced
+from loops.diagnose.doctor import timing
 from loops.diagnose.graph.census import Census, Row, census
 from loops.diagnose.graph.changes import loss_in_float32, own_policy, restored
+from loops.diagnose.graph.models import Traced
 from loops.diagnose.graph.operations import CONVOLUTIONS, MATRICES, needed
-from loops.diagnose.memory.footprint import Footprint, footprints
-from loops.diagnose.memory.saved import saved_tensors
+from loops.diagnose.memory import Footprint, footprints, saved_tensors
 from loops.support.errors import LoopError
 
 SECONDS = 2.0
@@ -51,7 +39,7 @@ class Casts:
 
     count: int
     bytes: int
-    milliseconds: Spread
+    milliseconds: timing.Spread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +82,7 @@ class Padded:
     dtype: str
     sides: tuple[int, ...]
     rounded: tuple[int, ...]
-    turns: PairedTiming
+    turns: timing.PairedTiming
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,13 +106,13 @@ class Diagnosis:
     model: str
     policy: str
     device: str
-    step: Spread
-    pipeline: Pipeline | None
+    step: timing.Spread
+    pipeline: timing.Pipeline | None
     products: Mapping[str, float]
     different: list[Row]
     casts: Casts | None
     padded: Padded | None
-    trials: list[Trial]
+    trials: list[timing.Trial]
     footprints: list[Footprint]
 
     def as_dict(self) -> dict:
@@ -155,30 +143,30 @@ def diagnose_built(
         LoopError: If the data or the step fails.
     """
     try:
-        program = program_of(built, name)
+        program = timing.program_of(built, name)
         with restored(program.model):
             return _diagnosis(program, seconds, progress)
     except scaler.ScalerError:
         raise
     except Exception as error:
-        raise LoopError(f"{name}: its training step fails: {error_line(error)}") from error
+        raise LoopError(f"{name}: its training step fails: {timing.error_line(error)}") from error
 
 
-def _diagnosis(program: Program, seconds: float, progress: Callable[[str], object]) -> Diagnosis:
+def _diagnosis(program: timing.Program, seconds: float, progress: Callable[[str], object]) -> Diagnosis:
     model = program.model
     progress("tracing the step")
-    step = Running(program, program.step())
+    step = timing.Running(program, program.step())
     masters = not program.settings.get("allow_16bit_updates", False)
     memory = footprints(model, program.loss, program.batch, program.optimizer, masters=masters)
     _, traced = saved_tensors(model, loss_in_float32(program.loss), program.batch)
     products = products_of(traced)
     counted = census(program.step(), program.batch)
     progress("timing the step")
-    alone = time_interleaved(step, step, seconds / 2).before
-    pipeline = pipeline_of(program, step, seconds)
+    alone = timing.time_interleaved(step, step, seconds / 2).before
+    pipeline = timing.pipeline_of(program, step, seconds)
     casts, odd = casts_of(counted, seconds / 4), padded(products, seconds / 4)
     trials = []
-    for trial in try_all(program, step, seconds):
+    for trial in timing.try_all(program, step, seconds):
         progress(f"tried {trial.name}")
         trials.append(trial)
     return Diagnosis(
@@ -225,7 +213,7 @@ def padded(products: list[Product], seconds: float) -> Padded | None:
     largest = max(odd, key=lambda product: product.multiplications)
     rows, *sides = largest.sides
     rounded = (rows, *(-(-side // _MULTIPLE) * _MULTIPLE for side in sides))
-    turns = time_interleaved(_product(largest.sides, largest.dtype), _product(rounded, largest.dtype), seconds)
+    turns = timing.time_interleaved(_product(largest.sides, largest.dtype), _product(rounded, largest.dtype), seconds)
     return Padded(largest.layer, largest.dtype, largest.sides, rounded, turns)
 
 
@@ -279,9 +267,9 @@ def casts_of(census: Census, seconds: float) -> Casts | None:
     sizes: dict[str, int] = {}
     for row in rows:
         sizes[row.dtype] = sizes.get(row.dtype, 0) + (row.cast_bytes or 0)
-    turns = time_interleaved(_casting(dict.fromkeys(sizes, 1)), _casting(sizes), seconds)
+    turns = timing.time_interleaved(_casting(dict.fromkeys(sizes, 1)), _casting(sizes), seconds)
     calls, whole = turns.before.median, turns.after
-    spread = Spread(*(max(0.0, value - calls) for value in (whole.median, whole.low, whole.high)))
+    spread = timing.Spread(*(max(0.0, value - calls) for value in (whole.median, whole.low, whole.high)))
     return Casts(sum(row.count for row in rows), sum(sizes.values()), spread)
 
 

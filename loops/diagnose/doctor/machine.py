@@ -20,8 +20,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-_TENSOR_CORES, _BFLOAT16, _FLOAT8 = (7, 0), (8, 0), (8, 9)
-_FAST_WITHOUT_TENSOR_CORES = (6, 0)
 _DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 """The oldest Linux driver that runs each major version of CUDA (NVIDIA, CUDA Compatibility, table 2)."""
 _WITH_CUDA = {
@@ -29,6 +27,15 @@ _WITH_CUDA = {
     **{(12, 8): 570, (12, 9): 575, (13, 0): 580},
 }
 """The driver branch with which each version of CUDA was released (CUDA Toolkit release notes, table 3)."""
+_FORMATS = {
+    (8, 9): "tensor cores for float16, bfloat16 and float8.",
+    (8, 0): "tensor cores for float16 and bfloat16.",
+    (7, 0): "tensor cores for float16; none for bfloat16, which is slow there.",
+    (6, 1): "no tensor cores: float16 saves memory, but is not faster than float32.",
+    (6, 0): "no tensor cores; float16 has twice the rate of float32. bfloat16 is slow there.",
+    (0, 0): "no tensor cores: float16 saves memory, but is not faster than float32.",
+}
+"""What a card does with each format, from a compute capability on, the newest first."""
 _BLACKWELL = (10, 0)
 _DRIVER_OF_BLACKWELL = (570, 0)
 """The first driver branch that supports these cards."""
@@ -109,7 +116,10 @@ def unusable(found: Surroundings) -> str | None:
 def _about(gpu: Gpu, found: Surroundings) -> list[str]:
     if gpu.capability is None:
         return [f"{gpu.name}: TensorFlow does not report its compute capability."]
-    return [f"{gpu.name}: {_runs(gpu.capability, found)}", f"{gpu.name}: {_formats(gpu.capability)}"]
+    return [
+        f"{gpu.name}: {_runs(gpu.capability, found)}",
+        f"{gpu.name}: {next(said for least, said in _FORMATS.items() if gpu.capability >= least)}",
+    ]
 
 
 def _has_code(capability: tuple[int, int], build: Mapping[str, Any]) -> bool:
@@ -136,18 +146,6 @@ def _runs(capability: tuple[int, int], found: Surroundings) -> str:
             " If that fails with CUDA_ERROR_INVALID_PTX, use NVIDIA's TensorFlow container or a build for this card."
         )
     return line
-
-
-def _formats(capability: tuple[int, int]) -> str:
-    if capability >= _FLOAT8:
-        return "tensor cores for float16, bfloat16 and float8."
-    if capability >= _BFLOAT16:
-        return "tensor cores for float16 and bfloat16."
-    if capability >= _TENSOR_CORES:
-        return "tensor cores for float16; none for bfloat16, which is slow there."
-    if capability == _FAST_WITHOUT_TENSOR_CORES:
-        return "no tensor cores; float16 has twice the rate of float32. bfloat16 is slow there."
-    return "no tensor cores: float16 saves memory, but is not faster than float32."
 
 
 def _driver(found: Surroundings) -> list[str]:

@@ -9,12 +9,11 @@ import os
 import pathlib
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from loops.diagnose.doctor.diagnosis import Diagnosis
 from loops.diagnose.doctor.timing import Kind, PairedTiming, Pipeline, Spread
-from loops.diagnose.memory.footprint import Footprint
-from loops.diagnose.memory.saved import Bytes
+from loops.diagnose.memory import Bytes, Footprint
 from loops.support.drawing import as_source, drawing, require_matplotlib, save, svg_of
 from loops.support.errors import NotWritable
 from loops.support.pages import Table, render
@@ -40,14 +39,6 @@ _PARTS = {
 _KINDS = (".png", ".svg", ".pdf", ".html")
 
 
-class _Table(NamedTuple):
-    """Rows below their headings. A column without a heading holds words."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    gap: int = 2
-
-
 def text(found: Diagnosis, width: int | None = None) -> str:
     """The whole diagnosis: times, what was tried, memory, and what to change.
 
@@ -55,21 +46,16 @@ def text(found: Diagnosis, width: int | None = None) -> str:
         found: The diagnosis.
         width: The largest number of characters in a line; None for 80.
     """
-    advised = advice(found)
+    room, advised = width or _WIDTH, advice(found)
     last = "what to change" if advised else "Nothing that was tried makes it faster or smaller by more than the noise."
     parts = [
-        f"model {found.model!r}, {found.policy}, on {found.device}",
-        "",
-        *_times(found),
-        "",
-        *_tried(found),
-        "",
-        *_memory(found),
-        "",
-        last,
-        *(f"- {line}" for line in advised),
+        _folded(f"model {found.model!r}, {found.policy}, on {found.device}", room),
+        _times(found, room),
+        _tried(found, room),
+        _memory(found, room),
+        "\n".join(_folded(line, room) for line in (last, *(f"- {line}" for line in advised))),
     ]
-    return "\n".join(_drawn(part, width or _WIDTH) for part in parts)
+    return "\n\n".join(parts)
 
 
 def sized(count: int) -> str:
@@ -78,14 +64,13 @@ def sized(count: int) -> str:
     return f"{_digits(count / factor)} {unit}"
 
 
-def _times(found: Diagnosis) -> list[str | _Table]:
+def _times(found: Diagnosis, room: int) -> str:
     rows: list[tuple[str, Spread]] = [("the step, its batch in memory", found.step)]
     if found.pipeline:
         rows += [("the step with its pipeline", found.pipeline.turns.after), ("a batch alone", found.pipeline.alone)]
     if found.casts:
         rows.append((f"its {found.casts.count} casts alone, {sized(found.casts.bytes)}", found.casts.milliseconds))
-    table = _Table(("where the time goes", "ms", "quartiles"), [(f"  {name}", *_spread(one)) for name, one in rows])
-    lines: list[str | _Table] = [table]
+    heads, lines = ("where the time goes", "ms", "quartiles"), []
     if found.products:
         parts = ", ".join(f"{share:.0%} in {dtype}" for dtype, share in found.products.items())
         lines.append(f"multiplications of products and convolutions: {parts}")
@@ -100,11 +85,12 @@ def _times(found: Diagnosis) -> list[str | _Table]:
         )
     if found.pipeline:
         lines.append(f"skipped: {found.pipeline.skipped} of {found.pipeline.attempted} steps")
-    return lines
+    table = columns([heads, *((f"  {name}", *_spread(one)) for name, one in rows)], room)
+    return "\n".join([table, *(_folded(line, room) for line in lines)])
 
 
-def _tried(found: Diagnosis) -> list[str | _Table]:
-    rows = []
+def _tried(found: Diagnosis, room: int) -> str:
+    rows: list[Sequence[str]] = [("tried", "ms before", "after", "times", "quartiles", "")]
     for one in found.trials:
         if one.turns is None:
             rows.append((f"  {one.name}", "-", "-", "-", "-", one.verdict))
@@ -114,26 +100,27 @@ def _tried(found: Diagnosis) -> list[str | _Table]:
             )
             low, high = one.turns.ratio.low, one.turns.ratio.high
             rows.append((f"  {one.name}", before, after, ratio, f"{low:.2f} to {high:.2f}", one.verdict))
-    table = _Table(("tried", "ms before", "after", "times", "quartiles", ""), rows)
-    return [table, *(f"{one.name}: {one.problem}" for one in found.trials if one.problem)]
+    problems = [_folded(f"{one.name}: {one.problem}", room) for one in found.trials if one.problem]
+    return "\n".join([columns(rows, room), *problems])
 
 
-def _memory(found: Diagnosis) -> list[str | _Table]:
+def _memory(found: Diagnosis, room: int) -> str:
     own = found.footprints[0]
     factor, unit = _unit(max(one.all.total for one in found.footprints))
     heads = ["grads" if part == "gradients" else part for part in (*_PARTS, "total")]
     rows = [
         (f"  {one.policy}", *_cells(one.all, factor), _cell(one.total_recomputed, factor)) for one in found.footprints
     ]
-    lines: list[str | _Table] = [_Table((f"memory, {unit}", *heads, "recomputed"), rows, gap=1)]
+    lines = [columns([(f"memory, {unit}", *heads, "recomputed"), *rows], room, gap=1)]
     if own.all.uncounted:
-        lines.append(f"not counted: {own.all.uncounted} saved tensors of unknown size")
+        lines.append(_folded(f"not counted: {own.all.uncounted} saved tensors of unknown size", room))
     layers = sorted(own.layers.items(), key=lambda item: -item[1].total)
     factor, unit = _unit(layers[0][1].total)
     shown = [(f"  {_name(name)}", *_cells(one, factor)) for name, one in layers[:_LAYERS]]
-    lines += ["", _Table((f"{own.policy}, {unit}", *heads), shown, gap=1)]
+    lines += ["", columns([(f"{own.policy}, {unit}", *heads), *shown], room, gap=1)]
     rest = sum(one.total for _, one in layers[_LAYERS:])
-    return [*lines, f"  and {len(layers) - _LAYERS} smaller ones: {sized(rest)}"] if rest else lines
+    lines += [_folded(f"  and {len(layers) - _LAYERS} smaller ones: {sized(rest)}", room)] if rest else []
+    return "\n".join(lines)
 
 
 def _name(layer: str | None, room: int = 24) -> str:
@@ -166,11 +153,8 @@ def _some(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _drawn(part: str | _Table, room: int) -> str:
-    """A line that is folded to the room, or a table."""
-    if isinstance(part, str):
-        return textwrap.fill(part, room, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return columns([part.heads, *part.rows], room, gap=part.gap)
+def _folded(line: str, room: int) -> str:
+    return textwrap.fill(line, room, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def advice(found: Diagnosis) -> list[str]:

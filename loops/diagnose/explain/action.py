@@ -5,7 +5,8 @@ Which steps of a visit were skipped, and why, as far as the step's outputs and i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,16 +14,17 @@ import rich.console
 
 import scaler
 from loops.actions.progress import Progress
-from loops.diagnose.explain.at_hand import Recent, scalers_in
-from loops.diagnose.explain.explain import explain_recent
+from loops.diagnose.explain.at_hand import Recent, explain_recent, scalers_in
 from loops.diagnose.explain.explanation import Explanation
 from loops.loop.kept_batches import HeldBatches
 from loops.loop.visit import Visit
-from loops.record.explanations import Explanations
+from loops.record.files import EXPLANATIONS, write_json
+from loops.record.lines import StepLines
 from loops.support.checks import check_count
 from loops.support.errors import NotWritable
-from loops.support.json_values import without_nan
+from loops.support.json_values import read_object, without_nan
 from loops.support.text import one_line
+from loops.support.written.place import writing
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop
@@ -92,7 +94,10 @@ class Explain:
         # Not in `begin`: a Checkpoint's `begin` may run later, and sets how many steps were taken.
         counters = self._loop.counters
         self._skipped, self._visit, self._before = counters.skipped, None, None
-        self._forget_after(counters.data)
+        # The run may have gone back: it forgets what was explained of later steps, whose batches may be left out now.
+        self._tries = [tried for tried in self._tries if tried <= counters.data]
+        self._seen = {alike: seen for alike, seen in self._seen.items() if seen <= counters.data}
+        self.explanations = [one for one in self.explanations if one.step is None or one.step <= counters.data]
         if self._file:
             self._file.go_on(counters.data)
         if self._held.possible:
@@ -121,12 +126,6 @@ class Explain:
             self._said_lost = True
             self._tell(self._without_batch(lost[0]))
 
-    def _forget_after(self, step: int) -> None:
-        """Forgets what was explained of later steps: the run went back, and their batches may be left out now."""
-        self._tries = [tried for tried in self._tries if tried <= step]
-        self._seen = {alike: seen for alike, seen in self._seen.items() if seen <= step}
-        self.explanations = [one for one in self.explanations if one.step is None or one.step <= step]
-
     def why_skipped(self) -> str | None:
         """Why a step of the last visit was skipped last; None if none was, or its batch is no longer held."""
         if self._visit is None:
@@ -147,13 +146,17 @@ class Explain:
         """Explains a step, and keeps what is new. Returns the sentence, and whether it is new."""
         self._tries.append(skip.step)
         found = None
+        fault: tuple[object, ...]
         try:
             found = explain_recent(self._loop, self._recent(skip), self._seconds)
         except Exception as error:  # Of any kind: an explanation must not end a run that would go on.
             why = one_line(error)
             text, fault = f"Step {skip.step} was skipped, and could not be explained: {why}", (why,)
         else:
-            text, fault = found.sentence, _fault(found)
+            # What makes two explanations alike: where the step failed, and with what.
+            place = (found.where, found.layer, found.inside, found.regularizer, found.custom_gradient, found.columns)
+            fault = (found.verdict, found.empty, *place, found.operation, found.line, found.kind)
+            text = found.sentence
         is_new = fault not in self._seen
         # A step that passes now may have failed with the weights before: the next of its kind may tell.
         if found is None or found.verdict != "healthy":
@@ -193,12 +196,6 @@ class Explain:
             f"Step {skip.step} was skipped ({skip.cause.name}). Its batch is no longer held, since {why}: "
             f"`halfstep explain --step {skip.step}` repeats it from a checkpoint."
         )
-
-
-def _fault(found: Explanation) -> tuple:
-    """What makes two explanations alike: where the step failed, and with what."""
-    place = (found.where, found.layer, found.inside, found.regularizer, found.custom_gradient, found.columns)
-    return found.verdict, found.empty, *place, found.operation, found.line, found.kind
 
 
 def _window(loop: Loop) -> int:
@@ -306,3 +303,53 @@ def _step(
         tuple(scales),
         bool(last) or {"cause", "variable"} <= set(whole),
     )
+
+
+class Explanations:
+    """The file `explanations.json`: `{"explanations": [{"step": 3, "sentence": "...", ...}, ...]}`.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self._path = path
+        self._found: list[dict[str, Any]] = []
+
+    @classmethod
+    def beside(cls, actions: Iterable[Any]) -> Explanations | None:
+        """The file next to the log that one of these actions writes; None if none writes one."""
+        paths = [action.path for action in actions if isinstance(action, StepLines)]
+        return cls(paths[0].absolute().parent / EXPLANATIONS) if paths else None
+
+    def go_on(self, step: int) -> None:
+        """Keeps the explanations of steps up to this one, and removes the file if there are none.
+
+        Raises:
+            NotWritable: If the file cannot be written or removed.
+        """
+        found = self._found or _read(self._path)
+        self._found = [one for one in found if one["step"] <= step]
+        if self._found:
+            write_json(self._path, {"explanations": self._found})
+        else:
+            with writing("Explain", self._path):
+                self._path.unlink(missing_ok=True)
+
+    def add(self, explanation: dict[str, Any]) -> None:
+        """Adds an explanation.
+
+        Raises:
+            NotWritable: If the file cannot be written.
+        """
+        self._found.append(explanation)
+        write_json(self._path, {"explanations": self._found})
+
+
+def _read(path: pathlib.Path) -> list[dict[str, Any]]:
+    try:
+        found = read_object(path.read_text(encoding="utf-8")).get("explanations")
+    except (OSError, ValueError):
+        return []
+    rows = found if isinstance(found, list) else []
+    return [one for one in rows if isinstance(one, dict) and isinstance(one.get("step"), int)]

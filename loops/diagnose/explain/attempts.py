@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -40,6 +41,7 @@ class Attempt:
         loss: The loss, or NaN if the step returns none.
         outputs: The outputs of the step, as NumPy values.
         at_scale: The lower loss scale at which the step was finite, if it was not at its own; else None.
+        decided: For each `apply` that can be seen its scaler, and whether its gradients were finite.
         nonzero: The number of values of each gradient that were not zero; infinities and NaN count. None if unknown.
         moved: The norm of the update over that of the weights before it. None without an update, or if unknown.
     """
@@ -49,6 +51,7 @@ class Attempt:
     loss: float
     outputs: dict[str, Any]
     at_scale: float | None = None
+    decided: Sequence[tuple[scaler.LossScaler, bool]] = ()
     nonzero: np.ndarray | None = None
     moved: float | None = None
 
@@ -116,7 +119,6 @@ class Attempts:
         self.windowed = bool(windows_of(moment.train_step))
         self._factor = tf.Variable(1.0, trainable=False)
         self._unchanged: tuple[Any, Callable] | None = None
-        self._guilty: tuple[scaler.LossScaler, ...] | None = None
         concrete = moment.loop.calls.trace()
         own = getattr(moment.train_step, "loss_scaler", None)
         found = list(find(concrete).scalers)
@@ -144,39 +146,13 @@ class Attempts:
         """
         return next(iter((*self.guilty, *self.scalers)), None)
 
-    @property
+    @functools.cached_property
     def guilty(self) -> tuple[scaler.LossScaler, ...]:
         """Of several scalers of a step all those whose gradients are not finite, the one to blame first."""
-        if len(self.scalers) > 1 and self._guilty is None:
-            self._guilty = ()  # Also while they are looked for.
-            with self.deciding() as decided:
-                found = dict.fromkeys(one for one, finite in decided(1.0) if not finite)
-            scaled = tuple(one for one in found if float(one.loss_scale) != 1.0)
-            self._guilty = scaled or tuple(found)
-        return self._guilty or ()
-
-    @contextlib.contextmanager
-    def deciding(self) -> Iterator[Callable[[float], list[tuple[scaler.LossScaler, bool]]]]:
-        """Inside, a function repeats the unchanged step with all its loss scales multiplied by a factor.
-
-        It returns for each `apply` its scaler, and whether its gradients are finite.
-        """
-        with self.as_it_was(), recording_scaler_calls(self.scalers, self._factor, moves=False) as calls:
-
-            def decisions(batch: Any) -> list:
-                self.take_inlined(batch)
-                return list(calls.finite)
-
-            step = tf.function(decisions, jit_compile=self.moment.jit_compile or None)
-            step = step.get_concrete_function(self.moment.batch)
-
-            def decided(factor: float) -> list[tuple[scaler.LossScaler, bool]]:
-                self.moment.reset()
-                self._factor.assign(factor)
-                found = step(self.moment.batch)
-                return [(owner, bool(one)) for owner, one in zip(calls.owners, found, strict=True)]
-
-            yield decided
+        if len(self.scalers) < 2:
+            return ()
+        found = dict.fromkeys(one for one, finite in self.take_at(1.0).decided if not finite)
+        return tuple(one for one in found if float(one.loss_scale) != 1.0) or tuple(found)
 
     def _first_look(self) -> tuple[bool, list[int]]:
         """Traces the step once.
@@ -276,12 +252,13 @@ class Attempts:
         for one in self._nonzero:
             one.assign(tf.zeros_like(one))
         before = [int(one.counters.applied) for one in self.scalers]
-        returned, finite, losses = step(batch)
+        returned, finite, losses, owners = step(batch)
         after = [int(one.counters.applied) for one in self.scalers]
-        known = [bool(one) for one in finite] or [then < now for then, now in zip(before, after, strict=True)]
+        decided = [(owner, bool(one)) for owner, one in zip(owners, finite, strict=True)]
+        known = [one for _, one in decided] or [then < now for then, now in zip(before, after, strict=True)]
         outputs = {name: value.numpy() for name, value in returned.items()}
         nonzero = np.concatenate([one.numpy() for one in self._nonzero]) if self._nonzero else None
-        return dataclasses.replace(self._attempt(outputs, known, losses), nonzero=nonzero)
+        return dataclasses.replace(self._attempt(outputs, known, losses), decided=decided, nonzero=nonzero)
 
     def _attempt(self, outputs: dict, known: Sequence[bool], losses: Sequence[tf.Tensor] = ()) -> Attempt:
         applied = bool(outputs["applied"]) if "applied" in outputs else all(known)
@@ -290,11 +267,19 @@ class Attempts:
         return Attempt(applied and seen, applied, float(outputs.get(loss_name(self.part), math.nan)), outputs)
 
     def _traced(self, calls: ScalerCalls, batch: Any) -> Callable:
+        owners: list[scaler.LossScaler] = []
+
         def taken(batch: Any) -> tuple[Any, list, list]:
             outputs = self.take_inlined(batch)
-            return outputs, [] if "applied" in outputs else calls.finite, calls.losses_finite()
+            # What an inner function decided cannot be read; of a step that says whether it was applied it need not be.
+            here = tf.compat.v1.get_default_graph()
+            decided = list(zip(calls.owners, calls.finite, strict=True))
+            decided = [pair for pair in decided if "applied" not in outputs or pair[1].graph is here]
+            owners[:] = [owner for owner, _ in decided]
+            return outputs, [finite for _, finite in decided], calls.losses_finite()
 
-        return tf.function(taken, jit_compile=self.moment.jit_compile or None).get_concrete_function(batch)
+        step = tf.function(taken, jit_compile=self.moment.jit_compile or None).get_concrete_function(batch)
+        return lambda batch: (*step(batch), owners)
 
     def take_inlined(self, batch: Any) -> Any:
         """Runs the step in the graph that is being traced, with inner `tf.function`s inline if possible."""
@@ -313,6 +298,16 @@ class Attempts:
                 yield
         finally:
             self.moment.reset()
+
+    @contextlib.contextmanager
+    def scanning(self) -> Iterator[None]:
+        """The same for a step of which XLA compiles nothing."""
+        step = self.moment.train_step
+        with (
+            self.as_it_was(),
+            step.retraced(jit_compile=False) if isinstance(step, TrainStep) else contextlib.nullcontext(),
+        ):
+            yield
 
 
 def loss_name(part: str | None) -> str:

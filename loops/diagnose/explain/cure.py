@@ -12,13 +12,12 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.attempts import Attempt, Attempts, Progress, attempts_at
 from loops.diagnose.explain.case import narrow_of
 from loops.diagnose.explain.measured import at_share_to_blame, failing, passes_at_none, was_skipped
 from loops.diagnose.explain.trials import absurd_loss, losses_of_applied
 from loops.diagnose.graph.calls import recording_scaler_calls
-from loops.diagnose.graph.changes import in_policy, with_value
+from loops.diagnose.graph.changes import in_policy, with_value, without_advice
 from loops.diagnose.graph.models import models_in_step, outermost, units
 from loops.loop.loop import Loop
 from loops.support.errors import LoopError
@@ -205,24 +204,21 @@ def minimal(items: Sequence[_Item], passes: Callable[[list[_Item]], bool]) -> li
     Returns:
         The set, in the order of `items`; None if not even all of them together pass.
     """
-    known: dict[frozenset[int], bool] = {}
 
-    def asked(chosen: list[int]) -> bool:
-        key = frozenset(chosen)
-        if key not in known:
-            known[key] = passes([items[place] for place in sorted(chosen)])
-        return known[key]
+    @functools.cache
+    def asked(chosen: tuple[int, ...]) -> bool:
+        return passes([items[place] for place in chosen])
 
-    if asked([]):
+    if asked(()):
         return []
-    chosen = list(range(len(items)))
+    chosen = tuple(range(len(items)))
     if not asked(chosen):
         return None
     parts = 2
     while len(chosen) > 1:
         size = -(-len(chosen) // parts)
         pieces = [chosen[start : start + size] for start in range(0, len(chosen), size)]
-        rests = [[one for one in chosen if one not in piece] for piece in pieces]
+        rests = [tuple(one for one in chosen if one not in piece) for piece in pieces]
         smaller = next((one for one in (*pieces, *rests) if len(one) < len(chosen) and asked(one)), None)
         if smaller is not None:
             parts = 2 if smaller in pieces else max(parts - 1, 2)
@@ -231,4 +227,4 @@ def minimal(items: Sequence[_Item], passes: Callable[[list[_Item]], bool]) -> li
             break
         else:
             parts = min(2 * parts, len(chosen))
-    return [items[place] for place in sorted(chosen)]
+    return [items[place] for place in chosen]

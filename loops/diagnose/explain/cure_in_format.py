@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -15,11 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.attempts import Attempts, Progress, attempts_at
 from loops.diagnose.explain.cure import called_in, minimal, models_of
 from loops.diagnose.graph.calls import recording_scaler_calls
-from loops.diagnose.graph.changes import layers_in_float32
+from loops.diagnose.graph.changes import layers_in_float32, without_advice
 from loops.loop.loop import Loop
 from loops.step.parts import parts_in
 from loops.support.errors import LoopError
@@ -111,7 +111,7 @@ def find_format_cure(
         LoopError: If the run cannot be restored, or the step's gradients cannot be compared.
     """
     gradients = _Gradients(attempts_at(loop, step, run, progress), scaler.formats.emulated(format))
-    paths, moved = gradients.paths, gradients.moved
+    paths, moved = gradients.paths, functools.cache(gradients.moved)
     if not paths:
         reasons = " ".join(dict.fromkeys(gradients.not_tried.values()))
         raise LoopError(f"step {step}: no layer can be tried in {format}. {reasons}")
@@ -202,22 +202,19 @@ class _Gradients:
         self.paths = [name for name in why if name not in self.not_tried]
         parts = parts_in(step)
         self.joint = [part.name for part in parts] if len(parts) > 1 and step.loss_scaler is not None else []
-        self._known: dict[frozenset[str], dict[str, PartInFormat]] = {}
         self._whole, self._noise = self._of_neighbours() if self.paths else ({}, {})
 
     def moved(self, inside: frozenset[str]) -> dict[str, PartInFormat]:
-        """How far the gradients of each scaler move with these layers in the format, measured once."""
-        if inside not in self._known:
-            found = self._whole
-            if inside:
-                with self._traced(inside) as take:
-                    found = take(self._attempts.moment.batch)
-            self._known[inside] = {}
-            for name, whole in self._whole.items():
-                norm = max(float(np.linalg.norm(whole)), float(np.finfo(np.float32).tiny))
-                noise, error = self._noise[name] / norm, float(np.linalg.norm(found[name] - whole)) / norm
-                self._known[inside][name] = PartInFormat(error, noise, min(noise, _MOST), {})
-        return self._known[inside]
+        """How far the gradients of each scaler move with these layers in the format."""
+        found, parts = self._whole, {}
+        if inside:
+            with self._traced(inside) as take:
+                found = take(self._attempts.moment.batch)
+        for name, whole in self._whole.items():
+            norm = max(float(np.linalg.norm(whole)), float(np.finfo(np.float32).tiny))
+            noise, error = self._noise[name] / norm, float(np.linalg.norm(found[name] - whole)) / norm
+            parts[name] = PartInFormat(error, noise, min(noise, _MOST), {})
+        return parts
 
     def _of_neighbours(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """The gradients of the step in float32, and the deviation of those of batches next to it.
@@ -227,7 +224,9 @@ class _Gradients:
         """
         moment = self._attempts.moment
         near = [one for one in (*moment.before, moment.next_batch) if one is not None]
-        batches = [moment.batch, *(one for one in near if _specs(one) == _specs(moment.batch))]
+        shapes = tf.nest.map_structure(tf.type_spec_from_value, moment.batch)
+        alike = [one for one in near if tf.nest.map_structure(tf.type_spec_from_value, one) == shapes]
+        batches = [moment.batch, *alike]
         if len(batches) < 2:
             raise LoopError(
                 "the noise of a batch is known from a second one of the same shapes, and none lies next to this step: "
@@ -242,7 +241,8 @@ class _Gradients:
                 f"step {moment.step}: its gradients are not finite with every float16 layer in float32 either, so that "
                 "no format can be compared with them: choose another step."
             )
-        return found[0], {name: _deviation([one[name] for one in found]) for name in found[0]}
+        together = {name: np.stack([one[name] for one in found]) for name in found[0]}
+        return found[0], {name: float(np.linalg.norm(one.std(axis=0, ddof=1))) for name, one in together.items()}
 
     @contextlib.contextmanager
     def _traced(self, inside: frozenset[str]) -> Iterator[Callable[[Any], dict[str, np.ndarray]]]:
@@ -312,13 +312,3 @@ def _names_of_scalers(attempts: Attempts) -> dict[int, str]:
             names = itertools.chain([str(one.name)], (f"{one.name}:{number}" for number in itertools.count(2)))
             found[id(one)] = next(name for name in names if name not in found.values())
     return found
-
-
-def _deviation(found: list[np.ndarray]) -> float:
-    mean = np.mean(found, axis=0)
-    squares = sum(float(np.linalg.norm(one - mean)) ** 2 for one in found)
-    return float(np.sqrt(squares / (len(found) - 1)))
-
-
-def _specs(batch: Any) -> Any:
-    return tf.nest.map_structure(tf.type_spec_from_value, batch)

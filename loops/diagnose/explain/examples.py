@@ -112,7 +112,10 @@ def example_to_blame(attempts: Attempts, factor: float, *, several: bool) -> int
 
     def fails(examples: Sequence[int]) -> bool:
         nonlocal passed
-        failed = not attempts.take_at(factor, _filled(batch, np.resize(examples, count), replicas)).finite
+        # The whole batch is filled with them, for each replica.
+        rows = np.tile(np.resize(examples, count), replicas)
+        filled = tf.nest.map_structure(lambda one: tf.gather(one, rows), batch)
+        failed = not attempts.take_at(factor, filled).finite
         passed = passed or not failed
         return failed
 
@@ -128,18 +131,9 @@ def example_to_blame(attempts: Attempts, factor: float, *, several: bool) -> int
 
 def is_empty(batch: Any) -> bool:
     """Whether a batch has parts with examples, and none of them holds one."""
-    counts = [_count(part) for part in tf.nest.flatten(batch)]
-    known = [count for count in counts if count is not None]
-    return bool(known) and not any(known)
-
-
-def _count(part: Any) -> int | None:
-    """The number of examples of a part of a batch; None for a scalar, and for what is no tensor."""
-    if isinstance(part, tf.SparseTensor):
-        return int(part.dense_shape[0])
-    if isinstance(part, tf.RaggedTensor):
-        return int(part.nrows())
-    return len(part) if isinstance(part, tf.Tensor) and part.shape.rank else None
+    kinds = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)
+    counts = [one.shape[0] for one in tf.nest.flatten(batch) if isinstance(one, kinds) and one.shape.rank]
+    return bool(counts) and not any(counts)
 
 
 def length_of(batch: Any) -> int:
@@ -149,12 +143,6 @@ def length_of(batch: Any) -> int:
         return 0
     lengths = {len(one) for one in parts}
     return lengths.pop() if len(lengths) == 1 else 0
-
-
-def _filled(batch: Any, examples: np.ndarray, replicas: int) -> Any:
-    """A batch of these examples, repeated for each replica."""
-    rows = np.tile(examples, replicas)
-    return tf.nest.map_structure(lambda one: tf.gather(one, rows), batch)
 
 
 def label_behind(seen: Scan, frame: Frame) -> Label | None:

@@ -23,7 +23,6 @@ from loops.diagnose.graph.changes import (
     with_changed_inputs,
     with_finite_gradient,
     with_value,
-    zeroed,
 )
 from loops.step.train_step import TrainStep
 
@@ -169,19 +168,16 @@ def _moved(denominator: Any, dtype: tf.DType) -> tf.Tensor:
     return denominator + tf.where(denominator < 0, -apart, apart)
 
 
-def _cleared_before_each(moment: Any, own: Sequence[tf.Variable]) -> contextlib.AbstractContextManager[None]:
-    take = moment.take
+def _cleared_before_each(owner: Any, name: str, own: Sequence[tf.Variable]) -> contextlib.AbstractContextManager[None]:
+    """Sets variables to zero before each step that an attribute of an object takes."""
+    take = getattr(owner, name)
 
     def cleared(batch: Any) -> Any:
         for one in own:
             one.assign(tf.zeros_like(one))
         return take(batch)
 
-    return with_value(moment, "take", cleared)
-
-
-def _kept(optimizer: keras.optimizers.Optimizer, rate: float) -> contextlib.AbstractContextManager[None]:
-    return scheduled(optimizer, keras.optimizers.schedules.ExponentialDecay(rate, 1, 1.0))
+    return with_value(owner, name, cleared)
 
 
 AT_THE_STEP = (
@@ -285,7 +281,7 @@ AT_THE_STEP = (
         Kind.OWN_VARIABLES_CLEARED,
         "the step's own variables set to zero",
         "Check how the step updates its own variables: {it.own_names}. Clear sums after each update.",
-        lambda it: it.attempts.own_variables and zeroed(it.attempts.own_variables),
+        lambda it: it.attempts.own_variables and _cleared_before_each(it.attempts, "step", it.attempts.own_variables),
     ),
     Row(
         Kind.ANOTHER_BATCH,
@@ -325,7 +321,10 @@ SINCE_THE_CHECKPOINT = (
         Kind.LEARNING_RATE,
         "the learning rate{it.whose} kept at {it.rate_before:g}",
         "Keep the learning rate{it.whose} near {it.rate_before:g}.",
-        lambda it: math.isfinite(it.rate_before) and _kept(it.optimizer, it.rate_before),
+        lambda it: (
+            math.isfinite(it.rate_before)
+            and scheduled(it.optimizer, keras.optimizers.schedules.ExponentialDecay(it.rate_before, 1, 1.0))
+        ),
     ),
     _LOWER._replace(each=lambda it: lower_rates(it.optimizers)),
     Row(
@@ -348,7 +347,9 @@ SINCE_THE_CHECKPOINT = (
         Kind.OWN_VARIABLES_CLEARED,
         "the step's own variables set to zero before each step",
         "Check how the step updates its own variables: {it.own_names}. Clear sums before each update.",
-        lambda it: it.attempts.own_variables and _cleared_before_each(it.attempts.moment, it.attempts.own_variables),
+        lambda it: (
+            it.attempts.own_variables and _cleared_before_each(it.attempts.moment, "take", it.attempts.own_variables)
+        ),
     ),
 )
 """Tried in all steps since the checkpoint if the weights may have diverged."""

@@ -236,7 +236,9 @@ def weighed(
         failing: A function that returns the counts of the failed step, in which non-finite values count as non-zero.
         losses: The losses of the earlier applied steps.
     """
-    own = {one.name: counts[one.name] for one in remedies if _counts(one) and one.name in counts}
+    # Another batch has gradients of its own, which are not comparable.
+    comparable = [one for one in remedies if one.finite and one.kind is not Kind.ANOTHER_BATCH]
+    own = {one.name: counts[one.name] for one in comparable if one.name in counts}
     due = None
     if own:
         # The most that any remedy leaves of each gradient.
@@ -245,26 +247,21 @@ def weighed(
         # Gradients that are zero with every remedy may have been flushed by every one.
         lost = None if sure else failing()
         due = due if lost is None else np.where(due > 0, due, lost)
-    usual, whose = _usual(remedies, losses)
+    usual, _ = _usual(remedies, losses)
 
     def weigh(remedy: Remedy) -> Remedy:
         if not remedy.finite:
             return remedy
         left = None
-        if due is not None and due.any() and _counts(remedy) and remedy.name in own:
+        if due is not None and due.any() and remedy in comparable and remedy.name in own:
             left = float(np.minimum(own[remedy.name], due).sum()) / float(due.sum())
         ratio = abs(remedy.loss) / usual if usual > 0 and math.isfinite(remedy.loss) else None
-        why = _absurd(remedy.loss, usual, whose) or remedy.why_not
+        why = absurd_loss(remedy.loss, losses, remedies) or remedy.why_not
         if left is not None and left < _LEAST:
             why = f"it leaves {left:.1%} of the gradients" if left else "it leaves nothing of the gradients"
         return dataclasses.replace(remedy, gradients_left=left, loss_ratio=ratio, helps=why is None, why_not=why)
 
     return [weigh(one) for one in remedies]
-
-
-def _counts(remedy: Remedy) -> bool:
-    """Whether its gradients are comparable with those of other remedies: another batch has gradients of its own."""
-    return remedy.finite and remedy.kind is not Kind.ANOTHER_BATCH
 
 
 def _usual(remedies: Sequence[Remedy], losses: Sequence[float]) -> tuple[float, str]:
@@ -279,17 +276,15 @@ def _usual(remedies: Sequence[Remedy], losses: Sequence[float]) -> tuple[float, 
     return min(tried, default=math.nan), "that another remedy gives"
 
 
-def absurd_loss(loss: float, losses: Sequence[float]) -> str | None:
+def absurd_loss(loss: float, losses: Sequence[float], remedies: Sequence[Remedy] = ()) -> str | None:
     """Why a step with this loss does not train usefully, as a clause; None if nothing is known against it.
 
     Args:
         loss: Of the step.
         losses: Of the earlier applied steps.
+        remedies: Without such losses, the remedies with whose losses to compare it.
     """
-    return _absurd(loss, *_usual([], losses))
-
-
-def _absurd(loss: float, usual: float, whose: str) -> str | None:
+    usual, whose = _usual(remedies, losses)
     if not usual > 0 or not math.isfinite(loss) or abs(loss) <= _ABSURD * max(usual, 1.0):
         return None
     return f"its loss of {loss:.3g} is {abs(loss) / usual:.2g} times the loss {whose}"

@@ -1,14 +1,10 @@
-"""Records what a function calls while it is traced: layers, regularizers, custom gradients, and loss scalers.
-
-`trace` traces a model and its loss so. `recording_calls` does it for any other function.
-"""
+"""Records what a function calls while it is traced: layers, regularizers, custom gradients, and loss scalers."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +14,8 @@ import tensorflow as tf
 import scaler
 from loops.backend import steps
 from loops.diagnose.graph.changes import patched, with_value
-from loops.support.batches import parts
 
-_BACKWARD = "gradient_tape/"
+BACKWARD = "gradient_tape/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +45,7 @@ class LayerCall:
     @property
     def signature(self) -> tuple[tuple, dict]:
         """The arguments with a `tf.TensorSpec` in place of each tensor."""
-        return tf.nest.map_structure(_spec, self.given)
+        return tf.nest.map_structure(spec_of, self.given)
 
     @property
     def specs(self) -> list[tf.TensorSpec]:
@@ -66,8 +61,27 @@ class LayerCall:
         outputs = tf.nest.flatten(self.layer(*args, **kwargs))
         return [one for one in outputs if tf.is_tensor(one) and one.dtype.is_floating]
 
+    def differentiated(
+        self, tensors: Sequence[tf.Tensor], weights: Sequence = (), seeds: Callable | None = None
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Calls the layer as `again`; the outputs, and the gradients of its floating-point inputs and of `weights`.
 
-def _spec(value: Any) -> Any:
+        Args:
+            tensors: As of `again`.
+            weights: Variables of the layer.
+            seeds: A function of an output that returns its gradient; default: ones.
+        """
+        watched = [one for one in tensors if one.dtype.is_floating]
+        with tf.GradientTape() as tape:
+            tape.watch(watched)
+            outputs = self.again(tensors)
+        given = None if seeds is None else [tf.cast(seeds(one), one.dtype) for one in outputs]
+        zero = tf.UnconnectedGradients.ZERO
+        return outputs, tape.gradient(outputs, [*watched, *weights], output_gradients=given, unconnected_gradients=zero)
+
+
+def spec_of(value: Any) -> Any:
+    """A `tf.TensorSpec` for a tensor; anything else as it is."""
     return tf.TensorSpec(value.shape, value.dtype) if tf.is_tensor(value) and hasattr(value, "shape") else value
 
 
@@ -102,116 +116,6 @@ def on_first_replica() -> bool:
 def count_of_operations() -> int:
     """The number of operations so far in the graph that is being traced; 0 in eager mode."""
     return 0 if tf.executing_eagerly() else len(tf.compat.v1.get_default_graph().get_operations())
-
-
-@dataclasses.dataclass(frozen=True)
-class Traced:
-    """A forward pass and its loss as a graph.
-
-    Attributes:
-        graph: The graph.
-        calls: The layer calls in the order in which they returned: inner calls before outer ones.
-        predictions: The model's outputs, tensors of the graph.
-        loss: The loss, a tensor of the graph.
-        model_operations: The names of the operations of the model, without those of the loss.
-        operations: The name scope and the name of each operation of a functional model that is not a layer.
-    """
-
-    graph: tf.Graph
-    calls: list[LayerCall]
-    predictions: list[tf.Tensor]
-    loss: tf.Tensor
-    model_operations: frozenset[str] = frozenset()
-    operations: Sequence[tuple[str, str]] = ()
-
-    @property
-    def layers(self) -> list[keras.layers.Layer]:
-        """Each layer that was called, once."""
-        return list({id(call.layer): call.layer for call in self.calls}.values())
-
-    def inside(self, layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-        """The layers that a layer called, one for each call, inner ones first."""
-        return [call.layer for call in self.calls if any(layer is around for around in call.inside)]
-
-    def place(self, layer: keras.layers.Layer) -> str:
-        """A layer's name, or its path where another layer has the same name."""
-        namesakes = [one for one in self.layers if one.name == layer.name]
-        return layer.name if len(namesakes) < 2 else layer.path or layer.name
-
-    def place_of_node(self, node: str) -> str | None:
-        """The innermost layer, or operation of a functional model, whose name scope contains the node."""
-        node = node.removeprefix(_BACKWARD)
-        around: list[tuple[str, Any]] = [*((call.scope, call.layer) for call in self.calls), *self.operations]
-        around = [(scope, one) for scope, one in around if scope and node.startswith(f"{scope}/")]
-        if not around:
-            return None
-        innermost = max(around, key=lambda scoped: len(scoped[0]))[1]
-        return innermost if isinstance(innermost, str) else self.place(innermost)
-
-
-def trace(model: keras.Model, loss: Callable, sample: Any) -> Traced:
-    """Traces a forward pass and the loss without running them.
-
-    Args:
-        model: A model that is built.
-        loss: A function of (y, prediction), or of (y, prediction, sample_weight).
-        sample: A batch of tensors, `(x, y)` or `(x, y, sample_weight)`.
-    """
-    found: dict[str, Any] = {}
-
-    def forward(x: Any, y: Any, weight: Any) -> tf.Tensor:
-        prediction = model(x, training=True)
-        made = tf.compat.v1.get_default_graph().get_operations()
-        found["model_operations"] = frozenset(operation.name for operation in made)
-        found["loss"] = tf.convert_to_tensor(loss_of(loss, prediction, y, weight))
-        found["predictions"] = [one for one in tf.nest.flatten(prediction) if tf.is_tensor(one)]
-        return found["loss"]
-
-    def in_scope(operation: keras.Operation, call: Callable, /, *args: Any, **kwargs: Any) -> Any:
-        # Keras does so for layers only.
-        with tf.name_scope(operation.name) as scope:
-            operations.append((scope.rstrip("/"), operation.name))
-            return call(*args, **kwargs)
-
-    calls: list[LayerCall] = []
-    operations: list[tuple[str, str]] = []
-    with (
-        scaler.authoring.calls_through(functional_operations(model), in_scope),
-        recording_calls(scaler.observe.layers_of(model), calls),
-        rounding_is_no_warning(),
-    ):
-        concrete = tf.function(forward).get_concrete_function(*tf.nest.map_structure(_spec, parts(sample, "lint")))
-    return Traced(concrete.graph, calls, operations=operations, **found)
-
-
-def loss_of(loss: Callable, prediction: Any, y: Any, weight: Any) -> Any:
-    """The loss of predictions, without what the function returns beside it."""
-    result = loss(y, prediction) if weight is None else loss(y, prediction, weight)
-    return result[0] if isinstance(result, tuple) else result
-
-
-def derivatives_of(model: keras.Model, loss: Callable, sample: Any) -> list:
-    """The gradients of the loss in float32, without those of variables that take a new value for one."""
-    x, y, weight = parts(sample, "lint")
-    with tf.GradientTape() as tape:
-        value = tf.cast(loss_of(loss, model(x, training=True), y, weight), tf.float32)
-    weights = model.trainable_variables
-    found = scaler.gradients.derivatives(tape.gradient(value, weights), weights)
-    return [one for one in found if one is not None]
-
-
-def functional_operations(model: keras.Model) -> list[keras.Operation]:
-    """The operations of functional models that are not layers, such as that of `keras.ops.log(x)`."""
-    inside = [one for layer in scaler.observe.layers_of(model) for one in getattr(layer, "operations", ())]
-    return list({id(one): one for one in inside if not isinstance(one, keras.layers.Layer)}.values())
-
-
-@contextlib.contextmanager
-def rounding_is_no_warning() -> Iterator[None]:
-    """Silences NumPy's warning about constants that overflow in float16: lint reports them as findings."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "overflow encountered in cast", RuntimeWarning)
-        yield
 
 
 class Whereabouts:
@@ -260,6 +164,20 @@ class Whereabouts:
             layers[first:end] = [path] * (end - first)
         for _, last, first, end in self.customs:
             layers[first:end] = [layer or layers[last] for layer in layers[first:end]]
+        return layers
+
+    def with_backward(self, names: Sequence[str]) -> list[str | None]:
+        """The same of operations by name, also in the backward pass, whose scopes are named after the forward."""
+        scopes: dict[str, str | None] = {}
+        layers = self.by_number(len(names))
+        for name, layer in zip(names, layers, strict=True):
+            if layer is not None or not name.startswith(BACKWARD):
+                scopes.setdefault(name.rpartition("/")[0], layer)
+        for number, name in enumerate(names):
+            if layers[number] is None and name.startswith(BACKWARD):
+                parts = name.removeprefix(BACKWARD).split("/")
+                around = ("/".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
+                layers[number] = next((scopes[scope] for scope in around if scope in scopes), None)
         return layers
 
     def in_customs(self) -> dict[int, str]:
@@ -337,72 +255,80 @@ def _regularized(layers: Mapping[str, keras.layers.Layer]) -> list[tuple[Any, st
     ]
 
 
-def backward_layers(names: Sequence[str], forward: Sequence[str | None]) -> list[str | None]:
-    """The layer of each operation, also in the backward pass, whose scopes TensorFlow names after the forward pass.
-
-    Args:
-        names: The names of all operations.
-        forward: The layer of each operation, from `Whereabouts.by_number`.
-    """
-    scopes: dict[str, str | None] = {}
-    for name, layer in zip(names, forward, strict=True):
-        if layer is not None or not name.startswith(_BACKWARD):
-            scopes.setdefault(_scope(name), layer)
-    return [
-        layer if layer is not None or not name.startswith(_BACKWARD) else _of_scope(name[len(_BACKWARD) :], scopes)
-        for name, layer in zip(names, forward, strict=True)
-    ]
-
-
-def _scope(name: str) -> str:
-    return name.rpartition("/")[0]
-
-
-def _of_scope(name: str, scopes: Mapping[str, str | None]) -> str | None:
-    scope = _scope(name)
-    while scope:
-        if scope in scopes:
-            return scopes[scope]
-        scope = _scope(scope)
-    return None
-
-
 @dataclasses.dataclass
 class ScalerCalls:
     """The recorded tensors, in the order of the calls. Of several replicas, the first one is recorded.
 
     Attributes:
+        factor: See `recording_scaler_calls`, as `moves` and `nonzero`.
+        moves: See there.
+        nonzero: For each `apply` and `unscale` a float32 variable, one element for each gradient. The step assigns to
+            it how many values of the gradient are not zero; infinities and NaN count, a variable's new value does not.
         losses: The unscaled losses.
         gradients: The scaled gradients of each `apply` and `unscale`.
         applied: The scaled gradients of each `apply` alone, None in the place of a variable's new value.
         finite: For each `apply` a scalar bool, whether it applied the gradients; on several replicas, one from each.
         owners: For each of these the scaler.
         moments: For each call, whether it took a loss, and the number of operations in the graph at that time.
-        nonzero: For each `apply` and `unscale` a float32 variable, one element for each gradient. The step assigns to
-            it how many values of the gradient are not zero; infinities and NaN count, a variable's new value does not.
     """
 
+    factor: tf.Variable | tf.Tensor | None
+    moves: bool
+    nonzero: Sequence[tf.Variable]
     losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
     gradients: list[list] = dataclasses.field(default_factory=list)
     applied: list[list] = dataclasses.field(default_factory=list)
     finite: list[tf.Tensor] = dataclasses.field(default_factory=list)
     owners: list[scaler.LossScaler] = dataclasses.field(default_factory=list)
     moments: list[tuple[bool, int]] = dataclasses.field(default_factory=list)
-    nonzero: Sequence[tf.Variable] = ()
 
     def losses_finite(self) -> list[tf.Tensor]:
         """A scalar bool for each loss, except for those inside an inner `tf.function`, which cannot be read."""
         here = tf.compat.v1.get_default_graph()
         return [tf.reduce_all(tf.math.is_finite(loss)) for loss in self.losses if loss.graph is here]
 
-    def take(self, grads: list, derivatives: list) -> None:
-        """Records gradients that were passed to a scaler, and those of them that are no new values."""
+    def scale(self, original: Callable, loss: Any) -> tf.Tensor:
+        """In place of a scaler's own."""
+        if on_first_replica():
+            self.moments.append((True, count_of_operations()))
+            self.losses.append(tf.convert_to_tensor(loss))
+        return original(loss if self.factor is None else tf.cast(loss, tf.float32) * self.factor)
+
+    def unscale(self, original: Callable, grads: Sequence, variables: Any = None) -> list:
+        """In place of a scaler's own."""
+        grads = list(grads)
+        self._take(grads, variables)
+        return original(grads, variables)
+
+    def apply(
+        self, one: scaler.LossScaler, original: Callable, shares: Sequence[scaler.Share], **options: Any
+    ) -> tuple[scaler.Outcome, list[scaler.Outcome]]:
+        """In place of a scaler's own, for all replicas at once."""
+        # Of a step that would take its gradients again the first ones are explained.
+        options.pop("again", None)
+        grads = [grad for share in shares for grad in share.grads]
+        self.applied.append(self._take(grads, [weight for share in shares for weight in share.weights]))
+        if self.moves:
+            outcome, outcomes = original(shares, **options)
+        else:
+            outcome = _outcome_of_gradients(one, grads)
+            outcomes = [outcome] * len(shares)
+        self.finite.append(outcome.finite)
+        self.owners.append(one)
+        return outcome, outcomes
+
+    def _take(self, grads: list, variables: Any) -> list:
+        """Records gradients; returns them without new values, or all where the variables are unknown or do not fit."""
+        known = variables.weights if isinstance(variables, scaler.MasterWeights) else variables
+        fit = isinstance(known, Sequence) and len(known) == len(grads)
+        derivatives = scaler.gradients.derivatives(grads, known) if fit else grads
         if on_first_replica():
             self.moments.append((False, count_of_operations()))
             place = len(self.gradients)
             if place < len(self.nonzero) and self.nonzero[place].shape == [len(grads)]:
                 self.nonzero[place].assign([_nonzero(one) for one in derivatives])
             self.gradients.append(grads)
+        return derivatives
 
 
 def _nonzero(grad: Any) -> tf.Tensor:
@@ -410,6 +336,17 @@ def _nonzero(grad: Any) -> tf.Tensor:
         return tf.constant(0.0)
     values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
     return tf.cast(tf.math.count_nonzero(values), tf.float32)
+
+
+def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
+    finite = scaler.gradients.all_finite([grad for grad in grads if grad is not None])
+    cause = tf.where(finite, int(scaler.Cause.NONE), int(scaler.Cause.OVERFLOW))
+    nan = float("nan")
+    outcome = scaler.Outcome(finite, one.loss_scale, nan, tf.cast(cause, tf.int64), False, -1, clipped_norm=nan)
+    # A step may return any field, and replicas put tensors together.
+    return scaler.Outcome(
+        *(tf.constant(one, tf.int64) if type(one) is int else tf.convert_to_tensor(one) for one in outcome)
+    )
 
 
 @contextlib.contextmanager
@@ -430,66 +367,10 @@ def recording_scaler_calls(
             makes tracing much faster: most of a step's graph is its update.
         nonzero: The variables that count non-zero values, see `ScalerCalls`.
     """
-    calls = ScalerCalls(nonzero=nonzero)
+    calls = ScalerCalls(factor, moves, nonzero)
     with contextlib.ExitStack() as stack:
         for one in scalers:
-            apply = functools.partial(_apply_shares, one, calls, moves)
-            stack.enter_context(patched(one, "scale", functools.partial(_scale, one.scale, calls, factor)))
-            stack.enter_context(scaler.authoring.apply_replaced(one, apply))
-            stack.enter_context(patched(one, "unscale", functools.partial(_unscale, one.unscale, calls)))
+            stack.enter_context(patched(one, "scale", functools.partial(calls.scale, one.scale)))
+            stack.enter_context(scaler.authoring.apply_replaced(one, functools.partial(calls.apply, one)))
+            stack.enter_context(patched(one, "unscale", functools.partial(calls.unscale, one.unscale)))
         yield calls
-
-
-def _scale(original: Callable, calls: ScalerCalls, factor: tf.Variable | tf.Tensor | None, loss: Any) -> tf.Tensor:
-    if on_first_replica():
-        calls.moments.append((True, count_of_operations()))
-        calls.losses.append(tf.convert_to_tensor(loss))
-    return original(loss if factor is None else tf.cast(loss, tf.float32) * factor)
-
-
-def _apply_shares(
-    one: scaler.LossScaler,
-    calls: ScalerCalls,
-    moves: bool,
-    original: Callable,
-    shares: Sequence[scaler.Share],
-    **options: Any,
-) -> tuple[scaler.Outcome, list[scaler.Outcome]]:
-    # Of a step that would take its gradients again the first ones are explained.
-    options.pop("again", None)
-    grads = [grad for share in shares for grad in share.grads]
-    derivatives = _derivatives(grads, [weight for share in shares for weight in share.weights])
-    calls.take(grads, derivatives)
-    if moves:
-        outcome, outcomes = original(shares, **options)
-    else:
-        outcome = _outcome_of_gradients(one, grads)
-        outcomes = [outcome] * len(shares)
-    calls.applied.append(derivatives)
-    calls.finite.append(outcome.finite)
-    calls.owners.append(one)
-    return outcome, outcomes
-
-
-def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
-    finite = scaler.gradients.all_finite([grad for grad in grads if grad is not None])
-    cause = tf.where(finite, int(scaler.Cause.NONE), int(scaler.Cause.OVERFLOW))
-    nan = float("nan")
-    outcome = scaler.Outcome(finite, one.loss_scale, nan, tf.cast(cause, tf.int64), False, -1, clipped_norm=nan)
-    # A step may return any field, and replicas put tensors together.
-    return scaler.Outcome(
-        *(tf.constant(one, tf.int64) if type(one) is int else tf.convert_to_tensor(one) for one in outcome)
-    )
-
-
-def _unscale(original: Callable, calls: ScalerCalls, grads: Sequence, variables: Any = None) -> list:
-    grads = list(grads)
-    calls.take(grads, _derivatives(grads, variables))
-    return original(grads, variables)
-
-
-def _derivatives(grads: list, variables: Any) -> list:
-    """The gradients without new values; all where the variables are not known, or do not fit, which is refused."""
-    known = variables.weights if isinstance(variables, scaler.MasterWeights) else variables
-    fit = isinstance(known, Sequence) and len(known) == len(grads)
-    return scaler.gradients.derivatives(grads, known) if fit else grads

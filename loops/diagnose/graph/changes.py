@@ -5,11 +5,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import scaler
@@ -111,19 +111,6 @@ def _finite_gradient(value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
 
 
 @contextlib.contextmanager
-def zeroed(variables: list[tf.Variable]) -> Iterator[None]:
-    """Sets variables to zero."""
-    before = [np.array(one.numpy()) for one in variables]
-    for one in variables:
-        one.assign(tf.zeros_like(one))
-    try:
-        yield
-    finally:
-        for one, value in zip(variables, before, strict=True):
-            one.assign(value)
-
-
-@contextlib.contextmanager
 def slower(optimizer: keras.optimizers.Optimizer, part: float) -> Iterator[None]:
     """Multiplies an optimizer's learning rate by a factor. The caller restores a rate that is a variable.
 
@@ -137,7 +124,7 @@ def slower(optimizer: keras.optimizers.Optimizer, part: float) -> Iterator[None]
         optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * part
         yield
         return
-    with scheduled(optimizer, _Part(schedule, part)):
+    with scheduled(optimizer, lambda: schedule(optimizer.iterations) * part):
         yield
 
 
@@ -150,22 +137,6 @@ def scheduled(optimizer: keras.optimizers.Optimizer, schedule: Any) -> Iterator[
         yield
     finally:
         optimizer.learning_rate = before
-
-
-class _Part(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule whose rate is multiplied by a factor.
-
-    Args:
-        schedule: The schedule of the optimizer.
-        part: The factor.
-    """
-
-    def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule, part: float):
-        self._schedule, self._part = schedule, part
-
-    def __call__(self, step: Any) -> Any:
-        """The learning rate at a step."""
-        return self._schedule(step) * self._part
 
 
 @contextlib.contextmanager
@@ -258,4 +229,24 @@ def layers_in_float32(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
         for layer in layers:
             if layer.compute_dtype == "float16":
                 stack.enter_context(with_value(layer, "dtype_policy", _InFloat32(layer.variable_dtype)))
+        yield
+
+
+@contextlib.contextmanager
+def without_advice() -> Iterator[None]:
+    """Silences TensorFlow's warning about functions that are retraced often: a diagnosis retraces on purpose."""
+    logger = tf.get_logger()
+    before = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def rounding_is_no_warning() -> Iterator[None]:
+    """Silences NumPy's warning about constants that overflow in float16: lint reports them as findings."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "overflow encountered in cast", RuntimeWarning)
         yield

@@ -88,19 +88,16 @@ def lost_literals(graph: tf.Graph, twin: tf.Graph) -> Iterator[Literal]:
         graph: A graph that computes in float16, at least in part.
         twin: The same graph in float32.
     """
-    intended = {place: one.value for place, one in _constants(twin)}
-    for place, constant in _constants(graph):
-        reference, value = intended.get(place), constant.as_half()
-        if reference is None or value is None or reference.shape != value.shape:
+    intended = {place: value for place, value, _, _ in _constants(twin)}
+    for place, own, cast, consumers in _constants(graph):
+        reference = intended.get(place)
+        if reference is None or not (cast or own.dtype == np.float16) or reference.shape != own.shape:
             continue
-        lost = _lost(reference.astype(np.float64), value.astype(np.float64))
-        if lost and not _holds_nothing_back(lost[1], constant.consumers):
-            yield Literal(constant.name, *lost, lost[1] == -np.inf and constant.consumers <= CHOICES)
-
-
-def _holds_nothing_back(value: float, consumers: set[str]) -> bool:
-    """Whether an infinity is a harmless limit: in float16, `minimum(x, inf)` equals `minimum(x, 1e9)`."""
-    return (value == np.inf and consumers == {"Minimum"}) or (value == -np.inf and consumers == {"Maximum"})
+        with np.errstate(over="ignore"):
+            lost = _lost(reference.astype(np.float64), own.astype(np.float16).astype(np.float64))
+        # In float16, `minimum(x, inf)` equals `minimum(x, 1e9)`: these infinities limit nothing that is there.
+        if lost and (lost[1], consumers) not in ((np.inf, {"Minimum"}), (-np.inf, {"Maximum"})):
+            yield Literal(place[1], *lost, lost[1] == -np.inf and consumers <= CHOICES)
 
 
 def _lost(reference: np.ndarray, value: np.ndarray) -> tuple[float, float] | None:
@@ -115,32 +112,12 @@ def _lost(reference: np.ndarray, value: np.ndarray) -> tuple[float, float] | Non
     return None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Constant:
-    """A constant of a graph.
+def _constants(graph: tf.Graph) -> Iterator[tuple[tuple[str, str], np.ndarray, bool, set[str]]]:
+    """The floating-point constants of a graph and of its functions.
 
-    Attributes:
-        name: The name of its node.
-        value: Its value in the graph's dtype.
-        cast: Whether it is cast to float16.
-        consumers: The types of the operations that read it, or its cast to float16.
+    Each with its function's name and its own, its value in the graph's dtype, whether it is cast to float16, and the
+    types of the operations that read it, or its cast to float16.
     """
-
-    name: str
-    value: np.ndarray
-    cast: bool
-    consumers: set[str]
-
-    def as_half(self) -> np.ndarray | None:
-        """Its value in float16, or None if it is neither float16 nor cast to it."""
-        if self.value.dtype == np.float16:
-            return self.value
-        with np.errstate(over="ignore"):
-            return self.value.astype(np.float16) if self.cast else None
-
-
-def _constants(graph: tf.Graph) -> Iterator[tuple[tuple[str, str], _Constant]]:
-    """The floating-point constants of a graph and of its functions, each with its function's name and its own."""
     definition = graph.as_graph_def()
     bodies = [("", definition.node)]
     bodies += [(_NUMBER.sub("", one.signature.name), one.node_def) for one in definition.library.function]
@@ -153,5 +130,4 @@ def _constants(graph: tf.Graph) -> Iterator[tuple[tuple[str, str], _Constant]]:
             if node.op == "Const" and tf.as_dtype(node.attr["dtype"].type).is_floating:
                 casts = [one for one in users[node.name] if one.op == "Cast" and one.attr["DstT"].type == _HALF]
                 kinds = {one.op for user in users[node.name] for one in (users[user.name] if user in casts else [user])}
-                constant = _Constant(node.name, tf.make_ndarray(node.attr["value"].tensor), bool(casts), kinds)
-                yield (function, node.name), constant
+                yield (function, node.name), tf.make_ndarray(node.attr["value"].tensor), bool(casts), kinds

@@ -6,9 +6,12 @@ with a loss scale is another table, `scaler/misuse/operations.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TypeVar
 
 import tensorflow as tf
+
+_Node = TypeVar("_Node", bound=Hashable)
 
 VIEWS = frozenset(
     ["EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape", "Squeeze", "StopGradient"]
@@ -48,23 +51,22 @@ def root_of(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
+def reached(start: Iterable[_Node], onwards: Callable[[_Node], Iterable[_Node]]) -> Iterator[_Node]:
+    """These and all that can be reached from them, each once, the nearest first."""
+    found = list(dict.fromkeys(start))
+    known = set(found)
+    for one in found:
+        yield one
+        fresh = [other for other in dict.fromkeys(onwards(one)) if other not in known]
+        known.update(fresh)
+        found += fresh
+
+
 def needed(end: Iterable[tf.Operation]) -> set[tf.Operation]:
     """These operations and all on which they depend."""
-    found = set(end)
-    waiting = list(found)
-    while waiting:
-        fresh = {tensor.op for tensor in waiting.pop().inputs} - found
-        found |= fresh
-        waiting += fresh
-    return found
+    return set(reached(end, lambda one: [tensor.op for tensor in one.inputs]))
 
 
 def depending(start: Iterable[tf.Operation]) -> set[tf.Operation]:
     """These operations and all that depend on them."""
-    found = set(start)
-    waiting = list(found)
-    while waiting:
-        fresh = {consumer for output in waiting.pop().outputs for consumer in output.consumers()} - found
-        found |= fresh
-        waiting += fresh
-    return found
+    return set(reached(start, lambda one: [user for output in one.outputs for user in output.consumers()]))

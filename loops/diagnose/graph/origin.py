@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.operations import CALLS
+from loops.diagnose.graph.operations import CALLS, reached
 
 
 class Part(enum.Enum):
@@ -96,33 +96,19 @@ def origins(frames: Mapping[str, Frame], failed: Iterable[str]) -> list[Frame]:
         frames: The frames by name, in the order in which their operations were created.
         failed: The names of the non-finite frames to explain.
     """
-    found: dict[str, Frame] = {}
-    seen: set[str] = set()
-    stack = [name for name in failed if name in frames]
-    while stack:
-        name = stack.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        inherited = _not_finite(frames[name].inputs, frames) or _not_finite(frames[name].through, frames)
-        if not inherited:
-            found[name] = frames[name]
-        stack += inherited
-    order = {name: place for place, name in enumerate(frames)}
-    return sorted(found.values(), key=lambda frame: (_rank(frame), order[frame.name]))
 
+    def inherited(name: str) -> list[str]:
+        for names in (frames[name].inputs, frames[name].through):
+            if lost := [one for one in names if one in frames and not frames[one].finite]:
+                return lost
+        return []
 
-def _not_finite(names: Iterable[str], frames: Mapping[str, Frame]) -> list[str]:
-    return [name for name in names if name in frames and not frames[name].finite]
-
-
-def _rank(frame: Frame) -> int:
-    """Inputs come first, then computed tensors. Constants come last, since a mask is infinite on purpose."""
-    if frame.source == "batch":
-        return 0
-    if frame.source == "variable":
-        return 1
-    return 3 if frame.kind == "Const" else 2
+    began = [
+        frames[name] for name in reached((one for one in failed if one in frames), inherited) if not inherited(name)
+    ]
+    # Inputs come first, then computed tensors. Constants come last, since a mask is infinite on purpose.
+    ranks, order = {"batch": 0, "variable": 1}, {name: place for place, name in enumerate(frames)}
+    return sorted(began, key=lambda one: (ranks.get(one.source or "", 2 + (one.kind == "Const")), order[one.name]))
 
 
 def pass_of(frame: Frame, frames: Mapping[str, Frame]) -> str:
@@ -141,18 +127,10 @@ def pass_of(frame: Frame, frames: Mapping[str, Frame]) -> str:
 
 def nearest_layer(frame: Frame, frames: Mapping[str, Frame]) -> str | None:
     """The closest layer from which a tensor outside all layers, or a gradient's forward tensor, was computed."""
-    level = [differentiated(frame, frames)]
-    seen = {one.name for one in level}
-    while level:
-        below: list[Frame] = []
-        for one in level:
-            if one.layer is not None:
-                return one.layer
-            fresh = [frames[name] for name in one.inputs if name in frames and name not in seen]
-            seen.update(other.name for other in fresh)
-            below += fresh
-        level = below
-    return None
+    behind = reached(
+        [differentiated(frame, frames)], lambda one: [frames[name] for name in one.inputs if name in frames]
+    )
+    return next((one.layer for one in behind if one.layer is not None), None)
 
 
 def differentiated(frame: Frame, frames: Mapping[str, Frame]) -> Frame:
@@ -171,15 +149,10 @@ def computed_from(operation: tf.Operation) -> Iterator[str]:
 
     For a tensor list, as a loop uses it, these are the tensors and the resource handles that the list is built from.
     """
-    waiting = list(operation.inputs)
-    seen: set[str] = set()
-    while waiting:
-        tensor = waiting.pop()
-        if is_measured(tensor.dtype) or (seen and tensor.dtype == tf.resource):
-            yield tensor.name
-        elif tensor.dtype == tf.variant and tensor.op.name not in seen:
-            seen.add(tensor.op.name)
-            waiting += tensor.op.inputs
+    for one in reached([operation], lambda one: [tensor.op for tensor in one.inputs if tensor.dtype == tf.variant]):
+        for tensor in one.inputs:
+            if is_measured(tensor.dtype) or (one is not operation and tensor.dtype == tf.resource):
+                yield tensor.name
 
 
 def sources_of_other_inputs(
@@ -195,19 +168,18 @@ def sources_of_other_inputs(
     Returns:
         The names of these tensors, and whether one of them comes from a string, a table, an iterator or the like.
     """
-    waiting = [one for one in operation.inputs if not is_measured(one.dtype)]
-    found, seen, blind = [], set(), False
-    while waiting:
-        tensor = waiting.pop()
-        if tensor.name in seen or tensor.name in variables:
-            continue
-        seen.add(tensor.name)
-        if is_measured(tensor.dtype) or (tensor.name in given and tensor.dtype.is_integer):
-            found.append(tensor.name)
-            continue
-        blind = blind or _opaque(tensor)
-        waiting += tensor.op.inputs
-    return found, blind and operation.type not in CALLS
+
+    def measurable(tensor: tf.Tensor) -> bool:
+        return is_measured(tensor.dtype) or (tensor.name in given and tensor.dtype.is_integer)
+
+    def behind(one: Any) -> list:
+        inputs = [] if measurable(one.deref()) else one.deref().op.inputs
+        return [other.ref() for other in inputs if other.name not in variables]
+
+    others = [one.ref() for one in operation.inputs if not is_measured(one.dtype) and one.name not in variables]
+    seen = [one.deref() for one in reached(others, behind)]
+    blind = any(_opaque(one) for one in seen if not measurable(one))
+    return [one.name for one in seen if measurable(one)], blind and operation.type not in CALLS
 
 
 def _opaque(tensor: tf.Tensor) -> bool:

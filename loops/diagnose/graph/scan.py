@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,13 +16,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.calls import (
-    ScalerCalls,
-    Whereabouts,
-    backward_layers,
-    recording_layers,
-    recording_scaler_calls,
-)
+from loops.diagnose.graph.calls import ScalerCalls, Whereabouts, recording_layers, recording_scaler_calls
 from loops.diagnose.graph.operations import needed
 from loops.diagnose.graph.origin import Frame, Part, computed_from, is_measured, magnitude, sources_of_other_inputs
 from loops.loop.state.variables import components
@@ -74,7 +67,7 @@ class Scan:
     def line(self, name: str) -> str | None:
         """The line of Python that created a tensor; for a gradient, the line that created its forward tensor."""
         frame = self.frames[name]
-        if frame.custom and (line := _line_in_custom_gradient(self.operations[name])):
+        if frame.custom and (line := line_of(self.operations[name], behind=_CUSTOM)):
             return line
         if frame.part is Part.BACKWARD:
             read = [one for one in frame.inputs if one in self.frames]
@@ -140,56 +133,38 @@ def _name(grad: Any) -> str | None:
     return (grad.values if isinstance(grad, tf.IndexedSlices) else grad).name
 
 
-def line_of(operation: tf.Operation) -> str | None:
+def line_of(operation: tf.Operation, behind: str = _SCAN) -> str | None:
     """The line of the user's code that created an operation, else that of the layer: "file.py:12".
 
     For a layer of an installed package it is the line in that package.
+
+    Args:
+        operation: The operation.
+        behind: A file: what it was called by did not create the operation.
     """
-    return _line(list(operation.traceback or ()))
-
-
-def _line_in_custom_gradient(operation: tf.Operation) -> str | None:
-    """The line inside the custom gradient that created an operation: "file.py:12"."""
     frames = list(operation.traceback or ())
-    return _line(frames[_last(frames, _CUSTOM) + 1 :])
-
-
-def _line(frames: list[traceback.FrameSummary]) -> str | None:
-    # The frames that called the scan did not create the operation.
-    frames = frames[_last(frames, _SCAN) + 1 :]
-    own = [place for place, frame in enumerate(frames) if _is_own(frame.filename)]
-    packages = [place for place, frame in enumerate(frames) if _is_of_package(frame.filename)]
-    layers = [place for place, frame in enumerate(frames) if _LAYER in frame.filename]
-    if own and packages and any(own[-1] < place < packages[-1] and _is_call(frames[place]) for place in layers):
+    for file in (_SCAN, behind):
+        last = max((place for place, frame in enumerate(frames) if frame.filename.endswith(file)), default=-1)
+        frames = frames[last + 1 :]
+    own, packages, layers = [], [], []
+    for place, frame in enumerate(frames):
+        installed, ours = (any(part in frame.filename for part in parts) for parts in (_INSTALLED, _OURS))
+        if not (installed or ours or "/lib/python" in frame.filename):
+            own.append(place)
+        if installed and not ours and not any(part in frame.filename for part in _FRAMEWORKS):
+            packages.append(place)
+        if _LAYER in frame.filename:
+            layers.append(place)
+    calls = [place for place in layers if frames[place].filename.endswith(_CALL)]
+    if own and packages and any(own[-1] < place < packages[-1] for place in calls):
         own = []
     for chosen in (own, packages, layers):
         if chosen:
             frame = frames[chosen[-1]]
-            return f"{_short(frame.filename)}:{frame.lineno}"
+            # Relative to the current folder or to site-packages.
+            short = frame.filename.removeprefix(f"{pathlib.Path.cwd()}/").rpartition("site-packages/")[2]
+            return f"{short}:{frame.lineno}"
     return None
-
-
-def _last(frames: list[traceback.FrameSummary], file: str) -> int:
-    return max((place for place, frame in enumerate(frames) if frame.filename.endswith(file)), default=-1)
-
-
-def _is_own(file: str) -> bool:
-    return not any(part in file for part in (*_INSTALLED, *_OURS, "/lib/python"))
-
-
-def _is_of_package(file: str) -> bool:
-    installed = any(part in file for part in _INSTALLED)
-    return installed and not any(part in file for part in (*_FRAMEWORKS, *_OURS))
-
-
-def _is_call(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.endswith(_CALL)
-
-
-def _short(filename: str) -> str:
-    """A path relative to the current folder or to site-packages."""
-    here = f"{pathlib.Path.cwd()}/"
-    return filename.removeprefix(here).rpartition("site-packages/")[2]
 
 
 def _handles_of(concrete: tf.types.experimental.ConcreteFunction) -> _Handles:
@@ -202,14 +177,10 @@ def _handles_of(concrete: tf.types.experimental.ConcreteFunction) -> _Handles:
     captured = concrete.captured_inputs
     inside = concrete.inputs[len(concrete.inputs) - len(captured) :]
     return {
-        placeholder.name: (variables[id(handle)].dtype.name, *_held(variables[id(handle)]))
+        placeholder.name: (one.dtype.name, *(magnitude(one.numpy()) if is_measured(one.dtype) else (0.0, False)))
         for handle, placeholder in zip(captured, inside, strict=True)
-        if id(handle) in variables
+        if (one := variables.get(id(handle))) is not None
     }
-
-
-def _held(variable: tf.Variable) -> tuple[float, bool]:
-    return magnitude(variable.numpy()) if is_measured(variable.dtype) else (0.0, False)
 
 
 def _frames_of_step(
@@ -230,7 +201,7 @@ def _frames_of_step(
         given: The names of the batch's tensors.
         handles: The variables as they were before the step.
     """
-    layers = backward_layers([one.name for one in operations], places.by_number(len(operations)))
+    layers = places.with_backward([one.name for one in operations])
     penalties, customs = places.in_regularizers(), places.in_customs()
     variables = _Variables(handles)
     frames: dict[str, Frame] = {}
@@ -294,7 +265,8 @@ class _Variables:
         given = [*inputs, *(one.name for one in operation.outputs)]
         for name in names:
             self._assigned.setdefault(name, []).extend(given)
-        return [*spoilt, *([] if _only_assigns(operation) else read)]
+        only_assigns = not operation.outputs
+        return [*spoilt, *([] if only_assigns else read)]
 
     def source(self, operation: tf.Operation) -> str | None:
         """Returns "variable" for a read of a variable to which the step has not assigned yet, else None."""
@@ -308,10 +280,6 @@ class _Variables:
         """The frame of a variable as it was before the step."""
         dtype, amax, has_nan = self._handles[name]
         return Frame(name, "ReadVariableOp", dtype, part, layer, (), amax, has_nan, "variable")
-
-
-def _only_assigns(operation: tf.Operation) -> bool:
-    return not operation.outputs
 
 
 def _parts(operations: Sequence[tf.Operation], calls: ScalerCalls) -> list[Part]:

@@ -16,11 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.calls import LayerCall, rounding_is_no_warning
-from loops.diagnose.graph.changes import layers_in_float32, restored
-from loops.diagnose.lint.finding import Finding, Kind, Severity, Texts, note
+from loops.diagnose.graph.calls import LayerCall
+from loops.diagnose.graph.changes import layers_in_float32, restored, rounding_is_no_warning
 from loops.diagnose.lint.graph_rules import constructor_of
-from loops.diagnose.lint.subject import Inputs, Subject
+from loops.diagnose.lint.subject import Finding, Inputs, Kind, Severity, Subject, Texts, last_line, note
 
 _FAILS = Texts(
     Kind.FAILS_UNDER_STRESS,
@@ -135,7 +134,14 @@ def _finding(
     if faults:
         finding = _fault(place, call.layer, faults, "" if reached else " on inputs larger than your sample's")
     else:
-        finding = _too_large(place, call.layer, (reached or failures)[0])
+        first = (reached or failures)[0]
+        finding = _ENLARGES.at(
+            place,
+            kind=type(call.layer).__name__,
+            ratio=first.reference / first.magnitude if first.magnitude else float("inf"),
+            magnitude=first.magnitude,
+            reference=first.reference,
+        )
     if reached or seen is None:
         return finding
     return note(
@@ -163,13 +169,6 @@ def _fault(place: str, layer: keras.layers.Layer, faults: list[Failure], where: 
         spoilt=f"{'its output' if passes[0].startswith('forward') else 'its gradient'} is {spoilt}",
         passes=" and ".join(passes),
         constructor=constructor_of(layer),
-    )
-
-
-def _too_large(place: str, layer: keras.layers.Layer, failure: Failure) -> Finding:
-    ratio = failure.reference / failure.magnitude if failure.magnitude else float("inf")
-    return _ENLARGES.at(
-        place, kind=type(layer).__name__, ratio=ratio, magnitude=failure.magnitude, reference=failure.reference
     )
 
 
@@ -228,7 +227,7 @@ def _stressed(call: LayerCall, limit: float) -> list[Failure]:
                 for failure in _failures(magnitude, one_signed, run(*_inputs(specs, magnitude, one_signed)).numpy())
             ]
     except Exception as error:
-        raise CannotStress(_first_line(error)) from error
+        raise CannotStress(last_line(error)) from error
 
 
 def _of_few_examples(call: LayerCall) -> LayerCall:
@@ -282,14 +281,7 @@ def _both(call: LayerCall, inputs: tuple) -> tf.Tensor:
 def _run(call: LayerCall, inputs: tuple) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """The floating-point outputs, and the gradients of the floating-point inputs."""
     values = iter(inputs)
-    given = [_given(spec, values) for spec in call.specs]
-    watched = [one for one in given if one.dtype.is_floating]
-    with tf.GradientTape() as tape:
-        tape.watch(watched)
-        outputs = call.again(given)
-    ones = [tf.cast(_signs(output), output.dtype) for output in outputs]
-    zero = tf.UnconnectedGradients.ZERO
-    return outputs, tape.gradient(outputs, watched, output_gradients=ones, unconnected_gradients=zero)
+    return call.differentiated([_given(spec, values) for spec in call.specs], seeds=_signs)
 
 
 def _given(spec: tf.TensorSpec, floats: Iterator[tf.Tensor]) -> tf.Tensor:
@@ -332,8 +324,3 @@ def _floats(call: LayerCall) -> list[tf.TensorSpec]:
 
 def _known(spec: tf.TensorSpec) -> list[int]:
     return [2 if size is None else size for size in spec.shape]
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]

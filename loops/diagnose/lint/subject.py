@@ -1,9 +1,10 @@
-"""What the rules of lint read: model, sample and set-up, one trace of them, and the inputs of the layers there."""
+"""What the rules of lint read, and the findings that they yield."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -12,11 +13,11 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.calls import Traced, trace
 from loops.diagnose.graph.changes import restored
+from loops.diagnose.graph.models import Traced, first_batch, trace
 from loops.step.train_step import TrainStep
 from loops.support.batches import explaining, parts
-from loops.support.errors import BadBatch, OutOfData
+from loops.support.errors import BadBatch
 
 MARGIN = 10.0
 """The factor by which a layer's inputs may grow in training beyond those on the sample."""
@@ -74,8 +75,9 @@ def subject_of(
     """
     sample = _checked_sample(model, loss, sample)
     scaling = _scaling_of(optimizer)
-    sample = _as_tensors(sample)
-    _build(model, sample)
+    if not model.built:
+        with in_one_sentence(), explaining_misfit(model, sample):
+            model(tf.nest.map_structure(tf.zeros_like, sample[0]), training=False)
     with restored(model):
         seen = InputRanges(scaler.observe.layers_of(model))
         # This trace is measured too, since a `tf.function` inside the model is traced only once.
@@ -85,16 +87,8 @@ def subject_of(
 
 
 def _checked_sample(model: object, loss: object, sample: Any) -> tuple:
-    """Checks the types of a model, a loss and a sample; returns the sample, or the first batch of a dataset.
-
-    Raises:
-        scaler.InvalidArgument: If one of them has the wrong type.
-        OutOfData: If the dataset is empty.
-    """
-    if isinstance(sample, tf.data.Dataset):
-        sample = next(iter(sample), None)
-        if sample is None:
-            raise OutOfData("lint(sample): the dataset is empty.")
+    """Checks a model, a loss and a sample; returns the sample, or the first batch of a dataset, as tensors."""
+    sample = first_batch(sample, "lint(sample)")
     if not isinstance(model, keras.Model):
         raise scaler.InvalidArgument(f"lint(model={model!r}): expected a keras.Model.")
     if not callable(loss):
@@ -108,16 +102,6 @@ def _checked_sample(model: object, loss: object, sample: Any) -> tuple:
             f"lint(sample={type(sample).__name__}): expected a batch (x, y) or (x, y, sample_weight), such as "
             "next(iter(dataset))."
         )
-    return tuple(sample)
-
-
-def _as_tensors(sample: Any) -> tuple:
-    """Converts a batch to tensors.
-
-    Raises:
-        scaler.InvalidArgument: If the batch holds Python lists or numbers.
-        BadBatch: If it has no examples.
-    """
     given = tuple(part for part in sample if part is not None)
     if not all(hasattr(one, "shape") for one in tf.nest.flatten(given)):
         raise scaler.InvalidArgument(
@@ -202,12 +186,12 @@ def in_one_sentence() -> Iterator[None]:
         raise
     except Exception as error:
         raise BadBatch(
-            f"lint: the model or the loss failed on the sample: {_last_line(error)}. Run a train step on this "
+            f"lint: the model or the loss failed on the sample: {last_line(error)}. Run a train step on this "
             "sample first."
         ) from error
 
 
-def _last_line(error: Exception) -> str:
+def last_line(error: Exception) -> str:
     """An error's type and message, without the text that Keras and AutoGraph add."""
     text = re.sub(r"\x1b\[\d*m", "", str(error)).partition("Arguments received by")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -223,17 +207,6 @@ def _lengths(sample: tuple) -> str:
         sizes = sorted({one.shape[0] for one in tf.nest.flatten(part) if one.shape.rank})
         lengths.append(f"{name} holds {' and '.join(map(str, sizes))} examples")
     return ", ".join(lengths)
-
-
-def _build(model: keras.Model, sample: tuple) -> None:
-    """Builds a model on the sample, unless it is built already.
-
-    Raises:
-        BadBatch: If the sample does not fit the model.
-    """
-    if not model.built:
-        with in_one_sentence(), explaining_misfit(model, sample):
-            model(tf.nest.map_structure(tf.zeros_like, sample[0]), training=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,3 +280,82 @@ def _sizes(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     magnitudes = tf.abs(values)
     amax = tf.maximum(tf.reduce_max(magnitudes), 0.0)  # An empty tensor has no largest value.
     return amax, tf.reduce_sum(values) / count, tf.reduce_sum(magnitudes) / count
+
+
+class Kind(str, enum.Enum):
+    """What a finding is about."""
+
+    SAMPLE = "sample"
+    NOT_RUN = "not_run"
+    FLOAT16_ON_THE_SAMPLE = "float16_on_the_sample"
+    MODEL_ON_THE_SAMPLE = "model_on_the_sample"
+    NO_SCALING = "no_scaling"
+    NEEDLESS_SCALING = "needless_scaling"
+    NO_MASTERS = "no_masters"
+    LOSS = "loss"
+    OUTPUT = "output"
+    CONSTANT = "constant"
+    WEIGHTS = "weights"
+    STATISTICS = "statistics"
+    INDICES = "indices"
+    FAILS_UNDER_STRESS = "fails_under_stress"
+    ENLARGES = "enlarges"
+    NOT_STRESSED = "not_stressed"
+    SHAPES = "shapes"
+    XLA = "xla"
+    FORMAT = "format"
+
+
+class Severity(str, enum.Enum):
+    """Whether a finding hurts."""
+
+    HURTS = "hurts"
+    NOTE = "note"
+    """It is harmless, at least on inputs such as the sample's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One problem that lint found.
+
+    Attributes:
+        layer: The layer's name, or its path if several layers have that name; None for the whole set-up.
+        finding: The problem, in one sentence. For a note it begins with "note: ".
+        measured: The measurement behind it, with numbers.
+        instead: What to write instead.
+        kind: What the finding is about.
+        severity: Whether it hurts.
+    """
+
+    layer: str | None
+    finding: str
+    measured: str
+    instead: str
+    kind: Kind
+    severity: Severity = Severity.HURTS
+
+    @property
+    def is_note(self) -> bool:
+        """Whether it is harmless, at least on inputs such as the sample's."""
+        return self.severity is Severity.NOTE
+
+
+def note(layer: str | None, finding: str, measured: str, instead: str, kind: Kind) -> Finding:
+    """Makes a finding that is harmless."""
+    return Finding(layer, f"note: {finding}", measured, instead, kind, Severity.NOTE)
+
+
+class Texts(NamedTuple):
+    """What is said of one kind of problem: each text is a format of the values that a rule measured."""
+
+    kind: Kind
+    finding: str
+    measured: str
+    instead: str
+    severity: Severity = Severity.HURTS
+
+    def at(self, layer: str | None, /, **values: Any) -> Finding:
+        """The finding about a layer, with these values."""
+        finding, measured, instead = (text.format_map(values).strip() for text in self[1:4])
+        make = note if self.severity is Severity.NOTE else Finding
+        return make(layer, finding, measured, instead, self.kind)

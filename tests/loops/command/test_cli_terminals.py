@@ -21,8 +21,8 @@ from halfstep import terminal
 from halfstep.commands import shared as statuses
 from loops.diagnose.doctor.layer_times import FORMATS, SETTINGS
 from loops.diagnose.explain.remedies import Kind, Remedy
-from loops.diagnose.lint import finding as lint
-from loops.diagnose.lint.finding import Finding
+from loops.diagnose.lint import subject as lint
+from loops.diagnose.lint.subject import Finding
 from loops.replay.live import Live, Side
 from loops.replay.results import Replay, Replayed
 from loops.replay.tune import Tuned
@@ -139,7 +139,7 @@ COMMANDS = {
     "lint": (
         [
             ("loops.support.user_function", "called", None),
-            ("loops.diagnose.lint.all_rules", "lint_program", [FINDING]),
+            ("loops.diagnose.lint", "lint_program", [FINDING]),
         ],
         ["lint", "--build", "program:make"],
         f"{FINDING.layer} {FINDING.finding} {FINDING.measured} {FINDING.instead}",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loops.diagnose.explain import explain_step, trials
+from loops.diagnose.explain import explain, trials
 from loops.diagnose.lint import stress
 
 
@@ -18,8 +18,8 @@ def tried(monkeypatch):
 
     def only(*kinds):
         for module, table in (
-            (explain_step, "AT_THE_STEP"),
-            (explain_step, "OF_THE_UPDATE"),
+            (explain, "AT_THE_STEP"),
+            (explain, "OF_THE_UPDATE"),
             (trials, "SINCE_THE_CHECKPOINT"),
         ):
             monkeypatch.setattr(module, table, tuple(row for row in getattr(module, table) if row.kind in kinds))

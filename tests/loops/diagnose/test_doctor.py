@@ -16,7 +16,6 @@ import loops
 import scaler
 from loops.diagnose.doctor import diagnosis, timing
 from loops.diagnose.doctor.diagnosis import Casts, Diagnosis, Padded, casts_of, padded, products_of, shares
-from loops.diagnose.doctor.program import program_of
 from loops.diagnose.doctor.shown import advice, sized, text
 from loops.diagnose.doctor.timing import (
     STEPS_A_CALL,
@@ -28,12 +27,12 @@ from loops.diagnose.doctor.timing import (
     Trial,
     batches_like,
     pipeline_of,
+    program_of,
     time_interleaved,
     try_all,
 )
 from loops.diagnose.graph.census import Census, Row
-from loops.diagnose.memory.footprint import Footprint
-from loops.diagnose.memory.saved import Bytes, saved_tensors
+from loops.diagnose.memory import Bytes, Footprint, saved_tensors
 
 
 def small(policy="mixed_float16"):

@@ -6,8 +6,7 @@ import math
 import pytest
 
 import loops
-from loops.diagnose.explain.explanation import Explanation, Magnitude
-from loops.diagnose.explain.picture import magnitudes_figure, picture
+from loops.diagnose.explain.explanation import Explanation, Magnitude, magnitudes_figure, picture
 
 ROWS = (
     Magnitude("first", 2.0**3, 2.0**-20, "float16"),

@@ -16,8 +16,8 @@ from loops.diagnose.explain.case import Case
 from loops.diagnose.explain.explanation import Explanation, describe
 from loops.diagnose.explain.remedies import AT_THE_STEP, OF_THE_UPDATE, SINCE_THE_CHECKPOINT, Kind, Remedy, Row
 from loops.diagnose.explain.trials import blame_of, grown_through, helped, in_order, weighed
-from loops.diagnose.lint.finding import Finding, Severity, note
-from loops.diagnose.lint.finding import Kind as Rule
+from loops.diagnose.lint.subject import Finding, Severity, note
+from loops.diagnose.lint.subject import Kind as Rule
 
 NAMES = {
     Kind.LAYER_IN_FLOAT32: "'a' in float32",

@@ -17,7 +17,7 @@ import scaler
 from loops.diagnose.explain import case
 from loops.diagnose.explain.attempts import Attempts, held, size_of_update
 from loops.diagnose.explain.case import Case, lower_rates, rate_of
-from loops.diagnose.explain.circumstances import largest, lost_weight
+from loops.diagnose.explain.measured import largest, lost_weight
 from loops.diagnose.explain.remedies import OF_THE_UPDATE, Kind
 from loops.diagnose.explain.trials import try_since_checkpoint
 from loops.diagnose.graph.models import failed_part, optimizers_of, weights_in_step

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import scaler
-from loops.diagnose.lint.finding import Kind
+from loops.diagnose.lint.subject import Kind
 from loops.observe import lint
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.lint.finding import Kind
+from loops.diagnose.lint.subject import Kind
 from loops.observe import lint
 
 L = keras.layers

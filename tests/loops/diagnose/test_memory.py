@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 
 from loops.diagnose.doctor.shown import check_picture, write_picture
-from loops.diagnose.memory.footprint import footprints, slot_values
-from loops.diagnose.memory.saved import Bytes
+from loops.diagnose.memory import Bytes, footprints, slot_values
 from loops.support.errors import NotWritable
 
 BATCH, INPUTS, HIDDEN, OUTPUTS = 64, 16, 32, 8
@@ -188,7 +187,7 @@ def test_what_a_loop_keeps_for_its_gradient_is_counted():
 
 MEASURED = """
 import keras, tensorflow as tf
-from loops.diagnose.memory.footprint import footprints
+from loops.diagnose.memory import footprints
 layers = [keras.layers.Dense(1024, activation="gelu") for _ in range(6)]
 model = keras.Sequential([keras.Input([256]), *layers, keras.layers.Dense(8)])
 batch = tf.random.normal([2048, 256]), tf.zeros([2048, 8])

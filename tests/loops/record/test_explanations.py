@@ -5,7 +5,7 @@ import json
 import pytest
 
 import loops
-from loops.record.explanations import Explanations
+from loops.diagnose.explain.action import Explanations
 
 
 def steps_in(path):

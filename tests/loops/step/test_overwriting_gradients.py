@@ -19,7 +19,7 @@ from step_cases import part
 import loops
 import scaler
 from loops.diagnose.graph.calls import recording_scaler_calls
-from loops.diagnose.lint.set_up import lost_share
+from loops.diagnose.lint.graph_rules import lost_share
 
 LARGEST = 3.0
 ERROR = keras.losses.MeanSquaredError()

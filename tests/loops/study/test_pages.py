@@ -10,8 +10,7 @@ from test_study_report import FLOAT32, figures_of, write_study
 
 import loops
 from loops.diagnose.doctor.shown import memory_figure, memory_page
-from loops.diagnose.memory.footprint import Footprint
-from loops.diagnose.memory.saved import Bytes
+from loops.diagnose.memory import Bytes, Footprint
 from loops.study.page import page
 from loops.study.setups import Setup
 from loops.support.palette import DARK_PAGE, LIGHT_PAGE
