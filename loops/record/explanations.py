@@ -9,7 +9,7 @@ from typing import Any
 from loops.record.files import EXPLANATIONS, write_json
 from loops.record.lines import StepLines
 from loops.support.json_values import read_object
-from loops.support.written.place import writing
+from loops.support.written import writing
 
 
 class Explanations:

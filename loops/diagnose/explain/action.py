@@ -19,8 +19,7 @@ from loops.diagnose.explain.explanation import Explanation
 from loops.loop.kept_batches import HeldBatches
 from loops.loop.visit import Visit
 from loops.record.explanations import Explanations
-from loops.support.checks import check_count
-from loops.support.errors import NotWritable
+from loops.support.errors import NotWritable, check_count
 from loops.support.json_values import without_nan
 from loops.support.text import one_line
 

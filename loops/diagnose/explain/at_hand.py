@@ -12,16 +12,15 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 import scaler
+from loops.backend.generators import generators, set_generators
 from loops.diagnose.advice import without_advice
 from loops.diagnose.graph.calls import recording_scaler_calls
 from loops.diagnose.graph.changes import without_windows
 from loops.loop.calls import StepCalls
-from loops.loop.counters import CounterVariables
 from loops.loop.loop import Loop
-from loops.loop.state.kernels import PYTHON, kept_elsewhere
+from loops.loop.results import CounterVariables
 from loops.loop.state.pipeline import operations_called
-from loops.loop.state.randomness import generators, set_generators
-from loops.loop.state.resources import StepResources, resources_of
+from loops.loop.state.resources import PYTHON, StepResources, kept_elsewhere, resources_of
 from loops.loop.state.variables import variable_groups
 from loops.loop.user_step import taking_batches
 from loops.record.log import difference
