@@ -16,9 +16,8 @@ import matplotlib
 from cycler import cycler
 
 from loops.study.page import report_study
-from loops.support.drawing import svg_of
+from loops.support.drawing import STYLE, svg_of
 from loops.support.palette import BLUE, RED
-from loops.support.plot_style import STYLE
 
 DOCS = pathlib.Path(__file__).parent
 STUDY = DOCS.parent / "study"

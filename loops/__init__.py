@@ -28,8 +28,8 @@ from loops.actions import Seconds as Seconds
 from loops.actions import StopWhen as StopWhen
 from loops.actions.averaged import Averaged as Averaged
 from loops.diagnose.explain.action import Explain as Explain
-from loops.loop.counters import Counters as Counters
 from loops.loop.loop import Loop as Loop
+from loops.loop.results import Counters as Counters
 from loops.loop.visit import Visit as Visit
 from loops.loop.workers import join_workers as join_workers
 from loops.record.forecast import Forecast as Forecast
@@ -39,10 +39,10 @@ from loops.record.lines import JsonLines as JsonLines
 from loops.record.tensorboard import TensorBoard as TensorBoard
 from loops.record.trace import Trace as Trace
 from loops.run.evaluate_checkpoints import evaluate_checkpoints as evaluate_checkpoints
+from loops.step.arguments import ByAttempts as ByAttempts
 from loops.step.composed_step import ComposedStep as ComposedStep
 from loops.step.losses import WeightedLoss as WeightedLoss
 from loops.step.parts import Part as Part
-from loops.step.schedule import ByAttempts as ByAttempts
 from loops.step.train_step import TrainStep as TrainStep
 from loops.support.errors import BadBatch as BadBatch
 from loops.support.errors import BadOutputs as BadOutputs

@@ -76,7 +76,7 @@ def messages():
         for node in calls:
             names = [called(node.func)] + [called(one) for one in node.args[1:2]] * (called(node.func) == "warn")
             found |= {(name, spoken(node.args[0])) for name in names if name in CLASSES}
-            # Of loops/support/checks.py.
+            # Of loops/support/errors.py.
             if called(node.func) == "check" and len(node.args) == 3 and path.is_relative_to(ROOT / "loops"):
                 found.add(("InvalidArgument", f"{spoken(node.args[0])}: expected {spoken(node.args[2])}."))
     return {(name, said) for name, said in found if sum(map(str.isalpha, said)) >= FEW}

@@ -14,7 +14,7 @@ import pytest
 
 import loops
 from halfstep import main
-from loops.loop.state import facts, folder
+from loops.loop.state import folder
 from loops.record.trace import reading, stream
 
 DATA = pathlib.Path(__file__).parent / "data"
@@ -38,14 +38,14 @@ def logged(place):
 
 def test_the_first_release_is_there():
     assert "0.3.0" in RELEASES
-    assert facts.FORMAT in facts.READ
+    assert folder.FORMAT in folder.READ
     page = (DATA.parents[1] / "docs" / "stability.md").read_text(encoding="utf-8")
-    assert f"that of a checkpoint is {facts.FORMAT}, that of a trace {stream.VERSION}." in " ".join(page.split())
+    assert f"that of a checkpoint is {folder.FORMAT}, that of a trace {stream.VERSION}." in " ".join(page.split())
 
 
 def test_a_kept_checkpoint_says_what_it_holds(kept):
     found = folder.read_facts(folder.prefix(kept / "checkpoints", keep.STEPS))
-    assert found["format"] in facts.READ
+    assert found["format"] in folder.READ
     assert found["counters"]["attempted"] == keep.STEPS
     assert main(["inspect", "checkpoints"]) == 0
 
@@ -92,7 +92,7 @@ def test_a_kept_run_makes_a_report(kept, capsys):
 
 
 def test_a_format_of_the_future_is_refused_by_name(kept, monkeypatch):
-    monkeypatch.setattr(facts, "READ", (99,))
+    monkeypatch.setattr(folder, "READ", (99,))
     with pytest.raises(folder.Damaged, match=r"its format is 2, and this version reads 99"):
         folder.read_facts(folder.prefix(kept / "checkpoints", keep.STEPS))
     for reader in (reading, stream):

@@ -30,7 +30,7 @@ from benchmarks.effects import (
 )
 from benchmarks.effects.effect import Effect as Effect
 from benchmarks.effects.effect import Experiment as Experiment
-from loops.support.checks import check_count
+from loops.support.errors import check_count
 
 EXPERIMENTS = tuple(
     module.EXPERIMENT

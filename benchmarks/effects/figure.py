@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.effects.effect import Effect, Line, Panel
+from loops.support.drawing import STYLE
 from loops.support.palette import SOFT, Mark, mark
-from loops.support.plot_style import STYLE
 
 _WIDTH, _HEIGHT = 8.0, 3.4
 _FEW = 40

@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 
 import loops.tasks
 import scaler
-from loops.support.drawing import svg_of
+from loops.support.drawing import STYLE, shade, svg_of
 from loops.support.palette import BLUE, GREEN, ORANGE, RED, SOFT, TEXT
-from loops.support.plot_style import STYLE, shade
 
 HERE = pathlib.Path(__file__).parent
 AS_ONE = {"histtype": "stepfilled"}

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.steps import averages
-from loops.support.checks import check
-from loops.support.errors import LoopError
+from loops.support.errors import LoopError, check
 
 
 class Averaged:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from loops.loop.visit import Cadence, Seconds, Visit
-from loops.support.checks import check
+from loops.support.errors import check
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop

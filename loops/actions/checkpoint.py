@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 import scaler
-from loops.actions.best import Best
+from loops.actions.evaluate import Best
 from loops.actions.saves import Saves
-from loops.backend import checkpoints
-from loops.backend.versions import versions
+from loops.backend import versions
+from loops.backend.variables import is_checkpoint_readable
 from loops.loop.failed_step import add_note
 from loops.loop.state import folder
 from loops.loop.state.compared import Changes, Resumed, constant_rates, flat, meant_changes, other_rates
-from loops.loop.state.described import settings
+from loops.loop.state.described import NoText, exact, settings
 from loops.loop.state.regrouped import how_to_go_on
-from loops.loop.state.values import NoText, exact
 from loops.loop.visit import Cadence, Seconds
 from loops.loop.workers import Workers
-from loops.support.checks import check, check_count
-from loops.support.errors import CheckpointError, ResumeWarning
-from loops.support.written.place import Place, as_path, reason
+from loops.support.errors import CheckpointError, ResumeWarning, check, check_count
+from loops.support.written import Place, as_path, reason
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop
@@ -302,7 +300,7 @@ class Checkpoint:
             warnings.warn(f"{path} was saved with another schedule: {one}", ResumeWarning, stacklevel=3)
 
     def _saves_of(self, checkpoint: tf.train.Checkpoint, number: int, workers: Workers) -> Saves:
-        background = self._background and checkpoints.readable()
+        background = self._background and is_checkpoint_readable()
         if self._background and not background:
             warnings.warn(
                 f"Checkpoint(background=True): {versions()} does not tell what a checkpoint writes, so it is "

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from loops.loop.visit import Visit
-from loops.support.checks import check_count
-from loops.support.errors import LoopError
-from loops.support.written.place import Place, as_path, check_folder
+from loops.support.errors import LoopError, check_count
+from loops.support.written import Place, as_path, check_folder
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop

@@ -12,9 +12,9 @@ import rich.table
 
 from loops.actions.evaluate import Evaluate
 from loops.loop.visit import Cadence, Seconds, Visit
-from loops.support.checks import check
+from loops.support.errors import check
 from loops.support.part_names import in_turn, named
-from loops.support.written.place import Place
+from loops.support.written import Place
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop

@@ -18,10 +18,9 @@ from loops.actions.checkpoint import Checkpoint
 from loops.loop.state import folder
 from loops.loop.visit import Visit
 from loops.step.user_steps import find
-from loops.support.checks import check, check_count, is_count
-from loops.support.errors import LoopError, OutOfData
+from loops.support.errors import LoopError, OutOfData, check, check_count, is_count
 from loops.support.json_values import read_object
-from loops.support.written.place import writing
+from loops.support.written import writing
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop

@@ -5,18 +5,18 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from loops.backend.checkpoints import values
+from loops.backend.variables import checkpoint_values
 from loops.loop.state import folder
-from loops.loop.state.folder import Copied
 from loops.loop.workers import Workers
 from loops.support.errors import CheckpointError
 from loops.support.text import one_line
-from loops.support.written.place import reason
+from loops.support.written import reason
 
 Then = Callable[[], None]
 """What to do once a checkpoint is whole."""
@@ -55,9 +55,6 @@ class Saves:
         self.number: int | None = number
         self._checkpoint, self._place, self._keep, self._workers = checkpoint, place, keep, workers
         self._background = background
-        self._manager = tf.train.CheckpointManager(
-            checkpoint, str(place), max_to_keep=keep, checkpoint_name=folder.NAME
-        )
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending: concurrent.futures.Future | None = None
         self._failed: CheckpointError | None = None
@@ -81,7 +78,7 @@ class Saves:
         if self._background:
             with self._workers.all_or_none("write its last checkpoint"):
                 self.wait()
-        self._begin(number, then, self._keep)
+        self._begin(number, then)
 
     def check(self) -> None:
         """At a visit that does not save: raises what went wrong in the thread; waits for nothing."""
@@ -121,10 +118,11 @@ class Saves:
             raise self._failed  # Only what is here may be what all have in common: nothing of it is removed.
         if number != self.number:
             try:
-                self._begin(number, then, self._keep if alone else self._keep + 1)
+                self._begin(number, then, one_more=self._background and not alone)
                 self.wait()
             except CheckpointError as error:
-                raise CheckpointError(_joined(error, failed)) from error
+                said = dict.fromkeys(str(one) for one in (error, failed) if one)
+                raise CheckpointError(" Before that: ".join(said)) from error
         if failed:
             raise failed
 
@@ -138,16 +136,18 @@ class Saves:
                 self._thread = None
                 del self._copy
 
-    def _begin(self, number: int, then: Then, keep: int) -> None:
-        """Writes a checkpoint, or has the thread write a copy."""
+    def _begin(self, number: int, then: Then, *, one_more: bool = False) -> None:
+        """Writes a checkpoint, or has the thread write a copy; then removes the oldest, or leaves one more."""
+        self._checkpoint.save_counter.assign_add(1)  # As TensorFlow's manager does.
+        keep = self._keep + one_more
         if not self._background:
             with self._named(number):
-                self._manager.save(checkpoint_number=number)
+                self._checkpoint.write(folder.prefix(self._place, number))
+                folder.sweep(self._place, keep, number)
             self.number = number
             then()
             return
         assert self._thread is not None
-        self._checkpoint.save_counter.assign_add(1)  # As TensorFlow's manager does.
         with self._named(number):
             copied = self._copy.take()
         self._pending = self._thread.submit(self._write, number, copied, then, keep)
@@ -155,7 +155,7 @@ class Saves:
 
     def _write(self, number: int, copied: list[Copied], then: Then, keep: int) -> None:
         with self._named(number, Exception):
-            folder.write(self._place, number, copied)
+            write(self._place, number, copied)
             folder.sweep(self._place, keep, number)
         then()
 
@@ -178,8 +178,46 @@ class Saves:
         )
 
 
-def _joined(error: CheckpointError, before: CheckpointError | None) -> str:
-    return " Before that: ".join(dict.fromkeys(str(one) for one in (error, before) if one))
+class Copied(NamedTuple):
+    """A value of a checkpoint that no step changes.
+
+    Attributes:
+        name: Its name in the file.
+        slices: Which part of the name's value it is.
+        value: An array in the memory of the copy, or a tensor.
+        dtype: The value's own: the array may have another of the same size.
+    """
+
+    name: str
+    slices: str
+    value: np.ndarray | tf.Tensor
+    dtype: tf.DType
+
+    @property
+    def tensor(self) -> tf.Tensor:
+        """The value, in the same memory."""
+        if isinstance(self.value, tf.Tensor):
+            return self.value
+        shared = tf.experimental.dlpack.from_dlpack(self.value.__dlpack__())
+        return shared if shared.dtype == self.dtype else tf.bitcast(shared, self.dtype)
+
+
+def write(place: pathlib.Path, number: int, copied: Iterable[Copied]) -> None:
+    """Writes a checkpoint as TensorFlow does: elsewhere, then its data and at last its index are moved into place.
+
+    Raises:
+        tf.errors.OpError: If it cannot be written.
+    """
+    path, parts = folder.prefix(place, number), list(copied)
+    part = f"{path}_temp/part-00000-of-00001"
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=part,
+            tensor_names=[one.name for one in parts],
+            shape_and_slices=[one.slices for one in parts],
+            tensors=[one.tensor for one in parts],
+        )
+        tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=[part], destination_prefix=path, delete_old_dirs=True)
 
 
 _ALIGNMENT = 64
@@ -209,7 +247,7 @@ class HostCopy:
     def take(self) -> list[Copied]:
         """Copies all values as they are now. Those of other devices, which are copies already, are kept as they are."""
         copied, place = [], self._first
-        for name, slices, tensor, fetched in values(self._checkpoint):
+        for name, slices, tensor, fetched in checkpoint_values(self._checkpoint):
             value: np.ndarray | tf.Tensor = tensor
             if tensor.dtype in (*_SHARED, tf.bfloat16) and not fetched:
                 source = np.asarray(tensor)

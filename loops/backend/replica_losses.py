@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.backend.versions import versions
+from loops.backend import versions
 
 _within = contextvars.ContextVar("within", default=False)
 

@@ -29,7 +29,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.backend.versions import versions
+from loops.backend import versions
 
 _CALLS = (
     *("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "Case", "StatelessCase"),
@@ -159,15 +159,10 @@ def not_for_xla(concrete: tf.types.experimental.ConcreteFunction) -> Sequence[st
         listed = kernels.get_registered_kernels_for_op
     except (ImportError, AttributeError):
         return None
-    _list_kernels()
+    with tf.device("CPU"):  # XLA registers its kernels at its first use.
+        tf.function(tf.identity, jit_compile=True, autograph=False)(tf.constant(0.0))
     kinds = sorted(kinds_of_operations(concrete) - _OF_EVERY_GRAPH)
     return [kind for kind in kinds if _FOR_GPUS not in {one.device_type for one in listed(kind).kernel}]
-
-
-def _list_kernels() -> None:
-    """Compiles a trivial function, since XLA registers its kernels at its first use."""
-    with tf.device("CPU"):
-        tf.function(tf.identity, jit_compile=True, autograph=False)(tf.constant(0.0))
 
 
 @contextlib.contextmanager

@@ -20,8 +20,7 @@ from loops.record.trace.tensors import tensors_of
 from loops.replay.recording import Source, recording_of, tables_of
 from loops.replay.replay import static_scale
 from loops.step.train_step import TrainStep
-from loops.support.checks import check_count
-from loops.support.errors import LoopError, OutOfData
+from loops.support.errors import LoopError, OutOfData, check_count
 from loops.support.text import agreeing, amount
 
 STATIC_MARGIN, START_MARGIN = 2, 1

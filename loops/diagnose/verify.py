@@ -21,7 +21,7 @@ from loops.loop.loop import Loop
 from loops.loop.visit import Visit
 from loops.run.train import weights_digest
 from loops.step.train_step import TrainStep
-from loops.support.checks import check_count
+from loops.support.errors import check_count
 from loops.support.user_function import in_empty_folders
 
 MODES = {"graph": False, "jit_compile": True}

@@ -7,7 +7,7 @@ computes NaN. So a loop that chose XLA by itself looks at them in the batch, bef
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -23,6 +23,59 @@ COMPILED = (
     "Loop(jit_compile=False) leaves it as a graph."
 )
 """What a run says, once, where the loop chose XLA by itself on a CPU."""
+
+
+class StepFunction:
+    """A train step as a `tf.function`, which XLA compiles or not.
+
+    Args:
+        train_step: Any callable from a batch to a dict of tensors.
+        jit_compile: Whether XLA is to compile it.
+        is_open: Whether that is the loop's choice: then it is final only once the step is traced.
+
+    Attributes:
+        function: The function.
+        jit_compile: Whether XLA compiles it.
+        is_open: Whether that may still change.
+        has_chosen: Whether the loop chose XLA on a CPU by itself, where it must not change what the step does.
+        is_tried: Whether a call has shown that XLA takes the step.
+        said: What was chosen that makes a call longer, as sentences.
+    """
+
+    function: tf.types.experimental.PolymorphicFunction
+
+    def __init__(self, train_step: Callable, jit_compile: bool, is_open: bool):
+        self._train_step, self.jit_compile, self.is_open = train_step, jit_compile, is_open
+        self.has_chosen = self.is_tried = False
+        self.said: list[str] = []
+
+    def make(self, jit_compile: bool) -> None:
+        """Forgets what was traced."""
+        self.jit_compile = jit_compile
+        self.function = tf.function(self._train_step, jit_compile=jit_compile or None)
+
+    def traced(self, batch: Any) -> tf.types.experimental.ConcreteFunction:
+        """The concrete function: without XLA if the choice was left open and XLA cannot compile the step."""
+        with warnings.catch_warnings():
+            if self.tries_xla:  # It will be seen whether it does.
+                warnings.filterwarnings("ignore", "XLA may refuse to compile", scaler.ScaleWarning)
+            if self.is_open and self.jit_compile and not can_be_compiled(self.function, batch):
+                self.make(False)
+        if self.is_open and self.jit_compile and not has_gpu():
+            self.said.append(COMPILED)
+            self.has_chosen = True
+        self.is_open = False
+        return self.function.get_concrete_function(batch)
+
+    @property
+    def tries_xla(self) -> bool:
+        """Whether the loop chose XLA on a CPU by itself, and no call has shown yet that XLA takes the step."""
+        return not self.is_tried and (self.has_chosen or (self.is_open and self.jit_compile and not has_gpu()))
+
+    def unchoose(self) -> None:
+        """Takes the loop's choice back, since XLA refuses the step."""
+        self.has_chosen = False
+        self.said.remove(COMPILED)
 
 
 def has_gpu() -> bool:

@@ -21,7 +21,8 @@ def note(error: Exception, name: str, step: int, element_spec: Any, given: Any =
         given: Its batch, or one like it, where the host has it: batches of a source may differ from the first. None
             where only the device has.
     """
-    lost = _of_the_dataset(error)
+    # Of the operation that takes a batch from an iterator, eagerly or inside of a call.
+    lost = isinstance(error, tf.errors.OpError) and "IteratorGetNext" in error.message
     where = "the dataset, which gave no batch for it" if lost else name
     what = f"batches of {described(element_spec)}" if given is None or lost else f"a batch of {described(given)}"
     add_note(error, f"halfstep: this came at step {step} of the run, in {where}, with {what}.")
@@ -61,11 +62,6 @@ def add_note(error: BaseException, said: str) -> None:
         vars(error)["__notes__"] = [*notes, said]  # `add_note` came with Python 3.11.
 
 
-def _of_the_dataset(error: Exception) -> bool:
-    """Whether the operation that takes a batch from an iterator failed, eagerly or inside of a call."""
-    return isinstance(error, tf.errors.OpError) and "IteratorGetNext" in error.message
-
-
 def described(element_spec: Any) -> str:
     """The shapes and dtypes of a batch in short, such as "(float32 [8, 3], int64 [8])".
 
@@ -90,14 +86,13 @@ class _Short:
         return self._text
 
 
-_EMPTY = "{what} is empty: it gave no batch. Is the batch larger than the data, with drop_remainder?"
 END = "End of sequence"
 """Part of TensorFlow's message at the end of a dataset."""
 
 
 def why_empty(what: str) -> str:
     """Of data that never gave a batch."""
-    return _EMPTY.format(what=what)
+    return f"{what} is empty: it gave no batch. Is the batch larger than the data, with drop_remainder?"
 
 
 def why_endless_data_ended(done: int) -> str:

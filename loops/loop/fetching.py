@@ -6,65 +6,10 @@ import collections
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import tensorflow as tf
-
-from loops.loop.arrays import arrays_of, check_alike, shapes_of, size_of, spec_of, tensors_of
-from loops.loop.results import CallResult, joined
-from loops.loop.state.source_state import encode
-
-if TYPE_CHECKING:
-    from loops.loop.calls import StepCalls
-
-
-_STATEFUL = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
-"""Methods that read and set a position: of Grain; of torchdata's `StatefulDataLoader` and Hugging Face's datasets."""
-
-
-class Source:
-    """An iterable and its iterator.
-
-    Args:
-        batches: Any iterable. Its position is that of the iterable itself if it has one, else that of its iterator.
-
-    Attributes:
-        iterator: Gives the batches.
-        holder: What has the position, or None.
-    """
-
-    def __init__(self, batches: Iterable[Any]):
-        self._batches = batches
-        self.iterator: Iterator[Any] = iter(batches)
-        kinds = ((one, names) for one in (batches, self.iterator) for names in _STATEFUL)
-        found = ((one, names) for one, names in kinds if all(callable(getattr(one, name, None)) for name in names))
-        self.holder: Any
-        self.holder, self._names = next(found, (None, ("", "")))
-
-    @property
-    def name(self) -> str:
-        """The class of what holds the position: the same for a loader and for an iterator made of it."""
-        return type(self._batches if self.holder is None else self.holder).__qualname__
-
-    @property
-    def length(self) -> int | None:
-        """How many batches it says that it has, or None if it does not say."""
-        try:
-            return len(self._batches)  # type: ignore[arg-type]
-        except Exception:  # Each library has its own way to say that there is no length.
-            return None
-
-    def state(self) -> Any:
-        """Its position; only with a `holder`."""
-        return getattr(self.holder, self._names[0])()
-
-    def restore(self, state: Any) -> None:
-        """Goes to a position; only with a `holder`. Raises what the source raises."""
-        getattr(self.holder, self._names[1])(state)
-        if self.holder is self._batches:
-            self.iterator = iter(self._batches)
-
+from loops.loop.source import Source, arrays_of, check_alike, encode, shapes_of, size_of, spec_of, tensors_of
 
 MOST_BYTES = 2**27
 """The most bytes of batches that are stacked at once, and that are fetched ahead beside them, unless one has more."""
@@ -338,27 +283,3 @@ class _Ahead:
         while self._thread is not None and self._thread.is_alive():
             self.stop()
         self._stopping = False
-
-
-def take_fetched(calls: StepCalls, fetching: Fetching, limit: int) -> CallResult:
-    """Takes up to `limit` steps, in as many stacks as their shapes and their size require.
-
-    Fewer are taken before an error of the source, which is raised where the next batch is asked for.
-    """
-    parts: list[CallResult] = []
-    while (left := limit - sum(part.steps for part in parts)) > 0:
-        batches = fetching.take(left if calls.in_graph else 1)
-        if not batches:
-            break
-        before = calls.taken
-        fetching.shapes.meet(batches[0])
-        calls.relax(batches[0], fetching.shapes.common)
-        try:
-            one = calls.of_stack(batches) if calls.in_graph else calls.of_one(tensors_of(*batches))
-        except tf.errors.OpError:
-            # As with a dataset: the batch whose step failed is taken, and those after it are not.
-            fetching.drop(min(calls.taken - before + 1, len(batches)))
-            raise
-        fetching.drop(len(batches))
-        parts.append(one)
-    return joined(parts) if parts else calls.of_none()

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import scaler
 from loops.support.errors import NotWritable
-from loops.support.written.place import reason
+from loops.support.written import reason
 
 _SCOPE = "kept_batches"
 _NAME = "batch-"

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import pathlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -14,32 +14,28 @@ import tensorflow as tf
 import scaler
 from loops.backend.generators import caveats as hidden_generators
 from loops.loop import failed_step, kept_batches
-from loops.loop.arguments import check_arguments
 from loops.loop.calls import StepCalls, TrainStepFunction
 from loops.loop.compilation import has_steady_rows
-from loops.loop.counters import Counters, CounterVariables
 from loops.loop.failed_step import END, why_endless_data_ended, why_out_of_data
-from loops.loop.results import CallResult, Outputs, scalars_and_vectors
+from loops.loop.results import CallResult, Counters, CounterVariables, Outputs, scalars_and_vectors
 from loops.loop.silence import Checks, warn_if_most_were_skipped
 from loops.loop.state.actions import ActionStates
 from loops.loop.state.compared import Resumed
 from loops.loop.state.described import identity, settings
-from loops.loop.state.kernels import caveats as kernels_of
 from loops.loop.state.position import Position, SourcePosition, position_in
-from loops.loop.state.resources import StepResources, resources_of
+from loops.loop.state.resources import StepResources, caveats_of_kernels, resources_of
 from loops.loop.state.state import RunState
 from loops.loop.state.variables import trainable_flags, variable_groups
-from loops.loop.user_step import check_batches, replicate, taking_batches
+from loops.loop.user_step import check_arguments, check_batches, replicate, taking_batches
 from loops.loop.visit import Action, Pace, Visit
 from loops.loop.workers import Workers, meet
 from loops.step.train_step import TrainStep
 from loops.step.user_steps import named_by
 from loops.support.batches import bad_batch
-from loops.support.checks import check_count
-from loops.support.errors import OutOfData
+from loops.support.errors import OutOfData, check_count
+from loops.support.run_locks import RunLocks
 from loops.support.signals import Deferred, deferred_signals
-from loops.support.written.place import enter, named, place_of
-from loops.support.written.run_locks import RunLocks
+from loops.support.written import enter, named, place_of
 
 
 class Loop:
@@ -124,7 +120,8 @@ class Loop:
         position = position_in(dataset)
         self._looked_at: tuple[tf.types.experimental.ConcreteFunction, StepResources] | None = None
         self.train_step = train_step
-        self._windows = [one for one in named_by(train_step, TrainStep) if one.last_window == "apply"]
+        # The steps that apply a window that is not full.
+        self.windows = [one for one in named_by(train_step, TrainStep) if one.last_window == "apply"]
         train_step = taking_batches(train_step, position.element_spec)
         if strategy is not None:
             check_batches(position.element_spec, strategy)
@@ -135,7 +132,7 @@ class Loop:
         self.element_spec = position.element_spec
         self._counters = CounterVariables()
         self._start(position, actions, Pace(steps_per_call))
-        self._call = StepCalls(
+        self.calls = StepCalls(
             train_step,
             position.element_spec,
             self._counters,
@@ -149,9 +146,7 @@ class Loop:
 
     def _start(self, position: Position | SourcePosition, actions: Iterable[Action], pace: Pace) -> None:
         """What the host knows of a run before its first step."""
-        self.actions = [
-            action for action in actions if self.workers.index == 0 or not getattr(action, "chief_only", False)
-        ]
+        self.actions = [one for one in actions if self.workers.index == 0 or not getattr(one, "chief_only", False)]
         self.position, self._pace = position, pace
         self._stopped_elsewhere: str | None = None
         self._checks = Checks(self.train_step)
@@ -183,11 +178,6 @@ class Loop:
     def replicas(self) -> int:
         """The number of replicas."""
         return self._strategy.num_replicas_in_sync if self._strategy else 1
-
-    @property
-    def calls(self) -> StepCalls:
-        """The train step, compiled into calls of many steps."""
-        return self._call
 
     @property
     def stopped(self) -> str | None:
@@ -224,7 +214,7 @@ class Loop:
             actions: Those whose state is saved; by default the loop's.
             folder: Of the checkpoints; the paths of actions are also saved relative to it.
         """
-        step = self._call.trace()
+        step = self.calls.trace()
         groups = variable_groups(self.train_step, step)
         return RunState(
             groups=groups,
@@ -233,28 +223,22 @@ class Loop:
             position=self.position,
             actions=ActionStates(self.actions if actions is None else actions, folder),
             identity=identity,
-            settings=settings(self.train_step, self.position.dataset, jit_compile=self._call.jit_compile),
+            settings=settings(self.train_step, self.position.dataset, jit_compile=self.calls.jit_compile),
             trainable=trainable_flags(self.train_step, groups),
             loss_scaler=getattr(self.train_step, "loss_scaler", None),
         )
 
     def caveats(self) -> list[str]:
         """What a resumed run of this loop loses, one sentence per loss."""
-        step = self._call.trace()
+        step = self.calls.trace()
         held = self._held(step)
-        return [*self.position.caveats, *hidden_generators(), *kernels_of(step, held.called), *held.caveats]
+        return [*self.position.caveats, *hidden_generators(), *caveats_of_kernels(step, held.called), *held.caveats]
 
     def _held(self, step: tf.types.experimental.ConcreteFunction) -> StepResources:
         """What a trace of the step holds in tables and iterators; cached, since their buffers may be large."""
         if self._looked_at is None or self._looked_at[0] is not step:
             self._looked_at = step, resources_of(step)
         return self._looked_at[1]
-
-    def _hold(self, stack: contextlib.ExitStack) -> RunLocks:
-        """Locks what this run writes until the stack ends. Worker 0 holds the locks for all workers."""
-        writers = [(type(action).__name__, place) for action in self.actions if (place := place_of(action))]
-        with self.workers.all_or_none("write what it is to write"):
-            return stack.enter_context(RunLocks(writers if self.workers.index == 0 else []))
 
     def run(self, steps: int) -> Counters:
         """Runs until `steps` batches have been taken since the loop was made; a second call goes on from the first.
@@ -280,7 +264,9 @@ class Loop:
             return counters
         except scaler.ScalerError as error:
             # The message is all that a user needs: the frames of the loop would bury it.
-            raise _alone(error) from None
+            alone = copy.copy(error)
+            alone.__traceback__ = None
+            raise alone from None
 
     def _run(self, steps: int) -> Counters:
         check_count(f"run(steps)={steps!r}", steps)
@@ -292,7 +278,9 @@ class Loop:
             # Other workers would wait for the steps that a worker leaves out.
             self.position.heed(signals.received if self.workers.count == 1 else [])
             stack.callback(self.position.heed, [])
-            held = self._hold(stack)
+            writers = [(type(action).__name__, place) for action in self.actions if (place := place_of(action))]
+            with self.workers.all_or_none("write what it is to write"):  # Worker 0 holds the locks for all workers.
+                held = stack.enter_context(RunLocks(writers if self.workers.index == 0 else []))
             self._tell("begin", self)
             self._check_ahead(steps)
             for action in self.actions:
@@ -308,7 +296,7 @@ class Loop:
                     whole = False
                     with self.workers.lost_is_an_error():
                         limit = self._limit(done, steps)
-                        if self._windows:
+                        if self.windows:
                             self.end_windows(limit == 1 and done + 1 == self._last_step(steps))
                         call = self._take(limit)
                     scalars, vectors = scalars_and_vectors(call.outputs)
@@ -321,10 +309,9 @@ class Loop:
                     scalers = [one for one, _ in call.readings]
                     signals.act()
                     ended, taken = call.steps < limit and self.position.ended, done + call.steps
-                    self._call.undecided.look(taken, ended or taken >= steps or bool(self.stopped))
+                    self.calls.undecided.look(taken, ended or taken >= steps or bool(self.stopped))
                     if ended:
-                        of_source = self.position.dataset is None
-                        raise OutOfData(why_out_of_data(taken, steps, of_source=of_source))
+                        raise OutOfData(why_out_of_data(taken, steps, of_source=self.position.dataset is None))
                 if done == before.data:
                     self._tell("nothing_to_do", done, steps, None if done >= steps else self.stopped)
                 if not self._goes_back:
@@ -356,7 +343,7 @@ class Loop:
     def _limit(self, done: int, goal: int) -> int:
         """Steps of the next call, the same on all workers."""
         limit = self._pace.limit(done, goal, self.actions)
-        if self._windows:  # The last micro-batch ends its window: it has a call of its own.
+        if self.windows:  # The last micro-batch ends its window: it has a call of its own.
             limit = min(limit, max(1, self._last_step(goal) - 1 - done))
         return min(row[0] for row in self.workers.gather([limit])) if self._pace.chooses else limit
 
@@ -365,16 +352,11 @@ class Loop:
         known = -1 if self.position.dataset is None else int(self.position.dataset.cardinality())
         return goal if known < 0 else min(goal, known)
 
-    @property
-    def applies_last_windows(self) -> bool:
-        """Whether a step ends a window that is not full where it is told to."""
-        return bool(self._windows)
-
     def end_windows(self, ends: bool) -> None:
         """Says whether the next call's one micro-batch ends its window, for steps that apply short windows."""
-        for step in self._windows:
+        for step in self.windows:
             if step.window is None and ends:
-                self._call.trace()  # Which makes the window.
+                self.calls.trace()  # Which makes the window.
             if step.window is not None:
                 step.window.ends.assign(ends)
 
@@ -400,7 +382,7 @@ class Loop:
     def _take(self, limit: int) -> CallResult:
         start = time.perf_counter()
         try:
-            call = self._call(self.position.iterator, limit)
+            call = self.calls(self.position.iterator, limit)
         except tf.errors.OpError as error:
             if isinstance(error, tf.errors.OutOfRangeError) and END in error.message:
                 raise OutOfData(why_endless_data_ended(self.counters.data)) from error
@@ -408,9 +390,8 @@ class Loop:
             if known is None:
                 raise
             raise known from error
-
         self._pace.record(call.steps, time.perf_counter() - start)
-        if self._pace.chooses and not self._call.in_graph:
+        if self._pace.chooses and not self.calls.in_graph:
             self._pace.fix_at_one()
         return call
 
@@ -422,27 +403,25 @@ class Loop:
 
     def _act(self, visit: Visit, held: RunLocks) -> Exception | None:
         """Calls every action, those with `last` after the others, and returns the first error."""
-        first = None
-        for action in sorted(self.actions, key=lambda action: bool(getattr(action, "last", False))):
-            try:
-                with named(action, _lacks(visit)):
-                    if place := place_of(action):
-                        held.keep(type(action).__name__, place)
-                    action(visit)
-            except Exception as error:  # Of any kind: the other actions must still write this visit, and save it.
-                first = first or error
-        return first
+
+        def call(action: Any) -> None:
+            if place := place_of(action):
+                held.keep(type(action).__name__, place)
+            action(visit)
+
+        in_turn = sorted(self.actions, key=lambda action: bool(getattr(action, "last", False)))
+        last = visit.counters.data
+        lacks = f"Step {last} is" if visit.first == last else f"Steps {visit.first} to {last} are"
+        return _first_error(
+            in_turn,
+            call,
+            f"{lacks} missing there; the other actions have acted. Then run again: a Checkpoint with resume=True (on "
+            "the command line --resume) goes on from the last step that it saved.",
+        )
 
     def _end(self, failed: Exception | None) -> None:
         """Ends every action, even after errors, and raises the first error, joined with the run's own."""
-        first: Exception | None = None
-        for action in self.actions:
-            if hasattr(action, "end"):
-                try:
-                    with named(action):
-                        action.end()
-                except Exception as error:
-                    first = first or error
+        first = _first_error([one for one in self.actions if hasattr(one, "end")], lambda action: action.end())
         if isinstance(first, scaler.ScalerError) and isinstance(failed, scaler.ScalerError):
             both = copy.copy(first)
             both.args = (" Before that: ".join(dict.fromkeys([str(first), str(failed)])),)
@@ -459,18 +438,13 @@ class Loop:
             )
 
 
-def _lacks(visit: Visit) -> str:
-    """Advice for an action that could not write a visit."""
-    last = visit.counters.data
-    steps = f"Step {last} is" if visit.first == last else f"Steps {visit.first} to {last} are"
-    return (
-        f"{steps} missing there; the other actions have acted. Then run again: a Checkpoint with resume=True (on the "
-        "command line --resume) goes on from the last step that it saved."
-    )
-
-
-def _alone(error: scaler.ScalerError) -> scaler.ScalerError:
-    """The same error without the frames it came through."""
-    alone = copy.copy(error)
-    alone.__traceback__ = None
-    return alone
+def _first_error(actions: Iterable[Any], call: Callable[[Any], object], then: str = "") -> Exception | None:
+    """Calls a function with each action, also after errors of any kind: the others must still write, and save."""
+    first = None
+    for action in actions:
+        try:
+            with named(action, then):
+                call(action)
+        except Exception as error:
+            first = first or error
+    return first

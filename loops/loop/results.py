@@ -1,7 +1,11 @@
-"""What a train step may return, and what a call of many steps returns to the host: one array of bytes, copied once."""
+"""What a loop counts, what a train step may return, and what a call of many steps returns to the host.
+
+That is one array of bytes, copied once.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,8 +14,123 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.loop.counters import Counters, CounterVariables
+from loops.step.user_steps import Found
 from loops.support.errors import BadOutputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """Counts since the loop was made, as Python integers. `scaler.Counters` are those of one loss scaler, as tensors.
+
+    If a train step returns `attempted` and `applied`, the loop counts them. If it returns neither, the loop reads the
+    loss scalers in its graph: a step in which one of them decided was attempted, and it was applied if none of them
+    skipped. A step without a loss scaler is attempted and applied every time.
+
+    Attributes:
+        data: Batches taken from the dataset: calls of the train step. `Loop.run` counts in these.
+        attempted: Steps on which a decision was taken: fewer than `data` if gradients are accumulated.
+        applied: Attempted steps that moved the weights.
+        known: False if `attempted` and `applied` cannot be determined and are not counted: the step returns neither,
+            and multiplies by the loss scale of a scaler that it never updates.
+    """
+
+    data: int = 0
+    attempted: int = 0
+    applied: int = 0
+    known: bool = True
+
+    @property
+    def skipped(self) -> int:
+        """Attempted steps that changed nothing, because a gradient was not finite."""
+        return self.attempted - self.applied
+
+
+class CounterVariables(tf.Module):
+    """The counts on the device: if a call of many steps fails, the steps that it finished are counted.
+
+    Attributes:
+        known: Whether the most recently traced step can be counted.
+        compared: Whether its output `applied` is compared with what its loss scalers did.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="counters")
+        self.data = _count("data")
+        self.attempted = _count("attempted")
+        self.applied = _count("applied")
+        self.claimed = _count("claimed")
+        self.denied = _count("denied")
+        self.known = True
+        self.compared = False
+
+    def add(self, outputs: dict[str, tf.Tensor], found: Found, before: list) -> None:
+        """Counts one call of a train step, once its outputs are computed.
+
+        Args:
+            outputs: What the step returned.
+            found: The loss scalers in its graph.
+            before: What `found.read()` returned before the step.
+        """
+        with tf.control_dependencies(list(outputs.values())):
+            self.data.assign_add(1)
+            self.known = found.known or "applied" in outputs
+            if not self.known:
+                return
+            decided, moved = found.decided(before)
+            here = decided > 0 if found.any else tf.constant(True)
+            names = (name for name in ("attempted", "applied") if name in outputs)
+            returned = {name: tf.cast(outputs[name], tf.bool) for name in names}
+            attempted = tf.cast(
+                returned.get("attempted", tf.logical_or(here, returned.get("applied", False))), tf.int64
+            )
+            whole = tf.cast(tf.equal(decided, moved), tf.int64)
+            applied = tf.cast(returned.get("applied", attempted * whole), tf.int64)
+            self.attempted.assign_add(attempted)
+            self.applied.assign_add(applied)
+            self.compared = "applied" in outputs and found.any
+            if self.compared:
+                all_skipped, all_applied = (decided > 0) & tf.equal(moved, 0), (moved > 0) & tf.equal(moved, decided)
+                self.claimed.assign_add(tf.cast((applied > 0) & all_skipped, tf.int64))
+                self.denied.assign_add(tf.cast((applied < attempted) & all_applied, tf.int64))
+
+    def reset(self) -> None:
+        """Counts from zero."""
+        for variable in self.variables:
+            variable.assign(0)
+
+    def read(self) -> Counters:
+        """The counts, on the host."""
+        return Counters(int(self.data), int(self.attempted), int(self.applied), self.known)
+
+    def numbers(self) -> tf.Tensor:
+        """All counts as one tensor, int64 [5], for `read_from`."""
+        return tf.stack([self.data, self.attempted, self.applied, self.claimed, self.denied])
+
+    def read_from(self, numbers: Sequence[int]) -> tuple[Counters, str | None]:
+        """Reads the value of `numbers` on the host.
+
+        Returns:
+            The counts; and a sentence if what the step returned as `applied` contradicts its loss scalers, else None.
+        """
+        data, attempted, applied, claimed, denied = (int(number) for number in numbers)
+        says = None
+        if self.compared and claimed:
+            says = _CONTRADICTS.format(says="was applied", did="skipped it")
+        elif self.compared and denied:
+            says = _CONTRADICTS.format(says="was not applied", did="applied it")
+        return Counters(data, attempted, applied, self.known), says
+
+
+_CONTRADICTS = (
+    "a train step returned an 'applied' that says that it {says}, but the loss scaler in it {did}: the loop counts "
+    "what the step returns. Return outcome.finite of the step's own apply as 'applied', or leave it out, and the loop "
+    "counts what the loss scalers do."
+)
+
+
+def _count(name: str) -> tf.Variable:
+    return tf.Variable(0, dtype=tf.int64, trainable=False, name=name)
+
 
 Outputs = dict[str, np.ndarray]
 """The values of each output over the steps of a call: arrays [steps, ...]."""
@@ -97,18 +216,42 @@ def _bytes(tensor: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tensor, tf.uint8)
 
 
+_COUNTS, _READING = 5, 7
+"""How many numbers the counters have, and each scaler's `reading`."""
+
+
+class CallResult(NamedTuple):
+    """What a call did.
+
+    Attributes:
+        steps: Number of steps that the call took.
+        outputs: For each output of the step an array [steps, ...].
+        counters: The counts after the call.
+        contradiction: A sentence if what the step returned contradicts its loss scalers, else None.
+        readings: For each loss scaler the argument of its `check`.
+    """
+
+    steps: int
+    outputs: Outputs
+    counters: Counters
+    contradiction: str | None
+    readings: list[tuple[scaler.LossScaler, list[float]]]
+
+
 Arrays = dict[str, tf.TensorArray]
 
 
 class Stacked:
-    """Which array holds each output of a step.
+    """How a call returns the outputs of its steps, and what else the host wants to know of it, as one array.
 
     Args:
         specs: The outputs of one step, by name: scalars and arrays of a known shape.
+        counters: The variables that count.
     """
 
-    def __init__(self, specs: Mapping[str, tf.TensorSpec]):
-        self._specs = dict(specs)
+    def __init__(self, specs: Mapping[str, tf.TensorSpec], counters: CounterVariables):
+        self._specs, self._counters = dict(specs), counters
+        self._scalers: list[scaler.LossScaler] = []
         self._columns: dict[str, list[str]] = {}
         for name, spec in specs.items():
             # Both keys have a prefix, so that no name of an output can equal another output's key.
@@ -138,94 +281,51 @@ class Stacked:
         """
         return {key: array.write(step, self._row(key, outputs)) for key, array in arrays.items()}
 
-    def rows(self, outputs: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
-        """The outputs of a single step as one row of each array, in the order of the arrays."""
-        return [self._row(key, outputs) for key in self._columns]
+    def single(self, outputs: Mapping[str, tf.Tensor], scalers: Iterable[scaler.LossScaler]) -> tf.Tensor:
+        """What a call of one step returns: uint8 [total]."""
+        return self._packed(1, [self._row(key, outputs) for key in self._columns], scalers)
 
-    def stack(self, arrays: Arrays) -> list[tf.Tensor]:
-        """The arrays as tensors [size, ...], in their order."""
-        return [arrays[key].stack() for key in self._columns]
+    def whole(self, steps: tf.Tensor, arrays: Arrays, scalers: Iterable[scaler.LossScaler]) -> tf.Tensor:
+        """What a call returns that took so many steps: uint8 [total]."""
+        return self._packed(steps, [arrays[key].stack() for key in self._columns], scalers)
 
-    def layout(self, size: int) -> Layout:
-        """The dtype and the shape of each array for `size` steps, in their order."""
-        shapes = []
+    def _packed(
+        self, steps: tf.Tensor | int, tensors: Sequence[tf.Tensor], scalers: Iterable[scaler.LossScaler]
+    ) -> tf.Tensor:
+        self._scalers = list(scalers)
+        counts = tf.cast(self._counters.numbers(), tf.float64)
+        readings = map(scaler.authoring.reading, self._scalers)
+        return pack([tf.concat([[tf.cast(steps, tf.float64)], counts, *readings], axis=0), *tensors])
+
+    def read(self, data: np.ndarray, limit: int) -> CallResult:
+        """Reads on the host what a call returned that could take so many steps."""
+        layout: list = [(tf.dtypes.float64, [1 + _COUNTS + _READING * len(self._scalers)])]
         for names in self._columns.values():
             first = self._specs[names[0]]
-            shapes.append((first.dtype, [size, *(first.shape if first.shape.rank else [len(names)])]))
-        return shapes
-
-    def split(self, arrays: Sequence[np.ndarray], taken: int) -> dict[str, np.ndarray]:
-        """Splits the stacked arrays on the host into one array [taken, ...] for each output."""
-        found = {}
+            layout.append((first.dtype, [limit, *(first.shape if first.shape.rank else [len(names)])]))
+        status, *arrays = unpack(data, layout)
+        taken, found = int(status[0]), {}
         for array, names in zip(arrays, self._columns.values(), strict=True):
             whole = array[:taken]
             scalars = self._specs[names[0]].shape.rank == 0
             found.update({name: whole[:, place].copy() if scalars else whole for place, name in enumerate(names)})
-        return {name: found[name] for name in self._specs}
+        counts, contradiction = self._counters.read_from(status[1 : 1 + _COUNTS].astype(int).tolist())
+        readings = list(zip(self._scalers, status[1 + _COUNTS :].reshape(-1, _READING).tolist(), strict=True))
+        return CallResult(taken, {name: found[name] for name in self._specs}, counts, contradiction, readings)
 
     def _row(self, key: str, outputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
         names = self._columns[key]
         return outputs[names[0]] if self._specs[names[0]].shape.rank else tf.stack([outputs[name] for name in names])
 
 
-_COUNTS, _READING = 5, 7
-"""How many numbers the counters have, and each scaler's `reading`."""
-
-
-class CallResult(NamedTuple):
-    """What a call did.
-
-    Attributes:
-        steps: Number of steps that the call took.
-        outputs: For each output of the step an array [steps, ...].
-        counters: The counts after the call.
-        contradiction: A sentence if what the step returned contradicts its loss scalers, else None.
-        readings: For each loss scaler the argument of its `check`.
-    """
-
-    steps: int
-    outputs: Outputs
-    counters: Counters
-    contradiction: str | None
-    readings: list[tuple[scaler.LossScaler, list[float]]]
-
-
-def status(steps: tf.Tensor | int, counters: CounterVariables, scalers: Iterable[scaler.LossScaler]) -> tf.Tensor:
-    """Everything but the outputs, computed in the graph of the call: float64 [1 + 5 + 7 for each scaler]."""
-    counts = tf.cast(counters.numbers(), tf.float64)
-    return tf.concat([[tf.cast(steps, tf.float64)], counts, *map(scaler.authoring.reading, scalers)], axis=0)
-
-
-def status_size(scalers: Sequence[scaler.LossScaler]) -> int:
-    """The length of `status`."""
-    return 1 + _COUNTS + _READING * len(scalers)
-
-
-def call_result(
-    status: np.ndarray, outputs: Outputs, counters: CounterVariables, scalers: Sequence[scaler.LossScaler]
-) -> CallResult:
-    """Reads `status` on the host.
-
-    Args:
-        status: The value of `status`.
-        outputs: The outputs of the call, arrays [steps, ...].
-        counters: The variables that were read into `status`.
-        scalers: The scalers that were read into `status`, in this order.
-    """
-    counts, contradiction = counters.read_from(status[1 : 1 + _COUNTS].astype(int).tolist())
-    readings = list(zip(scalers, status[1 + _COUNTS :].reshape(-1, _READING).tolist(), strict=False))
-    return CallResult(int(status[0]), outputs, counts, contradiction, readings)
-
-
-def joined(parts: Sequence[CallResult]) -> CallResult:
-    """Calls that follow each other as one.
-
-    Args:
-        parts: At least one.
+def joined(parts: Sequence[CallResult], counters: CounterVariables) -> CallResult:
+    """Calls that follow each other as one; without any, what the counters say.
 
     Raises:
         BadOutputs: If an output has another shape in one than in another.
     """
+    if not parts:
+        return CallResult(0, {}, counters.read(), None, [])
     last = parts[-1]
     for name, value in last.outputs.items():
         shapes = [part.outputs[name].shape[1:] if name in part.outputs else None for part in parts]

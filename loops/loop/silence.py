@@ -11,8 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.loop.counters import Counters
-from loops.loop.results import CallResult
+from loops.loop.results import CallResult, Counters
 from loops.loop.visit import Visit
 from loops.step.user_steps import Found
 from loops.support.part_names import of_part, part_names

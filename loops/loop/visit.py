@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.loop.counters import Counters
-from loops.support.checks import check, is_count
+from loops.loop.results import Counters
+from loops.support.errors import check, is_count
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,13 +89,15 @@ class Workers:
         try:
             yield
         except tf.errors.OpError as error:
-            if self.count == 1 or not _is_of_a_peer(error):
+            aborted = "Collective ops is aborted"
+            if self.count == 1 or not (isinstance(error, tf.errors.UnavailableError) or aborted in error.message):
                 raise
             reason = " ".join(error.message.split())
+            start = max(reason.find(f"{aborted} by: "), 0)
             raise WorkerLost(
                 f"worker {self.index} waits for another of the {self.count} workers, which is gone or does not answer: "
                 "its own output says why. Start all of them again; with a Checkpoint that resumes (on the command "
-                f"line --resume) they go on from what all have saved. TensorFlow says: {_shortened(reason)}"
+                f"line --resume) they go on from what all have saved. TensorFlow says: {reason[start : start + 200]}"
             ) from error
 
     def _sum_over_replicas(self, rows: tf.Tensor) -> tf.Tensor:
@@ -110,15 +112,6 @@ class Workers:
 def _index(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> int:
     chiefs = resolver.cluster_spec().as_dict().get("chief", ())
     return int(resolver.task_id) + (len(chiefs) if resolver.task_type == "worker" else 0)
-
-
-def _is_of_a_peer(error: tf.errors.OpError) -> bool:
-    return isinstance(error, tf.errors.UnavailableError) or "Collective ops is aborted" in error.message
-
-
-def _shortened(reason: str) -> str:
-    start = max(reason.find("Collective ops is aborted by: "), 0)
-    return reason[start : start + 200]
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -14,7 +14,7 @@ from loops.record.files import EVALUATIONS
 from loops.record.log import read_log
 from loops.record.steps import Gauges
 from loops.support.json_values import as_float, without_nan
-from loops.support.written.place import writing
+from loops.support.written import writing
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop

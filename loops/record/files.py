@@ -10,7 +10,7 @@ from typing import Any
 import scaler
 from loops.support.errors import LoopError
 from loops.support.json_values import read_object, without_nan
-from loops.support.written.place import writing
+from loops.support.written import writing
 
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a run's folder."""

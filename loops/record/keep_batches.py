@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from loops.loop import kept_batches
-from loops.support.checks import check_count
-from loops.support.errors import LoopError
-from loops.support.written.place import Place, as_path, check_folder, writing
+from loops.support.errors import LoopError, check_count
+from loops.support.written import Place, as_path, check_folder, writing
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop

@@ -14,8 +14,7 @@ from loops.record.evaluations import EvaluationLines
 from loops.record.trace.visit_columns import skip_names
 from loops.support.errors import BadOutputs, LoopError, ResumeWarning
 from loops.support.json_values import row_of, without_nan
-from loops.support.written.append_file import AppendFile
-from loops.support.written.place import Place, as_path, writing
+from loops.support.written import AppendFile, Place, as_path, writing
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop

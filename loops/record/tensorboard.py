@@ -21,7 +21,7 @@ from loops.record.trace.visit_columns import margins, measured, skip_names
 from loops.step.parts import OwnStep
 from loops.step.probing import Watched, watched_by
 from loops.support.part_names import columns_of
-from loops.support.written.place import Place, as_path, check_folder
+from loops.support.written import Place, as_path, check_folder
 from scaler import observe
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ import numpy as np
 from loops.replay.recording import Lost
 from loops.support.errors import LoopError
 from loops.support.json_values import read_object
-from loops.support.written.place import as_path
+from loops.support.written import as_path
 
 if TYPE_CHECKING:
     from loops.replay.results import Replayed

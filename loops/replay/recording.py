@@ -16,7 +16,7 @@ from loops.record.files import trace_of
 from loops.record.trace import TraceTables, read
 from loops.record.trace.tensors import probes_for
 from loops.support.errors import LoopError
-from loops.support.written.place import as_path
+from loops.support.written import as_path
 
 Source = str | os.PathLike | TraceTables
 _HOPELESS = ("LOSS", "BACKWARD", "TOO_LARGE", "UPDATE")

@@ -14,7 +14,7 @@ from loops.replay.intervals import Intervals
 from loops.support.drawing import drawing
 from loops.support.palette import LINE, mark
 from loops.support.text import columns
-from loops.support.written.place import as_path, writing
+from loops.support.written import as_path, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -229,7 +229,7 @@ def replay_figure(step: np.ndarray, limit: np.ndarray, scales: Mapping[str, np.n
         scales: The scales of each strategy by its name, float [steps].
     """
     with drawing(3.2) as figure:
-        from loops.support.plot_style import shortened
+        from loops.support.drawing import shortened
 
         axes = figure.subplots()
         every = -(-len(step) // _POINTS)

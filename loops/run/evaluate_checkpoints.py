@@ -18,18 +18,18 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.backend.variables import components
 from loops.loop.loop import Loop
 from loops.loop.state import folder as checkpoints
-from loops.loop.state.variables import check_layout, components, layout, warn_of_places
+from loops.loop.state.variables import check_layout, layout, warn_of_places
 from loops.record.evaluations import MARK, STEP, metrics_of
 from loops.record.files import CHECKPOINTS, EVALUATIONS, check_run
 from loops.record.log import read_log
 from loops.record.run_metadata import checkpoints_of, is_complete
 from loops.support.errors import CheckpointError
 from loops.support.json_values import without_nan
-from loops.support.written.append_file import AppendFile
-from loops.support.written.place import Place, reason, writing
-from loops.support.written.run_locks import RunLocks
+from loops.support.run_locks import RunLocks
+from loops.support.written import AppendFile, Place, reason, writing
 
 
 def evaluate_checkpoints(

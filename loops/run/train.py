@@ -16,8 +16,8 @@ import tensorflow as tf
 
 import scaler
 from loops.actions.checkpoint import Checkpoint
+from loops.backend.variables import components
 from loops.loop.loop import Loop
-from loops.loop.state.variables import components
 from loops.loop.visit import Action, Visit
 from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, write_json
 from loops.record.lines import JsonLines
@@ -25,7 +25,7 @@ from loops.record.log import read_log
 from loops.record.trace import Trace
 from loops.run.strategy_text import parse_strategy
 from loops.step.train_step import TrainStep
-from loops.support.checks import check
+from loops.support.errors import check
 from loops.tasks import Task
 
 

@@ -1,17 +1,19 @@
-"""What a `TrainStep` refuses when it is made, rather than at the first batch."""
+"""What steps refuse when they are made, rather than at the first batch; and learning rates by attempted steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 import scaler
 from loops.backend.steps import schedule
 from loops.step.losses import LOSSES
-from loops.step.schedule import ByAttempts
-from loops.support.checks import check_count, is_count
+from loops.support.errors import check_count, is_count
+
+if TYPE_CHECKING:
+    from loops.step.parts import Part
 
 
 def computes_in_float16(model: keras.layers.Layer) -> bool:
@@ -202,4 +204,183 @@ def check_parts(model: object, loss_fn: object) -> None:
         raise scaler.InvalidArgument(
             f"TrainStep(loss_fn={loss_fn!r}): expected a function of (y, prediction), or the name of a Keras loss such "
             f"as 'mse'.{scaler.authoring.did_you_mean(loss_fn, LOSSES)}"
+        )
+
+
+def check_composed(parts: Any, forward: Any, loss_scaler: Any, accumulate: Any, retry: Any) -> None:
+    """Refuses parts that do not fit together.
+
+    Raises:
+        scaler.InvalidArgument: With the names of the parts.
+    """
+    if forward is not None and not callable(forward):
+        raise scaler.InvalidArgument(f"ComposedStep(forward={forward!r}): expected a function of a batch.")
+    names = [part.name for part in parts]
+    if len(set(names)) < len(names):
+        raise scaler.InvalidArgument(f"ComposedStep: the parts are named {', '.join(names)}: expected different names.")
+    _refuse_shared(parts, "the variable", lambda part: part.variables)
+    _refuse_shared(parts, "the optimizer", lambda part: [part.optimizer])
+    _refuse_shared(parts, "the loss scaler", lambda part: [part.loss_scaler] if part.loss_scaler else [])
+    _refuse_moved_teachers(parts)
+    check_count(f"ComposedStep(accumulate={accumulate!r})", accumulate)
+    if not isinstance(retry, bool):
+        raise scaler.InvalidArgument(f"ComposedStep(retry={retry!r}): expected True or False.")
+    if accumulate > 1 and forward is None:
+        raise scaler.InvalidArgument(
+            f"ComposedStep(accumulate={accumulate!r}): parts that take turns have no window in common, since each sees "
+            "what the one before it has moved. Let them share one forward pass: forward=."
+        )
+    if loss_scaler is not None:
+        _check_one_scaler(parts, forward, loss_scaler)
+    for part in parts:
+        check_optimizer(f"ComposedStep: part {part.name!r}", part.optimizer, loss_scaler or part.loss_scaler)
+
+
+def _check_one_scaler(parts: Sequence[Part], forward: Any, loss_scaler: Any) -> None:
+    """Refuses one scaler for all parts where they cannot be decided about together."""
+    own = [part.name for part in parts if part.loss_scaler is not None]
+    turns = [part.name for part in parts if part.every > 1]
+    if forward is None:
+        why = "parts that take turns are decided about one after the other. Let them share one forward pass: forward=."
+    elif own:
+        why = f"part {own[0]!r} has a loss scaler of its own: expected one for all, or one for each."
+    elif turns:
+        why = f"part {turns[0]!r} takes its turn at some calls only: expected every=1 in all, or a scaler for each."
+    elif isinstance(loss_scaler.strategy, scaler.SpikeGuard):
+        why = "a SpikeGuard looks at the steps of one optimizer. Give each part a scaler of its own."
+    else:
+        return
+    raise scaler.InvalidArgument(f"ComposedStep(loss_scaler=...): one scaler decides about all parts together; {why}")
+
+
+def _refuse_moved_teachers(parts: Sequence[Part]) -> None:
+    """Refuses a teacher that an optimizer moves, or that follows two students."""
+    follows: dict[int, str] = {}
+    for part in parts:
+        for variable in [] if part.teacher is None else part.teacher.weights:
+            mover = next((one.name for one in parts if any(own is variable for own in one.variables)), None)
+            mover = mover or follows.get(id(variable))
+            if mover is not None:
+                raise scaler.InvalidArgument(
+                    f"ComposedStep: the teacher of part {part.name!r} is moved by part {mover!r}, too: expected a "
+                    "model of its own."
+                )
+        follows |= {} if part.teacher is None else {id(variable): part.name for variable in part.teacher.weights}
+
+
+def _refuse_shared(parts: Sequence[Part], what: str, of: Callable[[Part], Iterable]) -> None:
+    owners: dict[int, str] = {}
+    for part in parts:
+        for one in of(part):
+            if owners.setdefault(id(one), part.name) != part.name:
+                name = getattr(one, "path", None) or getattr(one, "name", None) or type(one).__name__
+                raise scaler.InvalidArgument(
+                    f"ComposedStep: {what} {name!r} is in the parts {owners[id(one)]!r} and {part.name!r}: expected "
+                    "it in one of them."
+                )
+
+
+def check_part_probes(probes: Any, parts: Sequence[Part], retry: bool) -> None:
+    """Refuses watches that do not belong to the parts.
+
+    Args:
+        probes: The argument of `ComposedStep`.
+        parts: Its parts.
+        retry: Its argument.
+
+    Raises:
+        scaler.InvalidArgument: With the name of the part.
+    """
+    if probes is None:
+        return
+    names = [part.name for part in parts]
+    if not isinstance(probes, Mapping) or not probes or not set(probes) <= set(names):
+        raise scaler.InvalidArgument(
+            f"ComposedStep(probes={probes!r:.100}): expected a dict of hs.observe.watch(model) by the names of "
+            f"parts, of which there are {', '.join(names)}."
+        )
+    if retry:
+        raise scaler.InvalidArgument(
+            "ComposedStep(retry=True, probes=...): probes measure the first backward pass and not the one that is "
+            "applied. Use one of the two."
+        )
+    owners: dict[int, str] = {}
+    for part in parts:
+        if part.name in probes:
+            _check_watch(part, probes[part.name])
+            other = owners.setdefault(id(probes[part.name]), part.name)
+            if other != part.name:
+                raise scaler.InvalidArgument(
+                    f"ComposedStep(probes=...): the parts {other!r} and {part.name!r} have one watch, whose rows are "
+                    "those of one part: expected an hs.observe.watch(...) for each."
+                )
+
+
+def _check_watch(part: Part, watch: Any) -> None:
+    if not isinstance(watch, scaler.observe.Watch):
+        raise scaler.InvalidArgument(
+            f"ComposedStep(probes=...): part {part.name!r} has {watch!r:.100}: expected hs.observe.watch(model)."
+        )
+    held = {id(variable) for variable in watch.model.variables}
+    if not any(id(variable) in held for variable in part.variables):
+        raise scaler.InvalidArgument(
+            f"ComposedStep(probes=...): part {part.name!r} has a watch of model {watch.model.name!r}, which has none "
+            "of the variables that this part moves: expected a watch of a Keras model that has some."
+        )
+
+
+class ByAttempts(keras.optimizers.schedules.LearningRateSchedule):
+    """A Keras schedule over the steps that a loss scaler attempted; Keras itself counts only applied steps.
+
+        loss_scaler = scaler.LossScaler(scaler.Dynamic())
+        cosine = keras.optimizers.schedules.CosineDecay(1e-3, decay_steps=10_000)
+        optimizer = keras.optimizers.Adam(loops.ByAttempts(cosine, loss_scaler))
+
+    With it, a run of n windows ends at the schedule's end, however many of them were skipped. Without it, the schedule
+    pauses at every skip, as the optimizer's moments do. It has no state: it reads `loss_scaler.counters`, which are
+    saved with the scaler.
+
+    Args:
+        schedule: Any function from a step, counted from 0, to a learning rate.
+        loss_scaler: The scaler whose `apply` gets the optimizer. If a step calls `apply` several times, pass
+            `update=False` and call its `update` once.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule, loss_scaler: scaler.LossScaler):
+        if not callable(schedule):
+            raise scaler.InvalidArgument(
+                f"ByAttempts(schedule={schedule!r}): expected a schedule of keras.optimizers.schedules, or a "
+                "function of the step."
+            )
+        if not isinstance(loss_scaler, scaler.LossScaler):
+            raise scaler.InvalidArgument(f"ByAttempts(loss_scaler={loss_scaler!r}): expected an hs.LossScaler.")
+        self.schedule = schedule
+        self.loss_scaler = loss_scaler
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate of the step that is attempted now.
+
+        Args:
+            step: The optimizer's step, which is ignored.
+        """
+        del step
+        return self.schedule(self.loss_scaler.counters.attempted)
+
+    def get_config(self) -> dict:
+        """The schedule's configuration, for comparing optimizers. The scaler is not part of it."""
+        return {"schedule": keras.optimizers.schedules.serialize(self.schedule)}
+
+    @classmethod
+    def from_config(cls, config: dict, custom_objects: dict | None = None) -> ByAttempts:
+        """Refuses: a configuration has no loss scaler.
+
+        Raises:
+            scaler.InvalidArgument: Always.
+        """
+        raise scaler.InvalidArgument(
+            "ByAttempts cannot be made from a configuration, which has no loss scaler: make the optimizer as the run "
+            "did, and restore its variables from the checkpoint."
         )

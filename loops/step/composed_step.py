@@ -11,11 +11,10 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.replica_losses import as_loss, means
-from loops.step.arguments import as_loss_scaler, default_scaler
-from loops.step.fixed import Fixed, layers_in
+from loops.step.arguments import as_loss_scaler, check_composed, check_part_probes, default_scaler
 from loops.step.losses import Loss, read_loss
 from loops.step.order import Decided, Group, Result, take_step
-from loops.step.parts import OwnStep, Part, PartGroup, Turns, check_composed, check_part_probes
+from loops.step.parts import OwnStep, Part, PartGroup, Turns, changed, layers_in
 from loops.step.passes import Role, replicas_meet
 from loops.step.probe_rows import free_name
 from loops.step.probing import OUTPUTS as PROBED
@@ -28,7 +27,6 @@ OWN = (
     *("norm_limit", "loss_limit", "clipped_tensors", "retries"),
 )
 """What a part returns in any case, with a `scaler.SpikeGuard` or `retry`; its loss function may add others."""
-_SETTINGS = ("parts", "forward", "loss_scaler", "accumulate", "retry", "scalers", "optimizers")
 
 
 class ComposedStep(OwnStep):
@@ -79,6 +77,8 @@ class ComposedStep(OwnStep):
         scaler.InvalidArgument: For parts that do not fit together.
     """
 
+    _SETTINGS = ("parts", "forward", "loss_scaler", "accumulate", "retry", "scalers", "optimizers")
+
     def __init__(
         self,
         parts: Sequence[Part],
@@ -91,6 +91,8 @@ class ComposedStep(OwnStep):
     ):
         super().__init__(name="composed_step")
         loss_scaler = as_loss_scaler("ComposedStep", loss_scaler)
+        if not isinstance(parts, (list, tuple)) or not parts or not all(isinstance(one, Part) for one in parts):
+            raise scaler.InvalidArgument(f"ComposedStep({parts!r}): expected a list of hs.Part, with at least one.")
         check_composed(parts, forward, loss_scaler, accumulate, retry)
         check_part_probes(probes, parts, retry)
         self.retry = retry
@@ -114,8 +116,8 @@ class ComposedStep(OwnStep):
         # The dtypes of the scalars that each loss function added when it was traced last.
         self._extra: dict[str, dict[str, tf.DType]] = {part.name: {} for part in parts}
         self._due_now: dict[str, bool] | None = None
-        made_of = self.parts
-        self._fixed = Fixed(self, _SETTINGS, lambda: _layers_of(made_of, self.models))
+        made = self._settings_now()
+        self._made = lambda: made  # TensorFlow would track a dict.
 
     def __repr__(self) -> str:
         return f"ComposedStep of {', '.join(f'{name}: {one!r}' for name, one in self.scalers.items())}"
@@ -136,7 +138,8 @@ class ComposedStep(OwnStep):
         found: dict[str, Any] = {}
         for part in self.parts:
             for one in part.variables:
-                found[free_name(f"{part.name}/{_path(one)}", found)] = one
+                path = getattr(one, "path", None) or one.name.split(":")[0]
+                found[free_name(f"{part.name}/{path}", found)] = one
         return found
 
     @property
@@ -198,6 +201,15 @@ class ComposedStep(OwnStep):
         for one in {id(one): one for one in self.scalers.values()}.values():
             one.check()
 
+    def _layers_now(self) -> dict[str, tuple]:
+        """The layers of each part as they are now, and those of other models."""
+        made_of = self._made()["parts"]
+        own = [model for part in made_of for model in part.own_models]
+        layers = {f"the layers of part {part.name!r}": layers_in(part.own_models) for part in made_of}
+        known = {id(one) for each in (own, *layers.values()) for one in each}
+        others = layers_in(model for model in self.models if id(model) not in known)
+        return {**layers, "the layers of other models": tuple(one for one in others if id(one) not in known)}
+
     @contextlib.contextmanager
     def retraced(self) -> Iterator[None]:
         """Within this context a step that is traced takes the turns of the next call, without a branch around them."""
@@ -231,15 +243,14 @@ class ComposedStep(OwnStep):
     @scaler.authoring.no_autograph
     def _take(self, batch: Any) -> dict[str, tf.Tensor]:
         who = f"ComposedStep of {', '.join(self.scalers)}"
-        self._trainable.keep(
+        if changes := changed(self._settings_now(), self._made()):
+            raise scaler.InvalidArgument(
+                f"{who}: changed since it was made: {', '.join(changes)}. Its parts would go on with what they were "
+                "made with. Make a new ComposedStep."
+            )
+        self._keep_as_traced(
             who, "Make a new step and new optimizers after setting `trainable`: the masters belong to the step."
         )
-        if changed := self._fixed.changed_since_made():
-            raise scaler.InvalidArgument(
-                f"{who}: changed since it was made: {changed}. Its parts would go on with what they were made with. "
-                "Make a new ComposedStep."
-            )
-        self._fixed.keep(who)
         for name, probing in self._probing.items():
             probing.check_examples(name, batch)
             probing.build({0: self.accumulate})
@@ -334,9 +345,11 @@ class ComposedStep(OwnStep):
             inputs=batch,
             in_branch=in_branch,
         )
-        for group, result in zip(groups, results, strict=True):
-            if result.decided is not None:
-                group.follow(result.decided.outcomes)
+        decided = [(group, result.decided) for group, result in zip(groups, results, strict=True) if result.decided]
+        for group, one in decided:
+            for teacher, outcome in zip(group.teachers, one.outcomes, strict=True):
+                if teacher:
+                    teacher.follow(outcome.finite)
         return results
 
     def _state_and_others(self, group: list[Part]) -> tuple[list, list]:
@@ -346,15 +359,6 @@ class ComposedStep(OwnStep):
         others = [variable for part in rest for variable in _states(part.own_models)]
         found = {id(variable): variable for variable in _states(self.models)}
         return [variable for key, variable in found.items() if key not in set(map(id, others))], others
-
-
-def _layers_of(parts: Sequence[Part], models: Sequence[keras.layers.Layer]) -> dict[str, tuple]:
-    """The layers of each part as they are now, and those of other models."""
-    own = [model for part in parts for model in part.own_models]
-    layers = {f"the layers of part {part.name!r}": layers_in(part.own_models) for part in parts}
-    known = {id(one) for each in (own, *layers.values()) for one in each}
-    others = layers_in(model for model in models if id(model) not in known)
-    return {**layers, "the layers of other models": tuple(one for one in others if id(one) not in known)}
 
 
 def _states(models: Sequence[keras.layers.Layer]) -> list:
@@ -381,7 +385,3 @@ NO_RETRY = (
     "draw from a tf.random.Generator or a keras.random.SeedGenerator, or do without retry."
 )
 """Why a step that is traced cannot be retried."""
-
-
-def _path(variable: keras.Variable | tf.Variable) -> str:
-    return getattr(variable, "path", None) or variable.name.split(":")[0]

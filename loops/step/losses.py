@@ -222,8 +222,8 @@ class _Sum:
             given |= dict(zip(self._names, list(given.values()), strict=True))
         elif all(isinstance(key, str) for key in given):
             given |= {place: given[name] for place, name in enumerate(self._names) if name in given}
-        missing = [key for key in self._losses if key not in given]
-        if missing or (not isinstance(next(iter(self._losses)), str) and len(self._losses) != _count(given)):
+        missing, places = [key for key in self._losses if key not in given], sum(isinstance(key, int) for key in given)
+        if missing or (not isinstance(next(iter(self._losses)), str) and len(self._losses) != places):
             shown = [key for key in given if isinstance(key, str)] or list(given)
             raise scaler.InvalidArgument(
                 f"TrainStep(loss_fn=...): losses for {', '.join(map(repr, self._losses))}, but the {what} has "
@@ -235,7 +235,3 @@ class _Sum:
 
 def _by_key(values: Mapping | Sequence) -> dict:
     return dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
-
-
-def _count(given: dict) -> int:
-    return sum(isinstance(key, int) for key in given)

@@ -15,7 +15,7 @@ import scaler
 from loops.step.accumulation import MicroBatches
 from loops.step.losses import replica_count, share_of_weight
 from loops.step.passes import Role, Taken, nothing, repeat, replicas_meet, take, take_if
-from loops.step.probing import Look
+from loops.step.probe_rows import Look
 
 
 class Decided(NamedTuple):
@@ -82,12 +82,9 @@ class Group:
             self._scales["retries"] = tf.constant(0, tf.int64)
         self.retries: tf.Tensor | None = None
 
-    def look(self) -> list[Look]:
+    def look(self) -> list[Look | None]:
         """Looks at the variables before they move, for the probes of each role."""
-        self._looks = [
-            role.probing.look(role.variables, role.masters, self.loss_scaler, self._scales["loss_scale"], self.turn)
-            for role in self.roles
-        ]
+        self._looks = [role.probing.look(role, self._scales["loss_scale"], self.turn) for role in self.roles]
         return self._looks
 
     def repeat(self, roles: Sequence[Role], forward: Callable[[], Any], meets: bool) -> bool:
@@ -250,7 +247,7 @@ def take_step(
     roles = [role for group in groups for role in group.roles]
     turns = [group.turn for group in groups for _ in group.roles]
     looks = [look for group in groups for look in group.look()]
-    due, length, meets = [look.due for look in looks], groups[0].length, replicas_meet(models)
+    due, length, meets = [one and one.due for one in looks], groups[0].length, replicas_meet(models)
     # What is traced for a retry calls the layers of a tf.function, which the pass then only repeats.
     with state.watched() as moved:
         twice = any([group.repeat(roles, forward, meets) for group in groups])
@@ -258,7 +255,7 @@ def take_step(
             passes = [compiled(due[0])]
         elif in_branch:
             # In the branch it is the role's turn, and the branch is where its tape is.
-            due = [looks[0].at_its_turn]
+            due = [looks[0] and looks[0].at_its_turn]
             passes = [take_if(turns[0], lambda: take(roles, forward, length, turns=[True], due=due)[0])]
         else:
             passes = take(roles, forward, length, turns=turns, due=due, again=twice)

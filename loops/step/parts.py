@@ -1,20 +1,20 @@
-"""The parts of a `ComposedStep`: what each moves, when it is its turn, who decides about it, and what is refused."""
+"""The parts of a `ComposedStep`: what each moves, when it is its turn, who decides about it, and its teacher."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 import scaler
+from loops.backend.variables import layers_now, native
 from loops.step.accumulation import MicroBatches, local_variable
-from loops.step.arguments import as_loss_scaler, as_optimizer, check_optimizer, has_16bit
-from loops.step.teachers import Teacher, check_teacher
-from loops.support.checks import check_count
+from loops.step.arguments import as_loss_scaler, as_optimizer, has_16bit
+from loops.support.errors import check_count
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,21 +179,22 @@ class PartGroup(tf.Module):
         flat = [variable for weights in self.weights for variable in weights]
         self.window = MicroBatches({0: accumulate}, flat, state) if accumulate > 1 else None
 
-    def follow(self, outcomes: Sequence[scaler.Outcome]) -> None:
-        """Has each teacher follow the part that has one, where it was applied."""
-        for teacher, outcome in zip(self.teachers, outcomes, strict=True):
-            if teacher:
-                teacher.follow(outcome.finite)
+
+_Fixed = dict[str, tuple]
+"""What a step is made of, by name: objects, which stay alive so that no other one gets their place, and numbers."""
 
 
 class OwnStep(tf.Module):
-    """A train step of this package, and what others ask of it.
+    """A train step of this package: what others ask of it, and what its trace has fixed.
 
     Attributes:
         parts: Those of a `ComposedStep`. A `TrainStep` has none, and its outputs have no part's name.
     """
 
     parts: Sequence[Part] = ()
+    _SETTINGS: tuple[str, ...]
+    """The names of the attributes that a trace has fixed."""
+    _trainable: scaler.weights.TrainableSet
 
     def owners_of_windows(self) -> list[Any]:
         """What may sum micro-batches, in an attribute `window`."""
@@ -210,131 +211,155 @@ class OwnStep(tf.Module):
     def go_back(self, calls: int) -> None:
         """Takes turns as so many calls ago, where parts take turns. All other variables are as they are."""
 
+    def _layers_now(self) -> _Fixed:
+        """The layers of its models, by what to call them."""
+        raise NotImplementedError
+
+    def _settings_now(self) -> _Fixed:
+        return {name: _as_tuple(getattr(self, name)) for name in self._SETTINGS}
+
+    def _keep_as_traced(self, who: str, advice: str) -> None:
+        """Refuses changes at later calls of the function that is being traced, which would be ignored.
+
+        Args:
+            who: The class and name of the step, for the sentence.
+            advice: What to make anew after other weights are trained, as a sentence.
+
+        Raises:
+            scaler.InvalidArgument: With what was changed.
+        """
+        self._trainable.keep(who, advice)
+        traced, kind = {**self._layers_now(), **self._settings_now()}, who.partition(" ")[0]
+
+        def ids() -> tuple[int, ...]:
+            """The ids of all that counts: quick to ask for before each call. An equal number may have another one."""
+            now = (*self._layers_now().values(), *self._settings_now().values())
+            return tuple([id(one) for parts in now for one in parts])
+
+        def check(_: tuple[int, ...]) -> None:
+            changes = changed({**self._layers_now(), **self._settings_now()}, traced)
+            if changes:
+                raise scaler.InvalidArgument(
+                    f"{who}: changed since it was traced: {', '.join(changes)}. Its compiled function would go on with "
+                    f"what it was traced with. Make a new {kind}, and a new Loop or tf.function around it."
+                )
+
+        scaler.authoring.at_each_call(ids, check, ("fixed", id(self)))
+
+
+def changed(now: _Fixed, before: _Fixed) -> list[str]:
+    """The names of what is not the same any more: another object, or another number."""
+    then, here = (
+        {name: tuple(one if isinstance(one, (int, float)) else id(one) for one in own) for name, own in each.items()}
+        for each in (before, now)
+    )
+    return [name for name, value in then.items() if value != here.get(name)]
+
+
+def _as_tuple(setting: Any) -> tuple:
+    if isinstance(setting, dict):
+        return tuple(setting.values())
+    return tuple(setting) if isinstance(setting, (list, tuple)) else (setting,)
+
+
+def layers_in(models: Iterable[keras.layers.Layer]) -> tuple:
+    """Models and the layers in them now."""
+    return tuple(layer for model in models for layer in layers_now(model))
+
 
 def parts_in(train_step: object) -> Sequence[Part]:
     """The parts of a `ComposedStep`; none of any other train step."""
     return train_step.parts if isinstance(train_step, OwnStep) else ()
 
 
-def check_composed(parts: Any, forward: Any, loss_scaler: Any, accumulate: Any, retry: Any) -> None:
-    """Refuses parts that do not fit together.
+class Teacher(tf.Module):
+    """A model that follows another one of the same shape, in float32; float64 weights in float64.
 
-    Raises:
-        scaler.InvalidArgument: With the names of the parts.
-    """
-    if not isinstance(parts, (list, tuple)) or not parts or not all(isinstance(one, Part) for one in parts):
-        raise scaler.InvalidArgument(f"ComposedStep({parts!r}): expected a list of hs.Part, with at least one.")
-    if forward is not None and not callable(forward):
-        raise scaler.InvalidArgument(f"ComposedStep(forward={forward!r}): expected a function of a batch.")
-    names = [part.name for part in parts]
-    if len(set(names)) < len(names):
-        raise scaler.InvalidArgument(f"ComposedStep: the parts are named {', '.join(names)}: expected different names.")
-    _refuse_shared(parts, "the variable", lambda part: part.variables)
-    _refuse_shared(parts, "the optimizer", lambda part: [part.optimizer])
-    _refuse_shared(parts, "the loss scaler", lambda part: [part.loss_scaler] if part.loss_scaler else [])
-    _refuse_moved_teachers(parts)
-    check_count(f"ComposedStep(accumulate={accumulate!r})", accumulate)
-    if not isinstance(retry, bool):
-        raise scaler.InvalidArgument(f"ComposedStep(retry={retry!r}): expected True or False.")
-    if accumulate > 1 and forward is None:
-        raise scaler.InvalidArgument(
-            f"ComposedStep(accumulate={accumulate!r}): parts that take turns have no window in common, since each sees "
-            "what the one before it has moved. Let them share one forward pass: forward=."
-        )
-    if loss_scaler is not None:
-        _check_one_scaler(parts, forward, loss_scaler)
-    for part in parts:
-        check_optimizer(f"ComposedStep: part {part.name!r}", part.optimizer, loss_scaler or part.loss_scaler)
+        teacher = momentum * teacher + (1 - momentum) * student
 
-
-def _check_one_scaler(parts: Sequence[Part], forward: Any, loss_scaler: Any) -> None:
-    """Refuses one scaler for all parts where they cannot be decided about together."""
-    own = [part.name for part in parts if part.loss_scaler is not None]
-    turns = [part.name for part in parts if part.every > 1]
-    if forward is None:
-        why = "parts that take turns are decided about one after the other. Let them share one forward pass: forward=."
-    elif own:
-        why = f"part {own[0]!r} has a loss scaler of its own: expected one for all, or one for each."
-    elif turns:
-        why = f"part {turns[0]!r} takes its turn at some calls only: expected every=1 in all, or a scaler for each."
-    elif isinstance(loss_scaler.strategy, scaler.SpikeGuard):
-        why = "a SpikeGuard looks at the steps of one optimizer. Give each part a scaler of its own."
-    else:
-        return
-    raise scaler.InvalidArgument(f"ComposedStep(loss_scaler=...): one scaler decides about all parts together; {why}")
-
-
-def _refuse_moved_teachers(parts: Sequence[Part]) -> None:
-    """Refuses a teacher that an optimizer moves, or that follows two students."""
-    follows: dict[int, str] = {}
-    for part in parts:
-        for variable in [] if part.teacher is None else part.teacher.weights:
-            mover = next((one.name for one in parts if any(own is variable for own in one.variables)), None)
-            mover = mover or follows.get(id(variable))
-            if mover is not None:
-                raise scaler.InvalidArgument(
-                    f"ComposedStep: the teacher of part {part.name!r} is moved by part {mover!r}, too: expected a "
-                    "model of its own."
-                )
-        follows |= {} if part.teacher is None else {id(variable): part.name for variable in part.teacher.weights}
-
-
-def _refuse_shared(parts: Sequence[Part], what: str, of: Callable[[Part], Iterable]) -> None:
-    owners: dict[int, str] = {}
-    for part in parts:
-        for one in of(part):
-            if owners.setdefault(id(one), part.name) != part.name:
-                name = getattr(one, "path", None) or getattr(one, "name", None) or type(one).__name__
-                raise scaler.InvalidArgument(
-                    f"ComposedStep: {what} {name!r} is in the parts {owners[id(one)]!r} and {part.name!r}: expected "
-                    "it in one of them."
-                )
-
-
-def check_part_probes(probes: Any, parts: Sequence[Part], retry: bool) -> None:
-    """Refuses watches that do not belong to the parts.
+    All floating-point weights follow, BatchNorm's statistics too. 16-bit weights of the teacher have float32 copies: an
+    average in 16 bits would stand still near its goal. Those of the student are read from its masters. The scales and
+    histories of float8 layers, which take their gradient as their value, are copied: an average of largest values is
+    too small for the largest.
 
     Args:
-        probes: The argument of `ComposedStep`.
-        parts: Its parts.
-        retry: Its argument.
-
-    Raises:
-        scaler.InvalidArgument: With the name of the part.
+        teacher: A built model.
+        student: A built model or layer with weights of the same shapes.
+        masters: The student's, or None.
+        momentum: How much of the teacher stays.
     """
-    if probes is None:
-        return
-    names = [part.name for part in parts]
-    if not isinstance(probes, Mapping) or not probes or not set(probes) <= set(names):
-        raise scaler.InvalidArgument(
-            f"ComposedStep(probes={probes!r:.100}): expected a dict of hs.observe.watch(model) by the names of "
-            f"parts, of which there are {', '.join(names)}."
-        )
-    if retry:
-        raise scaler.InvalidArgument(
-            "ComposedStep(retry=True, probes=...): probes measure the first backward pass and not the one that is "
-            "applied. Use one of the two."
-        )
-    owners: dict[int, str] = {}
-    for part in parts:
-        if part.name in probes:
-            _check_watch(part, probes[part.name])
-            other = owners.setdefault(id(probes[part.name]), part.name)
-            if other != part.name:
-                raise scaler.InvalidArgument(
-                    f"ComposedStep(probes=...): the parts {other!r} and {part.name!r} have one watch, whose rows are "
-                    "those of one part: expected an hs.observe.watch(...) for each."
+
+    def __init__(self, teacher: keras.Model, student: Any, masters: scaler.MasterWeights | None, momentum: float):
+        super().__init__(name="teacher")
+        self._momentum = momentum
+        pairs = [pair for pair in zip(teacher.weights, student.weights, strict=True) if is_floating(pair[0])]
+        wide = dict(zip(map(id, masters.model_variables), masters.weights, strict=True)) if masters else {}
+        self._students = [wide.get(id(variable), variable) for _, variable in pairs]
+        own = [variable for variable, _ in pairs]
+        self._copied = [scaler.gradients.overwrites(student) for _, student in pairs]
+        narrow = any(variable.dtype in ("float16", "bfloat16") for variable in own)
+        self.masters = scaler.MasterWeights(own, name="teacher_weights") if narrow else None
+        self._own = self.masters.weights if self.masters else own
+
+    @scaler.authoring.no_autograph
+    def follow(self, applied: tf.Tensor) -> None:
+        """Takes one step towards the student where it was applied, scalar bool; else keeps every bit."""
+
+        def moved(own: tf.Tensor, student: tf.Tensor, applied: tf.Tensor, share: float) -> tf.Tensor:
+            wide = tf.float64 if own.dtype == tf.float64 else tf.float32
+            stays, now, goal = tf.constant(share, wide), tf.cast(own, wide), tf.cast(student, wide)
+            return tf.where(applied, tf.cast(stays * now + (1.0 - stays) * goal, own.dtype), own)
+
+        @scaler.authoring.no_forward_pass()
+        def assign(strategy: tf.distribute.Strategy, students: list, applied: Any) -> None:
+            if self.masters:
+                self.masters.refresh()
+            for variable, student, copied in zip(self._own, students, self._copied, strict=True):
+                share = 0.0 if copied else self._momentum
+                strategy.extended.update(
+                    native(variable),
+                    lambda own, goal, applied, share=share: own.assign(
+                        moved(tf.convert_to_tensor(own), goal, applied, share)
+                    ),
+                    args=(student, applied),
                 )
+            if self.masters:
+                self.masters.write()
+
+        students = [tf.convert_to_tensor(variable) for variable in self._students]
+        tf.distribute.get_replica_context().merge_call(scaler.authoring.no_autograph(assign), args=(students, applied))
 
 
-def _check_watch(part: Part, watch: Any) -> None:
-    if not isinstance(watch, scaler.observe.Watch):
+def is_floating(variable: Any) -> bool:
+    """Whether it follows: seeds and counters do not."""
+    return tf.as_dtype(variable.dtype).is_floating
+
+
+def check_teacher(who: str, teacher: Any, student: Any, momentum: Any) -> None:
+    """Refuses a teacher that cannot follow.
+
+    Args:
+        who: The start of the sentence.
+        teacher: The argument of `Part`.
+        student: Its argument `model`.
+        momentum: The argument of `Part`.
+    """
+    if not isinstance(momentum, float) or not 0.0 <= momentum < 1.0:
+        raise scaler.InvalidArgument(f"{who}: momentum={momentum!r}: expected a float from 0.0 up to, not with, 1.0.")
+    if teacher is None:
+        return
+    if not isinstance(teacher, keras.layers.Layer) or not isinstance(student, keras.layers.Layer):
         raise scaler.InvalidArgument(
-            f"ComposedStep(probes=...): part {part.name!r} has {watch!r:.100}: expected hs.observe.watch(model)."
+            f"{who}: teacher={teacher!r}: expected a built Keras model for a part whose `model` is one model as well."
         )
-    held = {id(variable) for variable in watch.model.variables}
-    if not any(id(variable) in held for variable in part.variables):
+    shapes = [[tuple(variable.shape) for variable in one.weights] for one in (teacher, student)]
+    if not shapes[0] or shapes[0] != shapes[1]:
         raise scaler.InvalidArgument(
-            f"ComposedStep(probes=...): part {part.name!r} has a watch of model {watch.model.name!r}, which has none "
-            "of the variables that this part moves: expected a watch of a Keras model that has some."
+            f"{who}: the teacher {teacher.name!r} has weights of other shapes than {student.name!r}: build both alike."
+        )
+    shared = {id(variable) for variable in teacher.weights} & {id(variable) for variable in student.weights}
+    if shared:
+        raise scaler.InvalidArgument(
+            f"{who}: the teacher {teacher.name!r} shares weights with {student.name!r}: expected a model of its own, "
+            "such as keras.models.clone_model(student)."
         )

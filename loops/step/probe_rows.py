@@ -13,17 +13,34 @@ from loops.step.accumulation import local_variable
 _KEEP_NOTHING = (scaler.weights.KahanWeights, scaler.weights.StochasticRounding)
 
 
-class Before:
-    """Trainable variables as they were before a step.
+class Look:
+    """Trainable variables as they were before a step, and whether it is measured.
 
     Args:
         variables: The model's.
         masters: Their master weights, or None.
         read: Whether to keep their values.
         due: Whether this step is measured, scalar bool; None for always. The values of others are not kept.
+        at_its_turn: The same at a call that is known to be the part's turn.
+        loss_scale: What the gradients are scaled by, scalar float32.
+
+    Attributes:
+        variables: The argument.
+        due: The argument.
+        at_its_turn: The argument.
+        loss_scale: The argument.
     """
 
-    def __init__(self, variables: list, masters: scaler.MasterWeights | None, read: bool, due: tf.Tensor | None):
+    def __init__(
+        self,
+        variables: list,
+        masters: scaler.MasterWeights | None,
+        read: bool,
+        due: tf.Tensor | None,
+        at_its_turn: tf.Tensor | None,
+        loss_scale: tf.Tensor,
+    ):
+        self.due, self.at_its_turn, self.loss_scale = due, at_its_turn, loss_scale
         self.variables = variables
         self._updated = masters.weights if masters else variables
         self._own = [updated is variable for updated, variable in zip(self._updated, variables, strict=True)]
@@ -82,14 +99,11 @@ def rms_by_layer(layers: Sequence[str], updates: Sequence[tf.Tensor], start: Seq
     for layer in dict.fromkeys(layers):
         places = [place for place, own in enumerate(layers) if own == layer]
         size = float(sum(updates[place].shape.num_elements() for place in places))
-        update, weight = (_sum_of_squares(values, places) for values in (updates, start))
+        # l2_loss is half of the sum of squares.
+        halves = (tf.add_n([tf.nn.l2_loss(values[place]) for place in places]) for values in (updates, start))
+        update, weight = (2.0 * half for half in halves)
         found.append([tf.sqrt(update / size), tf.sqrt(update / weight)])
     return tf.reshape(found, [len(found), 2])
-
-
-def _sum_of_squares(values: Sequence[tf.Tensor], places: Sequence[int]) -> tf.Tensor:
-    # l2_loss is half of it.
-    return 2.0 * tf.add_n([tf.nn.l2_loss(values[place]) for place in places])
 
 
 def _start(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
@@ -194,7 +208,7 @@ class Weights(NamedTuple):
     counted: list[int]
 
 
-def weights_of(watch: scaler.observe.Watch, before: Before, grads: Sequence, optimizer: Any) -> Weights:
+def weights_of(watch: scaler.observe.Watch, before: Look, grads: Sequence, optimizer: Any) -> Weights:
     """What a watch asks for of the trainable variables.
 
     Args:

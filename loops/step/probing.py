@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
 import scaler
-from loops.step.probe_rows import PARTS, Before, NoiseScale, rms_by_layer, weights_of
+from loops.step.probe_rows import PARTS, Look, NoiseScale, rms_by_layer, weights_of
+
+if TYPE_CHECKING:
+    from loops.step.passes import Role
 
 ATTENTION, UPDATE_RMS, NOISE_SCALE = scaler.observe.GAUGES
 LOGIT, ENTROPY = scaler.observe.GAUGES[ATTENTION]
@@ -38,22 +41,6 @@ def unseen(seen: Seen | None) -> Seen | None:
         return None
     nothing = scaler.observe.Measured(tf.zeros_like(seen.rows.counts), tf.zeros_like(seen.rows.amax))
     return Seen(nothing, None if seen.attention is None else tf.fill(seen.attention.shape, _NAN))
-
-
-class Look(NamedTuple):
-    """What is known before the weights move.
-
-    Attributes:
-        due: Whether this call is measured, scalar bool; None for always.
-        at_its_turn: The same at a call that is known to be the part's turn.
-        before: The weights as they are.
-        loss_scale: What the gradients are scaled by, scalar float32.
-    """
-
-    due: tf.Tensor | None = None
-    at_its_turn: tf.Tensor | None = None
-    before: Before | None = None
-    loss_scale: tf.Tensor | None = None
 
 
 class Probing:
@@ -109,33 +96,24 @@ class Probing:
                 "batch that begins with a tensor of examples."
             )
 
-    def look(
-        self,
-        variables: list,
-        masters: scaler.MasterWeights | None,
-        loss_scaler: scaler.LossScaler,
-        loss_scale: tf.Tensor,
-        turn: tf.Tensor | bool = True,
-    ) -> Look:
-        """Looks at variables before they move.
+    def look(self, role: Role, loss_scale: tf.Tensor, turn: tf.Tensor | bool = True) -> Look | None:
+        """Looks at the variables of a role before they move; None without a watch.
 
         Args:
-            variables: Those that the step moves.
-            masters: Their masters, or None.
-            loss_scaler: Counts the steps.
+            role: What the step moves.
             loss_scale: Its scale now.
             turn: Whether it is the part's turn; at other calls nothing is measured.
         """
         if self.watch is None:
-            return Look()
+            return None
         due = at_its_turn = None
         if self.watch.every > 1:
-            due = at_its_turn = tf.equal((loss_scaler.counters.attempted + 1) % self.watch.every, 0)
+            due = at_its_turn = tf.equal((role.loss_scaler.counters.attempted + 1) % self.watch.every, 0)
         if turn is not True:
             now = tf.convert_to_tensor(turn)
             due = now if due is None else tf.logical_and(due, now)
-        before = Before(variables, masters, {"weights", "updates", UPDATE_RMS} & {*self.watch.kinds} != set(), due)
-        return Look(due, at_its_turn, before, loss_scale)
+        read = not {"weights", "updates", UPDATE_RMS}.isdisjoint(self.watch.kinds)
+        return Look(role.variables, role.masters, read, due, at_its_turn, loss_scale)
 
     def measured(self, collection: scaler.observe.Collection | None, due: tf.Tensor | None) -> Seen | None:
         """The measurements of the forward and the backward pass, after both and before the pass of another part."""
@@ -154,7 +132,7 @@ class Probing:
 
     def outputs(
         self,
-        look: Look,
+        look: Look | None,
         seen: Seen | None,
         grads: list,
         optimizer: Any,
@@ -173,31 +151,31 @@ class Probing:
             outcome: What was decided.
             inputs: The examples of the batch, or tensors that begin with them.
         """
-        if self.watch is None or seen is None or look.before is None:
+        if self.watch is None or seen is None or look is None:
             return {}
-        kinds, before, applied = self.watch.kinds, look.before, outcome.finite
-        weights = weights_of(self.watch, before, grads, optimizer)
+        kinds, applied = self.watch.kinds, outcome.finite
+        weights = weights_of(self.watch, look, grads, optimizer)
         gradients = {name: grads[place] for name, (kind, place) in weights.rows.items() if kind == "weight_gradients"}
         self.sparse = frozenset(name for name, grad in gradients.items() if isinstance(grad, tf.IndexedSlices))
 
         def measure() -> dict[str, tf.Tensor]:
-            updates = before.updates(applied) if {"updates", UPDATE_RMS} & {*kinds} else []
+            updates = look.updates(applied) if {"updates", UPDATE_RMS} & {*kinds} else []
             slots = list(map(tf.convert_to_tensor, weights.slots))
-            values = before.values if "weights" in kinds else []
+            values = look.values if "weights" in kinds else []
             of_kind = {"weight_gradients": grads, "weights": values, "updates": updates, "slots": slots}
             rows = {name: [of_kind[kind][place]] for name, (kind, place) in weights.rows.items()}
             counts, amax = scaler.observe.measured(rows)
             found = {"counts": counts, "amax": _of_sums(amax, rows)}
             if "updates" in kinds:
-                shares, counted = before.swallowed(updates, applied), weights.counted
+                shares, counted = look.swallowed(updates, applied), weights.counted
                 found["swallowed_updates"] = shares if len(counted) == len(updates) else tf.gather(shares, counted)
             if UPDATE_RMS in kinds:
                 places = weights.places
-                of = ([values[place] for place in places] for values in (updates, before.start))
+                of = ([values[place] for place in places] for values in (updates, look.start))
                 of_layers = tf.where(applied, rms_by_layer(weights.layers, *of), _NAN)
                 found[RMS], found[RATIO] = tf.unstack(of_layers, axis=1)
             if self._noise is not None:
-                derivatives = scaler.gradients.derivatives(grads, before.variables)
+                derivatives = scaler.gradients.derivatives(grads, look.variables)
                 found[NOISE_SCALE] = self._noise.measured(
                     derivatives, look.loss_scale, inputs, attempted, outcome.grad_norm
                 )

@@ -26,10 +26,9 @@ from loops.step.arguments import (
     default_scaler,
     has_16bit,
 )
-from loops.step.fixed import Fixed, layers_in
 from loops.step.losses import Loss, as_loss_function, read_loss
 from loops.step.order import Group, clips_by_tensor, take_step
-from loops.step.parts import OwnStep
+from loops.step.parts import OwnStep, layers_in
 from loops.step.passes import Role, Taken, take
 from loops.step.probing import OUTPUTS as PROBED
 from loops.step.probing import Probing, check_probes
@@ -47,7 +46,6 @@ OUTPUTS = (
     "swallowed",
 )
 """The outputs of every `TrainStep`; its loss function may add others."""
-_SETTINGS = ("optimizer", "loss_fn", "loss_scaler", "clip_norm", "clip", "windows", "last_window", "retry")
 
 
 class TrainStep(OwnStep):
@@ -113,6 +111,8 @@ class TrainStep(OwnStep):
         scaler.InvalidArgument: For an argument that cannot work.
     """
 
+    _SETTINGS = ("optimizer", "loss_fn", "loss_scaler", "clip_norm", "clip", "windows", "last_window", "retry")
+
     def __init__(
         self,
         model: keras.Model,
@@ -160,7 +160,6 @@ class TrainStep(OwnStep):
         check_probes(probes, model, layerwise)
         self._probing = Probing(probes)
         self._state = scaler.authoring.LayerState([model])
-        self._fixed = Fixed(self, _SETTINGS, lambda: {"the model's layers": layers_in([self.model])})
         self.masters: scaler.MasterWeights | None = None
         self.window: MicroBatches | None = None
         self._ready, self._traced = bool(model.built), False
@@ -241,6 +240,9 @@ class TrainStep(OwnStep):
             )
         self.window.ends.assign(True)
 
+    def _layers_now(self) -> dict[str, tuple]:
+        return {"the model's layers": layers_in([self.model])}
+
     @contextlib.contextmanager
     def retraced(self, *, jit_compile: bool = True) -> Iterator[None]:
         """Within this context a step with `jit_compile` traces its forward and backward pass again.
@@ -297,11 +299,10 @@ class TrainStep(OwnStep):
     @scaler.authoring.no_autograph
     def _take(self, *batch: Any) -> dict[str, tf.Tensor]:
         self._build(batch[0])
-        who = f"TrainStep of model {self.model.name!r}"
-        self._trainable.keep(
-            who, "Make a new TrainStep and a new optimizer after setting `trainable`: the masters belong to the step."
+        self._keep_as_traced(
+            f"TrainStep of model {self.model.name!r}",
+            "Make a new TrainStep and a new optimizer after setting `trainable`: the masters belong to the step.",
         )
-        self._fixed.keep(who)
         self._traced = True
         self._probing.build(self.windows)
         compiled = self._compiled

@@ -60,12 +60,12 @@ class Found:
     def decided(self, before: list[tuple[tf.Tensor, ...]]) -> tuple[tf.Tensor, tf.Tensor]:
         """How many decisions were taken since `before`, and how many were to apply, as scalar int64 tensors."""
         attempted, applied = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
-        after = self.read()
-        for (first, second), (then, also) in list(zip(after, before, strict=True))[: len(self.scalers)]:
-            attempted, applied = attempted + first - then, applied + second - also
-        for (count, scale), (then, also) in list(zip(after, before, strict=True))[len(self.scalers) :]:
-            attempted += 1
-            applied += tf.cast(tf.logical_or(count > then, scale > also), tf.int64)
+        for place, ((first, second), (then, also)) in enumerate(zip(self.read(), before, strict=True)):
+            if place < len(self.scalers):
+                attempted, applied = attempted + first - then, applied + second - also
+            else:  # The counter and the scale of Keras's.
+                attempted += 1
+                applied += tf.cast(tf.logical_or(first > then, second > also), tf.int64)
         return attempted, applied
 
 
@@ -106,16 +106,14 @@ def find(concrete: tf.types.experimental.ConcreteFunction) -> Found:
 
 def captured(concrete: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[tf.Variable, bool]]:
     """Each variable of a graph, in the order of the trace, and whether the graph assigns it."""
-    variables = {id(variable.handle): variable for one in concrete.variables for variable in _of_replicas(one)}
+    variables = {
+        id(variable.handle): variable for one in concrete.variables for variable in getattr(one, "values", (one,))
+    }
     handles = concrete.captured_inputs
     inner = concrete.inputs[len(concrete.inputs) - len(handles) :]
     for handle, placeholder in zip(handles, inner, strict=True):
         if id(handle) in variables:
             yield variables[id(handle)], assigns(placeholder)
-
-
-def _of_replicas(variable: tf.Variable) -> list:
-    return list(getattr(variable, "values", (variable,)))
 
 
 _MANY = 1000

@@ -29,9 +29,9 @@ from loops.study.costs import Costs, EnergyMeter, costs_of
 from loops.study.gradients import GradientAction, GradientProbe
 from loops.study.setups import Setup
 from loops.study.summaries import failed
+from loops.support.run_locks import RunLocks
 from loops.support.text import amount
-from loops.support.written.place import Place
-from loops.support.written.run_locks import RunLocks
+from loops.support.written import Place
 from loops.tasks import ImageTask, Task
 
 

@@ -28,8 +28,8 @@ from loops.study.summaries import (
     skipped,
     split_rows,
 )
+from loops.support.drawing import NARROW, STYLE, WIDTH, few, head, in_two_lines, range_legend, sample_of, shade
 from loops.support.palette import BAND, SOFT, TEXT, Mark
-from loops.support.plot_style import NARROW, STYLE, WIDTH, few, head, in_two_lines, range_legend, sample_of, shade
 from loops.support.text import share
 
 _IN_A_COLUMN = 4

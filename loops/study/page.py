@@ -23,7 +23,7 @@ from loops.support.errors import LoopError
 from loops.support.pages import Table, render
 from loops.support.palette import BLACK, Mark
 from loops.support.text import share
-from loops.support.written.place import writing
+from loops.support.written import writing
 
 _FAR = 5.0  # Percentage points below float32 that call for an explanation.
 _NONE = "–"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from loops.run.strategy_text import parse_strategy
 from loops.run.train import RunOptions
-from loops.support.checks import check
+from loops.support.errors import check
 from loops.support.palette import BLACK, BLUE, DASHES, GREEN, ORANGE, PINK, RED, Mark, mark
 
 SMALL = 2.0**-20

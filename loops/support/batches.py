@@ -103,7 +103,8 @@ def bad_batch(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
     """
     label = label_in(error)
     if label:
-        return BadBatch(_about_label(*label))
+        value, rows = label
+        return BadBatch(f"a label is {value}, but the model has {rows} classes, 0 to {rows - 1}. {MEND_LABELS}")
     index = _INDEX.search(error.message)
     if index:
         value, rows = int(index[1]), int(index[2])
@@ -125,11 +126,6 @@ def label_in(error: tf.errors.OpError) -> tuple[int, int] | None:
     """The label outside of a model's classes that an error is about, and the number of classes; else None."""
     found = _LABEL.search(error.message)
     return (int(found[1]), int(found[2])) if found else None
-
-
-def _about_label(value: int, classes: int) -> str:
-    """A sentence on a label outside of a model's classes."""
-    return f"a label is {value}, but the model has {classes} classes, 0 to {classes - 1}. {MEND_LABELS}"
 
 
 MEND_LABELS = "Correct the labels, or give the last layer one unit for each class."

@@ -1,4 +1,6 @@
-"""The exceptions and warnings of `loops`. A bad argument raises `scaler.InvalidArgument`.
+"""The exceptions and warnings of `loops`, and checks of arguments, in one wording.
+
+A bad argument raises `scaler.InvalidArgument`.
 
 scaler.ScalerError
 └── LoopError
@@ -14,6 +16,12 @@ UserWarning
 ├── ResumeWarning           a resumed run will not continue exactly, or a checkpoint is damaged
 └── TraceWarning            a trace is incomplete or damaged, and was read up to that point
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
 
 import scaler
 
@@ -100,3 +108,37 @@ class TraceWarning(UserWarning):
 
     For a run that continues or that was killed there is nothing to do: the message names the last step that was read.
     """
+
+
+def check(call: str, good: object, expected: str) -> None:
+    """Refuses an argument unless it is good.
+
+    Args:
+        call: What the user wrote, to begin the message with: "Best(mode='least')".
+        good: Whether it is.
+        expected: The end of the message.
+
+    Raises:
+        scaler.InvalidArgument: If it is not.
+    """
+    if not good:
+        raise scaler.InvalidArgument(f"{call}: expected {expected}.")
+
+
+def is_count(value: Any, least: int = 1) -> bool:
+    """Whether a value is a Python or NumPy integer of at least `least`. True and False do not count."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
+
+
+def check_count(call: str, value: Any, least: int = 1) -> None:
+    """Refuses anything but an integer of at least `least`.
+
+    Args:
+        call: What the user wrote, to begin the message with: "Profile(steps=0)".
+        value: The value to check.
+        least: The smallest integer that is allowed.
+
+    Raises:
+        scaler.InvalidArgument: If the value is refused.
+    """
+    check(call, is_count(value, least), f"an integer of at least {least}")

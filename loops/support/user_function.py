@@ -31,9 +31,15 @@ def called(text: str, run: pathlib.Path, *, option: str = "--build") -> Any:
     module, _, name = text.partition(":")
     if not module or not name:
         raise scaler.InvalidArgument(f"{option} {text}: expected module:function, such as train:build.")
+    who = f"{option} {text}"
     with _current_folder_on_path():
-        who = f"{option} {text}"
-        return _with_errors_in_one_line(who, lambda: _called(_function(who, module, name), run))
+        try:
+            function = _function(who, module, name)
+            return function(run) if _by_place(function) else function()
+        except scaler.ScalerError:
+            raise
+        except Exception as error:
+            raise LoopError(f"{who}: it raised {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -57,10 +63,6 @@ def in_empty_folders(build: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
         yield in_a_folder
 
 
-def _called(build: Callable[..., Any], run: pathlib.Path) -> Any:
-    return build(run) if _by_place(build) else build()
-
-
 def _by_place(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The positional parameters of a function."""
     try:
@@ -70,7 +72,7 @@ def _by_place(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [one for one in found if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
 
 
-def _function(who: str, module: str, name: str) -> Callable[[pathlib.Path], Any]:
+def _function(who: str, module: str, name: str) -> Callable[..., Any]:
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -84,16 +86,6 @@ def _function(who: str, module: str, name: str) -> Callable[[pathlib.Path], Any]
     if not callable(function):
         raise scaler.InvalidArgument(f"{who}: module {module!r} has no function {name!r}.")
     return function
-
-
-def _with_errors_in_one_line(who: str, call: Callable[[], Any]) -> Any:
-    """Calls a user's function, and turns its errors into one sentence."""
-    try:
-        return call()
-    except scaler.ScalerError:
-        raise
-    except Exception as error:
-        raise LoopError(f"{who}: it raised {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager

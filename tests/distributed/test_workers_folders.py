@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import loops
+from loops.actions import saves
 from loops.actions.saves import Saves
 from loops.loop.state import folder
 from loops.loop.state.folder import newest_common, of_worker
@@ -163,14 +164,14 @@ def nothing():
 
 
 def test_none_begins_to_save_beside_its_steps_before_all_have_their_last_one(tmp_path, monkeypatch):
-    write, there = folder.write, []
+    write, there = saves.write, []
 
     def slow(where, number, copied):
         there.append((number, {max(folder.numbers(one), default=0) for one in (tmp_path, tmp_path / "worker-1")}))
         time.sleep(0.2 * (where != tmp_path))
         write(where, number, copied)
 
-    monkeypatch.setattr(folder, "write", slow)
+    monkeypatch.setattr(saves, "write", slow)
 
     def of(workers):
         made = saves_beside(tmp_path, workers)
@@ -188,14 +189,14 @@ def test_none_begins_to_save_beside_its_steps_before_all_have_their_last_one(tmp
 
 
 def test_after_an_error_on_one_worker_there_is_a_step_that_all_have(tmp_path, monkeypatch):
-    write = folder.write
+    write = saves.write
 
     def full(where, number, copied):
         if number >= 6 and where != tmp_path:
             raise tf.errors.ResourceExhaustedError(None, None, "the disk is full")
         write(where, number, copied)
 
-    monkeypatch.setattr(folder, "write", full)
+    monkeypatch.setattr(saves, "write", full)
 
     def of(workers):
         made, found = saves_beside(tmp_path, workers), []

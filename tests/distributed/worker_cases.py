@@ -18,7 +18,7 @@ from processes import start, wait_for
 
 import loops
 import scaler
-from loops.loop.state import folder as checkpoints
+from loops.actions import saves
 
 END, EVERY = 10, 3
 
@@ -166,14 +166,14 @@ def killed(index, folder, victim):
 
 def killed_beside(index, folder, victim):
     """One is killed while a thread of it writes the sixth step."""
-    write = checkpoints.write
+    write = saves.write
 
     def die(place, number, copied):
         if index == victim and number == 6:
             os.kill(os.getpid(), signal.SIGKILL)
         write(place, number, copied)
 
-    checkpoints.write = die
+    saves.write = die
     try:
         Worker(index, folder, background=True).loop.run(END)
     except loops.WorkerLost:

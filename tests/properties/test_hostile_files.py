@@ -10,7 +10,7 @@ import pytest
 
 import loops
 import scaler
-from loops.loop.state import facts
+from loops.loop.state import folder
 from loops.record import read_run
 from loops.record.log import columns_in, read_columns
 from loops.record.run_metadata import metadata_of, replayed_in
@@ -171,7 +171,7 @@ def test_facts_of_a_checkpoint_and_a_summary(inputs, tmp_path, monkeypatch):
         if chance.random() < 0.3:
             text = torn(text.encode(), chance).decode(errors="replace")
         try:
-            facts.parse(text)
+            folder.parse(text)
         except ValueError as error:
             check_sentence(error, seed)
         (tmp_path / "summary.json").write_text(json.dumps(changed({"task": "digits", **FACTS}, chance)))

@@ -20,11 +20,10 @@ from loops.loop.kept_batches import HeldBatches
 from loops.loop.visit import Visit
 from loops.record.files import EXPLANATIONS, write_json
 from loops.record.lines import StepLines
-from loops.support.checks import check_count
-from loops.support.errors import NotWritable
+from loops.support.errors import NotWritable, check_count
 from loops.support.json_values import read_object, without_nan
 from loops.support.text import one_line
-from loops.support.written.place import writing
+from loops.support.written import writing
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop

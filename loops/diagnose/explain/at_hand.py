@@ -13,18 +13,17 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 import scaler
+from loops.backend.generators import generators, set_generators
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.explain import explain_step
 from loops.diagnose.explain.explanation import Explanation, describe
 from loops.diagnose.graph.calls import recording_scaler_calls
 from loops.diagnose.graph.changes import without_advice, without_windows
 from loops.loop.calls import StepCalls, TrainStepFunction
-from loops.loop.counters import CounterVariables
 from loops.loop.loop import Loop
-from loops.loop.state.kernels import PYTHON, kept_elsewhere
+from loops.loop.results import CounterVariables
 from loops.loop.state.pipeline import operations_called
-from loops.loop.state.randomness import generators, set_generators
-from loops.loop.state.resources import StepResources, resources_of
+from loops.loop.state.resources import PYTHON, StepResources, kept_elsewhere, resources_of
 from loops.loop.state.variables import variable_groups
 from loops.loop.user_step import taking_batches
 from loops.record.log import difference

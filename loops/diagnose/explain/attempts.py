@@ -19,11 +19,12 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.backend.variables import components
 from loops.diagnose.graph.calls import ScalerCalls, recording_scaler_calls
 from loops.diagnose.graph.changes import windows_of, without_windows
 from loops.diagnose.graph.models import models_in_step, owned_by_parts, paths_of, weights_in_step
 from loops.loop.loop import Loop
-from loops.loop.state.variables import components, variable_groups
+from loops.loop.state.variables import variable_groups
 from loops.loop.user_step import taking_batches
 from loops.run.rewind.rewind import rewind
 from loops.step.parts import OwnStep

@@ -283,7 +283,7 @@ def magnitudes_figure(found: Explanation) -> Figure:
     with drawing(2.1 + 0.32 * len(rows)) as figure:
         from matplotlib.lines import Line2D
 
-        from loops.support.plot_style import NARROW, range_legend
+        from loops.support.drawing import NARROW, range_legend
 
         figure.set_figwidth(NARROW)
         # A zero has no logarithm, and what is not finite no place on an axis.
@@ -318,7 +318,7 @@ def _number_line(axes: Any, rows: Sequence[Magnitude]) -> None:
     """The axis of powers of two around the range of float16 and all values, with that range's ends."""
     from matplotlib.ticker import MaxNLocator
 
-    from loops.support.plot_style import shade
+    from loops.support.drawing import shade
 
     half = scaler.float_format("float16")
     values = [value for row in rows for value in (row.forward, row.backward) if value is not None]
@@ -336,7 +336,7 @@ def _number_line(axes: Any, rows: Sequence[Magnitude]) -> None:
 
 def _outside(axes: Any, names: Sequence[str]) -> None:
     """A panel beside the axis, with a column for each name, in the colour of what float16 makes of a magnitude."""
-    from loops.support.plot_style import INFINITE, ZERO, tint
+    from loops.support.drawing import INFINITE, ZERO, tint
 
     tint(axes, -0.5, len(names) - 0.5, ZERO if names == ["0"] else INFINITE)
     axes.set_xlim(-0.5, len(names) - 0.5)

@@ -13,9 +13,9 @@ import keras
 import tensorflow as tf
 
 import scaler
+from loops.backend.generators import generators, set_generators
 from loops.backend.steps import schedule as made_with
 from loops.backend.variables import variables_in_float32
-from loops.loop.state.randomness import generators, set_generators
 from loops.step.parts import OwnStep
 
 APART = 1e-3

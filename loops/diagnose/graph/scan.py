@@ -16,10 +16,10 @@ import keras
 import tensorflow as tf
 
 import scaler
+from loops.backend.variables import components
 from loops.diagnose.graph.calls import ScalerCalls, Whereabouts, recording_layers, recording_scaler_calls
 from loops.diagnose.graph.operations import needed
 from loops.diagnose.graph.origin import Frame, Part, computed_from, is_measured, magnitude, sources_of_other_inputs
-from loops.loop.state.variables import components
 
 _UNSEEN = (tf.string, tf.resource, tf.variant)
 _SCAN = "loops/diagnose/graph/scan.py"

@@ -15,7 +15,7 @@ from typing import Any
 
 import scaler
 from loops.support.errors import CheckpointError, ResumeWarning
-from loops.support.written.place import named, place_of
+from loops.support.written import named, place_of
 
 _KEYS = "action_keys"
 

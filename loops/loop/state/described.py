@@ -1,9 +1,18 @@
-"""What a run is: the options that distinguish it from others, and the other settings of its program, as JSON."""
+"""What a run is, as JSON: the options that distinguish it from others, and the other settings of its program.
+
+The JSON tells values apart in another process: none holds the address of an object.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import enum
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,7 +25,6 @@ from loops.backend.steps import schedule
 from loops.backend.variables import native
 from loops.loop.state.operations import kind, spelled
 from loops.loop.state.pipeline import bottom_up
-from loops.loop.state.values import described, text_of
 from loops.step.parts import Part, parts_in
 from loops.step.user_steps import named_by
 
@@ -88,7 +96,8 @@ def settings(train_step: object, dataset: tf.data.Dataset | None, *, jit_compile
     facts: dict[str, Any] = {} if jit_compile is None else {"Loop": {"jit_compile": jit_compile}}
     models = named_by(train_step, keras.layers.Layer)
     if models:
-        facts["layers"] = {"dtype_policy": _policies(models)}
+        layers = (layer for model in models for layer in scaler.observe.layers_by_path(model).values())
+        facts["layers"] = {"dtype_policy": ", ".join(sorted({layer.dtype_policy.name for layer in layers}))}
     for name, optimizer in optimizers_of(train_step).items():
         facts[name] = _describe_optimizer(optimizer)
     own = {name: value for name in _SWITCHES if isinstance(value := getattr(train_step, name, None), bool)}
@@ -98,7 +107,9 @@ def settings(train_step: object, dataset: tf.data.Dataset | None, *, jit_compile
         if part.teacher is not None:
             _add(facts, f"Part({part.name})", {"momentum": part.momentum})
     for one in reversed(named_by(train_step, scaler.layerwise.Layerwise)):
-        _add(facts, type(one).__name__, {"strategy": _of_groups(one), "groups": _groups(one, models)})
+        texts = list(map(text_of, one.strategies.values()))
+        of_all = texts[0] if len(set(texts)) == 1 else "; ".join(texts)
+        _add(facts, type(one).__name__, {"strategy": of_all, "groups": _groups(one, models)})
     for losses in reversed(named_by(train_step, scaler.PerLoss)):
         _add(facts, type(losses).__name__, {loss: text_of(losses[loss].strategy) for loss in losses.names})
     for one in reversed(named_by(train_step, scaler.LossScaler)):
@@ -111,18 +122,14 @@ def settings(train_step: object, dataset: tf.data.Dataset | None, *, jit_compile
     for part in bottom_up(dataset) if dataset is not None else ():
         what = kind(type(part).__name__) or type(part).__name__
         names = (*_ARGUMENTS, "count") if what in _COUNTED else _ARGUMENTS
-        made_with = {name: _plain(value) for name in names if (value := argument(part, name)) is not None}
+        made_with = {name: value for name in names if (value := argument(part, name)) is not None}
+        # Such as the sizes that `rebatch` takes in turn.
+        made_with = {name: one.tolist() if isinstance(one, np.ndarray) else one for name, one in made_with.items()}
         if (shares := weights(part)) is not None:
             _add(facts, "sample_from_datasets", {"weights": shares})
         if made_with:
             _add(facts, spelled(what), made_with)
     return as_json(facts)
-
-
-def _policies(models: Sequence[keras.layers.Layer]) -> str:
-    """The dtype policies of the layers of models."""
-    layers = (layer for model in models for layer in scaler.observe.layers_by_path(model).values())
-    return ", ".join(sorted({layer.dtype_policy.name for layer in layers}))
 
 
 def _formats(models: Sequence[keras.layers.Layer]) -> str:
@@ -136,12 +143,6 @@ def _formats(models: Sequence[keras.layers.Layer]) -> str:
                 layers.setdefault(changed[path], []).append(number)
             number += 1
     return "; ".join(f"{words} in layers {', '.join(map(str, at))}" for words, at in layers.items()) or "Keras's own"
-
-
-def _of_groups(layerwise: scaler.layerwise.Layerwise) -> str:
-    """The strategy of all groups, or that of each in turn."""
-    texts = list(map(text_of, layerwise.strategies.values()))
-    return texts[0] if len(set(texts)) == 1 else "; ".join(texts)
 
 
 def _groups(layerwise: scaler.layerwise.Layerwise, models: Sequence[keras.layers.Layer]) -> str:
@@ -166,7 +167,11 @@ def _describe_optimizer(optimizer: object) -> Any:
         try:
             config = optimizer.get_config()
         except NotImplementedError:  # By a schedule of one's own, which Keras's `fit` takes.
-            config = {name: value for name, value in vars(optimizer).items() if _is_setting(name, value)}
+            plain = (bool, int, float, str, type(None))
+            public = {
+                name: one for name, one in vars(optimizer).items() if not name.startswith("_") and name != "built"
+            }
+            config = {name: one for name, one in public.items() if isinstance(one, plain)}
             config["learning_rate"] = schedule(optimizer)
         return {"class": type(optimizer).__name__, **_without_names(config)}
     return getattr(optimizer, "__qualname__", type(optimizer).__qualname__)
@@ -181,21 +186,143 @@ def _without_names(config: Mapping) -> dict:
     }
 
 
-def _is_setting(name: str, value: object) -> bool:
-    plain = value is None or isinstance(value, (bool, int, float, str))
-    return plain and not name.startswith("_") and name != "built"
-
-
 def as_json(facts: Mapping) -> dict:
     """The facts written as JSON and read back, as another process sees them."""
-    return json.loads(json.dumps(described(facts)))
-
-
-def _plain(value: Any) -> Any:
-    """Arrays, such as the sizes that `rebatch` takes in turn, as lists."""
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    return json.loads(json.dumps(as_plain(facts)))
 
 
 def _add(facts: dict, name: str, value: Any) -> None:
     number = sum(other.split(" ")[0] == name for other in facts) + 1
     facts[name if number == 1 else f"{name} {number}"] = value
+
+
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+_COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
+_NOT_WHAT_IT_HOLDS = (tf.data.Dataset, keras.layers.Layer, tf.Module)
+"""Their text says nothing of their contents."""
+
+
+class NoText(Exception):
+    """A value that no text tells from others. Its argument is the value."""
+
+
+def exact(value: object) -> Any:
+    """A value as JSON, by which it is told from every other one; arrays by dtype, shape and a digest.
+
+    Raises:
+        NoText: If a part of it has no text that another process would read the same, such as a function.
+    """
+
+    def unknown(part: object) -> Any:
+        raise NoText(part)
+
+    try:
+        return _as_json(value, unknown)
+    except RecursionError:
+        raise NoText(value) from None
+
+
+def as_plain(value: object) -> Any:
+    """A value as JSON, in which parts that no text tells apart have the name of their class, or of the function."""
+    try:
+        return _as_json(value, _name)
+    except RecursionError:  # It holds itself.
+        return _name(value)
+
+
+def text_of(value: object) -> Any:
+    """The value's own text; where that holds an address, its description."""
+    text = repr(value)
+    return as_plain(value) if _ADDRESS.search(text) else text
+
+
+def _name(value: object) -> str:
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _as_json(value: Any, unknown: Callable[[object], Any]) -> Any:
+    def inside(part: object) -> Any:
+        return _as_json(part, unknown)
+
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name or value.value}"
+    if isinstance(value, Mapping):
+        return _by_name(value, unknown)
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(inside, value), key=json.dumps)
+    if isinstance(value, (list, tuple)):
+        return [inside(part) for part in value]
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (bytes, bytearray)):
+        return _digest(np.frombuffer(value, np.uint8))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {"class": type(value).__qualname__, **_by_name(fields, unknown)}
+    if isinstance(value, _COMPOSITE):
+        return [inside(part) for part in tf.nest.flatten(value, expand_composites=True)]
+    if hasattr(type(value), "__array__"):
+        return _of_array(value, unknown)
+    return _of_object(value, unknown)
+
+
+def _by_name(values: Mapping, unknown: Callable[[object], Any]) -> dict[str, Any]:
+    def name(key: Any) -> str:
+        found = _as_json(key, unknown)
+        return found if isinstance(found, str) else json.dumps(found)
+
+    found = {name(key): _as_json(value, unknown) for key, value in values.items()}
+    if len(found) < len(values):
+        unknown(values)
+    return found
+
+
+def _of_array(value: Any, unknown: Callable[[object], Any]) -> Any:
+    try:
+        array = np.asarray(value)
+    except Exception:  # Of a symbolic tensor each library raises its own.
+        return unknown(value)
+    if array.ndim == 0:
+        item = array.item()
+        return unknown(value) if hasattr(type(item), "__array__") else _as_json(item, unknown)
+    if array.dtype == object:
+        return [_as_json(part, unknown) for part in array.tolist()]
+    return _digest(array)
+
+
+def _digest(array: np.ndarray) -> str:
+    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
+    return f"{array.dtype.name}{list(array.shape)} {digest}"
+
+
+def _of_object(value: Any, unknown: Callable[[object], Any]) -> Any:
+    if isinstance(value, _NOT_WHAT_IT_HOLDS):
+        return unknown(value)
+    if hasattr(type(value), "get_config") and not isinstance(value, type):
+        try:
+            return {"class": type(value).__qualname__, **_by_name(value.get_config(), unknown)}
+        except NotImplementedError:
+            pass
+    text = repr(value)
+    if not _ADDRESS.search(text):
+        return text
+    attributes = _attributes(value)
+    if attributes is None:
+        return unknown(value)
+    return {"class": type(value).__qualname__, **_by_name(attributes, unknown)}
+
+
+def _attributes(value: Any) -> dict | None:
+    """The attributes that make up all of an object, as pickle would take them; None if there is more to it."""
+    if type(value) is object or type(value).__reduce__ is not object.__reduce__:
+        return None
+    try:
+        _, arguments, state, *items = value.__reduce_ex__(2)
+    except Exception:  # A function, an open file, ...
+        return None
+    whole = len(arguments) == 1 and not any(item is not None for item in items)
+    return (state or {}) if whole and isinstance(state, (dict, type(None))) else None

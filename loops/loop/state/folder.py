@@ -1,4 +1,7 @@
-"""A folder of checkpoints: lists, checks and describes them, and removes what a killed save left behind."""
+"""A folder of checkpoints: lists, checks and describes them, and removes what a killed save left behind.
+
+The facts of a checkpoint are JSON that says what run it is of. A file can hold anything, so their form is checked.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,13 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from loops.loop.state import facts
 from loops.loop.workers import Workers
 from loops.support.errors import CheckpointError
+from loops.support.json_values import read_object
 
 NAME = "ckpt"
 _FACTS = "facts/.ATTRIBUTES/py_state"
@@ -57,7 +58,7 @@ def read_facts(path: str, *, whole: bool = True) -> dict[str, Any]:
         for key, dtype in reader.get_variable_to_dtype_map().items() if whole else ():
             # One at a time to save memory; the reader's own get_tensor refuses the variants of iterators.
             tf.raw_ops.RestoreV2(prefix=path, tensor_names=[key], shape_and_slices=[""], dtypes=[dtype])
-        return facts.parse(reader.get_tensor(_FACTS))
+        return parse(reader.get_tensor(_FACTS))
     except Exception as error:  # TensorFlow raises RuntimeError, IndexError or OpError, by what is damaged.
         raise Damaged(" ".join(str(error).split())[:200]) from error
 
@@ -104,48 +105,6 @@ def newest_facts(folder: pathlib.Path) -> tuple[int | None, dict[str, Any]]:
         with contextlib.suppress(Damaged):
             return number, read_facts(prefix(folder, number), whole=False)
     return None, {}
-
-
-class Copied(NamedTuple):
-    """A value of a checkpoint that no step changes.
-
-    Attributes:
-        name: Its name in the file.
-        slices: Which part of the name's value it is.
-        value: An array in the memory of the copy, or a tensor.
-        dtype: The value's own: the array may have another of the same size.
-    """
-
-    name: str
-    slices: str
-    value: np.ndarray | tf.Tensor
-    dtype: tf.DType
-
-    @property
-    def tensor(self) -> tf.Tensor:
-        """The value, in the same memory."""
-        if isinstance(self.value, tf.Tensor):
-            return self.value
-        shared = tf.experimental.dlpack.from_dlpack(self.value.__dlpack__())
-        return shared if shared.dtype == self.dtype else tf.bitcast(shared, self.dtype)
-
-
-def write(folder: pathlib.Path, number: int, copied: Iterable[Copied]) -> None:
-    """Writes a checkpoint as TensorFlow does: elsewhere, then its data and at last its index are moved into place.
-
-    Raises:
-        tf.errors.OpError: If it cannot be written.
-    """
-    path, parts = prefix(folder, number), list(copied)
-    part = f"{path}_temp/part-00000-of-00001"
-    with tf.device("CPU:0"):
-        tf.raw_ops.SaveV2(
-            prefix=part,
-            tensor_names=[one.name for one in parts],
-            shape_and_slices=[one.slices for one in parts],
-            tensors=[one.tensor for one in parts],
-        )
-        tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=[part], destination_prefix=path, delete_old_dirs=True)
 
 
 def sweep(folder: pathlib.Path, keep: int, newest: int) -> None:
@@ -255,6 +214,8 @@ def describe(directory: str | os.PathLike, subfolder: str = "") -> dict:
             if reasons
             else f"{place}: no checkpoint. Name the folder that was given to hs.Checkpoint, or a run's --out."
         )
+    names = [name for variables in facts["variables"].values() for name, _, _ in variables]
+    seed_generators = sum("seed_generator_state" in name for name in names)
     return {
         "checkpoint": prefix(place, number),
         "step": number,
@@ -267,22 +228,15 @@ def describe(directory: str | os.PathLike, subfolder: str = "") -> dict:
         "changes": facts.get("changes", []),
         "data": facts["data"],
         "variables": {
-            group: {"count": len(variables), "values": sum(_size(shape) for _, _, shape in variables)}
+            group: {"count": len(variables), "values": sum(math.prod(shape) for _, _, shape in variables)}
             for group, variables in facts["variables"].items()
         },
         "held": facts.get("held", []),
-        "random": {"seed_generators": _seed_generators(facts), **_shortened(facts["random"])},
+        "random": {"seed_generators": seed_generators, **_shortened(facts["random"])},
         "evaluations": _evaluations(facts),
         "actions": sorted(facts["actions"]),
         "versions": facts["versions"],
     }
-
-
-def _size(shape: list[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def _evaluations(facts: dict) -> dict[str, dict]:
@@ -294,20 +248,14 @@ def _evaluations(facts: dict) -> dict[str, dict]:
     }
 
 
-def _seed_generators(facts: dict) -> int:
-    names = [name for variables in facts["variables"].values() for name, _, _ in variables]
-    return sum("seed_generator_state" in name for name in names)
-
-
 def _shortened(random: dict) -> dict:
     """Short states in full; for long ones the generator's name and position."""
-    short = {"python": {"generator": "MT19937", "position": random["python"][1][-1]}}
-    short["numpy"] = {"generator": random["numpy"][0], "position": random["numpy"][2]}
     return {
         "tf_generator": random["tf_generator"],
         "keras_generator": random["keras_generator"],
         "op_seeds": random["op_seeds"] is not None,
-        **short,
+        "python": {"generator": "MT19937", "position": random["python"][1][-1]},
+        "numpy": {"generator": random["numpy"][0], "position": random["numpy"][2]},
     }
 
 
@@ -344,3 +292,98 @@ def newest_common(where: pathlib.Path, workers: Workers, found: Found) -> Found:
                 "the folder that it had, or remove the checkpoints of all to start from the beginning."
             )
     return number, facts, damaged
+
+
+FORMAT = 2
+"""The format of a checkpoint that is saved."""
+READ = (2,)
+"""The formats that are read: those of every release."""
+_MISSING = object()
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_shape(value: Any) -> bool:
+    """Whether it is the sides of an array, None where they differ, or None if their number does."""
+    return value is None or (isinstance(value, list) and all(side is None or _is_count(side) for side in value))
+
+
+def _is_variable(entry: Any) -> bool:
+    """Whether it is a name, a dtype and a shape."""
+    return isinstance(entry, list) and [type(part) for part in entry] == [str, str, list]
+
+
+def _are_shapes(value: Any) -> bool:
+    """Whether these are the shapes of batches, each with as many arrays."""
+    if not _fits(value, {"seen": [[_is_shape]], "common": _is_anything}):
+        return False
+    common = [] if value["common"] is None else [value["common"]]
+    return _fits(common, [[_is_shape]]) and len(set(map(len, [*value["seen"], *common]))) <= 1
+
+
+def _is_anything(value: Any) -> bool:
+    return value is not _MISSING
+
+
+class _Optional(NamedTuple):
+    """A part that may be missing: a step may have no scaler, nothing may have been changed, a run may not be over."""
+
+    form: Any
+
+
+_SOURCE = {"name": str, "length": (int, type(None)), "state": _is_anything, "shapes": _are_shapes}
+_FORM: dict[str, Any] = {
+    "identity": dict,
+    "versions": dict,
+    "counters": {name: _is_count for name in ("data", "attempted", "applied", "skipped")},
+    "data": {
+        "batches": _is_count,
+        "problem": (str, type(None)),
+        "caveats": [str],
+        "source": _Optional(_SOURCE),
+    },
+    "variables": {...: [_is_variable]},
+    "actions": dict,
+    "random": dict,
+    "settings": dict,
+    "trainable": {...: str},
+    "held": list,
+    "action_keys": {...: [str]},
+    "loss_scaler": _Optional(dict),
+    "changes": _Optional(list),
+    "complete": _Optional(bool),
+}
+"""The form of each part: a type or several, a test, a list of one form, an object of names; `...` is any name."""
+
+
+def parse(text: str | bytes) -> dict[str, Any]:
+    """The facts in a text.
+
+    Raises:
+        ValueError: If it has another form, or is of another version.
+    """
+    facts = read_object(text)
+    if facts.get("format") not in READ:
+        said = ", ".join(map(str, READ))
+        raise ValueError(f"its format is {repr(facts.get('format'))[:40]}, and this version reads {said}")
+    for name, form in _FORM.items():
+        if not _fits(facts.get(name, _MISSING), form):
+            raise ValueError(f"its {name} {'is not that' if name == 'data' else 'are not those'} of a run")
+    return facts
+
+
+def _fits(value: Any, form: Any) -> bool:
+    if isinstance(form, _Optional):
+        return value is _MISSING or _fits(value, form.form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(part, form[0]) for part in value)
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            return False
+        names = dict.fromkeys(value, form[...]) if ... in form else form
+        return all(_fits(value.get(name, _MISSING), one) for name, one in names.items())
+    if isinstance(form, (type, tuple)):
+        return type(value) in (form if isinstance(form, tuple) else (form,))
+    return bool(form(value))

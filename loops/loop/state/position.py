@@ -9,13 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from loops.backend import versions
 from loops.backend.steps import is_deterministic
-from loops.backend.versions import versions
 from loops.loop.failed_step import why_empty
-from loops.loop.fetching import Fetching, Source
+from loops.loop.fetching import Fetching
+from loops.loop.source import Source, decode
 from loops.loop.state.operations import STATES, holds_state
 from loops.loop.state.pipeline import Findings, look, surely_endless
-from loops.loop.state.source_state import decode
 from loops.support.errors import CheckpointError, OutOfData
 from loops.support.text import one_line
 
@@ -26,6 +26,10 @@ class Position:
     There is one iterator: each further one over the same dataset would shuffle differently.
 
     Attributes:
+        dataset: The dataset.
+        element_spec: The shapes and dtypes of its batches.
+        batch_spec: The same: what holds of every batch.
+        endless: Whether the dataset certainly never ends.
         problem: Why this position cannot be saved, with the operation's name and what to use instead; None if it can,
             and before `probe`.
         ended: Whether a call that took too few steps met the end of the dataset: nothing else makes it so.
@@ -34,44 +38,25 @@ class Position:
     ended = True
 
     def __init__(self, dataset: tf.data.Dataset):
-        self._dataset = dataset
+        self.dataset, self.endless = dataset, surely_endless(dataset)
+        self.element_spec = self.batch_spec = dataset.element_spec
         self._iterator: tf.data.Iterator | None = None
         self.problem: str | None = None
 
-    @property
-    def dataset(self) -> tf.data.Dataset:
-        """The dataset."""
-        return self._dataset
-
-    @property
-    def element_spec(self) -> Any:
-        """The shapes and dtypes of its batches."""
-        return self._dataset.element_spec
-
-    @property
-    def batch_spec(self) -> Any:
-        """What holds of every batch."""
-        return self.element_spec
-
     @functools.cached_property
     def _findings(self) -> Findings:
-        return look(self._dataset)
+        return look(self.dataset)
 
     @property
     def iterator(self) -> tf.data.Iterator:
         """The iterator that the loop takes batches from."""
         if self._iterator is None:
-            self._iterator = iter(self._dataset)
+            self._iterator = iter(self.dataset)
         return self._iterator
-
-    @property
-    def endless(self) -> bool:
-        """Whether the dataset certainly never ends."""
-        return surely_endless(self._dataset)
 
     def probe(self) -> None:
         """Sets `problem`, by trying to save the position."""
-        self.problem = refusal(self.iterator, self._dataset) or self._findings.problem
+        self.problem = refusal(self.iterator, self.dataset) or self._findings.problem
 
     def check(self) -> None:
         """Does nothing: what the dataset raises, the step raises."""
@@ -113,7 +98,7 @@ class Position:
 
     def skip_to(self, batches: int) -> None:
         """Starts the dataset again and skips the batches that were taken."""
-        self._iterator = iter(self._dataset.skip(batches))
+        self._iterator = iter(self.dataset.skip(batches))
 
     @property
     def caveats(self) -> list[str]:
@@ -225,6 +210,11 @@ class SourcePosition:
         batches: Any iterable of batches. The first batch is taken from it.
 
     Attributes:
+        element_spec: The shapes and dtypes of the first batch.
+        batch_spec: What holds of every batch: its parts and their dtypes.
+        iterator: What the loop takes batches from.
+        check: Waits for the next batch, and raises what the source raised in its place.
+        heed: Has no batch waited for while there are signals in a list.
         problem: Why this position cannot be saved; None if it can, and before `probe`.
 
     Raises:
@@ -236,38 +226,18 @@ class SourcePosition:
 
     def __init__(self, batches: Iterable[Any]):
         self._source = Source(batches)
-        self._fetching = Fetching(self._source)
+        self.iterator = Fetching(self._source)
         self.problem: str | None = None
-        if self._fetching.element_spec is None:
+        if self.iterator.element_spec is None:
             raise OutOfData(f"Loop: {why_empty('the source of batches')}")
-
-    @property
-    def element_spec(self) -> Any:
-        """The shapes and dtypes of the first batch."""
-        return self._fetching.element_spec
-
-    @property
-    def batch_spec(self) -> Any:
-        """What holds of every batch: its parts and their dtypes."""
-        return tf.nest.map_structure(lambda spec: tf.TensorSpec(None, spec.dtype), self.element_spec)
-
-    @property
-    def iterator(self) -> Fetching:
-        """What the loop takes batches from."""
-        return self._fetching
+        self.element_spec = self.iterator.element_spec
+        self.batch_spec = tf.nest.map_structure(lambda spec: tf.TensorSpec(None, spec.dtype), self.element_spec)
+        self.check, self.heed = self.iterator.check, self.iterator.heed
 
     @property
     def ended(self) -> bool:
         """Whether a call that took too few steps met the end of the source."""
-        return self._fetching.ended
-
-    def check(self) -> None:
-        """Waits for the next batch, and raises what the source raised in its place."""
-        self._fetching.check()
-
-    def heed(self, received: Sequence[int]) -> None:
-        """Waits for no batch while there are signals in this list."""
-        self._fetching.heed(received)
+        return self.iterator.ended
 
     def probe(self) -> None:
         """Sets `problem`, and keeps the positions of all batches from now on if there is none.
@@ -280,7 +250,7 @@ class SourcePosition:
             self.problem = f"{self._source.name} has neither get_state and set_state nor state_dict and load_state_dict"
             return
         try:
-            self._fetching.record()
+            self.iterator.record()
         except CheckpointError:
             raise
         except Exception as error:  # Of any kind: it is the source's own.
@@ -295,8 +265,8 @@ class SourcePosition:
         source = {
             "name": self._source.name,
             "length": self._source.length,
-            "state": self._fetching.state,
-            "shapes": self._fetching.shapes.described(),
+            "state": self.iterator.state,
+            "shapes": self.iterator.shapes.described(),
         }
         return {"source": source}
 
@@ -327,7 +297,7 @@ class SourcePosition:
                     f"{path} holds the position in another source of batches: its {what} was {saved[what]} and is "
                     f"{here[what]}. Use the source of that run, or choose another folder."
                 )
-        self._fetching.shapes.restore(saved["shapes"])
+        self.iterator.shapes.restore(saved["shapes"])
         if self.problem:
             self._skip(path, data["batches"])
             return
@@ -335,7 +305,7 @@ class SourcePosition:
             return  # No batch was taken, so that no position was kept.
         try:
             state = decode(saved["state"])
-            self._fetching.restart(lambda: self._source.restore(state), saved["state"])
+            self.iterator.restart(lambda: self._source.restore(state), saved["state"])
         except Exception as error:  # Of any kind: it is the source's own.
             raise CheckpointError(
                 f"{path}: {self._source.name} cannot go on from the position that is saved in it "
@@ -347,13 +317,13 @@ class SourcePosition:
 
     def _skip(self, path: str, batches: int) -> None:
         for done in range(batches):
-            self._fetching.check()
-            if not self._fetching.take(1):
+            self.iterator.check()
+            if not self.iterator.take(1):
                 raise CheckpointError(
                     f"{path} was saved after {batches} batches, and this source of batches has {done}. Use the source "
                     "of that run, or choose another folder."
                 )
-            self._fetching.drop(1)
+            self.iterator.drop(1)
 
     @property
     def caveats(self) -> list[str]:

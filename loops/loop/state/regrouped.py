@@ -96,7 +96,7 @@ _SIZE = re.compile(r"(?:shape=\(|TensorShape\(\[)(\d+)")
 
 
 def how_to_go_on(
-    path: str, saved: Mapping, state: RunState, changes: Mapping, meant: Changes, done: int
+    path: str, saved: Mapping, state: RunState, changes: Mapping[str, str], meant: Changes, done: int
 ) -> tuple[Unlike, dict[str, str], list[str]]:
     """What follows for a run from the differences between a checkpoint and this program.
 
@@ -117,36 +117,6 @@ def how_to_go_on(
     """
     # An optimizer is described twice: as a part of the step, and as a setting of any program.
     known = {fact.split(".")[-1] for fact in changes}
-    unlike, changes = _regroup(path, saved, state, changes, done)
-    different = {
-        fact: said
-        for fact, said in differences(saved["settings"], state.settings).items()
-        if fact.split(".")[-1] not in known and not unlike.explains(fact)
-    }
-    changes = {**changes, **{fact: said for fact, said in different.items() if meant.are(fact)}}
-    here = {"identity": state.identity, "settings": state.settings}
-    then, now = (flat({**one["identity"], **one["settings"]}) for one in (saved, here))
-    for fact in changes:
-        if why := why_fixed(fact, then, now):
-            raise CheckpointError(f"{path}: {why}")
-    if "strategy" in changes and is_another_strategy(then.get("strategy"), now.get("strategy")):
-        unlike = unlike._replace(apart=unlike.apart | {"loss_scaler"})
-    return unlike, changes, [said for fact, said in different.items() if fact not in changes]
-
-
-def _regroup(path: str, saved: Mapping, state: RunState, changes: Mapping, done: int) -> tuple[Unlike, dict[str, str]]:
-    """What changed groups of examples mean for what a checkpoint holds.
-
-    Args:
-        path: Of the checkpoint.
-        saved: Its facts.
-        state: That of this run.
-        changes: What differs and is meant to, as sentences.
-        done: The batches that this program has taken already.
-
-    Returns:
-        What is not restored as it was saved, and the sentences with what follows from the changes.
-    """
     said, apart, restart = dict(changes), frozenset[str](), None
     if "replicas" in said:
         said["replicas"] += ", so that its bits are no longer those of the earlier machine"
@@ -154,11 +124,26 @@ def _regroup(path: str, saved: Mapping, state: RunState, changes: Mapping, done:
         apart = frozenset(["window"])
         if dropped := _in_open_window(path, saved["variables"]):
             said["accumulate"] += f", so that the window that is open after micro-batch {dropped} is dropped"
-    then, now = _batch_size(saved["identity"], saved["settings"]), _batch_size(state.identity, state.settings)
-    if said.keys() & {"accumulate", "batches"} and then != now:
-        restart = _batches_before(path, saved, (then, now), done)
-        said["batches"] = f"batches had {then} examples and have {now}: from the beginning {restart} are passed over"
-    return Unlike(apart, "replicas" in said, restart), said
+    sizes = _batch_size(saved["identity"], saved["settings"]), _batch_size(state.identity, state.settings)
+    if said.keys() & {"accumulate", "batches"} and sizes[0] != sizes[1]:
+        restart = _batches_before(path, saved, sizes, done)
+        had = f"batches had {sizes[0]} examples and have {sizes[1]}"
+        said["batches"] = f"{had}: from the beginning {restart} are passed over"
+    unlike = Unlike(apart, "replicas" in said, restart)
+    different = {
+        fact: sentence
+        for fact, sentence in differences(saved["settings"], state.settings).items()
+        if fact.split(".")[-1] not in known and not unlike.explains(fact)
+    }
+    said |= {fact: sentence for fact, sentence in different.items() if meant.are(fact)}
+    here = {"identity": state.identity, "settings": state.settings}
+    then, now = (flat({**one["identity"], **one["settings"]}) for one in (saved, here))
+    for fact in said:
+        if why := why_fixed(fact, then, now):
+            raise CheckpointError(f"{path}: {why}")
+    if "strategy" in said and is_another_strategy(then.get("strategy"), now.get("strategy")):
+        unlike = unlike._replace(apart=unlike.apart | {"loss_scaler"})
+    return unlike, said, [sentence for fact, sentence in different.items() if fact not in said]
 
 
 def _in_open_window(path: str, layout: Mapping[str, list]) -> int:

@@ -11,17 +11,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from loops.loop.counters import CounterVariables
+from loops.backend.generators import generators, set_generators
+from loops.loop.results import CounterVariables
 from loops.loop.state import regrouped
 from loops.loop.state.actions import ActionStates
 from loops.loop.state.compared import AS_SAVED, Unlike, differences
-from loops.loop.state.facts import FORMAT
+from loops.loop.state.folder import FORMAT
 from loops.loop.state.position import Position, SourcePosition
-from loops.loop.state.randomness import generators, set_generators
 from loops.loop.state.resources import StepResources
 from loops.loop.state.variables import Groups, check_layout, check_trainable, layout, warn_of_places
 from loops.support.errors import CheckpointError
-from loops.support.written.place import reason
+from loops.support.written import reason
 
 
 @dataclasses.dataclass(kw_only=True)

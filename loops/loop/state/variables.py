@@ -8,11 +8,10 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from loops.backend import captured
-from loops.backend.variables import native
+from loops.backend.variables import components
 from loops.step.user_steps import models_of
 from loops.support.errors import CheckpointError, ResumeWarning
 
@@ -60,12 +59,6 @@ def variable_groups(train_step: object, concrete: tf.types.experimental.Concrete
     rest = (by_handle[id(handle)] for handle in concrete.captured_inputs if id(handle) in by_handle)
     add(_REST, captured.without_tokens(part for part in rest if id(part) not in seen))
     return {name: found for name, found in groups.items() if found}
-
-
-def components(variable: tf.Variable | keras.Variable) -> list[tf.Variable]:
-    """The components of a variable on the local replicas; the variable itself if it has none."""
-    own = native(variable)
-    return list(own.values) if isinstance(own, tf.distribute.DistributedValues) else [own]
 
 
 def layout(groups: Groups) -> dict[str, list]:

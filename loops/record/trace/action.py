@@ -21,9 +21,8 @@ from loops.record.trace.tensors import Tensor, lacks_of, tensors_of
 from loops.record.trace.visit_columns import Seen, columns_of, seen_in, skip_names, skipped
 from loops.step.parts import parts_in
 from loops.step.probing import watched_by
-from loops.support.checks import check_count
-from loops.support.errors import LoopError, ResumeWarning, TraceWarning
-from loops.support.written.place import Place, as_path, writing
+from loops.support.errors import LoopError, ResumeWarning, TraceWarning, check_count
+from loops.support.written import Place, as_path, writing
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from loops.record.trace.messages import Batches, schema_in, whole_messages
 from loops.record.trace.stream import Described, described_in
 from loops.support.errors import ResumeWarning
-from loops.support.written.append_file import AppendFile
+from loops.support.written import AppendFile
 
 
 class Contents(NamedTuple):

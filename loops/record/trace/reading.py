@@ -15,7 +15,7 @@ from loops.record.trace.file import Contents, contents
 from loops.record.trace.messages import arrow
 from loops.record.trace.stream import GAUGES, HISTOGRAMS, STEP, UNMEASURED, VERSION, Described
 from loops.support.errors import LoopError, TraceWarning
-from loops.support.written.place import as_path
+from loops.support.written import as_path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from loops.record.keep_batches import KeepBatches
 from loops.support.errors import LoopError, OutOfData
 from loops.support.signals import Deferred
 from loops.support.text import amount
-from loops.support.written.place import reason
+from loops.support.written import reason
 
 _MOST_BYTES = 2**30
 """The most memory for batches, if a position cannot be saved."""
@@ -200,7 +200,7 @@ def run_to_step(
     replayed: Replayed = {}
     ends = sorted(row["step"] for row in rows if row.get("attempted"))
     while (done := loop.counters.data) < until:
-        if loop.applies_last_windows:
+        if loop.windows:
             following = next((step for step in ends if step > done), until + 1)
             loop.end_windows(following == done + 1)
             limit = max(1, min(following - 1, until) - done)

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.backend.generators import generators, set_generators
 from loops.loop.loop import Loop
-from loops.loop.state.randomness import generators, set_generators
 from loops.loop.state.resources import StepResources
 from loops.record.log import difference
 from loops.run.rewind.batches import Batches, run_to_step

@@ -24,7 +24,7 @@ from loops.loop.kept_batches import KeptBatches
 from loops.loop.loop import Loop
 from loops.loop.state import folder
 from loops.loop.state.compared import check_identity
-from loops.loop.state.kernels import unsaved_random_operations
+from loops.loop.state.resources import unsaved_random_operations
 from loops.loop.state.state import RunState
 from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, check_run
 from loops.record.lines import JsonLines
@@ -33,8 +33,7 @@ from loops.record.run_metadata import metadata_of
 from loops.run.rewind.batches import Batches, caveats_of_data, run_to_step, stored_by
 from loops.run.rewind.replay_point import START, ReplayPoint, Snapshot, batches_before
 from loops.run.train import RunOptions, build, run_identity
-from loops.support.checks import check_count
-from loops.support.errors import LoopError, ResumeWarning
+from loops.support.errors import LoopError, ResumeWarning, check_count
 from loops.support.signals import deferred_signals
 from loops.support.text import amount
 from loops.support.user_function import called

@@ -25,7 +25,7 @@ from loops.run.rewind.rewind import open_run
 from loops.run.train import POLICIES
 from loops.support.errors import LoopError
 from loops.support.pages import Table, render
-from loops.support.written.place import as_path, writing
+from loops.support.written import as_path, writing
 from loops.views.report.figures import (
     evaluation_figures,
     gauge_figures,

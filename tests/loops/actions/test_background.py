@@ -9,8 +9,9 @@ import tensorflow as tf
 from checkpoint_cases import Counting, twelve_steps
 
 import loops
+from loops.actions import saves
 from loops.actions.saves import HostCopy, Saves
-from loops.backend import checkpoints
+from loops.backend import variables
 from loops.loop.state import folder
 from scaler.backend.graphs import has_gpu
 
@@ -26,7 +27,7 @@ class Disk:
 
     def __init__(self, monkeypatch, failing=()):
         self.through, self.begun, self.failing = threading.Event(), [], failing
-        write = folder.write
+        write = saves.write
 
         def slow(place, number, copied):
             self.begun.append(number)
@@ -35,7 +36,7 @@ class Disk:
                 raise tf.errors.ResourceExhaustedError(None, None, "the disk is full")
             write(place, number, copied)
 
-        monkeypatch.setattr(folder, "write", slow)
+        monkeypatch.setattr(saves, "write", slow)
 
     def open(self):
         self.through.set()
@@ -93,7 +94,7 @@ def test_the_files_are_those_that_tensorflow_writes_though_steps_went_on_after_t
     for _ in range(2):  # The second copy is in the memory of the first.
         copied = memory.take()
     change(checkpoint)
-    folder.write(tmp_path / "ours", 3, copied)
+    saves.write(tmp_path / "ours", 3, copied)
     assert files(tmp_path / "ours") == files(tmp_path / "theirs")
 
 
@@ -104,7 +105,7 @@ def test_what_has_grown_since_the_memory_was_given_is_copied_too(tmp_path):
     table.insert(tf.range(10_000, dtype=tf.int64), tf.random.normal([10_000]))
     checkpoint.write(str(tmp_path / "theirs" / "ckpt-3"))
     (tmp_path / "ours").mkdir()
-    folder.write(tmp_path / "ours", 3, memory.take())
+    saves.write(tmp_path / "ours", 3, memory.take())
     assert files(tmp_path / "ours") == files(tmp_path / "theirs")
 
 
@@ -191,14 +192,14 @@ def test_an_error_of_the_thread_is_told_beside_that_of_a_step(tmp_path, monkeypa
     disk = Disk(monkeypatch, failing=[4])
     run = Counting(tmp_path, background=True)
     run.loop.actions.append(lambda visit: visit.counters.data == 4 and disk.open())
-    broken = run.loop._call._take
+    broken = run.loop.calls._take
 
     def take(iterator, limit):
         if run.loop.counters.data == 4:
             raise tf.errors.InternalError(None, None, "broken")
         return broken(iterator, limit)
 
-    run.loop._call._take = take
+    run.loop.calls._take = take
     disk.open()
     with (
         pytest.warns(loops.ResumeWarning, match="step 4 could not be saved"),
@@ -213,7 +214,7 @@ def test_any_error_of_the_thread_names_the_step(tmp_path, monkeypatch):
     def broken(place, number, copied):
         raise RuntimeError("of no kind\nthat is known")
 
-    monkeypatch.setattr(folder, "write", broken)
+    monkeypatch.setattr(saves, "write", broken)
     with pytest.raises(
         loops.CheckpointError, match=r"step 3 could not be saved \(RuntimeError: of no kind that is known"
     ):
@@ -224,8 +225,8 @@ def test_the_folder_is_locked_until_the_last_save_is_whole(tmp_path, monkeypatch
     disk = Disk(monkeypatch)
     threading.Timer(0.2, disk.open).start()
     locked = []
-    write = folder.write
-    monkeypatch.setattr(folder, "write", lambda *parts: (write(*parts), locked.append((tmp_path / ".lock").exists())))
+    write = saves.write
+    monkeypatch.setattr(saves, "write", lambda *parts: (write(*parts), locked.append((tmp_path / ".lock").exists())))
     Counting(tmp_path, background=True, every=3).go(3)
     assert locked == [True]
     assert not (tmp_path / ".lock").exists()
@@ -245,7 +246,7 @@ def test_waiting_makes_the_last_save_whole(tmp_path):
 
 
 def test_without_the_private_names_it_saves_at_the_visit(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "values", lambda checkpoint: checkpoint._saver._gone())
+    monkeypatch.setattr(variables, "checkpoint_values", lambda checkpoint: checkpoint._saver._gone())
     run = Counting(tmp_path, background=True)
     with pytest.warns(UserWarning, match=rf"TensorFlow {tf.__version__} does not tell what a checkpoint writes"):
         run.go(5)

@@ -15,9 +15,8 @@ from models import squared_error
 import loops
 import scaler
 from loops.loop.state.compared import check_identity, differences, other_rates
-from loops.loop.state.described import identity
+from loops.loop.state.described import exact, identity
 from loops.loop.state.described import settings as state_settings
-from loops.loop.state.values import exact
 
 
 def state_differences(then, now):

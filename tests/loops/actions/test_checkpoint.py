@@ -197,7 +197,7 @@ def test_a_step_that_raises_saves_nothing(tmp_path):
     def broken(iterator, limit):
         raise tf.errors.InternalError(None, None, "broken")
 
-    run.loop._call._take = broken
+    run.loop.calls._take = broken
     with pytest.raises(tf.errors.InternalError):
         run.go(12)
     assert folder.numbers(tmp_path) == [3, 2]

@@ -14,6 +14,7 @@ from rigs import Rig, raw
 import loops
 import scaler
 from loops.actions import rewind as rewinding
+from loops.actions import saves
 from loops.actions.rewind import NAME, UNDER_WAY, LeftOut, next_of
 from loops.loop.state import folder
 from loops.run.rewind import rewind
@@ -81,8 +82,8 @@ def clean(tmp_path_factory):
 @pytest.mark.exhaustive
 def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean, monkeypatch):
     """To a checkpoint that a thread is still writing when the spikes are seen."""
-    write = folder.write
-    monkeypatch.setattr(folder, "write", lambda *parts: (time.sleep(1), write(*parts)))
+    write = saves.write
+    monkeypatch.setattr(saves, "write", lambda *parts: (time.sleep(1), write(*parts)))
     run = Run(tmp_path, batches(), background=True, every=24).run()
     assert run.said() == [{"first": 25, "last": 36, "rewound_to": 24}]
     assert run.bits() == clean

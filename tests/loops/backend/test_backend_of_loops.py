@@ -17,11 +17,11 @@ from private_names import attributes, modules, sources, texts
 import loops
 import scaler
 from loops.backend import datasets, generators, steps
+from loops.backend.generators import generators as saved_generators
+from loops.backend.generators import set_generators
 from loops.backend.variables import layers_now, variables_in_float32
 from loops.loop.state.pipeline import look
 from loops.loop.state.position import Position
-from loops.loop.state.randomness import generators as saved_generators
-from loops.loop.state.randomness import set_generators
 
 PACKAGE = pathlib.Path(loops.__file__).parent
 BACKEND = PACKAGE / "backend"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from loops.loop.state.randomness import generators, set_generators
+from loops.backend.generators import generators, set_generators
 
 DRAWS = {
     "tf_generator": lambda: tf.random.get_global_generator().normal([3]).numpy().tolist(),

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import loops
 from loops.loop.state.actions import ActionStates
-from loops.support.written.place import Place
+from loops.support.written import Place
 
 
 class Kept:

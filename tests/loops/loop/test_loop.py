@@ -101,7 +101,7 @@ def test_visits_report_every_step_once(steps_per_call, lengths):
     assert total.numpy() == 55
     assert len(traces) == 1
     # The loop around the step is a graph of its own, which calls of other lengths must share.
-    assert loop._call._many.experimental_get_tracing_count() == (steps_per_call > 1)
+    assert loop.calls._many.experimental_get_tracing_count() == (steps_per_call > 1)
 
 
 @pytest.mark.parametrize(("steps_per_call", "expected"), [(1, 2), (4, 1)])

@@ -8,6 +8,7 @@ import tensorflow as tf
 from loop_cases import numbers, summing
 
 import loops
+from loops.loop.state import position
 from loops.loop.state.position import Position
 
 
@@ -107,7 +108,7 @@ def test_what_is_sure_never_to_end(name, endless):
 
 
 def test_data_that_is_sure_never_to_end_and_does_is_said_to(monkeypatch):
-    monkeypatch.setattr(Position, "endless", True)
+    monkeypatch.setattr(position, "surely_endless", lambda dataset: True)
     step, total = summing()
     loop = loops.Loop(step, numbers(2), steps_per_call=4)
     with pytest.raises(loops.OutOfData, match=r"ended after 2 steps.*cardinality is infinite"):

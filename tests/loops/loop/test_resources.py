@@ -401,7 +401,7 @@ def test_a_dataset_that_is_not_found_is_named(monkeypatch):
 
 
 def test_without_the_registry_of_operations_a_run_is_told(monkeypatch):
-    monkeypatch.setattr("loops.loop.state.kernels.stateful", lambda kinds: None)
+    monkeypatch.setattr("loops.loop.state.resources.stateful", lambda kinds: None)
     (caveat,) = looping(drawing)[0].caveats()
     assert "does not say which operations of the train step have a state" in caveat
     assert steps.stateful({"Assert", "AddV2"}) == {"Assert"}

@@ -15,9 +15,8 @@ from source_cases import Loader, Numbered, Run, dataset, expected, plain
 import loops
 import scaler
 from loops.loop import fetching
-from loops.loop.arrays import arrays_of, size_of, spec_of, stack, tensors_of
-from loops.loop.fetching import Source
 from loops.loop.kept_batches import HeldBatches
+from loops.loop.source import Source, arrays_of, size_of, spec_of, stack, tensors_of
 from loops.run.rewind.batches import stored_by
 
 Pair = collections.namedtuple("Pair", ["x", "y"])
@@ -136,8 +135,8 @@ def test_large_batches_are_stacked_few_at_a_time(monkeypatch):
     monkeypatch.setattr(fetching, "MOST_BYTES", 20)
     stacks = []
     run = Run(Numbered(), steps_per_call=7)
-    of_stack = run.loop.calls.of_stack
-    monkeypatch.setattr(run.loop.calls, "of_stack", lambda batches: stacks.append(len(batches)) or of_stack(batches))
+    of_stack = run.loop.calls._of_stack
+    monkeypatch.setattr(run.loop.calls, "_of_stack", lambda batches: stacks.append(len(batches)) or of_stack(batches))
     run.go(7)
     assert run.losses == pytest.approx(expected(7))
     assert (stacks, run.visits) == ([2, 2, 2, 1], [7])

@@ -12,7 +12,8 @@ from rewind_cases import counting
 from source_cases import Drawn, InBytes, Loader, Numbered, Run, dataset, expected, plain, without_end
 
 import loops
-from loops.loop.fetching import Fetching, Source
+from loops.loop.fetching import Fetching
+from loops.loop.source import Source
 from loops.loop.state import folder
 from loops.run.rewind import rewind
 

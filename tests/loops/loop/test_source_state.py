@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import loops
-from loops.loop.state.facts import _SOURCE, _fits
-from loops.loop.state.source_state import decode, encode
+from loops.loop.source import decode, encode
+from loops.loop.state.folder import _SOURCE, _fits
 from loops.support.json_values import read_object
 
 VALUES = {

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import loops
 import scaler
-from loops.loop.state.values import NoText, described, exact, text_of
+from loops.loop.state.described import NoText, as_plain, exact, text_of
 
 
 class Split(enum.Enum):
@@ -92,7 +92,7 @@ def test_values_are_told_apart(name):
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_set_has_one_text_in_every_process():
-    program = "from loops.loop.state.values import exact; print(exact({'one', 'two', 'three', ('a', 1)}))"
+    program = "from loops.loop.state.described import exact; print(exact({'one', 'two', 'three', ('a', 1)}))"
 
     def text(seed):
         known = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -131,7 +131,7 @@ def test_what_no_text_tells_apart_is_refused_at_once(name, tmp_path):
         exact(WITHOUT[name])
     with pytest.raises(scaler.InvalidArgument, match=r"Checkpoint\(run=...\): it holds .* Give its name"):
         loops.Checkpoint(tmp_path, every=1, run={"value": WITHOUT[name]})
-    assert "0x" not in json.dumps(described(WITHOUT[name]))
+    assert "0x" not in json.dumps(as_plain(WITHOUT[name]))
 
 
 def test_an_object_is_described_without_its_address():

@@ -10,7 +10,7 @@ import test_study_report
 from test_study_report import DYNAMIC, FLOAT32, Page
 
 from halfstep.commands.study import cost_rows
-from loops.loop.counters import Counters
+from loops.loop.results import Counters
 from loops.loop.visit import Visit
 from loops.study import costs as module
 from loops.study.compare import run_study

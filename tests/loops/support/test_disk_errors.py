@@ -16,7 +16,7 @@ import tensorflow as tf
 import loops
 from loops.loop.state import folder
 from loops.record.files import write_json
-from loops.support.written.append_file import AppendFile
+from loops.support.written import AppendFile
 
 ACTIONS = {
     "JsonLines": lambda place: loops.JsonLines(place / "steps.jsonl"),

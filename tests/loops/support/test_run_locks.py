@@ -16,9 +16,9 @@ from processes import server, start, wait_for
 
 import loops
 import scaler
-from loops.support.written import run_locks
-from loops.support.written.place import Place
-from loops.support.written.run_locks import Lock, LockHeld, RunLocks
+from loops.support import run_locks
+from loops.support.run_locks import Lock, LockHeld, RunLocks
+from loops.support.written import Place
 
 
 def hold(path, ready, forks):

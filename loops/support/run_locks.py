@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import scaler
 from loops.support.errors import NotWritable
 from loops.support.json_values import read_json
-from loops.support.written.place import Place
+from loops.support.written import Place
 
 if sys.platform == "win32":
     import msvcrt
