@@ -33,8 +33,8 @@ _NAMES: Mapping[tuple[str, str], Sequence[str]] = {
 _ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
+def add_completion(commands: Any) -> None:
+    """Declares the command."""
     parser = commands.add_parser(
         "completion",
         help="print a script that makes a shell complete commands, options and names",
@@ -42,10 +42,10 @@ def add_parser(commands: Any) -> None:
         "with zsh in ~/.zshrc. fish: halfstep completion fish > ~/.config/fish/completions/halfstep.fish",
     )
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}")
+    parser.set_defaults(run=_completion)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Prints the script."""
+def _completion(options: argparse.Namespace) -> None:
     print(script(options.parser, options.shell))
 
 

@@ -34,8 +34,8 @@ _COSTS = (
 )
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
+def add_study(commands: Any) -> None:
+    """Declares the command."""
     parser = commands.add_parser(
         "study",
         help="compare precisions and scalings on a task, with a report",
@@ -76,10 +76,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seeds", type=count, default=SEEDS, help="runs a set-up (default: %(default)s)")
     parser.add_argument("--out", default="study", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.set_defaults(run=_study)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Runs the command."""
+def _study(options: argparse.Namespace) -> int:
     import scaler
     from halfstep.terminal import folded, progress, width
     from loops import tasks

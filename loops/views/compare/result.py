@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from loops.support.json_values import without_nan
-from loops.support.text import agreeing, amount
+from loops.support.text import agreeing, amount, columns
 from loops.views.compare.series import STEP, is_loss
 
 
@@ -125,6 +125,33 @@ class Comparison:
     def to_dict(self) -> dict:
         """The fields as JSON values, with null for numbers that JSON lacks, such as infinite octaves."""
         return without_nan({"differs_at": self.differs_at, "parts_at": self.parts_at, **dataclasses.asdict(self)})
+
+    def text(self, width: int | None = None) -> str:
+        """The result as text, with a table that is at most `width` characters wide if possible."""
+        lines = [self.sentence]
+        if self.rows:
+            at = [f"differs at {self.by}", f"parts at {self.by}"]
+            last = ["from float32"] if self.reference in self.runs else ["closer to float32"]
+            heads = ["", "format", *at, "octaves", "largest", *(last if self.reference else [])]
+            lines += ["", columns([heads, *map(self._cells, self.rows)], width, left=2)]
+        for name, names in zip(self.runs, self.alone, strict=True):
+            if names:
+                lines += ["", f"only in {name}: {', '.join(names)}"]
+        return "\n".join([*lines, "", *self.notes] if self.notes else lines)
+
+    def _cells(self, row: Row) -> list[str]:
+        formats = dict.fromkeys(name or "?" for name in row.formats)
+        at = ["-" if one is None else str(one) for one in (row.differs_at, row.parts_at)]
+        cells = [row.name, " and ".join(formats), *at, _octaves(row.octaves), _octaves(row.largest)]
+        if self.reference in self.runs:
+            cells.append(_octaves(row.distances[1 - self.runs.index(self.reference)]))
+        elif self.reference is not None:
+            cells.append("-" if row.closer is None else self.runs[row.closer])
+        return cells
+
+
+def _octaves(value: float) -> str:
+    return "-" if math.isnan(value) else "inf" if math.isinf(value) else f"{value:.3g}"
 
 
 _SOME = 3

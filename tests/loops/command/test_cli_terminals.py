@@ -290,7 +290,7 @@ def test_a_full_disk_in_the_middle_of_the_output_asks_for_no_other_folder(ready,
     def fails(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sys.modules["halfstep.commands.tune"], "run", fails)
+    monkeypatch.setattr(sys.modules["halfstep.commands.other_strategies"], "_tune", fails)
     assert cli.main(arguments) == statuses.EXIT_ERROR
     said = "halfstep: standard output, or a file that was being written: No space left on device.\n"
     assert capsys.readouterr().err == said
