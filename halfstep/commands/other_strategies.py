@@ -79,7 +79,7 @@ def _replay(options: argparse.Namespace) -> None:
     from loops.replay.replay import replay_recordings
     from loops.replay.results import replay_figure, write_scales
     from loops.replay.stepping import named_strategies
-    from loops.replay.validate import validate
+    from loops.replay.train_again import validate
     from loops.support.drawing import save
     from loops.support.text import amount
 
@@ -127,7 +127,7 @@ def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.St
     import scaler
     from halfstep.terminal import width, working
     from loops.record.files import to_json
-    from loops.replay.live import live
+    from loops.replay.train_again import live
 
     if options.validate or options.validated or options.scales or options.out:
         raise scaler.InvalidArgument("--live cannot be combined with --validate, --validated, --scales or --out.")

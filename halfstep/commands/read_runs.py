@@ -79,7 +79,7 @@ def add_watch(commands: Any) -> None:
 
 def _watch(options: argparse.Namespace) -> int:
     from halfstep.terminal import Console
-    from loops.views.watch.watch import watch
+    from loops.views.watch import watch
 
     # Ctrl-C ends only the watching; the run goes on.
     with contextlib.suppress(KeyboardInterrupt):

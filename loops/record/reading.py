@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.record.evaluations import evaluations_in
-from loops.record.files import STEPS, TRACE, check_run, log_of, trace_of
+from loops.record.files import STEPS, TRACE, check_run, counted_in, log_of, metadata_of, replayed_in, trace_of
+from loops.record.lines import evaluations_in
 from loops.record.log import Log, read_columns
-from loops.record.run_metadata import counted_in, metadata_of, replayed_in
 from loops.record.steps import DECISIONS, NUMBERS, Gauges, Measured, Recorded, Steps, cause_name, joined, parts_at
 from loops.record.trace import TraceTables, read
 from loops.record.trace.tensors import probes_for

@@ -15,9 +15,16 @@ import tensorflow as tf
 
 from loops.loop.visit import Cadence, Seconds, Visit
 from loops.record.steps import octaves_to_critical
-from loops.record.trace.gauges import Averages, gauge_values, gauges_of, noise_pairs
 from loops.record.trace.tensors import Tensor, tensors_of_watch
-from loops.record.trace.visit_columns import margins, measured, skip_names
+from loops.record.trace.visit_columns import (
+    Averages,
+    gauge_values,
+    gauges_of,
+    margins,
+    measured,
+    noise_pairs,
+    skip_names,
+)
 from loops.step.parts import OwnStep
 from loops.step.probing import Watched, watched_by
 from loops.support.part_names import columns_of

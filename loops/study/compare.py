@@ -25,10 +25,8 @@ from loops.loop.visit import Action, Visit
 from loops.record.files import STEPS, SUMMARY, write_json
 from loops.run.train import RunOptions, build, model_of, train
 from loops.step.train_step import TrainStep
-from loops.study.costs import Costs, EnergyMeter, costs_of
-from loops.study.gradients import GradientAction, GradientProbe
-from loops.study.setups import Setup
-from loops.study.summaries import failed
+from loops.study.measured import Costs, EnergyMeter, GradientAction, GradientProbe, costs_of
+from loops.study.setups import Setup, failed
 from loops.support.text import amount
 from loops.support.written.place import Place
 from loops.support.written.run_locks import RunLocks

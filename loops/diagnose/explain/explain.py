@@ -27,10 +27,9 @@ from loops.diagnose.explain.explain_step import explain_step
 from loops.diagnose.explain.explanation import Explanation, began, describe
 from loops.loop.calls import TrainStepFunction
 from loops.loop.loop import Loop
-from loops.record.files import TRACE
+from loops.record.files import TRACE, counted_in
 from loops.record.log import read_columns
 from loops.record.reading import read_steps
-from loops.record.run_metadata import counted_in
 from loops.record.skips import SHARE, Health, health, in_words, not_logged, what_is_wrong
 from loops.record.steps import Counted, Recorded
 from loops.record.trace import Trace

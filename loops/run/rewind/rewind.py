@@ -26,10 +26,9 @@ from loops.loop.state import folder
 from loops.loop.state.compared import check_identity
 from loops.loop.state.kernels import unsaved_random_operations
 from loops.loop.state.state import RunState
-from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, check_run
+from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, check_run, metadata_of
 from loops.record.lines import JsonLines
 from loops.record.log import difference, read_log
-from loops.record.run_metadata import metadata_of
 from loops.run.rewind.batches import Batches, caveats_of_data, run_to_step, stored_by
 from loops.run.rewind.replay_point import START, ReplayPoint, Snapshot, batches_before
 from loops.run.train import RunOptions, build, run_identity

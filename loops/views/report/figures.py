@@ -14,12 +14,11 @@ from markupsafe import Markup
 
 from loops.record.steps import RETRIES, Gauges, Recorded
 from loops.record.summary import number
-from loops.record.trace.gauges import noise_pairs, noise_scale
+from loops.record.trace.visit_columns import noise_pairs, noise_scale
 from loops.support.pages import Table
 from loops.support.text import agreeing, amount
-from loops.views.charts.axis import Axis, linear_axis, loss_axis, steps_axis
-from loops.views.charts.chart import RUNS, Chart, Curve, Envelope, Lane, envelope
-from loops.views.charts.curves import (
+from loops.views.chart import RUNS, Axis, Chart, Curve, Envelope, Lane, envelope, linear_axis, loss_axis, steps_axis
+from loops.views.curves import (
     NEAR,
     Shown,
     headroom_chart,

@@ -15,8 +15,7 @@ from loops.record.steps import Measured, Recorded
 from loops.record.summary import number
 from loops.support.pages import Table
 from loops.support.text import amount
-from loops.views.charts.axis import FIRST, LOWEST, heat_cells
-from loops.views.charts.chart import sampled
+from loops.views.chart import FIRST, LOWEST, heat_cells, sampled
 from loops.views.report.tables import cell
 from scaler import observe
 

@@ -13,7 +13,7 @@ import scaler
 from loops.run.train import RunOptions, train
 from loops.study import page
 from loops.study.compare import run_study, summarise
-from loops.study.gradients import HIGHEST, LOWEST, GradientProbe
+from loops.study.measured import HIGHEST, LOWEST, GradientProbe
 from loops.study.setups import EMULATED, SETUPS, SMALL, Setup, choose_setups, strategy_setups
 
 pytestmark = pytest.mark.slow
