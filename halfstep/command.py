@@ -104,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _answered(sys.argv[1:] if arguments is None else list(arguments))
         finally:
-            _flush()
+            if sys.stdout:  # While an error can still be reported.
+                sys.stdout.flush()
     except BrokenPipeError:
         _give_up()
         return shared.EXIT_CLOSED_PIPE
@@ -190,12 +191,6 @@ def _termination_is_an_exit() -> Iterator[None]:
 def _fail(message: str, status: int) -> int:
     print(f"halfstep: {message}", file=sys.stderr)
     return status
-
-
-def _flush() -> None:
-    """Flushes standard output while an error can still be reported."""
-    if sys.stdout:
-        sys.stdout.flush()
 
 
 def _reader_is_gone() -> bool:

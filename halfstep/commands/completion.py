@@ -6,28 +6,18 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halfstep.commands.shared import (
-    EMULATED,
-    IMAGE_TASKS,
-    POLICIES,
-    PRESETS,
-    SETUPS,
-    STRATEGIES,
-    TASKS,
-    TUNED,
-    UNIT_SCALED,
-)
+from halfstep.commands import shared
 
 SHELLS = ("bash", "zsh", "fish")
 _NAMES: Mapping[tuple[str, str], Sequence[str]] = {
-    ("train", "task"): TASKS,
-    ("train", "policy"): POLICIES,
-    ("train", "strategy"): ("none", *STRATEGIES, *PRESETS),
-    ("study", "task"): IMAGE_TASKS,
-    ("study", "setup"): (*SETUPS, *EMULATED, *UNIT_SCALED),
-    ("study", "strategy"): ("none", *STRATEGIES, *PRESETS),
-    ("replay", "strategies"): ("none", *STRATEGIES, *PRESETS),
-    ("tune", "strategy"): TUNED,
+    ("train", "task"): shared.TASKS,
+    ("train", "policy"): shared.POLICIES,
+    ("train", "strategy"): ("none", *shared.STRATEGIES, *shared.PRESETS),
+    ("study", "task"): shared.IMAGE_TASKS,
+    ("study", "setup"): (*shared.SETUPS, *shared.EMULATED, *shared.UNIT_SCALED),
+    ("study", "strategy"): ("none", *shared.STRATEGIES, *shared.PRESETS),
+    ("replay", "strategies"): ("none", *shared.STRATEGIES, *shared.PRESETS),
+    ("tune", "strategy"): shared.TUNED,
 }
 """The completions for an argument of a command; argparse accepts more, such as `dynamic:growth_interval=200`."""
 _ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import pathlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from halfstep.commands.shared import FORMS, TUNED, count
 
 if TYPE_CHECKING:
-    import scaler
+    pass
 
 
 def add_replay(commands: Any) -> None:
@@ -79,7 +77,7 @@ def _replay(options: argparse.Namespace) -> None:
     from loops.replay.replay import replay_recordings
     from loops.replay.results import replay_figure, write_scales
     from loops.replay.stepping import named_strategies
-    from loops.replay.train_again import validate
+    from loops.replay.train_again import live, validate
     from loops.support.drawing import save
     from loops.support.text import amount
 
@@ -93,8 +91,13 @@ def _replay(options: argparse.Namespace) -> None:
         raise scaler.InvalidArgument("--build says how to train again: expected --validate or --live with it.")
     if options.step and not options.live:
         raise scaler.InvalidArgument("--step says where to begin: expected --live with it.")
+    if options.live and (options.validate or options.validated or options.scales or options.out):
+        raise scaler.InvalidArgument("--live cannot be combined with --validate, --validated, --scales or --out.")
+    run = pathlib.Path(options.traces[0])
     if options.live:
-        _live(options, strategies)
+        with working("replay") as progress:
+            lived = live(run, strategies, options.step, options.build, progress)
+        print(to_json(lived.to_dict()) if options.json else lived.text(width()))
         return
     recordings = [recording_of(tables, name) for name, tables in tables_of(options.traces)]
     differences = differences_in(options.validated)
@@ -105,14 +108,7 @@ def _replay(options: argparse.Namespace) -> None:
     said, lines = found.to_dict(), [f"{amount(found.steps, 'step')}\n\n{found.text(width())}"]
     if options.validate:
         with working("replay") as progress:
-            validated = validate(
-                recordings[0],
-                pathlib.Path(options.traces[0]),
-                strategies,
-                options.build,
-                lambda name, done, of: progress(f"trained {done:,} of {of:,} steps with {name}"),
-                differences,
-            )
+            validated = validate(recordings[0], run, strategies, options.build, progress, differences)
         said["strategies"] = [one.to_dict() for one in validated]
         lines += ["", "trained again:", *map(str, validated)]
     if options.scales:
@@ -121,25 +117,6 @@ def _replay(options: argparse.Namespace) -> None:
         scales = {one.strategy: one.scales for one in found.strategies}
         save(replay_figure(found.numbers, recordings[0].limits.decided, scales), options.out)
     print(to_json(said) if options.json else "\n".join(lines))
-
-
-def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.Strategy]]) -> None:
-    import scaler
-    from halfstep.terminal import width, working
-    from loops.record.files import to_json
-    from loops.replay.train_again import live
-
-    if options.validate or options.validated or options.scales or options.out:
-        raise scaler.InvalidArgument("--live cannot be combined with --validate, --validated, --scales or --out.")
-    with working("replay") as progress:
-        found = live(
-            pathlib.Path(options.traces[0]),
-            strategies,
-            options.step,
-            options.build,
-            lambda name, done, of: progress(f"{name}: {done:,} of {of:,}"),
-        )
-    print(to_json(found.to_dict()) if options.json else found.text(width()))
 
 
 def add_tune(commands: Any) -> None:
@@ -172,4 +149,4 @@ def _tune(options: argparse.Namespace) -> None:
         )
     with working("tune") as progress:
         found = tune(options.traces, chosen[0], progress=lambda done, of: progress(f"tried {done} of {of}"))
-    print(to_json(dataclasses.asdict(found)) if options.json else found.text(width()))
+    print(to_json(found.to_dict()) if options.json else found.text(width()))

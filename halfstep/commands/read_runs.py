@@ -45,7 +45,8 @@ def _report(options: argparse.Namespace) -> None:
     if options.build and not options.explain:
         raise scaler.InvalidArgument("--build is for --explain, which runs a skipped step again: give both.")
     quiet()
-    out = options.out or _beside(options.runs)
+    place = pathlib.Path(options.runs[0] if len(options.runs) == 1 else "")
+    out = options.out or (place if place.is_dir() else place.parent) / "report.html"
     with working("report") as progress:
         size = write_report(
             options.runs,
@@ -56,12 +57,6 @@ def _report(options: argparse.Namespace) -> None:
             progress=progress,
         )
     print(f"wrote {out}, {size:,} bytes")
-
-
-def _beside(runs: list[str]) -> pathlib.Path:
-    """Where the report of these runs goes by default."""
-    place = pathlib.Path(runs[0] if len(runs) == 1 else "")
-    return (place if place.is_dir() else place.parent) / "report.html"
 
 
 def add_watch(commands: Any) -> None:

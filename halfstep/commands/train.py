@@ -123,7 +123,7 @@ def _train(options: argparse.Namespace) -> None:
                 f"--workers {options.workers}: {options.task} has batches of {task.batch_size}, which cannot be "
                 "divided equally among them."
             )
-        _launch(options.arguments, options.workers)
+        launch(options.arguments, options.workers)
         return
     summary = train(
         task,
@@ -153,7 +153,7 @@ def _train(options: argparse.Namespace) -> None:
         )
 
 
-def _launch(arguments: Sequence[str], count: int) -> None:
+def launch(arguments: Sequence[str], count: int) -> None:
     """Runs a command once for each worker, connected over the loopback interface, until all have ended.
 
     SIGTERM and SIGINT are forwarded to the workers, which save and end. They do so, too, if this process is killed.
@@ -202,7 +202,7 @@ def _launch(arguments: Sequence[str], count: int) -> None:
 
 
 def _leave_with_the_launcher() -> None:
-    """Makes a worker that `_launch` started end as after SIGTERM once the launcher is gone, however that ended."""
+    """Makes a worker that `launch` started end as after SIGTERM once the launcher is gone, however that ended."""
     if os.environ.get(_LAUNCHED):
         threading.Thread(target=_end_with_the_input, daemon=True).start()
 
@@ -229,7 +229,7 @@ def _raise(statuses: Sequence[int]) -> None:
     from loops.support.errors import LoopError, WorkerLost
 
     failed = [(worker, status) for worker, status in enumerate(statuses) if status not in (0, EXIT_WORKER_LOST)]
-    # A worker that `_launch` killed is not the cause if another one failed.
+    # A worker that `launch` killed is not the cause if another one failed.
     worker, status = min(failed, key=lambda one: one[1] == -signal.SIGKILL, default=(0, max(statuses)))
     if status < 0:
         raise WorkerLost(

@@ -61,9 +61,10 @@ class StepLines:
         self._evaluations: EvaluationLines | None = None
 
     def begin(self, loop: Loop) -> None:
-        """Before the first step: finds the loop's evaluations."""
+        """Before the first step: remembers the loop, and finds its evaluations."""
+        self._loop = loop
         if self.path.is_file() or not self.path.exists():  # A device or a pipe has no place beside it.
-            self._loop, self._evaluations = loop, EvaluationLines(self.path, loop)
+            self._evaluations = EvaluationLines(self.path, loop)
 
     def save_state(self) -> dict[str, int]:
         """The last step of the run and the step of the last line, for a `Checkpoint`."""
@@ -188,16 +189,9 @@ class JsonLines(StepLines):
         scaler.InvalidArgument: For an argument that cannot work.
     """
 
-    _train_step: Any = None
-
-    def begin(self, loop: Loop) -> None:
-        """Before the first step: remembers the loop's train step, and finds its evaluations."""
-        super().begin(loop)
-        self._train_step = loop.train_step
-
     def _lines_of(self, visit: Visit) -> list[str]:
         columns = {name: values.tolist() for name, values in visit.outputs.items()}
-        columns |= skip_names(visit, self._train_step)
+        columns |= skip_names(visit, self._loop.train_step if self._loop else None)
         lines = []
         for row in self._cadence.rows(visit):
             line = {"step": visit.first + row, **{name: values[row] for name, values in columns.items()}}

@@ -107,6 +107,18 @@ def read_run(run: str | os.PathLike) -> Recorded:
     return dataclasses.replace(recorded, counted=counted_in(folder, recorded.step[recorded.known].tolist()))
 
 
+def distinct(runs: Sequence[Recorded]) -> list[Recorded]:
+    """The runs with distinct names: their places where names are equal, or numbers where the places do not help."""
+    names, places = [run.name for run in runs], [run.place for run in runs]
+
+    def name(run: Recorded, number: int) -> str:
+        if names.count(run.name) == 1:
+            return run.name
+        return run.place if run.place and places.count(run.place) == 1 else f"{run.name} {number}"
+
+    return [dataclasses.replace(run, name=name(run, number)) for number, run in enumerate(runs, 1)]
+
+
 def read_steps(trace: pathlib.Path | None, log: pathlib.Path | None) -> Recorded:
     """The steps of a trace and of a log, each of which may be missing or damaged, without metadata.
 

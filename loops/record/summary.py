@@ -66,11 +66,6 @@ class Digest:
         """The share of the attempted steps that were skipped."""
         return self.skips / self.attempts if self.attempts else 0.0
 
-    @property
-    def unseen_share(self) -> float:
-        """The share of the applied steps whose loss is not finite."""
-        return self.health.unseen / self.health.moved if self.health.moved else 0.0
-
 
 def digest(run: Recorded) -> Digest:
     """A run in a few numbers."""
@@ -119,7 +114,8 @@ def _usable(scale: np.ndarray) -> np.ndarray:
 
 def sentence(run: Recorded, found: Digest) -> str:
     """The result of a run in one sentence."""
-    parts = [f"{_what(run)}: {amount(found.steps, _step(found))}, {_skips(run, found)}"]
+    steps = amount(found.steps, "logged step" if found.health.thinned else "step")
+    parts = [f"{_what(run)}: {steps}, {_skips(run, found)}"]
     if math.isfinite(found.first_loss) and math.isfinite(found.final_loss):
         parts.append(f"the loss went from {found.first_loss:.3g} to {found.final_loss:.3g}")
     elif math.isfinite(found.first_loss):
@@ -132,14 +128,14 @@ def sentence(run: Recorded, found: Digest) -> str:
     if found.health.unseen:
         parts.append(
             f"the loss of {found.health.unseen:,} of {found.health.moved:,} applied steps "
-            f"({share(found.unseen_share)}) is not finite, although the run trains"
+            f"({share(found.health.unseen / found.health.moved)}) is not finite, although the run trains"
         )
     if found.health.zeros:
         parts.append(
             f"the gradients of the last {found.health.zeros:,} applied steps have a norm of exactly zero, although "
             "their loss is not zero: halfstep explain tries a larger loss scale"
         )
-    if math.isfinite(found.final_scale) and not _unscaled(run):
+    if math.isfinite(found.final_scale) and (run.column("loss_scale") != 1).any():
         parts.append(f"the loss scale ended at {number(found.final_scale)}{_above(found)}")
     for name, form in (("accuracy", "{:.1%} accuracy"), ("perplexity", "a perplexity of {:.4g}")):
         if isinstance(run.facts.get(name), (int, float)):
@@ -175,10 +171,6 @@ def _what(run: Recorded) -> str:
     return f"{run.name}, {facts['task']} in {facts['policy']} with {facts['strategy']}"
 
 
-def _step(found: Digest) -> str:
-    return "logged step" if found.health.thinned else "step"
-
-
 def _skips(run: Recorded, found: Digest) -> str:
     if "applied" not in run.columns:
         return "and the log does not say which were skipped"
@@ -206,7 +198,3 @@ def _above(found: Digest) -> str:
     if found.margin <= 0:
         return ", at the largest scale that would have been finite" if found.margin == 0 else ", above what is finite"
     return f", {amount(found.margin, 'octave', '.3g')} below the largest that would have been finite"
-
-
-def _unscaled(run: Recorded) -> bool:
-    return bool((run.column("loss_scale") == 1).all())

@@ -23,7 +23,7 @@ from loops.record.steps import Steps
 from loops.replay.intervals import DIFFERENCE, Tail, tail_of
 from loops.replay.recording import Recording
 from loops.replay.replay import replay_recordings
-from loops.replay.results import Course, Replayed, cells, figures_of
+from loops.replay.results import Course, Replayed, Tabled, cells, figures_of
 from loops.run.rewind.rewind import log_of, open_run, rewind
 from loops.step.train_step import TrainStep
 from loops.support.errors import LoopError, OutOfData
@@ -45,41 +45,24 @@ class Side(Course):
     loss: float
     history: History = dataclasses.field(repr=False, compare=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields but the history, for JSON."""
-        return {name: value for name, value in vars(self).items() if name != "history"}
-
 
 @dataclasses.dataclass(frozen=True)
-class Live:
+class Live(Tabled):
     """A run from a checkpoint on, as recorded and with other strategies.
 
     Attributes:
         began_at: The step of the checkpoint.
         steps: The number of attempted steps after it.
+        differs: Why the run could not be reproduced, so that more than the strategy differs; or None.
         recorded: The run as recorded.
         strategies: The run with each strategy.
-        differs: Why the run could not be reproduced, so that more than the strategy differs; or None.
     """
 
     began_at: int
     steps: int
+    differs: str | None
     recorded: Side
     strategies: tuple[Side, ...]
-    differs: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a dict for JSON."""
-        return {
-            "began_at": self.began_at,
-            "steps": self.steps,
-            "differs": self.differs,
-            "recorded": self.recorded.to_dict(),
-            "strategies": [side.to_dict() for side in self.strategies],
-        }
-
-    def __str__(self) -> str:
-        return self.text()
 
     def text(self, width: int | None = None) -> str:
         """A table, if possible no wider than `width` characters."""
@@ -94,7 +77,7 @@ def live(
     strategies: Sequence[tuple[str, scaler.Strategy]],
     step: int | None = None,
     build_with: str | None = None,
-    progress: Callable[[str, int, int], object] | None = None,
+    progress: Callable[[str], object] = lambda text: None,
 ) -> Live:
     """Repeats a run from the checkpoint nearest to a step up to its last step, once with each strategy.
 
@@ -105,7 +88,7 @@ def live(
         strategies: Pairs of name and strategy.
         step: The step to begin near; by default the run's first.
         build_with: The argument of `halfstep explain --build`.
-        progress: Called with the name of the current run, its number of steps taken, and their total.
+        progress: Called now and then with a text that says what is being done.
 
     Raises:
         LoopError: If the run has no checkpoint before its last step, or cannot be repeated.
@@ -125,25 +108,20 @@ def live(
         last,
         run=run,
         at_least=last - window - began_at,
-        progress=lambda done, of: progress("the run as it was", done, of) if progress else None,
+        progress=lambda done, of: progress(f"the run as it was: {done:,} of {of:,}"),
     )
     sides = []
     for number, (name, strategy) in enumerate(strategies):
-        if progress:
-            progress(name, number, len(strategies))
+        progress(f"{name}: {number:,} of {len(strategies):,}")
         outputs = moment.from_checkpoint(functools.partial(_changed, strategy=strategy))
-        taken = _stacked(outputs, moment.began_at + 1)
+        stacked = {name: np.array([one[name] for one in outputs]) for name in outputs[0]}
+        taken = history_of(stacked, moment.began_at + 1)
         sides.append(side_of(name, taken, float(taken.scales[-1])))
     step_of_run: Any = loop.train_step  # `change_strategy` has checked that it has a loss scaler.
     own = scaler.strategies.in_words(step_of_run.loss_scaler.strategy)
     recorded = _recorded(log, moment.began_at, last)
-    return Live(
-        moment.began_at,
-        len(recorded.step),
-        side_of(own, recorded, float(recorded.scales[-1])),
-        tuple(sides),
-        moment.differs,
-    )
+    own_side = side_of(own, recorded, float(recorded.scales[-1]))
+    return Live(moment.began_at, len(recorded.step), moment.differs, own_side, tuple(sides))
 
 
 def _nearest(loop: Loop, run: pathlib.Path, step: int, limit: int) -> int:
@@ -161,10 +139,6 @@ def _changed(loop: Loop, strategy: scaler.Strategy) -> Callable[[], object]:
     step, before = loop.train_step, getattr(loop.train_step, "loss_scaler", None)
     change_strategy(loop, strategy)
     return lambda: setattr(step, "loss_scaler", before)
-
-
-def _stacked(outputs: Sequence[dict[str, np.ndarray]], first: int) -> History:
-    return history_of({name: np.array([one[name] for one in outputs]) for name in outputs[0]}, first)
 
 
 def _recorded(log: Steps, began_at: int, last: int) -> History:
@@ -206,25 +180,6 @@ class History(NamedTuple):
     loss: np.ndarray
 
 
-def again(run: pathlib.Path, build_with: str | None) -> Loop:
-    """The loop of a recorded run before its first step, with the probes that it had.
-
-    Args:
-        run: The run's folder.
-        build_with: The argument of `halfstep explain --build`; None for a run of `halfstep train`.
-
-    Raises:
-        LoopError: If the loop cannot be built again.
-        scaler.InvalidArgument: If the folder or the function does not exist.
-    """
-    if run.is_file():
-        raise scaler.InvalidArgument(
-            f"{run}: a trace alone is not enough to train again: expected the folder of its run, the --out of halfstep "
-            "train, or that of a program and --build."
-        )
-    return open_run(run, build_with)
-
-
 def change_strategy(loop: Loop, strategy: scaler.Strategy) -> None:
     """Makes the loop's step scale with another strategy, from its initial state.
 
@@ -239,13 +194,13 @@ def change_strategy(loop: Loop, strategy: scaler.Strategy) -> None:
     step.loss_scaler = scaler.LossScaler(strategy)
 
 
-def train_again(loop: Loop, steps: int, progress: Callable[[int], object] | None = None) -> History:
+def train_again(loop: Loop, steps: int, progress: Callable[[int, int], object] = lambda done, of: None) -> History:
     """Takes steps without calling any action.
 
     Args:
         loop: A loop before its first step.
         steps: The number of batches to take.
-        progress: Called with the number of batches taken, after each call.
+        progress: Called with the number of batches taken and `steps`, after each call.
 
     Raises:
         OutOfData: If the dataset ends before.
@@ -258,8 +213,7 @@ def train_again(loop: Loop, steps: int, progress: Callable[[int], object] | None
                 raise OutOfData(f"the dataset ended after {done} steps, but the trace has {steps}.")
             parts.append(outputs)
             signals.act()
-            if progress:
-                progress(done + taken)
+            progress(done + taken, steps)
     return history_of({name: np.concatenate([part[name] for part in parts]) for name in _NAMES}, 1)
 
 
@@ -311,9 +265,7 @@ class Validated:
             **self.replayed.to_dict(),
             "agreement": self.agreement,
             "same_skips": self.same_skips,
-            "trained_skips": self.trained.skips,
-            "trained_mean_log2_scale": self.trained.mean_log2_scale,
-            "trained_final_scale": self.trained.final_scale,
+            **{f"trained_{name}": getattr(self.trained, name) for name in _SHOWN},
             "parts_at": self.parts_at,
             DIFFERENCE: None if self.difference is None else self.difference._asdict(),
         }
@@ -339,7 +291,7 @@ def validate(
     run: pathlib.Path,
     strategies: Sequence[tuple[str, scaler.Strategy]],
     build_with: str | None = None,
-    progress: Callable[[str, int, int], object] | None = None,
+    progress: Callable[[str], object] = lambda text: None,
     differences: Sequence[Tail] = (),
 ) -> list[Validated]:
     """Trains with each strategy from the start of a recorded run, and compares with the replay step by step.
@@ -349,25 +301,29 @@ def validate(
         run: The run's folder. Nothing in it is written.
         strategies: Pairs of name and strategy.
         build_with: The argument of `halfstep explain --build`.
-        progress: Called with a strategy's name, the number of steps taken, and their total.
+        progress: Called now and then with a text that says what is being done.
         differences: Those of runs that are already validated, for the intervals of the replay.
 
     Raises:
         LoopError: If the trace does not begin with the run, or the run cannot be repeated.
         scaler.InvalidArgument: If the folder or the function does not exist.
     """
+    if run.is_file():
+        raise scaler.InvalidArgument(
+            f"{run}: a trace alone is not enough to train again: expected the folder of its run, the --out of halfstep "
+            "train, or that of a program and --build."
+        )
     numbers = recording.run.step
     if numbers[0] != 1 or (np.diff(numbers) != 1).any():
         raise LoopError(f"{recording.name}: it does not have every step from the run's first one on.")
     found = replay_recordings([recording], strategies, differences=differences)
     compared = []
     for (name, strategy), replayed in zip(strategies, found.strategies, strict=True):
-        loop = again(run, build_with)
+        loop = open_run(run, build_with)
         change_strategy(loop, strategy)
 
-        def report(done: int, name: str = name) -> None:
-            if progress:
-                progress(name, done, int(numbers[-1]))
+        def report(done: int, of: int, name: str = name) -> None:
+            progress(f"trained {done:,} of {of:,} steps with {name}")
 
         trained = train_again(loop, int(numbers[-1]), report)
         step: Any = loop.train_step  # `change_strategy` has checked that it has a loss scaler.

@@ -40,7 +40,12 @@ class EnergyMeter:
     """
 
     def __init__(self, powercap: pathlib.Path = _POWERCAP):
-        self._sources: Sequence[Any] = [*_processors(powercap), *_gpus()]
+        self._sources: list[_Rapl | _Nvml] = []
+        for place in sorted(powercap.glob("intel-rapl:*")):
+            with contextlib.suppress(OSError, ValueError):  # Of one that cannot be read.
+                if place.name.count(":") == 1:  # A processor package: intel-rapl:0:1 is a part of intel-rapl:0.
+                    self._sources.append(_Rapl(place))
+        self._sources += _gpus()
 
     @property
     def sources(self) -> list[str]:
@@ -55,12 +60,6 @@ class EnergyMeter:
             return None
 
 
-def _processors(powercap: pathlib.Path) -> list[_Rapl]:
-    """The counters that can be read, one for each processor package: intel-rapl:0:1 is a part of intel-rapl:0."""
-    places = sorted(place for place in powercap.glob("intel-rapl:*") if place.name.count(":") == 1)
-    return [found for place in places if (found := _Rapl.readable(place))]
-
-
 class _Rapl:
     """A counter of microjoules that wraps around to 0."""
 
@@ -69,14 +68,6 @@ class _Rapl:
         self._counter = place / "energy_uj"
         self._range = int((place / "max_energy_range_uj").read_text(encoding="ascii")) + 1
         self._last, self._sum = self._now(), 0
-
-    @classmethod
-    def readable(cls, place: pathlib.Path) -> _Rapl | None:
-        """The counter in a folder; None if it cannot be read."""
-        try:
-            return cls(place)
-        except (OSError, ValueError):
-            return None
 
     def joules(self) -> float:
         """Joules since the object was created."""
@@ -131,6 +122,9 @@ class Costs:
 
     Args:
         meter: The meter of the machine's energy.
+
+    Attributes:
+        visited: The step of the run at its last visit.
     """
 
     def __init__(self, meter: EnergyMeter):
@@ -139,6 +133,7 @@ class Costs:
         self._milliseconds: list[float] = []
         self._joules: list[float] = []
         self._step: TrainStep | None = None
+        self.visited = 0
 
     def begin(self, loop: Loop) -> None:
         """Keeps the train step."""
@@ -147,6 +142,7 @@ class Costs:
 
     def __call__(self, visit: Visit) -> None:
         """Measures the steps of the call that has just ended."""
+        self.visited = visit.counters.data
         if self._left is None:
             return
         steps, (start, before) = len(visit.outputs["loss"]), self._left
@@ -229,37 +225,33 @@ LOWEST, HIGHEST = -60, 20
 """The exponents with bins, as floor(log2|g|); values beyond are in the end bins."""
 
 
-@dataclasses.dataclass
-class GradientCounts:
-    """Counts of gradient values over the visits of a run.
+Counts = dict[str, dict[str, np.ndarray]]
+"""For "weights" and "activations" each: counts of gradient values, also summed over the visits of a run.
 
-    Attributes:
-        histogram: Int64 [HIGHEST - LOWEST + 1], values by floor(log2|g|) of the *unscaled* float32 gradient.
-        scaled_histogram: The same for the gradient times the loss scale in use at that visit.
-        zero: The number of values that are zero in float32; the histograms leave them out.
-        nonzero: The number of all other values.
-        flushed: How many of `nonzero` float16 makes zero at the loss scale in use.
-        overflowed: How many of `nonzero` float16 makes infinite at the loss scale in use.
-    """
+`histogram` has the values by floor(log2|g|) of the *unscaled* float32 gradient, `scaled_histogram` the same for the
+gradient times the loss scale in use at that visit, both without zeros: int64 [HIGHEST - LOWEST + 1]. `zero` counts the
+values that are zero in float32, `nonzero` all others; `flushed` and `overflowed` count those of them that float16 makes
+zero or infinite at the loss scale in use.
+"""
 
-    histogram: np.ndarray
-    scaled_histogram: np.ndarray
-    zero: int = 0
-    nonzero: int = 0
-    flushed: int = 0
-    overflowed: int = 0
 
-    @classmethod
-    def empty(cls) -> GradientCounts:
-        """Counts of zero."""
-        bins = HIGHEST - LOWEST + 1
-        return cls(np.zeros(bins, np.int64), np.zeros(bins, np.int64))
+def no_counts() -> Counts:
+    """The counts of a run before its first visit."""
+    wide = {name: np.zeros(HIGHEST - LOWEST + 1, np.int64) for name in ("histogram", "scaled_histogram")}
+    single = {name: np.int64(0) for name in ("zero", "nonzero", "flushed", "overflowed")}
+    return {kind: {**wide, **single} for kind in ("weights", "activations")}
 
-    def as_dict(self) -> dict:
-        """The counts as JSON values."""
-        share = self.flushed / self.nonzero if self.nonzero else None
-        counts = {name: np.asarray(value).tolist() for name, value in dataclasses.asdict(self).items()}
-        return {**counts, "lowest_exponent": LOWEST, "flushed_share": share}
+
+def counts_as_dict(counts: Counts) -> dict:
+    """Counts as JSON values."""
+    return {
+        kind: {
+            **{name: value.tolist() for name, value in own.items()},
+            "lowest_exponent": LOWEST,
+            "flushed_share": float(own["flushed"] / own["nonzero"]) if own["nonzero"] else None,
+        }
+        for kind, own in counts.items()
+    }
 
 
 class GradientProbe:
@@ -282,8 +274,8 @@ class GradientProbe:
         """An action that counts the gradients of `model` at each visit."""
         return GradientAction(self, model, loss_factor)
 
-    def count(self, model: keras.Model, loss_factor: float, loss_scale: float) -> dict[str, dict[str, np.ndarray]]:
-        """Counts at the model's current weights: a dict each for "weights" and "activations"."""
+    def count(self, model: keras.Model, loss_factor: float, loss_scale: float) -> Counts:
+        """Counts at the model's current weights."""
         for twin_layer, layer in zip(self._twin.layers, model.layers, strict=True):
             # An emulated layer has its scales behind the variables of its own.
             for twin, variable in zip(twin_layer.variables, layer.variables, strict=False):
@@ -323,12 +315,7 @@ class GradientAction:
 
     def __init__(self, probe: GradientProbe, model: keras.Model, loss_factor: float):
         self._probe, self._model, self._factor = probe, model, loss_factor
-        self.counts = self.nothing()
-
-    @staticmethod
-    def nothing() -> dict[str, GradientCounts]:
-        """The counts of a run before its first visit."""
-        return {"weights": GradientCounts.empty(), "activations": GradientCounts.empty()}
+        self.counts = no_counts()
 
     def __call__(self, visit: Visit) -> None:
         """Counts the gradients at the loss scale of the last step."""
@@ -336,8 +323,7 @@ class GradientAction:
             return
         counted = self._probe.count(self._model, self._factor, float(visit.outputs["loss_scale"][-1]))
         for kind, counts in self.counts.items():
-            for field, value in counted[kind].items():
-                setattr(counts, field, getattr(counts, field) + value)
+            self.counts[kind] = {name: value + counted[kind][name] for name, value in counts.items()}
 
 
 def _histogram(values: tf.Tensor) -> tf.Tensor:

@@ -104,17 +104,13 @@ def envelope(x: np.ndarray, values: np.ndarray, columns: int) -> Envelope:
         values: Float [points]; NaN leaves a gap.
         columns: The number of columns. A curve with fewer points keeps all of them.
     """
-    known = ~np.isnan(values)
-    if len(x) <= columns:
-        gap = np.concatenate([[False], ~known[:-1]])[known] if len(x) else np.zeros(0, bool)
-        return Envelope(x[known], values[known], values[known], gap)
-    place = np.minimum((x * columns).astype(np.int64), columns - 1)
-    first = np.flatnonzero(np.diff(place, prepend=-1))
-    low = np.fmin.reduceat(values, first)
-    high = np.fmax.reduceat(values, first)
+    low = high = values
+    if len(x) > columns:
+        place = np.minimum((x * columns).astype(np.int64), columns - 1)
+        first = np.flatnonzero(np.diff(place, prepend=-1))
+        x, low, high = (place[first] + 0.5) / columns, np.fmin.reduceat(values, first), np.fmax.reduceat(values, first)
     there = ~np.isnan(low)
-    gap = np.concatenate([[False], ~there[:-1]])[there]
-    return Envelope((place[first][there] + 0.5) / columns, low[there], high[there], gap)
+    return Envelope(x[there], low[there], high[there], np.append(False, ~there)[:-1][there])
 
 
 def moving_mean(values: np.ndarray, width: int) -> np.ndarray:
@@ -213,10 +209,7 @@ def loss_axis(values: np.ndarray) -> Axis:
     finite = values[np.isfinite(values)]
     if not len(finite) or finite.min() <= 0 or finite.max() / 30 < finite.min():
         return linear_axis(values)
-    low, high = math.log10(finite.min()) - 0.08, math.log10(finite.max()) + 0.08
-    every = max(1, math.ceil((high - low) / 6))
-    powers = [power for power in range(math.ceil(low), math.floor(high) + 1) if power % every == 0]
-    return _placed(low, high, [(power, _power(10, power)) for power in powers], 10)
+    return _log_axis(math.log10(finite.min()) - 0.08, math.log10(finite.max()) + 0.08, 10)
 
 
 def octave_axis(values: np.ndarray) -> Axis:
@@ -224,9 +217,15 @@ def octave_axis(values: np.ndarray) -> Axis:
     usable = values[np.isfinite(values) & (values > 0)]
     low = math.floor(math.log2(usable.min())) - 1 if len(usable) else -1
     high = math.ceil(math.log2(usable.max())) + 1 if len(usable) else 1
+    return _log_axis(low, high, 2)
+
+
+def _log_axis(low: float, high: float, base: int) -> Axis:
     every = max(1, math.ceil((high - low) / 6))
-    powers = [power for power in range(low, high + 1) if power % every == 0]
-    return _placed(low, high, [(power, _power(2, power)) for power in powers], 2)
+    powers = [power for power in range(math.ceil(low), math.floor(high) + 1) if power % every == 0]
+    return _placed(
+        low, high, [(power, Markup("{}<sup>{}</sup>").format(base, _plain(power))) for power in powers], base
+    )
 
 
 def _placed(low: float, high: float, ticks: list[tuple[float, str]], log: int = 0) -> Axis:
@@ -239,10 +238,6 @@ def _round_values(low: float, high: float, most: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * 0.999)
     return [place * step for place in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def _power(base: int, exponent: int) -> str:
-    return Markup("{}<sup>{}</sup>").format(base, _plain(exponent))
 
 
 def _plain(value: float) -> str:

@@ -165,16 +165,18 @@ def batch_of(
     steps, kinds = len(causes), [STEP] * len(causes) + [HISTOGRAMS] * len(frames)
     nothing = [None] * steps
 
-    def padded(values: Any, kind: Any, null_for_nan: bool = False) -> Any:
-        column = pa.nulls(steps, kind) if values is None else pa.array(values, kind, from_pandas=null_for_nan)
+    def padded(name: str, kind: Any, dtype: Any) -> Any:
+        column = pa.nulls(steps, kind)
+        if name in columns:
+            column = pa.array(np.asarray(columns[name]).astype(dtype), kind, from_pandas=name in _NULL_FOR_NAN)
         return pa.concat_arrays([column, pa.nulls(len(frames), kind)]) if frames else column
 
     arrays = [
         pa.array(kinds),
         pa.array([*range(first, first + steps), *(frame.step for frame in frames)], pa.int64()),
-        *(padded(_as(np.float64, columns.get(name)), pa.float64(), name in _NULL_FOR_NAN) for name in NUMBERS),
-        *(padded(_as(np.bool_, columns.get(name)), pa.bool_()) for name in DECISIONS),
-        padded(list(causes), pa.string()),
+        *(padded(name, pa.float64(), np.float64) for name in NUMBERS),
+        *(padded(name, pa.bool_(), np.bool_) for name in DECISIONS),
+        pa.array([*causes, *[None] * len(frames)], pa.string()),
         _lists(pa.float32(), np.float32, [*(nothing if amax is None else amax), *[None] * len(frames)]),
         _lists(pa.int32(), np.int32, [*nothing, *(frame.tensor for frame in frames)]),
         _lists(pa.int16(), np.int16, [*nothing, *(frame.bin for frame in frames)]),
@@ -188,10 +190,6 @@ def batch_of(
         writer.write_batch(batch, custom_metadata={KEY: BLANK})
         end = sink.tell()
     return sealed(sink.getvalue().to_pybytes()[len(schema.serialize()) : end])
-
-
-def _as(dtype: Any, values: np.ndarray | None) -> np.ndarray | None:
-    return None if values is None else np.asarray(values).astype(dtype)
 
 
 def _lists(kind: Any, dtype: Any, rows: Sequence[np.ndarray | None]) -> Any:

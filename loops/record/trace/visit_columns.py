@@ -25,25 +25,13 @@ _ABOVE = 1.0 + 2.0**-52
 """Just above 1, so that the largest power of two below a scale times this can be the scale itself."""
 
 
-class Margins(NamedTuple):
-    """How far each step was from an overflow.
+def headroom_of(amax: np.ndarray, tensors: Sequence[Tensor]) -> np.ndarray:
+    """Float64 [steps]: octaves from the largest value that does not carry the scale to its format's largest number.
 
-    Attributes:
-        critical: From `critical_scales`.
-        headroom: Float64 [steps]: octaves from the largest value that does not carry the scale to the largest number of
-            its format; minus infinity if a value is infinite or NaN, NaN if none was measured or all are 0.
-    """
-
-    critical: _Critical
-    headroom: np.ndarray
-
-
-def margins(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[Tensor]) -> Margins:
-    """How far each step was from an overflow.
+    Minus infinity if a value is infinite or NaN, NaN if none was measured or all are 0.
 
     Args:
         amax: Float [steps, tensors], the largest measured magnitudes.
-        loss_scale: Float [steps].
         tensors: The measured tensors.
     """
     unscaled, largest = _unscaled(tuple(tensors))
@@ -51,8 +39,7 @@ def margins(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[Tensor])
     with np.errstate(divide="ignore"):
         octaves = largest - np.log2(np.where(np.isnan(values), np.inf, values))
     nearest = octaves.min(axis=1, initial=np.inf)
-    headroom = np.where(np.isposinf(nearest), np.nan, nearest)
-    return Margins(critical_scales(amax, loss_scale, tensors), headroom)
+    return np.where(np.isposinf(nearest), np.nan, nearest)
 
 
 class Seen(NamedTuple):
@@ -111,11 +98,11 @@ def columns_of(visit: Visit, tensors: Sequence[Tensor], train_step: Any, seen: S
         columns["loss_scale"] = visit.outputs[f"{parts[0]}/loss_scale"]
     if seen is None:
         return columns
-    scale = columns.get("loss_scale", np.ones(len(seen.amax)))
-    critical, headroom = margins(seen.amax[seen.rows], scale[seen.rows], tensors)
-    found = {"headroom": headroom}
+    amax = seen.amax[seen.rows]
+    found = {"headroom": headroom_of(amax, tensors)}
     if not parts or ("loss_scale" in columns and set(parts) == {one.part for one in watched_by(train_step)}):
-        found |= {"critical_low": critical.low, "critical_high": critical.high}
+        scale = columns.get("loss_scale", np.ones(len(seen.amax)))
+        found["critical_low"], found["critical_high"] = critical_scales(amax, scale[seen.rows], tensors)
     for name, values in found.items():
         columns[name] = np.full(len(seen.amax), np.nan)
         columns[name][seen.rows] = values

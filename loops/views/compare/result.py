@@ -7,7 +7,16 @@ import math
 
 from loops.support.json_values import without_nan
 from loops.support.text import agreeing, amount, columns
-from loops.views.compare.series import STEP, is_loss
+
+UPDATE, MICRO_BATCH, STEP = "update", "applied micro-batch", "step"
+"""What runs are aligned by."""
+LOSS = "loss"
+"""The name of the series of losses; of a part's it is the beginning of "loss of critic"."""
+
+
+def is_loss(name: str) -> bool:
+    """Whether a series is one of losses. Those of tensors have a kind and a path, such as "weights/dense/kernel"."""
+    return name == LOSS or name.startswith(f"{LOSS} of ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,10 +293,11 @@ def _closer(found: Comparison) -> str:
         other = found.runs[1 - found.runs.index(found.reference)]
         place = found.runs.index(other)
         farthest = max(known, key=lambda row: row.distances[place])
+        of_batches = farthest.of_batches[place]
+        alone = f"; other batches alone account for {of_batches:.2g}" if of_batches > 0 else ""
         return (
             f"{found.reference} is float32; {other} is farthest from it in {farthest.name}, by "
-            f"{amount(farthest.distances[place], 'octave', '.2g')} at the median {found.by}"
-            f"{_of_batches(farthest.of_batches[place])}."
+            f"{amount(farthest.distances[place], 'octave', '.2g')} at the median {found.by}{alone}."
         )
     hidden = _hidden(known, found.reference)
     if found.closer is None and hidden:
@@ -300,10 +310,6 @@ def _closer(found: Comparison) -> str:
     if found.settings or (found.at_once and found.scales_known):
         said += ", which says nothing about their arithmetic"
     return f"{said}; for others this cannot be determined{hidden}" if hidden else f"{said}."
-
-
-def _of_batches(octaves: float) -> str:
-    return f"; other batches alone account for {octaves:.2g}" if octaves > 0 else ""
 
 
 def _hidden(known: list[Row], reference: str) -> str:

@@ -105,7 +105,7 @@ COMMANDS = {
         f"4,321 {NAME} 1,234 1.234% 2^14.98 65536 0.123% 25% 987",
     ),
     "replay --live": (
-        [("loops.replay.train_again", "live", Live(40, 60, SIDE, (SIDE,), None))],
+        [("loops.replay.train_again", "live", Live(40, 60, None, SIDE, (SIDE,)))],
         ["lab", "replay", "run", "--strategy", "dynamic", "--live"],
         f"{NAME} 1,234 2^14.98 65536 0.54321",
     ),
