@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,18 +72,15 @@ def digest(run: Recorded) -> Digest:
     loss, scale = run.column("loss"), run.column("loss_scale")
     finite = np.isfinite(loss)
     end = slice(len(run) - max(1, len(run) // _LAST), None)
-    usable = _usable(scale)
     margin = run.margin[end]
     return Digest(
         steps=len(run),
         attempts=int((run.attempted & run.known).sum()),
         skips=int(run.skipped.sum()),
         by_cause={cause: len(steps) for cause, steps in run.causes.items()},
-        first_loss=float(loss[finite][0]) if finite.any() else math.nan,
+        **_ends(loss, scale),
         final_loss=_mean(loss[end][finite[end]]) if finite[end].any() else math.nan,
         unfinite_losses=int((~finite).sum()) if "loss" in run.columns else 0,
-        final_scale=float(usable[-1]) if len(usable) else math.nan,
-        mean_log2_scale=float(np.log2(usable).mean()) if len(usable) else math.nan,
         margin=float(np.median(margin[~np.isnan(margin)])) if (~np.isnan(margin)).any() else math.nan,
         health=health(run if "applied" in run.columns else NO_STEPS, run.counted, traced=run.traced),
         parts={part: _of_part(run, part, name) for part, name in columns_of(run.columns, "loss").items() if part},
@@ -98,18 +95,20 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _of_part(run: Recorded, part: str, loss: str) -> PartDigest:
-    values, scales = run.column(loss), _usable(run.column(f"{part}/loss_scale"))
+    values = run.column(loss)
     finite = values[np.isfinite(values)]
-    return PartDigest(
-        first_loss=float(finite[0]) if len(finite) else math.nan,
-        final_loss=_mean(finite[-max(1, len(finite) // _LAST) :]) if len(finite) else math.nan,
-        final_scale=float(scales[-1]) if len(scales) else math.nan,
-        mean_log2_scale=float(np.log2(scales).mean()) if len(scales) else math.nan,
-    )
+    final = _mean(finite[-max(1, len(finite) // _LAST) :]) if len(finite) else math.nan
+    return PartDigest(final_loss=final, **_ends(values, run.column(f"{part}/loss_scale")))
 
 
-def _usable(scale: np.ndarray) -> np.ndarray:
-    return scale[np.isfinite(scale) & (scale > 0)]
+def _ends(loss: np.ndarray, scale: np.ndarray) -> dict[str, Any]:
+    """What is computed alike for a whole run and for a part."""
+    finite, usable = loss[np.isfinite(loss)], scale[np.isfinite(scale) & (scale > 0)]
+    return {
+        "first_loss": float(finite[0]) if len(finite) else math.nan,
+        "final_scale": float(usable[-1]) if len(usable) else math.nan,
+        "mean_log2_scale": float(np.log2(usable).mean()) if len(usable) else math.nan,
+    }
 
 
 def sentence(run: Recorded, found: Digest) -> str:

@@ -19,17 +19,16 @@ from loops.support.written.place import as_path, writing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FIGURES = ("skips", "rate", "mean scale", "final scale", "flushed", "floor", "ceiling")
 _FORMS = {
-    "skips": "{:,.0f}",
-    "skip_rate": "{:.3%}",
-    "mean_log2_scale": "2^{:.2f}",
-    "final_scale": "{:.5g}",
-    "flushed": "{:.3%}",
-    "at_floor": "{:.0%}",
-    "at_ceiling": "{:.0%}",
+    "skips": ("skips", "{:,.0f}"),
+    "skip_rate": ("rate", "{:.3%}"),
+    "mean_log2_scale": ("mean scale", "2^{:.2f}"),
+    "final_scale": ("final scale", "{:.5g}"),
+    "flushed": ("flushed", "{:.3%}"),
+    "at_floor": ("floor", "{:.0%}"),
+    "at_ceiling": ("ceiling", "{:.0%}"),
 }
-"""How each figure, and both ends of its interval, are shown."""
+"""The heading of each figure, and how it and both ends of its interval are shown."""
 
 
 class Result:
@@ -94,7 +93,7 @@ def figures_of(scales: np.ndarray, skipped: np.ndarray, final: float) -> dict[st
 
 def cells(one: Course, names: Iterable[str]) -> list[str]:
     """Some of the figures, as text."""
-    values = ((getattr(one, name), _FORMS[name]) for name in names)
+    values = ((getattr(one, name), _FORMS[name][1]) for name in names)
     return ["-" if value is None else form.format(value) for value, form in values]
 
 
@@ -163,12 +162,14 @@ class Replay(Tabled):
 
         If possible the table is no wider than `width` characters.
         """
-        rows: list[tuple[str, ...]] = [("strategy", *_FIGURES, "uncertain", "may differ at")]
+        rows: list[tuple[str, ...]] = [
+            ("strategy", *(head for head, _ in _FORMS.values()), "uncertain", "may differ at")
+        ]
         for one in self.strategies:
             differs = "never" if one.may_differ_at is None else f"{one.may_differ_at:,}"
             rows.append((one.strategy, *cells(one, _FORMS), f"{one.uncertain:,}", differs))
             if one.intervals is not None:
-                ranges = [(getattr(one.intervals, name), form) for name, form in _FORMS.items()]
+                ranges = [(getattr(one.intervals, name), form) for name, (_, form) in _FORMS.items()]
                 shown = (f"{form} to {form}".format(*ends) if ends else "-" for ends, form in ranges)
                 rows.append(("  90% of runs", *shown, "", ""))
         return "\n".join([columns(rows, width), *_sentences(self.strategies, self.lacking)])

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 import scaler
 from loops.loop.visit import Visit
-from loops.record.steps import cause_names
+from loops.record.steps import cause_name
 from loops.record.trace.tensors import Tensor
 from loops.step.parts import OwnStep, parts_in
 from loops.step.probing import Watched, watched_by
@@ -128,7 +128,8 @@ def skip_names(visit: Visit, train_step: Any) -> dict[str, list[str | None]]:
         return {}
     paths = train_step.names_of_weights()
     variables = [paths[value] if value >= 0 else None for value in visit.outputs["variable"].tolist()]
-    return {"cause": cause_names(visit.outputs["cause"]), "variable": variables}
+    causes = [cause_name(value) or None for value in visit.outputs["cause"].tolist()]
+    return {"cause": causes, "variable": variables}
 
 
 def skipped(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
