@@ -26,7 +26,7 @@ import rich.table
 import tensorflow as tf
 
 import scaler
-from loops.study.gradients import HIGHEST, LOWEST
+from loops.study.measured import HIGHEST, LOWEST
 from loops.tasks import ImageTask, load
 
 STRATEGIES = {

@@ -30,11 +30,10 @@ import scaler
 from loops.diagnose.find_scale import STATIC_MARGIN
 from loops.record.trace import read
 from loops.replay.intervals import LEVEL, Tail
-from loops.replay.live import History, change_strategy, train_again
 from loops.replay.recording import Recording, recording_of
 from loops.replay.replay import replay_recordings, static_scale
 from loops.replay.results import Replayed
-from loops.replay.validate import difference
+from loops.replay.train_again import History, change_strategy, difference, train_again
 from loops.run.strategy_text import parse_strategy
 
 RECORDED, TRAINED = 6, 3

@@ -1,14 +1,13 @@
 """The command `halfstep`, also `python -m halfstep`.
 
-Each command is a module that declares its arguments and defines `run`. Only `run` imports TensorFlow, so help and
-usage errors are fast. Standard output whose reader is gone is handled here.
+A module of `commands` declares the arguments of its commands and the function that each runs. Only that imports
+TensorFlow, so help and usage errors are fast. Standard output whose reader is gone is handled here.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import os
 import platform
 import select
@@ -19,46 +18,49 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from halfstep.commands import (
-    compare,
-    completion,
-    cure,
-    doctor,
-    explain,
-    inspect,
-    lint,
-    observe,
-    replay,
-    report,
-    shared,
-    study,
-    train,
-    tune,
-    watch,
-)
+from halfstep.commands import examine, other_strategies, past_steps, read_runs, shared
+from halfstep.commands.completion import add_completion
+from halfstep.commands.study import add_study
+from halfstep.commands.train import add_train
 from halfstep.front_door import hidden
 
-_COMMANDS = (train, report, watch, explain, inspect, doctor, lint, completion)
-_EXPERIMENTS = (study, replay, tune, compare, cure, observe)
+_COMMANDS = (
+    add_train,
+    read_runs.add_report,
+    read_runs.add_watch,
+    past_steps.add_explain,
+    read_runs.add_inspect,
+    examine.add_doctor,
+    examine.add_lint,
+    add_completion,
+)
+_EXPERIMENTS = (
+    add_study,
+    other_strategies.add_replay,
+    other_strategies.add_tune,
+    read_runs.add_compare,
+    past_steps.add_cure,
+    examine.add_observe,
+)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands; it stores the name of the chosen one as `command`."""
+    """The parser of all commands; it stores the name of the chosen one as `command`, and its function as `run`."""
     result = argparse.ArgumentParser(
         prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart."
     )
     result.add_argument("--version", action=PrintVersions, help="print this version, and TensorFlow's and Keras's")
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in _COMMANDS:
-        module.add_parser(commands)
+    for add in _COMMANDS:
+        add(commands)
     lab = commands.add_parser(
         "lab",
         help="experiments with precisions and strategies: study, replay, tune, compare, cure, observe",
         description="Experiments: what another precision, strategy or layer would have done.",
     )
     experiments = lab.add_subparsers(dest="command", required=True, metavar="EXPERIMENT")
-    for module in _EXPERIMENTS:
-        module.add_parser(experiments)
+    for add in _EXPERIMENTS:
+        add(experiments)
     return result
 
 
@@ -102,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _answered(sys.argv[1:] if arguments is None else list(arguments))
         finally:
-            _flush()
+            if sys.stdout:  # While an error can still be reported.
+                sys.stdout.flush()
     except BrokenPipeError:
         _give_up()
         return shared.EXIT_CLOSED_PIPE
@@ -132,7 +135,7 @@ def _run(options: argparse.Namespace) -> int:
     if hides := hidden():
         return _fail(hides, shared.EXIT_ERROR)
     try:
-        return importlib.import_module(f"halfstep.commands.{options.command}").run(options) or shared.EXIT_DONE
+        return options.run(options) or shared.EXIT_DONE
     except Exception as error:
         answer = _message_and_status(error, hasattr(options, "out"))
         if answer is None:
@@ -188,12 +191,6 @@ def _termination_is_an_exit() -> Iterator[None]:
 def _fail(message: str, status: int) -> int:
     print(f"halfstep: {message}", file=sys.stderr)
     return status
-
-
-def _flush() -> None:
-    """Flushes standard output while an error can still be reported."""
-    if sys.stdout:
-        sys.stdout.flush()
 
 
 def _reader_is_gone() -> bool:

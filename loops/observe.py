@@ -20,7 +20,7 @@ from loops.record.forecast import Evidence as Evidence
 from loops.record.forecast import forecast as forecast
 from loops.record.trace import TraceTables as TraceTables
 from loops.record.trace import read as read
-from loops.record.trace.gauges import noise_scale as noise_scale
+from loops.record.trace.visit_columns import noise_scale as noise_scale
 from loops.replay import Intervals as Intervals
 from loops.replay import Replay as Replay
 from loops.replay import Replayed as Replayed

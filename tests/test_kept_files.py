@@ -15,7 +15,7 @@ import pytest
 import loops
 from halfstep import main
 from loops.loop.state import folder
-from loops.record.trace import reading, stream
+from loops.record.trace import file, stream
 
 DATA = pathlib.Path(__file__).parent / "data"
 RELEASES = sorted(path.name for path in DATA.iterdir() if path.is_dir() and path.name[0].isdigit())
@@ -95,7 +95,7 @@ def test_a_format_of_the_future_is_refused_by_name(kept, monkeypatch):
     monkeypatch.setattr(folder, "READ", (99,))
     with pytest.raises(folder.Damaged, match=r"its format is 2, and this version reads 99"):
         folder.read_facts(folder.prefix(kept / "checkpoints", keep.STEPS))
-    for reader in (reading, stream):
+    for reader in (file, stream):
         monkeypatch.setattr(reader, "VERSION", "99")
     with pytest.raises(loops.LoopError, match=r"its format is 1\."):
         loops.observe.read("trace.arrow")

@@ -20,11 +20,10 @@ IMPORTING = {
     "loops/support/user_function.py": "--build and --model",
     "halfstep/__init__.py": "its own command",
     "halfstep/front_door.py": "the packages of Halfstep",
-    "halfstep/command.py": "its own commands",
 }
 """The files that import by a name, and where the name comes from: never a file of a run."""
 STARTING = {
-    "halfstep/launch.py": "workers",
+    "halfstep/commands/train.py": "workers",
     "loops/diagnose/doctor/layer_times.py": "itself, with oneDNN and without",
 }
 """The files that start a process."""

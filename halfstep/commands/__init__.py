@@ -1,1 +1,1 @@
-"""The subcommands of `halfstep`: each module declares its arguments and defines `run`."""
+"""The commands of `halfstep`: what each takes, and the function that runs it."""

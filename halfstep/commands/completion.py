@@ -6,35 +6,25 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halfstep.commands.shared import (
-    EMULATED,
-    IMAGE_TASKS,
-    POLICIES,
-    PRESETS,
-    SETUPS,
-    STRATEGIES,
-    TASKS,
-    TUNED,
-    UNIT_SCALED,
-)
+from halfstep.commands import shared
 
 SHELLS = ("bash", "zsh", "fish")
 _NAMES: Mapping[tuple[str, str], Sequence[str]] = {
-    ("train", "task"): TASKS,
-    ("train", "policy"): POLICIES,
-    ("train", "strategy"): ("none", *STRATEGIES, *PRESETS),
-    ("study", "task"): IMAGE_TASKS,
-    ("study", "setup"): (*SETUPS, *EMULATED, *UNIT_SCALED),
-    ("study", "strategy"): ("none", *STRATEGIES, *PRESETS),
-    ("replay", "strategies"): ("none", *STRATEGIES, *PRESETS),
-    ("tune", "strategy"): TUNED,
+    ("train", "task"): shared.TASKS,
+    ("train", "policy"): shared.POLICIES,
+    ("train", "strategy"): ("none", *shared.STRATEGIES, *shared.PRESETS),
+    ("study", "task"): shared.IMAGE_TASKS,
+    ("study", "setup"): (*shared.SETUPS, *shared.EMULATED, *shared.UNIT_SCALED),
+    ("study", "strategy"): ("none", *shared.STRATEGIES, *shared.PRESETS),
+    ("replay", "strategies"): ("none", *shared.STRATEGIES, *shared.PRESETS),
+    ("tune", "strategy"): shared.TUNED,
 }
 """The completions for an argument of a command; argparse accepts more, such as `dynamic:growth_interval=200`."""
 _ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
+def add_completion(commands: Any) -> None:
+    """Declares the command."""
     parser = commands.add_parser(
         "completion",
         help="print a script that makes a shell complete commands, options and names",
@@ -42,10 +32,10 @@ def add_parser(commands: Any) -> None:
         "with zsh in ~/.zshrc. fish: halfstep completion fish > ~/.config/fish/completions/halfstep.fish",
     )
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}")
+    parser.set_defaults(run=_completion)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Prints the script."""
+def _completion(options: argparse.Namespace) -> None:
     print(script(options.parser, options.shell))
 
 

@@ -34,8 +34,8 @@ _COSTS = (
 )
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
+def add_study(commands: Any) -> None:
+    """Declares the command."""
     parser = commands.add_parser(
         "study",
         help="compare precisions and scalings on a task, with a report",
@@ -76,19 +76,18 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seeds", type=count, default=SEEDS, help="runs a set-up (default: %(default)s)")
     parser.add_argument("--out", default="study", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.set_defaults(run=_study)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Runs the command."""
+def _study(options: argparse.Namespace) -> int:
     import scaler
     from halfstep.terminal import folded, progress, width
     from loops import tasks
     from loops.record.files import to_json
     from loops.study.compare import run_study
-    from loops.study.costs import has_costs
+    from loops.study.measured import has_costs
     from loops.study.page import report_study
-    from loops.study.setups import choose_setups, strategy_setups
-    from loops.study.summaries import failed, failure
+    from loops.study.setups import choose_setups, failed, failure, strategy_setups
     from loops.support.drawing import require_matplotlib
     from loops.support.text import columns
 
@@ -127,8 +126,7 @@ def exit_status(summary: Mapping) -> int:
 
     float32 is the reference of a comparison of strategies, not a candidate.
     """
-    from loops.study.setups import SETUPS
-    from loops.study.summaries import failed
+    from loops.study.setups import SETUPS, failed
 
     runs = summary.get("runs", ())
     if not failed(runs):
@@ -150,7 +148,7 @@ def rows(summary: dict) -> list[tuple[str, ...]]:
 
 def cost_rows(summary: dict) -> list[tuple[str, ...]]:
     """The cells of the table of what the set-ups cost, the headings first."""
-    from loops.study.costs import COSTS, cost_cells
+    from loops.study.measured import COSTS, cost_cells
 
     found: list[tuple[str, ...]] = [("set-up", "ms/step", "quartiles", *COSTS[1:])]
     for row in summary["setups"]:

@@ -1,4 +1,7 @@
-"""A file with one line per step, as JSON or as comma-separated values, which stays readable after a kill."""
+"""A file with one line per step, as JSON or as comma-separated values, which stays readable after a kill.
+
+The evaluations of a run have lines of JSON in files of their own beside it.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,21 @@ import csv
 import io
 import json
 import os
+import pathlib
 import warnings
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
+
+from loops.actions.evaluate import Evaluate
 from loops.loop.visit import Cadence, Seconds, Visit
-from loops.record.evaluations import EvaluationLines
+from loops.record.files import EVALUATIONS
+from loops.record.log import read_log
+from loops.record.steps import Gauges
 from loops.record.trace.visit_columns import skip_names
 from loops.support.errors import BadOutputs, LoopError, ResumeWarning
-from loops.support.json_values import row_of, without_nan
+from loops.support.json_values import as_float, row_of, without_nan
 from loops.support.written import AppendFile, Place, as_path, writing
 
 if TYPE_CHECKING:
@@ -50,9 +60,10 @@ class StepLines:
         self._evaluations: EvaluationLines | None = None
 
     def begin(self, loop: Loop) -> None:
-        """Before the first step: finds the loop's evaluations."""
+        """Before the first step: remembers the loop, and finds its evaluations."""
+        self._loop = loop
         if self.path.is_file() or not self.path.exists():  # A device or a pipe has no place beside it.
-            self._loop, self._evaluations = loop, EvaluationLines(self.path, loop)
+            self._evaluations = EvaluationLines(self.path, loop)
 
     def save_state(self) -> dict[str, int]:
         """The last step of the run and the step of the last line, for a `Checkpoint`."""
@@ -177,16 +188,9 @@ class JsonLines(StepLines):
         scaler.InvalidArgument: For an argument that cannot work.
     """
 
-    _train_step: Any = None
-
-    def begin(self, loop: Loop) -> None:
-        """Before the first step: remembers the loop's train step, and finds its evaluations."""
-        super().begin(loop)
-        self._train_step = loop.train_step
-
     def _lines_of(self, visit: Visit) -> list[str]:
         columns = {name: values.tolist() for name, values in visit.outputs.items()}
-        columns |= skip_names(visit, self._train_step)
+        columns |= skip_names(visit, self._loop.train_step if self._loop else None)
         lines = []
         for row in self._cadence.rows(visit):
             line = {"step": visit.first + row, **{name: values[row] for name, values in columns.items()}}
@@ -247,3 +251,89 @@ def _row(values: list) -> str:
 
 def _number(value: float | int | bool) -> float | int:
     return int(value) if isinstance(value, bool) else value
+
+
+STEP, MARK = "step", "checkpoint"
+"""The names in a row that are no metrics: the step, and a hash of the checkpoint."""
+
+
+class EvaluationLines:
+    """The results of a loop's `Evaluate` actions, in a file beside its log, such as `steps.evaluations.jsonl`.
+
+    The file is replaced at each new result, so that a kill leaves it complete.
+
+    Args:
+        log: The log.
+        loop: The loop.
+    """
+
+    def __init__(self, log: pathlib.Path, loop: Loop):
+        self._path = beside(log.absolute())
+        found = [action for action in loop.actions if isinstance(action, Evaluate)]
+        names = [one.name for one in found]
+        before = [names[:place].count(name) for place, name in enumerate(names)]
+        self._evaluations = {
+            one: f"{one.name} {number + 1}" if number else one.name for one, number in zip(found, before, strict=True)
+        }
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._of_another_run: dict[Evaluate, dict[str, float]] = {}
+
+    def go_on(self, step: int) -> None:
+        """Keeps the lines up to this step, and removes the file if there are none.
+
+        Raises:
+            NotWritable: If the file cannot be written or removed.
+        """
+        self._rows = {row[STEP]: row for row in read_log(self._path) if row[STEP] <= step}
+        self._of_another_run = {one: one.results for one in self._evaluations if one.step > step}
+        if self._rows:
+            self._write()
+        else:
+            with writing("Evaluate", self._path):
+                self._path.unlink(missing_ok=True)
+
+    def add(self) -> None:
+        """Adds the newest results that the file lacks.
+
+        Raises:
+            NotWritable: If the file cannot be written.
+        """
+        is_new = False
+        for one, label in self._evaluations.items():
+            if one.step and one.results is not self._of_another_run.get(one):
+                row = self._rows.setdefault(one.step, {STEP: one.step})
+                found = {f"{label}/{name}": value for name, value in one.results.items()}
+                is_new |= not found.keys() <= row.keys()
+                row.update(found)
+        if is_new:
+            self._write()
+
+    def _write(self) -> None:
+        text = "".join(f"{json.dumps(without_nan(self._rows[step]), allow_nan=False)}\n" for step in sorted(self._rows))
+        temporary = self._path.with_suffix(".tmp")
+        with writing("Evaluate", self._path):
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self._path)
+
+
+def beside(log: pathlib.Path) -> pathlib.Path:
+    """The file of the `Evaluate` results that belongs to a log."""
+    return log.with_name(f"{log.stem}.{EVALUATIONS}")
+
+
+def metrics_of(row: Mapping) -> dict[str, float]:
+    """The metrics of a row. JSON has no NaN: it is null there."""
+    return {name: as_float(value) for name, value in row.items() if name not in (STEP, MARK)}
+
+
+def evaluations_in(folder: pathlib.Path, log: pathlib.Path | None = None) -> Gauges | None:
+    """The evaluations of a run, NaN where a step lacks a metric; None without any."""
+    found: dict[int, dict[str, float]] = {}
+    for row in [*(read_log(beside(log)) if log else []), *read_log(folder / EVALUATIONS)]:
+        found.setdefault(row[STEP], {}).update(metrics_of(row))
+    names = tuple(dict.fromkeys(name for metrics in found.values() for name in metrics))
+    if not names:
+        return None
+    steps = sorted(found)
+    values = np.array([[found[step].get(name, np.nan) for name in names] for step in steps], np.float64)
+    return Gauges(np.array(steps, np.int64), names, values)

@@ -164,12 +164,11 @@ def _last_of_each(parts: Iterable[Steps]) -> Steps:
 def _with_numbers(row: dict[str, Any]) -> dict[str, Any]:
     """The row with numbers or null in the columns of numbers, for whoever computes with them; text is left out."""
     row = {name: value for name, value in row.items() if name not in _COLUMNS or not isinstance(value, str)}
-    wrong = {name: as_float(row[name]) for name in _COLUMNS if name in row and not _is_number(row[name])}
-    return {**row, **{name: without_nan(value) for name, value in wrong.items()}} if wrong else row
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 2**63)
+    for name in _COLUMNS:
+        value = row.get(name)
+        if value is not None and not isinstance(value, float) and not (isinstance(value, int) and abs(value) < 2**63):
+            row[name] = without_nan(as_float(value))
+    return row
 
 
 COMPARED = ("loss", "loss_scale", "applied")

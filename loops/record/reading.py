@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.record.evaluations import evaluations_in
-from loops.record.files import STEPS, TRACE, check_run, log_of, trace_of
+from loops.record.files import STEPS, TRACE, check_run, counted_in, log_of, metadata_of, replayed_in, trace_of
+from loops.record.lines import evaluations_in
 from loops.record.log import Log, read_columns
-from loops.record.run_metadata import counted_in, metadata_of, replayed_in
 from loops.record.steps import DECISIONS, NUMBERS, Gauges, Measured, Recorded, Steps, cause_name, joined, parts_at
 from loops.record.trace import TraceTables, read
 from loops.record.trace.tensors import probes_for
@@ -106,6 +105,18 @@ def read_run(run: str | os.PathLike) -> Recorded:
             f'hs.Trace("run/{TRACE}") or hs.JsonLines("run/{STEPS}"), or wait for its first visit.'
         )
     return dataclasses.replace(recorded, counted=counted_in(folder, recorded.step[recorded.known].tolist()))
+
+
+def distinct(runs: Sequence[Recorded]) -> list[Recorded]:
+    """The runs with distinct names: their places where names are equal, or numbers where the places do not help."""
+    names, places = [run.name for run in runs], [run.place for run in runs]
+
+    def name(run: Recorded, number: int) -> str:
+        if names.count(run.name) == 1:
+            return run.name
+        return run.place if run.place and places.count(run.place) == 1 else f"{run.name} {number}"
+
+    return [dataclasses.replace(run, name=name(run, number)) for number, run in enumerate(runs, 1)]
 
 
 def read_steps(trace: pathlib.Path | None, log: pathlib.Path | None) -> Recorded:

@@ -150,8 +150,11 @@ def health(steps: Steps, counted: Counted | None = None, *, traced: bool = False
     often = None if bad else _often(attempts.where(slice(len(attempts) // 2, None)), of_growth | untold)
     if often:
         bad = [one for one in streaks if one.steps[0] not in of_growth | untold][-1:]
-    step = (bad[-1].telling if bad else streaks[-1].steps[-1]) if streaks else None
-    later = bad[-1].after(step) if bad and step is not None else ()
+    step = streaks[-1].steps[-1] if streaks else None
+    later: tuple[int, ...] = ()
+    if bad:
+        step, *others = bad[-1].telling
+        later = tuple(others or (one for one in bad[-1].steps if one > step))
     if unseen and not bad:
         step = unseen[-1]
     zeros, since = _zeros(decided)
@@ -250,18 +253,9 @@ class _Streak:
         return bool(scale[self.first : self.end].max() < around.min())
 
     @property
-    def telling(self) -> int:
-        """The first skip that a high scale does not explain, or else the first: it is closest to the cause."""
-        return [*self._strange, *self.steps][0]
-
-    @property
-    def _strange(self) -> list[int]:
-        return [step for step, cause in zip(self.steps, self.causes, strict=True) if cause not in _MEANT]
-
-    def after(self, step: int) -> tuple[int, ...]:
-        """The later skips, only those that a high scale does not explain if there are any of these."""
-        rest, strange = ([one for one in found if one > step] for found in (self.steps, self._strange))
-        return tuple(strange or rest)
+    def telling(self) -> list[int]:
+        """The skips that a high scale does not explain, or all of them: the first is closest to the cause."""
+        return [step for step, cause in zip(self.steps, self.causes, strict=True) if cause not in _MEANT] or self.steps
 
 
 def _streaks(attempts: Steps) -> list[_Streak]:
@@ -309,31 +303,21 @@ def in_words(found: Health) -> str:
 
 def what_is_wrong(found: Health) -> str:
     """What is wrong with a run as a whole; empty if only individual skips are."""
-    parts = (too_often(found), unseen_losses(found), zero_gradients(found), not_logged(found))
-    return " ".join(part for part in parts if part)
+    said = [too_often(found)]
+    if found.unseen:
+        steps = f"{found.unseen:,} of the {found.moved:,} applied steps" if found.moved > 1 else "The only applied step"
+        said.append(f"{steps} in the log {agreeing(found.unseen, 'has', 'have')} a loss that is not finite.")
+    if found.zeros:
+        said.append(
+            f"The gradients of the last {found.zeros:,} applied steps in the log have a norm of exactly zero, although "
+            "their loss is not zero."
+        )
+    return " ".join(part for part in (*said, not_logged(found)) if part)
 
 
 def not_logged(found: Health) -> str:
     """What a log without some of the steps leaves open, as sentences; empty for a log of all steps."""
     return said_of(found.thinned) if found.thinned else ""
-
-
-def unseen_losses(found: Health) -> str:
-    """How many applied steps have a loss that is not finite, as a sentence; empty if none has."""
-    if not found.unseen:
-        return ""
-    steps = f"{found.unseen:,} of the {found.moved:,} applied steps" if found.moved > 1 else "The only applied step"
-    return f"{steps} in the log {agreeing(found.unseen, 'has', 'have')} a loss that is not finite."
-
-
-def zero_gradients(found: Health) -> str:
-    """How many of the last applied steps have zero gradients, as a sentence; empty if they are few."""
-    if not found.zeros:
-        return ""
-    return (
-        f"The gradients of the last {found.zeros:,} applied steps in the log have a norm of exactly zero, although "
-        "their loss is not zero."
-    )
 
 
 def too_often(found: Health) -> str:

@@ -35,15 +35,6 @@ def cause_name(value: Any) -> str:
     return value[:_LONGEST_CAUSE] if isinstance(value, str) and value.isprintable() else ""
 
 
-def cause_names(values: np.ndarray) -> list[str | None]:
-    """The name of each step's cause, or None for a step that was not skipped.
-
-    Args:
-        values: The output `cause` of a `TrainStep`, int64 [steps].
-    """
-    return [cause_name(value) or None for value in values.tolist()]
-
-
 def octaves_to_critical(low: np.ndarray, high: np.ndarray, loss_scale: np.ndarray) -> np.ndarray:
     """Float64 [steps]: log2 of the critical scale over the loss scale; minus infinity where no scale is finite.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,29 +66,21 @@ class Digest:
         """The share of the attempted steps that were skipped."""
         return self.skips / self.attempts if self.attempts else 0.0
 
-    @property
-    def unseen_share(self) -> float:
-        """The share of the applied steps whose loss is not finite."""
-        return self.health.unseen / self.health.moved if self.health.moved else 0.0
-
 
 def digest(run: Recorded) -> Digest:
     """A run in a few numbers."""
     loss, scale = run.column("loss"), run.column("loss_scale")
     finite = np.isfinite(loss)
     end = slice(len(run) - max(1, len(run) // _LAST), None)
-    usable = _usable(scale)
     margin = run.margin[end]
     return Digest(
         steps=len(run),
         attempts=int((run.attempted & run.known).sum()),
         skips=int(run.skipped.sum()),
         by_cause={cause: len(steps) for cause, steps in run.causes.items()},
-        first_loss=float(loss[finite][0]) if finite.any() else math.nan,
+        **_ends(loss, scale),
         final_loss=_mean(loss[end][finite[end]]) if finite[end].any() else math.nan,
         unfinite_losses=int((~finite).sum()) if "loss" in run.columns else 0,
-        final_scale=float(usable[-1]) if len(usable) else math.nan,
-        mean_log2_scale=float(np.log2(usable).mean()) if len(usable) else math.nan,
         margin=float(np.median(margin[~np.isnan(margin)])) if (~np.isnan(margin)).any() else math.nan,
         health=health(run if "applied" in run.columns else NO_STEPS, run.counted, traced=run.traced),
         parts={part: _of_part(run, part, name) for part, name in columns_of(run.columns, "loss").items() if part},
@@ -103,23 +95,26 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _of_part(run: Recorded, part: str, loss: str) -> PartDigest:
-    values, scales = run.column(loss), _usable(run.column(f"{part}/loss_scale"))
+    values = run.column(loss)
     finite = values[np.isfinite(values)]
-    return PartDigest(
-        first_loss=float(finite[0]) if len(finite) else math.nan,
-        final_loss=_mean(finite[-max(1, len(finite) // _LAST) :]) if len(finite) else math.nan,
-        final_scale=float(scales[-1]) if len(scales) else math.nan,
-        mean_log2_scale=float(np.log2(scales).mean()) if len(scales) else math.nan,
-    )
+    final = _mean(finite[-max(1, len(finite) // _LAST) :]) if len(finite) else math.nan
+    return PartDigest(final_loss=final, **_ends(values, run.column(f"{part}/loss_scale")))
 
 
-def _usable(scale: np.ndarray) -> np.ndarray:
-    return scale[np.isfinite(scale) & (scale > 0)]
+def _ends(loss: np.ndarray, scale: np.ndarray) -> dict[str, Any]:
+    """What is computed alike for a whole run and for a part."""
+    finite, usable = loss[np.isfinite(loss)], scale[np.isfinite(scale) & (scale > 0)]
+    return {
+        "first_loss": float(finite[0]) if len(finite) else math.nan,
+        "final_scale": float(usable[-1]) if len(usable) else math.nan,
+        "mean_log2_scale": float(np.log2(usable).mean()) if len(usable) else math.nan,
+    }
 
 
 def sentence(run: Recorded, found: Digest) -> str:
     """The result of a run in one sentence."""
-    parts = [f"{_what(run)}: {amount(found.steps, _step(found))}, {_skips(run, found)}"]
+    steps = amount(found.steps, "logged step" if found.health.thinned else "step")
+    parts = [f"{_what(run)}: {steps}, {_skips(run, found)}"]
     if math.isfinite(found.first_loss) and math.isfinite(found.final_loss):
         parts.append(f"the loss went from {found.first_loss:.3g} to {found.final_loss:.3g}")
     elif math.isfinite(found.first_loss):
@@ -132,14 +127,14 @@ def sentence(run: Recorded, found: Digest) -> str:
     if found.health.unseen:
         parts.append(
             f"the loss of {found.health.unseen:,} of {found.health.moved:,} applied steps "
-            f"({share(found.unseen_share)}) is not finite, although the run trains"
+            f"({share(found.health.unseen / found.health.moved)}) is not finite, although the run trains"
         )
     if found.health.zeros:
         parts.append(
             f"the gradients of the last {found.health.zeros:,} applied steps have a norm of exactly zero, although "
             "their loss is not zero: halfstep explain tries a larger loss scale"
         )
-    if math.isfinite(found.final_scale) and not _unscaled(run):
+    if math.isfinite(found.final_scale) and (run.column("loss_scale") != 1).any():
         parts.append(f"the loss scale ended at {number(found.final_scale)}{_above(found)}")
     for name, form in (("accuracy", "{:.1%} accuracy"), ("perplexity", "a perplexity of {:.4g}")):
         if isinstance(run.facts.get(name), (int, float)):
@@ -175,10 +170,6 @@ def _what(run: Recorded) -> str:
     return f"{run.name}, {facts['task']} in {facts['policy']} with {facts['strategy']}"
 
 
-def _step(found: Digest) -> str:
-    return "logged step" if found.health.thinned else "step"
-
-
 def _skips(run: Recorded, found: Digest) -> str:
     if "applied" not in run.columns:
         return "and the log does not say which were skipped"
@@ -206,7 +197,3 @@ def _above(found: Digest) -> str:
     if found.margin <= 0:
         return ", at the largest scale that would have been finite" if found.margin == 0 else ", above what is finite"
     return f", {amount(found.margin, 'octave', '.3g')} below the largest that would have been finite"
-
-
-def _unscaled(run: Recorded) -> bool:
-    return bool((run.column("loss_scale") == 1).all())

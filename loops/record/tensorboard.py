@@ -15,9 +15,17 @@ import tensorflow as tf
 
 from loops.loop.visit import Cadence, Seconds, Visit
 from loops.record.steps import octaves_to_critical
-from loops.record.trace.gauges import Averages, gauge_values, gauges_of, noise_pairs
 from loops.record.trace.tensors import Tensor, tensors_of_watch
-from loops.record.trace.visit_columns import margins, measured, skip_names
+from loops.record.trace.visit_columns import (
+    Averages,
+    critical_scales,
+    gauge_values,
+    gauges_of,
+    headroom_of,
+    measured,
+    noise_pairs,
+    skip_names,
+)
 from loops.step.parts import OwnStep
 from loops.step.probing import Watched, watched_by
 from loops.support.part_names import columns_of
@@ -60,15 +68,20 @@ _OF_GAUGES = {
     "update_ratio": "The same over the root mean square of the weights before the step.",
     "noise_scale": "The simple gradient noise scale, in examples, from averages over about a hundred steps.",
 }
+
+
+def _marked(plugin: str, said: str = "") -> tf.compat.v1.SummaryMetadata:
+    """Marks a value for a plugin of TensorBoard, with what it shows."""
+    data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name=plugin)
+    return tf.compat.v1.SummaryMetadata(plugin_data=data, summary_description=said)
+
+
 SKIPS = "scaler/skips"
 """The name of the texts: one for each skipped step."""
-TEXT = tf.compat.v1.SummaryMetadata(
-    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="text"),
-    summary_description="Why each skipped step was skipped, and the variable whose gradient was to blame.",
-)
+TEXT = _marked("text", "Why each skipped step was skipped, and the variable whose gradient was to blame.")
 _WHOLE = "noise_scale"
 """The curve of a step that has no parts."""
-METADATA = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms"))
+METADATA = _marked("histograms")
 """Marks an array [bins, 3] as a histogram for TensorBoard: its columns are left edge, right edge and count."""
 
 
@@ -232,12 +245,11 @@ def _keep_to(path: pathlib.Path, step: int) -> None:
 
 def metadata(name: str) -> tf.compat.v1.SummaryMetadata:
     """Marks a number as a point of a curve, with what the curve shows where that is known."""
-    plugin_data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
     first, _, rest = name.partition("/")
     said = _DESCRIPTIONS.get(name) or _OF_GAUGES.get(first, "")
     if not said:  # Of a part, as in critic/scaler/headroom.
         said = _DESCRIPTIONS.get(rest, "")
-    return tf.compat.v1.SummaryMetadata(plugin_data=plugin_data, summary_description=said)
+    return _marked("scalars", said)
 
 
 def curves_of(visit: Visit, row: int, named: bool) -> dict[str, float]:
@@ -327,10 +339,10 @@ def headroom_points(
         return []
     amax = visit.vectors[watched.output("amax")]
     scale = np.asarray(visit.outputs.get(watched.output("loss_scale"), np.ones(len(amax))), np.float64)[chosen]
-    found = margins(amax[chosen], scale, tensors)
+    critical = critical_scales(amax[chosen], scale, tensors)
     curves = {
-        watched.output("scaler/headroom"): octaves_to_critical(*found.critical, scale),
-        watched.output("activations/headroom"): found.headroom,
+        watched.output("scaler/headroom"): octaves_to_critical(*critical, scale),
+        watched.output("activations/headroom"): headroom_of(amax[chosen], tensors),
     }
     return [
         (visit.first + row, name, float(values[place]))

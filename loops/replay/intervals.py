@@ -127,10 +127,6 @@ class Intervals:
     at_floor: Range | None
     at_ceiling: Range | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Lists by figure, for JSON."""
-        return {name: value and list(value) for name, value in vars(self).items()}
-
 
 def of_pairs(tails: Sequence[Tail]) -> list[Tail]:
     """How far each two of several runs are apart, in tails of equal length."""

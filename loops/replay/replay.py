@@ -116,14 +116,9 @@ def _replayed(
     for recording, known in zip(recordings, facts, strict=True):
         run = step_through(known)
         _check_moved(name, strategy, run.used)
-        overflowing = functools.partial(_if_all_overflow, step_through, known)
-        runs.append(_one_run(name, strategy, recording, run, overflowing))
+        none = known._replace(limit=np.zeros_like(known.limit), of_loss=np.zeros_like(known.of_loss))
+        runs.append(_one_run(name, strategy, recording, run, functools.partial(step_through, none)))
     return _summed([_with_intervals(one, runs, differences) for one in runs], [run.values for run in runs])
-
-
-def _if_all_overflow(step_through: Callable[[Facts], Scales], facts: Facts) -> np.ndarray:
-    none = facts._replace(limit=np.zeros_like(facts.limit), of_loss=np.zeros_like(facts.of_loss))
-    return step_through(none).used
 
 
 def _facts(name: str, strategy: scaler.Strategy, recording: Recording) -> Facts:
@@ -177,7 +172,7 @@ def _one_run(
     strategy: scaler.Strategy,
     recording: Recording,
     run: Scales,
-    overflowing: Callable[[], np.ndarray],
+    overflowing: Callable[[], Scales],
 ) -> _OneRun:
     """The figures of a strategy on a recording.
 
@@ -215,10 +210,10 @@ def _one_run(
     return _OneRun(recording, replayed, since, (low, high), everything.values)
 
 
-def _may_stall(skips: np.ndarray, used: np.ndarray, low: float, overflowing: Callable[[], np.ndarray]) -> bool:
+def _may_stall(skips: np.ndarray, used: np.ndarray, low: float, overflowing: Callable[[], Scales]) -> bool:
     if not skips.any() or (skips & (used == low)).any():
         return bool(skips.any())
-    scales = overflowing()
+    scales = overflowing().used
     falls = np.flatnonzero((np.diff(scales) < 0) | (scales[1:] == low))
     return int(np.diff(falls, prepend=-1, append=len(scales) - 1).max()) > _PATIENT
 
@@ -350,5 +345,6 @@ def static_scale(recordings: Sequence[Recording]) -> float | None:
 
 def _holds(scale: float, recording: Recording) -> bool:
     used = np.full(len(recording.step), scale, np.float32)
-    found = _one_run("", scaler.Static(scale), recording, Scales(used, scale), lambda: used)
+    run = Scales(used, scale)
+    found = _one_run("", scaler.Static(scale), recording, run, lambda: run)
     return found.replayed.highest_skip_rate <= MOST_SKIPPED

@@ -19,23 +19,45 @@ from loops.support.written import as_path, writing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ARRAYS = ("scales", "skipped")
-_HEADS = ("strategy", "skips", "rate", "mean scale", "final scale", "flushed", "floor", "ceiling")
-_LAST = ("uncertain", "may differ at")
 _FORMS = {
-    "skips": "{:,.0f}",
-    "skip_rate": "{:.3%}",
-    "mean_log2_scale": "2^{:.2f}",
-    "final_scale": "{:.5g}",
-    "flushed": "{:.3%}",
-    "at_floor": "{:.0%}",
-    "at_ceiling": "{:.0%}",
+    "skips": ("skips", "{:,.0f}"),
+    "skip_rate": ("rate", "{:.3%}"),
+    "mean_log2_scale": ("mean scale", "2^{:.2f}"),
+    "final_scale": ("final scale", "{:.5g}"),
+    "flushed": ("flushed", "{:.3%}"),
+    "at_floor": ("floor", "{:.0%}"),
+    "at_ceiling": ("ceiling", "{:.0%}"),
 }
-"""How each figure, and both ends of its interval, are shown."""
+"""The heading of each figure, and how it and both ends of its interval are shown."""
+
+
+class Result:
+    """A dataclass whose arrays are not shown."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields but arrays, as JSON values."""
+        return _as_json(self)
+
+
+class Tabled(Result):
+    """A result that is shown as a table."""
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """A table, if possible no wider than `width` characters, and what follows from it."""
+        raise NotImplementedError
+
+
+def _as_json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {one.name: _as_json(getattr(value, one.name)) for one in dataclasses.fields(value) if one.repr}
+    return list(map(_as_json, value)) if isinstance(value, tuple) else value
 
 
 @dataclasses.dataclass(frozen=True)
-class Course:
+class Course(Result):
     """The figures of a strategy over the attempted steps of a run: replayed, recorded or trained.
 
     Attributes:
@@ -71,7 +93,7 @@ def figures_of(scales: np.ndarray, skipped: np.ndarray, final: float) -> dict[st
 
 def cells(one: Course, names: Iterable[str]) -> list[str]:
     """Some of the figures, as text."""
-    values = ((getattr(one, name), _FORMS[name]) for name in names)
+    values = ((getattr(one, name), _FORMS[name][1]) for name in names)
     return ["-" if value is None else form.format(value) for value, form in values]
 
 
@@ -116,19 +138,11 @@ class Replayed(Course):
     may_stall: bool
     scales: np.ndarray = dataclasses.field(repr=False, compare=False)
     skipped: np.ndarray = dataclasses.field(repr=False, compare=False)
-    runs: tuple[Replayed, ...] = dataclasses.field(default=(), repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields but the arrays, for JSON."""
-        return {
-            **{name: value for name, value in vars(self).items() if name not in _ARRAYS},
-            "intervals": self.intervals and self.intervals.to_dict(),
-            "runs": [run.to_dict() for run in self.runs],
-        }
+    runs: tuple[Replayed, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Replay:
+class Replay(Tabled):
     """Strategies on the same recorded steps.
 
     Attributes:
@@ -143,17 +157,22 @@ class Replay:
     lacking: str | None
     numbers: np.ndarray = dataclasses.field(repr=False, compare=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields but the numbers, as a dict for JSON."""
-        rows = [one.to_dict() for one in self.strategies]
-        return {"steps": self.steps, "strategies": rows, "lacking": self.lacking}
-
-    def __str__(self) -> str:
-        return self.text()
-
     def text(self, width: int | None = None) -> str:
-        """A table, if possible no wider than `width` characters, and which of its columns hold."""
-        return _table(self.strategies, self.lacking, width)
+        """A row for each strategy, a second one of its intervals, and which columns hold.
+
+        If possible the table is no wider than `width` characters.
+        """
+        rows: list[tuple[str, ...]] = [
+            ("strategy", *(head for head, _ in _FORMS.values()), "uncertain", "may differ at")
+        ]
+        for one in self.strategies:
+            differs = "never" if one.may_differ_at is None else f"{one.may_differ_at:,}"
+            rows.append((one.strategy, *cells(one, _FORMS), f"{one.uncertain:,}", differs))
+            if one.intervals is not None:
+                ranges = [(getattr(one.intervals, name), form) for name, (_, form) in _FORMS.items()]
+                shown = (f"{form} to {form}".format(*ends) if ends else "-" for ends, form in ranges)
+                rows.append(("  90% of runs", *shown, "", ""))
+        return "\n".join([columns(rows, width), *_sentences(self.strategies, self.lacking)])
 
 
 def write_scales(found: Replay, path: str | os.PathLike) -> None:
@@ -172,32 +191,6 @@ def write_scales(found: Replay, path: str | os.PathLike) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["step", *(one.strategy for one in found.strategies)])
         writer.writerows(zip(found.numbers.tolist(), *columns, strict=True))
-
-
-def _table(strategies: Sequence[Replayed], lacking: str | None, width: int | None) -> str:
-    """A row for each strategy, with a second one of its intervals, and sentences on which columns hold.
-
-    Args:
-        strategies: The rows.
-        lacking: Why there are figures without an interval, or None.
-        width: The room, in characters; None for any.
-    """
-    rows: list[tuple[str, ...]] = [(*_HEADS, *_LAST)]
-    for one in strategies:
-        rows.append(_figures(one))
-        if one.intervals is not None:
-            rows.append(_ranges(one.intervals))
-    return "\n".join([columns(rows, width), *_sentences(strategies, lacking)])
-
-
-def _figures(one: Replayed) -> tuple[str, ...]:
-    differs = "never" if one.may_differ_at is None else f"{one.may_differ_at:,}"
-    return (one.strategy, *cells(one, _FORMS), f"{one.uncertain:,}", differs)
-
-
-def _ranges(found: Intervals) -> tuple[str, ...]:
-    ranges = ((getattr(found, name), form) for name, form in _FORMS.items())
-    return ("  90% of runs", *(f"{form} to {form}".format(*ends) if ends else "-" for ends, form in ranges), "", "")
 
 
 def _sentences(strategies: Sequence[Replayed], lacking: str | None) -> list[str]:

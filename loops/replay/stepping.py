@@ -113,9 +113,7 @@ class Facts(NamedTuple):
     def first(self, steps: int) -> Facts:
         """The facts of the first `steps` steps."""
         amax = None if self.amax is None else self.amax[:steps]
-        return Facts(
-            self.limit[:steps], self.of_loss[:steps], amax, None if self.tallies is None else self.tallies.first(steps)
-        )
+        return Facts(self.limit[:steps], self.of_loss[:steps], amax, self.tallies and self.tallies.first(steps))
 
 
 class Scales(NamedTuple):
@@ -125,13 +123,11 @@ class Scales(NamedTuple):
     final: float
 
 
-def step_through(strategy: scaler.Strategy, facts: Facts) -> Scales:
-    """The scales of a strategy on these steps, from its initial state."""
-    return stepper(strategy)(facts)
-
-
 def stepper(strategy: scaler.Strategy) -> Callable[[Facts], Scales]:
-    """`step_through` for several recordings: those with as many steps share the compiled loop."""
+    """Gives the scales of a strategy on some steps, from its initial state.
+
+    Recordings with as many steps share the compiled loop.
+    """
     made: dict[tuple, Callable[..., Any]] = {}
 
     def step(facts: Facts) -> Scales:

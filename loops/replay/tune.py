@@ -14,7 +14,7 @@ from loops.record.trace import TraceTables
 from loops.replay.intervals import Range
 from loops.replay.recording import Recording, Source, recording_of, tables_of
 from loops.replay.replay import MOST_SKIPPED, replay_recordings
-from loops.replay.results import Replayed
+from loops.replay.results import Replayed, Tabled
 from loops.run.strategy_text import parse_strategy
 from loops.support.errors import LoopError
 from loops.support.text import columns
@@ -38,7 +38,7 @@ _HELD_OUT = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuned:
+class Tuned(Tabled):
     """The result of a search.
 
     A cost is the share of the gradients that was lost: all those of skipped steps, and those flushed to zero in others.
@@ -71,9 +71,6 @@ class Tuned:
     remark: str | None
     skip_rates: tuple[float, float]
     flushed: tuple[float, float]
-
-    def __str__(self) -> str:
-        return self.text()
 
     def text(self, width: int | None = None) -> str:
         """A table, if possible no wider than `width` characters, and its conclusion."""
@@ -132,7 +129,11 @@ def tune(
         _Candidate(one.strategy, one.runs[: len(searched)], one.runs[len(searched) :]) for one in replayed.strategies
     ]
     usual, *_ = found
-    allowed = [one for one in found if strategy != "static" or one.skips_little]
+    allowed = [
+        one
+        for one in found
+        if strategy != "static" or all(run.highest_skip_rate <= MOST_SKIPPED for run in (*one.searched, *one.held_out))
+    ]
     if not allowed:
         raise LoopError(
             f"each static scale of the {len(found)} that were tried may skip more than {MOST_SKIPPED:.0%} of the steps "
@@ -169,10 +170,6 @@ class _Candidate(NamedTuple):
     name: str
     searched: Sequence[Replayed]
     held_out: Sequence[Replayed]
-
-    @property
-    def skips_little(self) -> bool:
-        return all(run.highest_skip_rate <= MOST_SKIPPED for run in (*self.searched, *self.held_out))
 
 
 def _gain_interval(best: _Candidate, usual: _Candidate) -> Range | None:

@@ -22,10 +22,9 @@ from loops.backend.variables import components
 from loops.loop.loop import Loop
 from loops.loop.state import folder as checkpoints
 from loops.loop.state.variables import check_layout, layout, warn_of_places
-from loops.record.evaluations import MARK, STEP, metrics_of
-from loops.record.files import CHECKPOINTS, EVALUATIONS, check_run
+from loops.record.files import CHECKPOINTS, EVALUATIONS, check_run, checkpoints_of, is_complete
+from loops.record.lines import MARK, STEP, metrics_of
 from loops.record.log import read_log
-from loops.record.run_metadata import checkpoints_of, is_complete
 from loops.support.errors import CheckpointError
 from loops.support.json_values import without_nan
 from loops.support.run_locks import RunLocks

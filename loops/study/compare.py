@@ -21,14 +21,12 @@ import scaler
 from loops.actions import Progress
 from loops.loop.loop import Loop
 from loops.loop.state.variables import variable_groups
-from loops.loop.visit import Action, Visit
+from loops.loop.visit import Action
 from loops.record.files import STEPS, SUMMARY, write_json
 from loops.run.train import RunOptions, build, model_of, train
 from loops.step.train_step import TrainStep
-from loops.study.costs import Costs, EnergyMeter, costs_of
-from loops.study.gradients import GradientAction, GradientProbe
-from loops.study.setups import Setup
-from loops.study.summaries import failed
+from loops.study.measured import Costs, EnergyMeter, GradientAction, GradientProbe, costs_of, counts_as_dict, no_counts
+from loops.study.setups import Setup, failed
 from loops.support.run_locks import RunLocks
 from loops.support.text import amount
 from loops.support.written import Place
@@ -157,12 +155,11 @@ def _run(
     folder = f"runs/{setup.name}-seed{seed}"
     options = setup.options(steps, seed)
     counting: list[GradientAction] = []
-    last = _LastStep()
 
     def actions(model: keras.Model) -> list[Action]:
         counting.append(probe.counting(model, setup.loss_factor))
         shown = [progress(f"{setup.name} seed {seed}")] if progress else []
-        return [costs, last, *counting, *shown, costs.leave]
+        return [costs, *counting, *shown, costs.leave]
 
     # Otherwise a run that fails before it writes would leave the files of an older study.
     for name in (STEPS, SUMMARY):
@@ -176,21 +173,10 @@ def _run(
         trace.forget()
         if _concerns_all(error):
             raise
-        found = {"type": type(error).__name__, "message": _sentence(error), "step": last.step}
+        found = {"type": type(error).__name__, "message": _sentence(error), "step": costs.visited}
         summary = {"task": task.name, **options.facts(), "error": found}
-    counts = counting[0].counts if counting else GradientAction.nothing()
-    gradients = {kind: count.as_dict() for kind, count in counts.items()}
+    gradients = counts_as_dict(counting[0].counts if counting else no_counts())
     return {"setup": setup.name, "folder": folder, **summary, "gradients": gradients}
-
-
-class _LastStep:
-    """The step of a run at its last visit."""
-
-    def __init__(self) -> None:
-        self.step = 0
-
-    def __call__(self, visit: Visit) -> None:
-        self.step = visit.counters.data
 
 
 def _concerns_all(error: BaseException) -> bool:

@@ -14,18 +14,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from loops.study.costs import cost_cells
-from loops.study.setups import marks
-from loops.study.summaries import (
-    Steps,
+from loops.record.steps import Steps
+from loops.study.measured import cost_cells
+from loops.study.setups import (
+    StepsOf,
     comparable,
     failed,
     losses,
+    marks,
     options_of,
     place,
     runs_of,
     scale_moves,
-    skipped,
     split_rows,
 )
 from loops.support.drawing import NARROW, STYLE, WIDTH, few, head, in_two_lines, range_legend, sample_of, shade
@@ -38,7 +38,7 @@ _WIDEST = 6.0
 
 
 @matplotlib.rc_context(STYLE)
-def loss_figure(summary: Mapping, steps: Steps) -> Figure:
+def loss_figure(summary: Mapping, steps: StepsOf) -> Figure:
     """The loss of each set-up over the steps, a panel each, on top of float32's."""
     plain, small = split_rows(summary)
     rows = plain or small
@@ -51,7 +51,7 @@ def loss_figure(summary: Mapping, steps: Steps) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def loss_scale_figure(summary: Mapping, steps: Steps) -> Figure | None:
+def loss_scale_figure(summary: Mapping, steps: StepsOf) -> Figure | None:
     """The loss scale over the steps: a panel for each set-up whose scale moved or that skipped; None without any."""
     rows = [row for row in summary["setups"] if scale_moves(summary, steps, row)]
     if not rows:
@@ -86,7 +86,7 @@ def _logarithmic_scales(axes: Axes) -> None:
 
 
 def _loss_panels(
-    figure: Figure, panels: Sequence[Axes], rows: Sequence[Mapping], summary: Mapping, steps: Steps
+    figure: Figure, panels: Sequence[Axes], rows: Sequence[Mapping], summary: Mapping, steps: StepsOf
 ) -> None:
     """A panel for each row with its loss on top of float32's, and one legend above all panels."""
     float32 = [row for row in summary["setups"] if options_of(summary, row)["policy"] == "float32"]
@@ -129,25 +129,28 @@ def _loss_panels(
             text.set_parse_math(False)
 
 
-def _scale_panel(axes: Axes, row: Mapping, mark: Mark, summary: Mapping, steps: Steps, narrow: bool) -> None:
-    lost, runs = [], runs_of(summary, row)
+def _scale_panel(axes: Axes, row: Mapping, mark: Mark, summary: Mapping, steps: StepsOf, narrow: bool) -> None:
+    runs = runs_of(summary, row)
+    logs = [steps[run["folder"]] for run in runs]
     widths = np.geomspace(min(1.4 * len(runs), _WIDEST), 1.4, len(runs))
     paleness = np.linspace(0, 0.7, len(runs))[::-1]
-    for run, width, pale in zip(runs, widths, paleness, strict=True):
-        records = steps[run["folder"]]
-        x, y = [record["step"] for record in records], [record["loss_scale"] for record in records]
-        every = few(len(x))
+    for log, width, pale in zip(logs, widths, paleness, strict=True):
         # A run that lies on others is drawn thinner and stronger than they are.
         look = {**mark.line, "linewidth": width, "alpha": 1 - pale, "solid_capstyle": "butt"}
-        axes.step(x, y, where="post", marker=mark.marker, markersize=4.5, markevery=every, **look)
-        lost += [record for record in records if skipped(record)]
-    if lost:
-        at = [record["step"] for record in lost], [record["loss_scale"] for record in lost]
-        axes.plot(*at, "x", color=TEXT, markersize=7, markeredgewidth=1.6, clip_on=False)
+        _draw_scales(axes, log, mark, few(len(log)), **look)
+    lost = np.concatenate([log.step[log.skipped] for log in logs])
+    if len(lost):
+        scales = np.concatenate([log.column("loss_scale")[log.skipped] for log in logs])
+        axes.plot(lost, scales, "x", color=TEXT, markersize=7, markeredgewidth=1.6, clip_on=False)
     within = "one run" if len(runs) == 1 else f"{len(runs)} runs"
     count = f"× {len(lost)}" if narrow else f"× skipped steps: {len(lost)} in {within}"
     ended = _ended(summary, row)
     head(axes, row["title"], mark, f"{count}; {ended}" if ended and not narrow else count, room=31 if narrow else 50)
+
+
+def _draw_scales(axes: Axes, log: Steps, mark: Mark, every: int | tuple[int, int], **look: Any) -> None:
+    scales = log.column("loss_scale")
+    axes.step(log.step, scales, where="post", marker=mark.marker, markersize=4.5, markevery=every, **look)
 
 
 def _ended(summary: Mapping, row: Mapping) -> str:
@@ -181,7 +184,7 @@ _PANELS = (("milliseconds", "ms a step"), ("bytes", "MB that a step holds"), ("j
 
 
 @matplotlib.rc_context(STYLE)
-def comparison_figure(summary: Mapping, steps: Steps) -> Figure:
+def comparison_figure(summary: Mapping, steps: StepsOf) -> Figure:
     """A row for each set-up with its accuracy, flushed shares and skips; below, their loss scales if any ever moves."""
     rows = summary["setups"]
     moving = any(scale_moves(summary, steps, row) for row in rows)
@@ -252,17 +255,16 @@ def _skips(axes: Axes, rows: Sequence[Mapping], found: Mapping[str, Mark], summa
 
 
 def _loss_scales(
-    figure: Figure, rows: Sequence[Mapping], found: Mapping[str, Mark], summary: Mapping, steps: Steps
+    figure: Figure, rows: Sequence[Mapping], found: Mapping[str, Mark], summary: Mapping, steps: StepsOf
 ) -> None:
     axes = figure.subplots()
     for row in rows:
         mark = found[row["name"]]
-        records = steps[runs_of(summary, row)[0]["folder"]]
-        x, y = [record["step"] for record in records], [record["loss_scale"] for record in records]
-        every = few(len(x))
+        log = steps[runs_of(summary, row)[0]["folder"]]
+        every = few(len(log))
         # The markers of each line start elsewhere, so overlaid lines stay distinguishable.
         start = every * (1 + rows.index(row)) // (1 + len(rows))
-        axes.step(x, y, where="post", marker=mark.marker, markersize=4.5, markevery=(start, every), **mark.line)
+        _draw_scales(axes, log, mark, (start, every), **mark.line)
     figure.legend(
         [sample_of(found[row["name"]]) for row in rows],
         [in_two_lines(row["title"], 44) for row in rows],
@@ -342,7 +344,7 @@ def gradients_figure(summary: Mapping) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def small_loss_figure(summary: Mapping, steps: Steps) -> Figure:
+def small_loss_figure(summary: Mapping, steps: StepsOf) -> Figure:
     """Why scaling exists: the loss, and the gradients of activations, where the loss is tiny."""
     # All that is here has a small loss, so no title has to say it.
     setups = [{**row, "title": row["title"].removeprefix("small loss: ")} for row in summary["setups"]]

@@ -8,16 +8,29 @@ import math
 import os
 import pathlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from markupsafe import Markup
 
 from loops.record.files import STEPS, SUMMARY
-from loops.record.log import read_log
-from loops.study.costs import COSTS, cost_cells, has_costs
-from loops.study.setups import FURTHER, SETUPS, marks
-from loops.study.summaries import Steps, constant_scale, failed, failure, options_of, place, runs_of, split_rows
+from loops.record.log import read_columns
+from loops.record.steps import NO_STEPS, Steps
+from loops.study.measured import COSTS, cost_cells, has_costs
+from loops.study.setups import (
+    FURTHER,
+    SETUPS,
+    StepsOf,
+    constant_scale,
+    failed,
+    failure,
+    marks,
+    options_of,
+    place,
+    runs_of,
+    split_rows,
+)
 from loops.support.drawing import as_source, colour_variable, dark_variables, require_matplotlib, svg_of
 from loops.support.errors import LoopError
 from loops.support.pages import Table, render
@@ -38,40 +51,6 @@ _SHAPES = {
     "X": "M-4,-4 h2.6 l1.4,1.6 l1.4,-1.6 h2.6 l-2.4,4 l2.4,4 h-2.6 l-1.4,-1.6 l-1.4,1.6 h-2.6 l2.4,-4 z",
     "P": "M-1.4,-4.2 h2.8 v2.8 h2.8 v2.8 h-2.8 v2.8 h-2.8 v-2.8 h-2.8 v-2.8 h2.8 z",
 }
-_TABLE = Markup("""<b>Accuracy</b> is on held-out examples. <b>Skipped</b> counts the steps that were not applied
-because the gradients were not finite. <b>Flushed</b> is the share of gradient values, not zero in float32, that float16
-makes zero at the loss scale in use. <b>vs float32</b> is the difference in accuracy, in percentage points.""")
-_COMPARISON = Markup("""A dot is the mean over the seeds, with a line from the lowest to the highest; the grey line is
-float32. Shares are on a logarithmic axis. Below are the loss scales of all 16-bit set-ups, where one of them moves.""")
-_COSTS = Markup("""Time is the median over the calls of a run but the first, in which the step is traced, with a line
-from the lower to the upper quartile. The set-ups ran one after the other, so differences smaller than these lines mean
-nothing. Operations were deterministic, which costs time. Memory is counted: weights, masters, slots of the
-optimizer, gradients, and what the forward pass keeps for the backward pass. Energy is what the
-machine's processors (RAPL) and GPUs (NVML) report for the same time, for everything that ran on it; a dash
-means unknown.""")
-_LOSS = Markup("""A panel is one set-up, with the range of float32 in grey where float32 was run: a set-up that trains
-as float32 does keeps to the grey. The curves are moving means over a few steps, on a logarithmic axis.""")
-_SEEDS = Markup("""The line is the mean over the seeds, the band reaches from the lowest seed to the highest; a bump in
-one seed alone is variation from seed to seed.""")
-_LOSS_SCALE = Markup("""A line is one run: the widest and palest is seed 0, and each further seed lies on it
-thinner and stronger. A dynamic scale grows after a number of steps with finite gradients and backs off at one without:
-that step is skipped (×) and leaves the weights as they were. A skipped step now and then is how the largest usable
-scale is found; many in a row would mean that something else overflows.""")
-_GRADIENTS = Markup("""A line is one set-up: its gradients of activations, and those of weights. Values are counted by
-size, on one fixed batch at regular intervals of the run, in a float32 copy of the model, because float16 cannot show
-what it loses; zeros are left out, and the outermost bins hold all values beyond. In float16, values on the left
-become zero, subnormal values keep fewer bits the smaller they are, and values on the right become infinite.
-Scaling the loss moves the whole histogram to the right, by log<sub>2</sub> of the scale; the gradients of activations
-are what backpropagation hands from layer to layer, and those of weights are computed from them.""")
-_SMALL = Markup("""Here the loss is multiplied by {}, as a term with a small weight would be, and Adam’s epsilon with
-it, so that without rounding nothing would change. The gradients shrink by that factor, towards what float16 makes zero;
-a loss scale moves them back before they are rounded.""")
-_NO_MASTERS = Markup("""<b>What can happen without masters</b> (an explanation, measured on the digits, not in these
-runs): after the first step, 18% of Adam’s second moments are 0 in float16 while the first moment is not. Only epsilon
-is left to divide by, so with a learning rate of 0.01 those weights jump by 6.5 (median) and up to 14.5, where the
-others move by 0.01.""")
-_FAILED = Markup("""These runs ended with an error. No mean includes their numbers; the figures show them up to the
-failure. “vs float32” and the first sentence are about those that finished.""")
 _CLOSE = 1.0  # Percentage points that count as "within" of float32.
 
 
@@ -89,27 +68,7 @@ class Sample(NamedTuple):
     shape: str
 
 
-class Picture(NamedTuple):
-    """A figure of the page.
-
-    Attributes:
-        heading: The heading above the figure.
-        image: Its source.
-        alt: What it shows, in words.
-        said: The paragraphs of its caption.
-        costs: Whether the table of costs follows below.
-        narrow: Whether it fits a phone.
-    """
-
-    heading: str
-    image: str
-    alt: str
-    said: Sequence[str]
-    costs: bool = False
-    narrow: bool = False
-
-
-def page(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> str:
+def page(summary: Mapping, steps: StepsOf, images: Mapping[str, str]) -> str:
     """The page of a study.
 
     Args:
@@ -117,19 +76,23 @@ def page(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> str:
         steps: The steps of its runs.
         images: The sources of its figures by name.
     """
-    rows, found = summary["setups"], marks(summary)
-    seeds = "One seed" if summary["seeds"] == 1 else f"Means over {summary['seeds']} seeds, with the lowest and highest"
+    rows, found, small = summary["setups"], marks(summary), split_rows(summary)[1]
+    factors = dict.fromkeys(_factor(options_of(summary, row)["loss_factor"]) for row in small)
     return render(
         __package__,
         "page.html",
         title=f"Halfstep study: {summary['task']}",
         sentence=result_sentence(summary),
         failures=[failure(run) for run in failed(summary["runs"])],
-        texts={"FAILED": _FAILED, "TABLE": _TABLE},
         results=Table(("Set-up", *_HEADS), [(row["title"], *_cells(summary, row)) for row in rows]),
-        seeds=seeds,
+        seeds=summary["seeds"],
         samples=[_sample(found[row["name"]]) for row in rows],
-        pictures=list(_pictures(summary, steps, images)),
+        images=images,
+        not_finite=_not_finite(summary, steps),
+        without_masters=any(row["name"] == "float16-none" and (row["difference"] or 0) < -_FAR for row in rows),
+        constant=_constant_notes(summary, steps),
+        factors=Markup(" or ").join(factors),
+        small=_small_notes(small),
         costs=Table(("Set-up", *COSTS), [(row["title"], *cost_cells(row)) for row in rows]),
         on_dark=dark_variables(),
         facts=_facts(summary),
@@ -160,48 +123,26 @@ def _cells(summary: Mapping, row: Mapping) -> tuple[str, ...]:
     )
 
 
-def _pictures(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> Iterator[Picture]:
-    yield Picture("Side by side", images["comparison"], "Accuracy, flushed shares and skips", [_COMPARISON])
-    if "costs" in images:
-        alt = "Time, memory and energy of a step"
-        yield Picture("Time and memory", images["costs"], alt, [_COSTS], costs=True)
-    alt = "Loss over the steps, a panel for each set-up"
-    yield Picture("Loss", images["loss"], alt, _loss_texts(summary, steps))
-    if "loss_scale" in images:
-        said = [_LOSS_SCALE, *_constant_notes(summary, steps)]
-        yield Picture("Loss scale", images["loss_scale"], "Loss scale over the steps", said)
-    alt = "Histograms of gradient sizes"
-    yield Picture("Gradients in float16’s range", images["gradients"], alt, [_GRADIENTS])
-    if small := split_rows(summary)[1]:
-        factors = dict.fromkeys(_factor(options_of(summary, row)["loss_factor"]) for row in small)
-        said = [_SMALL.format(Markup(" or ").join(factors)), *_small_notes(summary, small)]
-        yield Picture(
-            "A small loss", images["small_loss"], "Loss and gradient sizes of a small loss", said, narrow=True
-        )
-
-
-def _loss_texts(summary: Mapping, steps: Steps) -> list[str]:
-    notes: list[str] = [_LOSS if summary["seeds"] == 1 else _LOSS + " " + _SEEDS]
+def _not_finite(summary: Mapping, steps: StepsOf) -> list[str]:
+    notes = []
     for row in summary["setups"]:
         for run in runs_of(summary, row):
-            lost = [record["step"] for record in steps[run["folder"]] if record["loss"] is None]
-            if lost and "error" not in run:
+            log = steps[run["folder"]]
+            lost = log.step[np.isnan(log.column("loss"))]
+            if len(lost) and "error" not in run:
                 where = f"at {len(lost)} of {summary['steps']} steps, the first of them {lost[0]}"
                 notes.append(f"Not finite: the loss of “{row['title']}”, seed {run['seed']}, {where}.")
-    bare = next((row for row in summary["setups"] if row["name"] == "float16-none"), None)
-    if bare and bare["difference"] is not None and bare["difference"] < -_FAR:
-        notes.append(_NO_MASTERS)
     return notes
 
 
-def _constant_notes(summary: Mapping, steps: Steps) -> list[str]:
+def _constant_notes(summary: Mapping, steps: StepsOf) -> list[str]:
     narrow = [row for row in summary["setups"] if options_of(summary, row)["policy"] != "float32"]
     scales = {row["title"]: constant_scale(summary, steps, row) for row in narrow}
     said = [Markup("“{}” at {}").format(title, _factor(scale)) for title, scale in scales.items() if scale is not None]
     return [Markup("Constant, and not drawn: {}.").format(Markup(", ").join(said))] if said else []
 
 
-def _small_notes(summary: Mapping, small: Sequence[Mapping]) -> list[str]:
+def _small_notes(small: Sequence[Mapping]) -> list[str]:
     lines = []
     for row in small:
         if row["flushed_activations"] is not None:
@@ -358,19 +299,19 @@ def report_study(folder: str | os.PathLike) -> list[pathlib.Path]:
     return written
 
 
-def read_steps(folder: pathlib.Path, summary: Mapping) -> Steps:
+def read_steps(folder: pathlib.Path, summary: Mapping) -> StepsOf:
     """The steps of each run, by its `folder`; none for a run that failed before its first step.
 
     Raises:
         FileNotFoundError: If the steps of a run that finished are missing.
         LoopError: If a run's folder does not lie in that of the study.
     """
-    steps: dict[str, list[dict]] = {}
+    steps: dict[str, Steps] = {}
     for run in summary["runs"]:
         path = folder / run["folder"] / STEPS
         if not path.resolve().is_relative_to(folder.resolve()):
             raise LoopError(f"{folder / SUMMARY}: its run {run['folder']!r} lies outside of the study's folder.")
         if "error" not in run and not path.exists():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        steps[run["folder"]] = read_log(path)
+        steps[run["folder"]] = read_columns(path) if path.exists() else NO_STEPS
     return steps

@@ -1,4 +1,4 @@
-"""The set-ups that a study compares, and one colour, line and marker for each of them, wherever it is drawn."""
+"""The set-ups that a study compares, how each is drawn, and what the study's `summary.json` and steps say of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from loops.record.steps import Steps
 from loops.run.strategy_text import parse_strategy
 from loops.run.train import RunOptions
 from loops.support.errors import check
@@ -151,3 +154,70 @@ def marks(summary: Mapping) -> dict[str, Mark]:
         else:
             found[name] = mark(next(others))
     return found
+
+
+StepsOf = Mapping[str, Steps]
+"""The log of each run by the run's `folder`; of fewer steps than the study's if a run failed."""
+
+
+def runs_of(summary: Mapping, row: Mapping) -> list[Mapping]:
+    """The runs of a row of `summary["setups"]`."""
+    return [run for run in summary["runs"] if run["setup"] == row["name"]]
+
+
+def options_of(summary: Mapping, row: Mapping) -> Mapping:
+    """The options that the runs of a row share, such as `policy` and `strategy`, from its first run."""
+    return runs_of(summary, row)[0]
+
+
+def failed(runs: Sequence[Mapping]) -> list[Mapping]:
+    """The runs that ended with an error."""
+    return [run for run in runs if "error" in run]
+
+
+def failure(run: Mapping) -> str:
+    """Which run failed, where and why, in one line."""
+    error = run["error"]
+    return f"{run['setup']} seed {run['seed']} failed {place(run)}: {error['type']}: {error['message']}"
+
+
+def place(run: Mapping) -> str:
+    """Where a run failed: "at step 150"."""
+    step = run["error"]["step"]
+    return f"at step {step}" if step else "before its first step"
+
+
+def split_rows(summary: Mapping) -> tuple[list[Mapping], list[Mapping]]:
+    """The rows of `summary["setups"]` that train on the plain loss, and those on a loss times a constant."""
+    plain = [row for row in summary["setups"] if options_of(summary, row)["loss_factor"] == 1]
+    return plain, [row for row in summary["setups"] if row not in plain]
+
+
+def comparable(summary: Mapping, row: Mapping, other: Mapping) -> bool:
+    """Whether two rows train on the same loss."""
+    return options_of(summary, row)["loss_factor"] == options_of(summary, other)["loss_factor"]
+
+
+def losses(summary: Mapping, steps: StepsOf, row: Mapping) -> np.ndarray:
+    """The losses of a set-up without its constant factor, float [runs, steps]; NaN for missing or non-finite ones.
+
+    The runs are those that finished, or all if none did.
+    """
+    runs = [run for run in runs_of(summary, row) if "error" not in run] or runs_of(summary, row)
+    table = np.full((len(runs), summary["steps"]), np.nan)
+    for values, run in zip(table, runs, strict=True):
+        own = steps[run["folder"]]
+        values[own.step - 1] = own.column("loss") / run["loss_factor"]
+    return table
+
+
+def scale_moves(summary: Mapping, steps: StepsOf, row: Mapping) -> bool:
+    """Whether a run of the row had more than one loss scale, or skipped a step."""
+    runs = [steps[run["folder"]] for run in runs_of(summary, row)]
+    return any(len(np.unique(run.column("loss_scale"))) > 1 or run.skipped.any() for run in runs)
+
+
+def constant_scale(summary: Mapping, steps: StepsOf, row: Mapping) -> float | None:
+    """The loss scale of a row whose scale never moves; None for others, and before the first step."""
+    known = {scale for run in runs_of(summary, row) for scale in steps[run["folder"]].column("loss_scale").tolist()}
+    return known.pop() if len(known) == 1 and not scale_moves(summary, steps, row) else None

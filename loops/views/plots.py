@@ -30,18 +30,21 @@ from loops.support.palette import (
     YELLOW,
 )
 from loops.support.part_names import columns_of
-from loops.views.charts.axis import (
+from loops.views.chart import (
     ALL_ZERO,
     FIRST,
     INFINITE,
     LOWEST,
     NOT_A_NUMBER,
     NOT_MEASURED,
+    RUNS,
+    Chart,
+    Curve,
+    envelope,
     heat_cells,
     steps_axis,
 )
-from loops.views.charts.chart import RUNS, Chart, Curve, envelope
-from loops.views.charts.curves import headroom_chart, loss_chart, losses_chart, scale_chart, scales_chart, shown_of
+from loops.views.curves import headroom_chart, loss_chart, losses_chart, scale_chart, scales_chart, shown_of
 from scaler import observe
 
 if TYPE_CHECKING:

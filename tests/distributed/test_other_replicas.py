@@ -12,9 +12,9 @@ import replica_cases as cases
 import rich.console
 import tensorflow as tf
 
-import halfstep.commands.inspect as inspect
 import loops
 import scaler
+from halfstep.commands.read_runs import text_of_checkpoint
 from loops.loop.state import regrouped
 from loops.loop.state.folder import describe
 
@@ -138,7 +138,7 @@ def test_it_goes_on_with_the_same_batches_and_nearly_the_same_bits(shared, tmp_p
     said = f"replicas was {was} and is {here}, so that its bits are no longer those of the earlier machine"
     assert run.loop.resumed.changes == (said,)
     assert f"resumed from step {STOP}; {said}" in console.file.getvalue()
-    assert f"from step {STOP} on: {said}" in inspect.text(describe(folder))
+    assert f"from step {STOP} on: {said}" in text_of_checkpoint(describe(folder))
 
 
 def normalizing():

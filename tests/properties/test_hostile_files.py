@@ -12,17 +12,16 @@ import loops
 import scaler
 from loops.loop.state import folder
 from loops.record import read_run
+from loops.record.files import metadata_of, replayed_in
 from loops.record.log import columns_in, read_columns
-from loops.record.run_metadata import metadata_of, replayed_in
 from loops.record.skips import health
 from loops.record.summary import digest, sentence
-from loops.record.trace.frames import Frame
-from loops.record.trace.messages import _DIGITS, _MARK, _digits
-from loops.record.trace.stream import batch_of, opening, schema_of
+from loops.record.trace.action import Frame
+from loops.record.trace.stream import _DIGITS, _MARK, _digits, batch_of, opening, schema_of
 from loops.record.trace.tensors import Tensor
 from loops.run.strategy_text import parse_strategy
 from loops.views.report import write_report
-from loops.views.watch.progress import LiveRun
+from loops.views.watch import LiveRun
 
 INPUTS = [150, pytest.param(100_000, marks=pytest.mark.exhaustive)]
 """How many of each kind; `make test-all` runs the many."""

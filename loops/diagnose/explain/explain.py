@@ -28,10 +28,9 @@ from loops.diagnose.graph.models import failed_part
 from loops.diagnose.graph.origin import differentiated, nearest_layer, origins, pass_of
 from loops.diagnose.graph.scan import Scan
 from loops.loop.loop import Loop
-from loops.record.files import TRACE
+from loops.record.files import TRACE, counted_in
 from loops.record.log import read_columns
 from loops.record.reading import read_steps
-from loops.record.run_metadata import counted_in
 from loops.record.skips import SHARE, Health, health, in_words, not_logged, what_is_wrong
 from loops.record.steps import cause_name
 from loops.record.trace import Trace

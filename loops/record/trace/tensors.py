@@ -65,17 +65,14 @@ def tensors_of_watch(watched: Watched) -> list[Tensor]:
     usual = "float16" if "float16" in formats.values() else probes.model.compute_dtype
     products = _products(probes.model, formats, seen)
     names = set(probes.names)
-    summed = {name for name in watched.sparse if f"activation_gradients/{_layer_of(name)}" in names}
+    # The row of a weight has the path of its layer in the middle.
+    owners = {name: name.partition("/")[2].rpartition("/")[0] for name in watched.sparse}
+    summed = {name for name, layer in owners.items() if f"activation_gradients/{layer}" in names}
     found = [
         Tensor(name, "float32", True) if name in summed else _tensor(name, formats, usual, seen, products)
         for name in probes.names
     ]
     return [dataclasses.replace(tensor, name=watched.row(tensor.name)) for tensor in found]
-
-
-def _layer_of(name: str) -> str:
-    """The path of the layer that owns the weight of a row."""
-    return name.partition("/")[2].rpartition("/")[0]
 
 
 def lacks_of(train_step: Any, replicas: int) -> list[str]:

@@ -1,16 +1,21 @@
-"""Computes the columns of a trace from a visit, with the critical scale of each step."""
+"""Computes the columns of a trace from a visit: the critical scale of each step, and what ready probes measured.
+
+The gradient noise scale follows from the latter.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 import scaler
 from loops.loop.visit import Visit
-from loops.record.steps import cause_names
+from loops.record.steps import cause_name
 from loops.record.trace.tensors import Tensor
 from loops.step.parts import OwnStep, parts_in
 from loops.step.probing import Watched, watched_by
@@ -20,25 +25,13 @@ _ABOVE = 1.0 + 2.0**-52
 """Just above 1, so that the largest power of two below a scale times this can be the scale itself."""
 
 
-class Margins(NamedTuple):
-    """How far each step was from an overflow.
+def headroom_of(amax: np.ndarray, tensors: Sequence[Tensor]) -> np.ndarray:
+    """Float64 [steps]: octaves from the largest value that does not carry the scale to its format's largest number.
 
-    Attributes:
-        critical: From `critical_scales`.
-        headroom: Float64 [steps]: octaves from the largest value that does not carry the scale to the largest number of
-            its format; minus infinity if a value is infinite or NaN, NaN if none was measured or all are 0.
-    """
-
-    critical: _Critical
-    headroom: np.ndarray
-
-
-def margins(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[Tensor]) -> Margins:
-    """How far each step was from an overflow.
+    Minus infinity if a value is infinite or NaN, NaN if none was measured or all are 0.
 
     Args:
         amax: Float [steps, tensors], the largest measured magnitudes.
-        loss_scale: Float [steps].
         tensors: The measured tensors.
     """
     unscaled, largest = _unscaled(tuple(tensors))
@@ -46,8 +39,7 @@ def margins(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[Tensor])
     with np.errstate(divide="ignore"):
         octaves = largest - np.log2(np.where(np.isnan(values), np.inf, values))
     nearest = octaves.min(axis=1, initial=np.inf)
-    headroom = np.where(np.isposinf(nearest), np.nan, nearest)
-    return Margins(critical_scales(amax, loss_scale, tensors), headroom)
+    return np.where(np.isposinf(nearest), np.nan, nearest)
 
 
 class Seen(NamedTuple):
@@ -106,11 +98,11 @@ def columns_of(visit: Visit, tensors: Sequence[Tensor], train_step: Any, seen: S
         columns["loss_scale"] = visit.outputs[f"{parts[0]}/loss_scale"]
     if seen is None:
         return columns
-    scale = columns.get("loss_scale", np.ones(len(seen.amax)))
-    critical, headroom = margins(seen.amax[seen.rows], scale[seen.rows], tensors)
-    found = {"headroom": headroom}
+    amax = seen.amax[seen.rows]
+    found = {"headroom": headroom_of(amax, tensors)}
     if not parts or ("loss_scale" in columns and set(parts) == {one.part for one in watched_by(train_step)}):
-        found |= {"critical_low": critical.low, "critical_high": critical.high}
+        scale = columns.get("loss_scale", np.ones(len(seen.amax)))
+        found["critical_low"], found["critical_high"] = critical_scales(amax, scale[seen.rows], tensors)
     for name, values in found.items():
         columns[name] = np.full(len(seen.amax), np.nan)
         columns[name][seen.rows] = values
@@ -136,7 +128,8 @@ def skip_names(visit: Visit, train_step: Any) -> dict[str, list[str | None]]:
         return {}
     paths = train_step.names_of_weights()
     variables = [paths[value] if value >= 0 else None for value in visit.outputs["variable"].tolist()]
-    return {"cause": cause_names(visit.outputs["cause"]), "variable": variables}
+    causes = [cause_name(value) or None for value in visit.outputs["cause"].tolist()]
+    return {"cause": causes, "variable": variables}
 
 
 def skipped(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -240,3 +233,94 @@ def _largest_power(limit: np.ndarray, value: np.ndarray, inclusive: np.ndarray) 
     part, exponent = np.frexp(np.where(value > 0, value, 1.0))
     fits = (part < limit_part) | (inclusive & (part == limit_part))
     return np.ldexp(1.0, limit_exponent - exponent - np.where(fits, 0, 1))
+
+
+def gauges_of(train_step: Any) -> list[str]:
+    """The names of what a train step's ready probes measure, such as "update_rms/dense"; empty without them.
+
+    Those of a part have its name before the layer's: "update_rms/critic/dense".
+
+    Args:
+        train_step: A loop's train step, after its first trace.
+    """
+    return [
+        one.row(f"{output}/{name}")
+        for one in watched_by(train_step)
+        for output, names in getattr(one.watch, "gauges", {}).items()
+        for name in names
+    ]
+
+
+def gauge_values(vectors: Mapping[str, np.ndarray], train_step: Any) -> np.ndarray:
+    """Float32 [steps, gauges] in the order of `gauges_of`; NaN where a step was not measured.
+
+    Args:
+        vectors: Those of a visit.
+        train_step: The visit's step, with ready probes.
+    """
+    watches = watched_by(train_step)
+    return np.concatenate([vectors[one.output(output)] for one in watches for output in one.watch.gauges], axis=1)
+
+
+def noise_pairs(names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """For each step or part whose noise scale is measured its curve's name and those of its noise and its signal.
+
+    Args:
+        names: Of gauges.
+    """
+    noises = [name for name in names if name.startswith("noise_scale/") and name.endswith("/noise")]
+    pairs = [(name.removesuffix("/noise"), name, f"{name.removesuffix('noise')}signal") for name in noises]
+    return [pair for pair in pairs if pair[2] in names]
+
+
+_KEPT = 0.99
+"""How much of an average each further step keeps: it spans about a hundred measured steps."""
+
+
+class Averages:
+    """Averages of noise and signal over the last steps.
+
+    The ratio of two estimates is biased and may be negative, so each is averaged by itself: McCandlish et al. 2018,
+    arXiv:1812.06162, appendix A.1.
+    """
+
+    def __init__(self) -> None:
+        self._sums, self._weight = (0.0, 0.0), 0.0
+
+    def save_state(self) -> list[float]:
+        """The averages, as JSON."""
+        return [*self._sums, self._weight]
+
+    def load_state(self, value: list[float]) -> None:
+        """Restores what `save_state` returned."""
+        noise, signal, self._weight = value
+        self._sums = noise, signal
+
+    def add(self, noise: float, signal: float) -> float:
+        """The noise scale after a further step, see `noise_scale`. A step that is not finite is passed over."""
+        if math.isfinite(noise) and math.isfinite(signal):
+            old = self._sums
+            self._sums = _KEPT * old[0] + noise, _KEPT * old[1] + signal
+            self._weight = _KEPT * self._weight + 1.0
+        noise, signal = self._sums
+        return max(noise, 0.0) / signal if signal > 0 else math.nan
+
+
+def noise_scale(noise: ArrayLike, signal: ArrayLike) -> np.ndarray:
+    """The simple noise scale `B = tr(S) / |G|^2` of McCandlish et al. 2018, arXiv:1812.06162, in examples.
+
+    Batches much smaller than it gain nearly the whole of each further example, larger ones little. It is the ratio of
+    two averages with a decay of 0.99 a step.
+
+    Args:
+        noise: [steps], the column `noise_scale/noise` of a trace, an estimate of the trace of the covariance of one
+            example's gradient; NaN or None where it was not measured.
+        signal: [steps], the column `noise_scale/signal`, an estimate of the squared norm of the true gradient.
+
+    Returns:
+        Float64 [steps]. NaN where nothing was measured yet, and where the average signal is not above 0: then it takes
+        more steps to tell.
+    """
+    averages = Averages()
+    pairs = zip(np.asarray(noise, np.float64).tolist(), np.asarray(signal, np.float64).tolist(), strict=True)
+    return np.array([averages.add(*pair) for pair in pairs], np.float64)

@@ -38,6 +38,7 @@ class Batches:
 
     Attributes:
         from_dataset: The steps whose batches came from the dataset through `next`.
+        lost: Whether the batches after a mark were too many to keep, so that `go_back` is impossible.
     """
 
     def __init__(self, position: Position | SourcePosition, began_at: int = 0, stored: KeptBatches | None = None):
@@ -48,18 +49,13 @@ class Batches:
         self._held: dict[int, Any] = {}
         self._given = self._read = began_at
         self._bytes = 0
-        self._lost = False
+        self.lost = False
         self.from_dataset: set[int] = set()
 
     @property
     def by_one(self) -> bool:
         """Whether all batches must be taken with `next`, since only those can be given again."""
         return not self._position.trackables() or self._stored is not None
-
-    @property
-    def iterator(self) -> Any:
-        """The dataset's own iterator, to take many batches at once; only if `by_one` is false."""
-        return self._position.iterator
 
     def mark(self, name: str) -> None:
         """Remembers this place."""
@@ -72,18 +68,13 @@ class Batches:
                 folder = tempfile.TemporaryDirectory(prefix="halfstep-")
                 weakref.finalize(self, folder.cleanup)
                 self._folder = pathlib.Path(folder.name)
-            self._marks[name] = tf.train.Checkpoint(position=self.iterator).write(str(self._folder / name))
+            self._marks[name] = tf.train.Checkpoint(position=self._position.iterator).write(str(self._folder / name))
         except (OSError, tf.errors.ResourceExhaustedError, tf.errors.UnknownError) as error:
             raise LoopError(
                 f"{tempfile.gettempdir()}: the position in the dataset could not be written there ({reason(error)}). "
                 "Make room, or set TMPDIR to another folder: it needs several times the size of the dataset's shuffle "
                 "buffers and caches."
             ) from error
-
-    @property
-    def lost(self) -> bool:
-        """Whether the batches after a mark were too many to keep, so that `go_back` is impossible."""
-        return self._lost
 
     def go_back(self, name: str) -> None:
         """Makes `next` give the batches after the mark again.
@@ -92,9 +83,9 @@ class Batches:
             LoopError: If those batches were too many to keep.
         """
         if not self.by_one:
-            tf.train.Checkpoint(position=self.iterator).read(self._marks[name]).assert_consumed()
+            tf.train.Checkpoint(position=self._position.iterator).read(self._marks[name]).assert_consumed()
             return
-        if self._lost:
+        if self.lost:
             raise LoopError(
                 f"the dataset cannot go back: {self._position.problem or 'it may give other data'}; and the batches "
                 f"since the checkpoint are more than {_MOST_BYTES >> 20} MiB, too many to keep in memory. Save "
@@ -105,7 +96,7 @@ class Batches:
     def next(self) -> Any:
         """The next batch, or None at the end of the data."""
         if not self.by_one:
-            return next(self.iterator, None)
+            return next(self._position.iterator, None)
         step = self._given + 1
         batch = self._stored.get(step) if self._stored else None
         if batch is None:
@@ -128,12 +119,12 @@ class Batches:
         return batch
 
     def _hold(self, step: int, batch: Any) -> None:
-        if self._lost:
+        if self.lost:
             return
         self._held[step] = batch
         self._bytes += sum(_bytes(part) for part in tf.nest.flatten(batch, expand_composites=True))
         if self._bytes > _MOST_BYTES:
-            self._held, self._lost = {}, True
+            self._held, self.lost = {}, True
 
 
 def _bytes(tensor: tf.Tensor) -> int:

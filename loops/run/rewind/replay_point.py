@@ -15,7 +15,7 @@ from loops.backend.generators import generators, set_generators
 from loops.loop.loop import Loop
 from loops.loop.state.resources import StepResources
 from loops.record.log import difference
-from loops.run.rewind.batches import Batches, run_to_step
+from loops.run.rewind.batches import Batches, Replayed, run_to_step
 from loops.support.signals import deferred_signals
 
 
@@ -104,19 +104,35 @@ class ReplayPoint:
     ):
         self.loop, self.train_step = loop, loop.train_step
         self.take, self.jit_compile = loop.calls.train_step, loop.calls.jit_compile
-        self.step, self.began_at = step, began_at
         self.replicas = int(loop.identity({})["replicas"])
         self.alone, self.other_batch = False, "next"
-        self.before = before
-        self.batch, self.next_batch = batches.next(), None
+        self.began_at, self.rows = began_at, rows
+        self._start, self._batches, self._snapshot = start, batches, snapshot
+        self._arrive(step, before)
+
+    def _arrive(self, step: int, before: list) -> None:
+        """Takes the step's batch, where the loop and its batches are just before the step."""
+        self.step, self.before = step, before
+        self.batch, self.next_batch = self._batches.next(), None
         with contextlib.suppress(tf.errors.OpError):  # An error of the next batch is not one of this step.
-            self.next_batch = batches.next()
-        self.rows = rows
-        self.logged = next((row for row in rows if row["step"] == step), None)
+            self.next_batch = self._batches.next()
+        self.logged = next((row for row in self.rows if row["step"] == step), None)
         self.reproduced, self.comparable = True, True
         self.differs: str | None = None
-        self._start, self._batches, self._snapshot = start, batches, snapshot
-        self._here = snapshot()
+        self._here = self._snapshot()
+
+    def compare(self, replayed: Replayed, why: Callable[[str], str]) -> None:
+        """Says whether the repeated steps, and this one, returned what the run's log has.
+
+        Args:
+            replayed: The outputs of the repeated steps.
+            why: From the first difference to what `differs` says.
+        """
+        if self.logged is not None:
+            replayed[self.step] = self.outputs()
+        found = difference(self.rows, replayed)
+        if found is not None:
+            self.reproduced, self.comparable, self.differs = False, found.known, why(found.sentence)
 
     def reset(self) -> None:
         """Restores every variable, and the process's random generators, to just before the step, bit for bit."""
@@ -196,9 +212,7 @@ class ReplayPoint:
                 yield batch
 
     def ahead(self, step: int) -> ReplayPoint:
-        """The run just before a later step, with the steps before it as the run took them.
-
-        This point cannot be used afterwards.
+        """This point, moved to just before a later step, with the steps before it as the run took them.
 
         Args:
             step: The number of the step, counted from 1.
@@ -213,24 +227,11 @@ class ReplayPoint:
             self._batches.go_back(START)
             self._start.restore()
             replayed = run_to_step(self.loop, self._batches, step - 1, self.rows, signals)
-            point = ReplayPoint(
-                self.loop,
-                self._snapshot,
-                step=step,
-                start=self._start,
-                began_at=self.began_at,
-                batches=self._batches,
-                before=before,
-                rows=self.rows,
-            )
-            if point.logged is not None:
-                replayed[step] = point.outputs()
+            earlier = self.differs
+            self._arrive(step, before)
+            self.compare(replayed, lambda said: earlier or f"{said[0].upper()}{said[1:]}.")
             signals.act()
-        differs = difference(self.rows, replayed)
-        if differs is not None:
-            point.reproduced, point.comparable = False, differs.known
-            point.differs = self.differs or f"{differs.sentence[0].upper()}{differs.sentence[1:]}."
-        return point
+        return self
 
     def _batches_to(self, last: int) -> Iterator[tuple[int, Any]]:
         """The numbers and the batches of the steps from where the replay began."""

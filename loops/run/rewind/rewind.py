@@ -26,10 +26,9 @@ from loops.loop.state import folder
 from loops.loop.state.compared import check_identity
 from loops.loop.state.resources import unsaved_random_operations
 from loops.loop.state.state import RunState
-from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, check_run
+from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, check_run, metadata_of
 from loops.record.lines import JsonLines
-from loops.record.log import difference, read_log
-from loops.record.run_metadata import metadata_of
+from loops.record.log import read_log
 from loops.run.rewind.batches import Batches, caveats_of_data, run_to_step, stored_by
 from loops.run.rewind.replay_point import START, ReplayPoint, Snapshot, batches_before
 from loops.run.train import RunOptions, build, run_identity
@@ -192,23 +191,14 @@ def rewind(
         )
         if moment.batch is None:
             raise LoopError(f"step {step}: the dataset ended after {amount(step - 1, 'step')}.")
-        if moment.logged is not None:
-            replayed[step] = moment.outputs()
+        of_data = caveats_of_data(loop, of_data, {one for one in batches.from_dataset if one <= step})
+        moment.compare(replayed, lambda said: _why(said, [*of_data, *caveats]))
         signals.act()
-    of_data = caveats_of_data(loop, of_data, {one for one in batches.from_dataset if one <= step})
-    differs = difference(rows, replayed)
-    if differs is not None:
-        moment.reproduced, moment.comparable = False, differs.known
-        moment.differs = _why(differs.sentence, [*of_data, *caveats])
     changed = not moment.reproduced and not of_data
-    if at_least and changed and began_at < (_newest_before(saves, loop, step) or 0):
+    if at_least and changed and began_at < (folder.newest_whole(saves.place, max(step - _window(loop), 0))[0] or 0):
         # Something other than the steps changed the run. A later checkpoint may include it.
         return rewind(loop, step, run=run, progress=progress)
     return moment
-
-
-def _newest_before(saves: Checkpoint, loop: Loop, step: int) -> int | None:
-    return folder.newest_whole(saves.place, max(step - _window(loop), 0))[0]
 
 
 def _window(loop: Loop) -> int:

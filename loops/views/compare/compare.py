@@ -1,32 +1,27 @@
-"""Compares two recorded runs: where they first differ, in which settings, and how far each is from float32."""
+"""Compares two recorded runs: where they first differ, in which settings, and how far each is from float32.
+
+The values are the loss, and the largest magnitude of each tensor, unscaled. Runs are aligned by applied updates, or by
+steps if the updates of a run cannot be counted: two runs with the same number of updates have trained equally long. A
+skipped step moves nothing, so a run that skips is behind at the same step, and sees later batches at the same update.
+Batches that moved no weight are left out where runs are aligned by updates. Where they are aligned by steps, the
+gradients of skipped steps are left out: their values at a lower scale are unknown.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import scaler
+from loops.loop.silence import of_applied
 from loops.record import Recorded, as_recorded
+from loops.record.reading import distinct
 from loops.support.part_names import columns_of
-from loops.views.compare.result import Comparison, Row, sentence_of
-from loops.views.compare.series import (
-    Series,
-    aligned,
-    is_float32,
-    is_loss,
-    lost_of,
-    median_octaves,
-    octaves,
-    other_batches_at,
-    series_of,
-    together,
-    tolerance,
-    window_of,
-)
+from loops.views.compare.result import LOSS, MICRO_BATCH, STEP, UPDATE, Comparison, Row, is_loss, sentence_of
 
 _MARGIN = 2.0
 """How many times the effect of other batches in the float32 run another run may owe to its batches."""
@@ -70,6 +65,11 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
     rows = tuple(row for row in rows if row.steps)
     common = np.intersect1d(numbers[0][numbers[0] >= 0], numbers[1][numbers[1] >= 0])
     (scale_at, scale_in), (decision_at, decision_in) = (_first_other(runs, name) for name in ("loss_scale", "applied"))
+    at = min((row.parts_at for row in rows if row.parts_at is not None), default=None)
+    steps = None
+    if at is not None:
+        one, two = (int(run.step[np.argmax(own == at)]) for run, own in zip(runs, numbers, strict=True))
+        steps = (one, two)
     found = Comparison(
         runs=(runs[0].name, runs[1].name),
         by=how.by,
@@ -80,7 +80,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         scale_differs_at=scale_at,
         scales_known=all(_scales_known(run) for run in runs),
         decision_differs_at=decision_at,
-        parts_at_steps=None,
+        parts_at_steps=steps,
         rows=rows,
         alone=(
             tuple(name for name in first if name not in second and not is_loss(name)),
@@ -94,10 +94,6 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         scale_differs_in=scale_in,
         decision_differs_in=decision_in,
     )
-    if found.parts_at is not None:
-        at = found.parts_at
-        steps = [int(run.step[np.argmax(own == at)]) for run, own in zip(runs, numbers, strict=True)]
-        found = dataclasses.replace(found, parts_at_steps=(steps[0], steps[1]))
     return dataclasses.replace(found, sentence=f"{sentence_of(found)} {how.why if rows else ''}".rstrip())
 
 
@@ -107,15 +103,7 @@ def _named(
     """The runs and the float32 run with distinct names: their places, or numbers where the places do not help."""
     # A reference that is one of the two runs keeps the name of that run.
     twin = next((at for at, run in enumerate(runs) if third is not None and run.place and run.place == third.place), 2)
-    given = [*runs, third] if third is not None and twin == 2 else [*runs]
-    names, places = [run.name for run in given], [run.place for run in given]
-
-    def name(run: Recorded, number: int) -> str:
-        if names.count(run.name) == 1:
-            return run.name
-        return run.place if run.place and places.count(run.place) == 1 else f"{run.name} {number}"
-
-    named = [dataclasses.replace(run, name=name(run, number)) for number, run in enumerate(given, 1)]
+    named = distinct([*runs, third] if third is not None and twin == 2 else runs)
     return (named[0], named[1]), named[twin] if third is not None else None
 
 
@@ -248,9 +236,13 @@ class _Truth:
             runs: The two other runs.
             numbers: The numbers of their steps.
         """
-        counted = (_at_steps(true, run, counts) for run, counts in zip(runs, numbers, strict=True))
-        at_batches = tuple(None if np.array_equal(one, number) else series_of(true, one) for one in counted)
-        return cls(series_of(true, number), at_batches)
+        at_batches: list[Mapping[str, Series] | None] = []
+        for run, counted in zip(runs, numbers, strict=True):
+            # The numbers of the float32 run's steps if it had applied and skipped as the other run did.
+            at = np.searchsorted(run.step, true.step).clip(0, len(run) - 1)
+            own = np.where(run.step[at] == true.step, counted[at], -1)
+            at_batches.append(None if np.array_equal(own, number) else series_of(true, own))
+        return cls(series_of(true, number), tuple(at_batches))
 
     def of_batches(self, name: str, place: int) -> float:
         """The median octaves that other batches alone change a value by; 0 if the run has the same batches."""
@@ -258,7 +250,152 @@ class _Truth:
         return 0.0 if at_batches is None else median_octaves(at_batches[name], self.series[name])
 
 
-def _at_steps(true: Recorded, run: Recorded, number: np.ndarray) -> np.ndarray:
-    """The numbers of the float32 run's steps if it had applied and skipped as the other run did."""
-    at = np.searchsorted(run.step, true.step).clip(0, len(run) - 1)
-    return np.where(run.step[at] == true.step, number[at], -1)
+_ROUNDINGS = 8.0
+"""How many roundings of the coarser format two runs may differ by: sums in another order differ by a few."""
+_USUAL = "float16"
+"""The format assumed of a run that does not record one."""
+
+
+class Series(NamedTuple):
+    """A value over the updates or the steps of a run.
+
+    Attributes:
+        number: Int64 [n], the numbers of the updates or steps, ascending.
+        values: Float64 [n].
+        format: The format it was computed in, or None if unknown.
+    """
+
+    number: np.ndarray
+    values: np.ndarray
+    format: str | None
+
+
+def series_of(run: Recorded, number: np.ndarray) -> dict[str, Series]:
+    """The values of a run by name, with gradients divided by their loss scale.
+
+    Args:
+        run: The run.
+        number: Int64 [steps], the number of each step's update or step; -1 leaves the step out.
+    """
+    kept = number >= 0
+    found = {}
+    for part, name in columns_of(run.columns, "loss").items():
+        loss = run.column(name)
+        taken = kept & ~np.isnan(loss) if part else kept  # Between its turns a part has none.
+        found[f"{LOSS} of {part}" if part else LOSS] = Series(number[taken], loss[taken], narrowest(run))
+    measured = run.tensors
+    if measured is None:
+        return found
+    at = np.searchsorted(run.step, measured.step).clip(0, len(run.step) - 1)
+    there = run.step[at] == measured.step
+    kept = there & kept[at]
+    applied = kept & ~run.skipped[at]
+    number = number[at]
+    scale = run.column("loss_scale")[at] if "loss_scale" in run.columns else np.ones(len(at))
+    for place, name in enumerate(measured.names):
+        values = measured.amax[:, place].astype(np.float64)
+        if measured.carries_scale[place]:
+            found[name] = Series(number[applied], (values / scale)[applied], measured.formats[place])
+        else:
+            found[name] = Series(number[kept], values[kept], measured.formats[place])
+    return found
+
+
+def is_float32(run: Recorded) -> bool | None:
+    """Whether a run computed in float32 throughout; None if unknown."""
+    if isinstance(run.facts.get("policy"), str):
+        return run.facts["policy"] == "float32"
+    return set(run.tensors.formats) == {"float32"} if run.tensors else None
+
+
+def tolerance(*runs: Recorded) -> float:
+    """The relative difference that rounding may make between runs."""
+    return _ROUNDINGS * max(scaler.float_format(narrowest(run) or _USUAL).epsilon for run in runs)
+
+
+def together(one: Series, other: Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The numbers that both series have, and the values of each at these."""
+    number, first, second = np.intersect1d(one.number, other.number, assume_unique=True, return_indices=True)
+    return number, one.values[first], other.values[second]
+
+
+def octaves(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """|log2| of the ratio of magnitudes: 0 where both are equal, infinite where one is zero or not finite."""
+    same = (first == second) | (np.isnan(first) & np.isnan(second))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.abs(np.log2(np.abs(first)) - np.log2(np.abs(second)))
+    found = np.where(np.isnan(found) | ((first < 0) != (second < 0)), np.inf, found)
+    return np.where(same, 0.0, found)
+
+
+def median_octaves(one: Series, other: Series) -> float:
+    """The median of the octaves between two series where both have a value; NaN where they never do."""
+    _, first, second = together(one, other)
+    return float(np.median(octaves(first, second))) if len(first) else np.nan
+
+
+def narrowest(run: Recorded) -> str | None:
+    """The coarsest format that a run computes in, or None if unknown.
+
+    A value in float32 may come from values in that format.
+    """
+    if run.tensors:
+        return max(run.tensors.formats, key=lambda name: scaler.float_format(name).epsilon)
+    policy = str(run.facts.get("policy", "")).removeprefix("mixed_")
+    return policy if policy in ("float32", "float16", "bfloat16") else None
+
+
+class Aligned(NamedTuple):
+    """How some runs are aligned.
+
+    Attributes:
+        by: `UPDATE`; `MICRO_BATCH` if a run sums gradients over windows; or `STEP`.
+        why: A sentence that says why they are aligned by step; "" otherwise.
+        numbers: For each run, int64 [steps]: the number of each step's batch, counted from 1; -1 for a batch that
+            moved no weight.
+    """
+
+    by: str
+    why: str
+    numbers: tuple[np.ndarray, ...]
+
+
+def aligned(runs: Sequence[Recorded]) -> Aligned:
+    """Aligns runs by applied updates if the updates of all can be counted, else by steps."""
+    why = next((f"{run.name} {reason}" for run in runs if (reason := _why_uncountable(run))), "")
+    if why:
+        said = f"They are aligned by step, not by applied update: {why}, so its updates cannot be counted."
+        return Aligned(STEP, said, tuple(run.step for run in runs))
+    windows = any(not run.attempted.all() for run in runs)
+    moved = [of_applied(run.attempted, run.column("applied") == 1) for run in runs]
+    return Aligned(MICRO_BATCH if windows else UPDATE, "", tuple(np.where(one, one.cumsum(), -1) for one in moved))
+
+
+def lost_of(run: Recorded) -> int | None:
+    """How many batches a run lost to skipped steps, or None if it does not record it."""
+    return None if _why_uncountable(run) else int(of_applied(run.attempted, run.column("applied") == 0).sum())
+
+
+def window_of(run: Recorded) -> int | None:
+    """How many batches a run takes for an update, or None if it does not record it."""
+    return None if _why_uncountable(run) or not run.attempted.any() else int(run.step[run.attempted][0])
+
+
+def other_batches_at(runs: Sequence[Recorded], numbers: Sequence[np.ndarray]) -> int | None:
+    """The first number at which two runs took batches of different steps, or None."""
+    steps, others = (run.step[number >= 0] for run, number in zip(runs, numbers, strict=True))
+    both = min(len(steps), len(others))
+    differs = steps[:both] != others[:both]
+    # Without such a number they are aligned by updates, counted from 1, or by steps, which never differ.
+    return int(np.argmax(differs)) + 1 if differs.any() else None
+
+
+def _why_uncountable(run: Recorded) -> str:
+    """Why the updates of a run cannot be counted, or ""."""
+    if "applied" not in run.columns:
+        return "does not record which steps were applied"
+    if not np.array_equal(run.step, np.arange(1, len(run) + 1)):
+        return "does not record every step from the first on"
+    if np.isnan(run.column("applied")[run.attempted]).any():
+        return "does not record for every step whether it was applied"
+    return ""

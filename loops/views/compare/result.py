@@ -6,8 +6,17 @@ import dataclasses
 import math
 
 from loops.support.json_values import without_nan
-from loops.support.text import agreeing, amount
-from loops.views.compare.series import STEP, is_loss
+from loops.support.text import agreeing, amount, columns
+
+UPDATE, MICRO_BATCH, STEP = "update", "applied micro-batch", "step"
+"""What runs are aligned by."""
+LOSS = "loss"
+"""The name of the series of losses; of a part's it is the beginning of "loss of critic"."""
+
+
+def is_loss(name: str) -> bool:
+    """Whether a series is one of losses. Those of tensors have a kind and a path, such as "weights/dense/kernel"."""
+    return name == LOSS or name.startswith(f"{LOSS} of ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +134,33 @@ class Comparison:
     def to_dict(self) -> dict:
         """The fields as JSON values, with null for numbers that JSON lacks, such as infinite octaves."""
         return without_nan({"differs_at": self.differs_at, "parts_at": self.parts_at, **dataclasses.asdict(self)})
+
+    def text(self, width: int | None = None) -> str:
+        """The result as text, with a table that is at most `width` characters wide if possible."""
+        lines = [self.sentence]
+        if self.rows:
+            at = [f"differs at {self.by}", f"parts at {self.by}"]
+            last = ["from float32"] if self.reference in self.runs else ["closer to float32"]
+            heads = ["", "format", *at, "octaves", "largest", *(last if self.reference else [])]
+            lines += ["", columns([heads, *map(self._cells, self.rows)], width, left=2)]
+        for name, names in zip(self.runs, self.alone, strict=True):
+            if names:
+                lines += ["", f"only in {name}: {', '.join(names)}"]
+        return "\n".join([*lines, "", *self.notes] if self.notes else lines)
+
+    def _cells(self, row: Row) -> list[str]:
+        formats = dict.fromkeys(name or "?" for name in row.formats)
+        at = ["-" if one is None else str(one) for one in (row.differs_at, row.parts_at)]
+        cells = [row.name, " and ".join(formats), *at, _octaves(row.octaves), _octaves(row.largest)]
+        if self.reference in self.runs:
+            cells.append(_octaves(row.distances[1 - self.runs.index(self.reference)]))
+        elif self.reference is not None:
+            cells.append("-" if row.closer is None else self.runs[row.closer])
+        return cells
+
+
+def _octaves(value: float) -> str:
+    return "-" if math.isnan(value) else "inf" if math.isinf(value) else f"{value:.3g}"
 
 
 _SOME = 3
@@ -257,10 +293,11 @@ def _closer(found: Comparison) -> str:
         other = found.runs[1 - found.runs.index(found.reference)]
         place = found.runs.index(other)
         farthest = max(known, key=lambda row: row.distances[place])
+        of_batches = farthest.of_batches[place]
+        alone = f"; other batches alone account for {of_batches:.2g}" if of_batches > 0 else ""
         return (
             f"{found.reference} is float32; {other} is farthest from it in {farthest.name}, by "
-            f"{amount(farthest.distances[place], 'octave', '.2g')} at the median {found.by}"
-            f"{_of_batches(farthest.of_batches[place])}."
+            f"{amount(farthest.distances[place], 'octave', '.2g')} at the median {found.by}{alone}."
         )
     hidden = _hidden(known, found.reference)
     if found.closer is None and hidden:
@@ -273,10 +310,6 @@ def _closer(found: Comparison) -> str:
     if found.settings or (found.at_once and found.scales_known):
         said += ", which says nothing about their arithmetic"
     return f"{said}; for others this cannot be determined{hidden}" if hidden else f"{said}."
-
-
-def _of_batches(octaves: float) -> str:
-    return f"; other batches alone account for {octaves:.2g}" if octaves > 0 else ""
 
 
 def _hidden(known: list[Row], reference: str) -> str:

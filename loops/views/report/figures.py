@@ -14,26 +14,11 @@ from markupsafe import Markup
 
 from loops.record.steps import RETRIES, Gauges, Recorded
 from loops.record.summary import number
-from loops.record.trace.gauges import noise_pairs, noise_scale
+from loops.record.trace.visit_columns import noise_pairs, noise_scale
 from loops.support.pages import Table
 from loops.support.text import agreeing, amount
-from loops.views.charts.axis import Axis, linear_axis, loss_axis, steps_axis
-from loops.views.charts.chart import RUNS, Chart, Curve, Envelope, Lane, envelope
-from loops.views.charts.curves import (
-    NEAR,
-    Shown,
-    headroom_chart,
-    is_constant,
-    loss_chart,
-    losses_chart,
-    near,
-    others_of,
-    part_chart,
-    scale_chart,
-    scales_chart,
-    shown_of,
-    step_word,
-)
+from loops.views import curves
+from loops.views.chart import RUNS, Axis, Chart, Curve, Envelope, Lane, envelope, linear_axis, loss_axis, steps_axis
 from loops.views.report.tables import of_skips, of_steps, scale_cell
 
 _SAID = {
@@ -100,11 +85,11 @@ class Figure:
 
 def loss_figures(run: Recorded, columns: int) -> list[Figure]:
     """The loss of each step, its moving mean, and where it was not finite, for each part of a composed step."""
-    return [_loss_figure(one, columns) for one in shown_of([run], "loss")]
+    return [_loss_figure(one, columns) for one in curves.shown_of([run], "loss")]
 
 
-def _loss_figure(one: Shown, columns: int) -> Figure:
-    chart, of = loss_chart(one), f" of {one.part}" if one.part else ""
+def _loss_figure(one: curves.Shown, columns: int) -> Figure:
+    chart, of = curves.loss_chart(one), f" of {one.part}" if one.part else ""
     said = f"The loss{of}{_logarithmic(chart.y)}.{_columns(one.run, columns)}"
     numbers = [("", of_steps(one.run.step, [("loss", one.values), ("moving mean", one.mean)]))]
     return Figure(f"Loss{of}", _drawn(chart, columns), said, numbers)
@@ -115,43 +100,44 @@ def scale_figure(run: Recorded, columns: int) -> Figure | None:
     if "loss_scale" not in run.columns:
         return None
     heading, scale = "Loss scale and skips", run.column("loss_scale")
-    known = ~np.isnan(near(run))
-    none = f" No {step_word(run)} was skipped."
+    known = ~np.isnan(curves.near(run))
+    none = f" No {curves.step_word(run)} was skipped."
     causes = [Markup("<b>{}</b>, {}").format(cause, _SAID.get(cause, "another cause")) for cause in run.causes]
-    if is_constant(scale) and not causes and not known.any():
-        still = f"The loss scale was {number(float(scale[0]))} at each {step_word(run)}."
+    if curves.is_constant(scale) and not causes and not known.any():
+        still = f"The loss scale was {number(float(scale[0]))} at each {curves.step_word(run)}."
         return Figure(heading, None, still + none + _retried(run), [])
     marks = Markup(" Below it a mark for each skipped step: {}.").format(Markup("; ").join(causes))
     said = Markup("The loss scale, as a power of two.") + (marks if causes else none) + _retried(run)
     if known.any():
         said += " Grey is the largest power of two at which the step would have been finite."
     if known.any() and not known.all():
-        said += f" Where it is missing it is not known, or beyond 2^{math.log2(NEAR):.0f} times the largest loss scale."
+        far = f"2^{math.log2(curves.NEAR):.0f} times the largest loss scale"
+        said += f" Where it is missing it is not known, or beyond {far}."
     numbers = [("", table) for table in (of_steps(run.step, [("loss scale", scale)], scale_cell), *of_skips(run))]
-    return Figure(heading, _drawn(scale_chart(run), columns), said, numbers)
+    return Figure(heading, _drawn(curves.scale_chart(run), columns), said, numbers)
 
 
 def part_scale_figures(run: Recorded, columns: int) -> list[Figure]:
     """The loss scale of each part of a composed step, with the steps that it skipped; none for a step of one loss."""
-    shown = shown_of([run], "loss_scale")
+    shown = curves.shown_of([run], "loss_scale")
     return [_part_figure(one, columns) for one in shown if one.part and (one.values > 0).any()]
 
 
-def _part_figure(one: Shown, columns: int) -> Figure:
+def _part_figure(one: curves.Shown, columns: int) -> Figure:
     scale, skips = one.values, len(one.skipped)
     heading = f"Loss scale of {one.part}"
-    if is_constant(scale) and not skips:
+    if curves.is_constant(scale) and not skips:
         said = f"The loss scale of {one.part} was {number(float(scale[0]))} at each step. No step was skipped."
         return Figure(heading, None, said, [])
     said = f"The loss scale of {one.part}, as a power of two."
     said += " Below it a mark for each step that it skipped." if skips else ""
     numbers = [("", of_steps(one.run.step, [("loss scale", scale)], scale_cell))]
-    return Figure(heading, _drawn(part_chart(one), columns), said, numbers)
+    return Figure(heading, _drawn(curves.part_chart(one), columns), said, numbers)
 
 
 def headroom_figure(run: Recorded, columns: int) -> Figure | None:
     """The headroom in octaves: gradients up to the critical scale, others up to the format's largest number."""
-    chart = headroom_chart(run)
+    chart = curves.headroom_chart(run)
     if chart is None:
         return None
     below = int((run.margin < 0).sum())
@@ -160,28 +146,28 @@ def headroom_figure(run: Recorded, columns: int) -> Figure | None:
         "How many times everything could double before a value becomes infinite. Gradients: log2 of the critical scale "
         f"over the loss scale{lost}. Activations and weights: up to the largest number of their format."
     )
-    numbers = [("", of_steps(run.step, [("gradients", run.margin), ("activations, weights", others_of(run))]))]
+    numbers = [("", of_steps(run.step, [("gradients", run.margin), ("activations, weights", curves.others_of(run))]))]
     return Figure("Headroom, in octaves", _drawn(chart, columns), said, numbers)
 
 
 def side_by_side(runs: Sequence[Recorded], columns: int) -> list[Figure]:
     """Loss and loss scale of several runs, each in one figure."""
     found = []
-    shown, left_out = _fitting(shown_of(runs, "loss"))
+    shown, left_out = _fitting(curves.shown_of(runs, "loss"))
     if shown:
-        chart = losses_chart(shown)
+        chart = curves.losses_chart(shown)
         said = f"Moving means of the losses{_logarithmic(chart.y)}.{left_out}"
         numbers = [(one.label, of_steps(one.run.step, [("moving mean of the loss", one.mean)])) for one in shown]
         found.append(Figure("Loss, side by side", _drawn(chart, columns), said, numbers))
-    shown, left_out = _fitting(shown_of(runs, "loss_scale"))
+    shown, left_out = _fitting(curves.shown_of(runs, "loss_scale"))
     if shown:
         said = f"Where scales are equal, dashes lie on a line.{left_out}"
         numbers = [(one.label, of_steps(one.run.step, [("loss scale", one.values)], scale_cell)) for one in shown]
-        found.append(Figure("Loss scale, side by side", _drawn(scales_chart(shown), columns), said, numbers))
+        found.append(Figure("Loss scale, side by side", _drawn(curves.scales_chart(shown), columns), said, numbers))
     return found
 
 
-def _fitting(every: list[Shown]) -> tuple[list[Shown], str]:
+def _fitting(every: list[curves.Shown]) -> tuple[list[curves.Shown], str]:
     """What fits one chart, and a sentence about what does not."""
     return every[:RUNS], f" The first {RUNS} of {len(every)} are shown." if len(every) > RUNS else ""
 
@@ -246,16 +232,14 @@ def _figure(output: str, heading: str, said: str, gauges: Gauges, columns: int) 
     places = sorted(place for place in order.tolist() if np.isfinite(means[place]))
     shown, names = values[:, places], [gauges.names[place] for place in places]
     y = loss_axis(shown) if (shown[np.isfinite(shown)] > 0).all() else linear_axis(shown)
-    curves = [
-        Curve(name, step, column, f"run{place}")
-        for place, (name, column) in enumerate(zip(names, shown.T, strict=True))
-    ]
+    pairs = list(zip(names, shown.T, strict=True))
+    drawn = [Curve(name, step, column, f"run{place}") for place, (name, column) in enumerate(pairs)]
     finite = shown[np.isfinite(shown)]
     alt = f"{heading} over {amount(len(step), 'measured step')}, from {finite.min():.3g} to {finite.max():.3g}."
     if y.log:
         said += " The axis is logarithmic."
-    chart = Chart(alt, heading, int(gauges.step[0]), int(gauges.step[-1]), y, curves)
-    numbers = of_steps(step, list(zip(names, shown.T, strict=True)), kind="measured step")
+    chart = Chart(alt, heading, int(gauges.step[0]), int(gauges.step[-1]), y, drawn)
+    numbers = of_steps(step, pairs, kind="measured step")
     return Figure(heading, _drawn(chart, columns), said, [("", numbers)])
 
 

@@ -15,17 +15,11 @@ from loops.record.steps import Measured, Recorded
 from loops.record.summary import number
 from loops.support.pages import Table
 from loops.support.text import amount
-from loops.views.charts.axis import FIRST, LOWEST, heat_cells
-from loops.views.charts.chart import sampled
+from loops.views.chart import FIRST, LOWEST, heat_cells, sampled
 from loops.views.report.tables import cell
 from scaler import observe
 
 _TENSORS, _TABLE = 1500, 300
-_SAID = """The largest magnitude of each tensor, as a power of two, over the steps; where a column stands for several
-steps, the largest of them. Blue is near the smallest, orange near the largest number of float16. Gradients are
-as they were measured, times the loss scale. A cell is empty where nothing was measured, as between the turns of
-a part. Point at a cell, or go to the map with Tab and move with the arrow keys: below are its values and the
-histogram of that tensor nearest to that step."""
 _OCTAVES = 16
 """A byte of a histogram holds shares down to 2^-16; smaller ones are raised to that."""
 
@@ -37,7 +31,7 @@ class HeatMap:
     Attributes:
         alt: What it shows, in words.
         data: The data that the script draws.
-        said: The caption.
+        said: The end of the caption.
         numbers: The table of its values.
     """
 
@@ -71,9 +65,7 @@ def heat_map(run: Recorded, columns: int, budget: int) -> HeatMap | None:
         "octaves": _OCTAVES,
         **_histograms_of(measured, kept, budget, run),
     }
-    said = _SAID + (
-        f" Shown are {len(kept):,} of {len(measured.names):,} tensors." if len(kept) < len(measured.names) else ""
-    )
+    said = f"Shown are {len(kept):,} of {len(measured.names):,} tensors." if len(kept) < len(measured.names) else ""
     shown, steps = amount(len(kept), "tensor"), amount(len(measured.step), "step")
     alt = f"Heat map of the exponents of {shown} over {steps}. " + _worst(measured)
     return HeatMap(alt, payload, said, _table(measured, kept))
@@ -83,8 +75,8 @@ def _kept(measured: Measured) -> np.ndarray:
     """Indices of the tensors to show, in order: if there are too many, those nearest to overflow."""
     if len(measured.names) <= _TENSORS:
         return np.arange(len(measured.names))
-    with np.errstate(invalid="ignore"):
-        room = _log2(measured.amax).max(axis=0) - np.array([_limits(name)["high"] for name in measured.formats])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        room = np.log2(measured.amax).max(axis=0) - np.array([_limits(name)["high"] for name in measured.formats])
     return np.sort(np.argsort(-np.nan_to_num(room, nan=np.inf))[:_TENSORS])
 
 
@@ -101,11 +93,6 @@ def _limits(name: str) -> dict[str, Any]:
         "high": math.log2(limits.max),
         "largest": f"{limits.max:g}" if limits.max < 1e6 else number(2.0 ** math.ceil(math.log2(limits.max))),
     }
-
-
-def _log2(values: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        return np.log2(values)
 
 
 def _worst(measured: Measured) -> str:

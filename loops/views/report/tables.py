@@ -13,7 +13,7 @@ from loops.record.summary import Digest, number
 from loops.support.json_values import as_float
 from loops.support.pages import Table
 from loops.support.text import share
-from loops.views.charts.chart import sampled
+from loops.views.chart import sampled
 
 _ROWS = 24
 """The most rows of a table of steps."""

@@ -19,6 +19,7 @@ from loops.diagnose.explain.explain import explain
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.remedies import Remedy
 from loops.record import Recorded, as_recorded
+from loops.record.reading import distinct
 from loops.record.skips import in_words, not_logged, what_is_wrong
 from loops.record.summary import Digest, digest, sentence
 from loops.run.rewind.rewind import open_run
@@ -26,15 +27,7 @@ from loops.run.train import POLICIES
 from loops.support.errors import LoopError
 from loops.support.pages import Table, render
 from loops.support.written import as_path, writing
-from loops.views.report.figures import (
-    evaluation_figures,
-    gauge_figures,
-    headroom_figure,
-    loss_figures,
-    part_scale_figures,
-    scale_figure,
-    side_by_side,
-)
+from loops.views.report import figures
 from loops.views.report.heat import heat_map
 from loops.views.report.tables import cell, replayed_table, scale_cell, strategies_table
 
@@ -92,7 +85,7 @@ def write_report(
         raise scaler.InvalidArgument("report: no run. Name at least one.")
     if path.is_dir():
         raise scaler.InvalidArgument(f"{path}: a folder: expected the file to write, such as {path / 'report.html'}.")
-    recorded = _named([as_recorded(run) for run in runs])
+    recorded = distinct([as_recorded(run) for run in runs])
     autopsies: list[Any] = [None] * len(recorded)
     digests = [digest(run) for run in recorded]
     if explain:
@@ -121,15 +114,6 @@ def _ways(runs: int) -> Iterator[tuple[int, float]]:
         yield runs, 0.5
 
 
-def _named(runs: list[Recorded]) -> list[Recorded]:
-    """The runs with distinct names, as far as their places differ."""
-    names = [run.name for run in runs]
-    return [
-        run if names.count(run.name) == 1 else dataclasses.replace(run, name=run.place or f"{run.name} {place}")
-        for place, run in enumerate(runs, 1)
-    ]
-
-
 def _page(
     runs: Sequence[Recorded],
     digests: Sequence[Digest],
@@ -141,7 +125,12 @@ def _page(
     share = detail / max(shown, 1)
     columns = max(60, int(_COLUMNS * min(1.0, 4 * share)))
     cells = max(40, int(_CELLS * min(1.0, 3 * share)))
-    facts, commands = _made(runs, arguments)
+    facts = [(run.name, _versions_of(run)) for run in runs]
+    this = (
+        f"TensorFlow {tf.__version__}, Keras {keras.__version__}, Python {platform.python_version()}, "
+        f"{platform.system()} on {platform.machine()}, {os.cpu_count()} CPUs"
+    )
+    trained = [command for command in map(_training_command, runs) if command]
     return render(
         __package__,
         "page.html",
@@ -149,17 +138,21 @@ def _page(
         sentences=[sentence(*pair) for pair in zip(runs, digests, strict=True)],
         strategies=strategies_table(runs, digests),
         has_headroom=not all(math.isnan(found.margin) for found in digests),
-        side_by_side=side_by_side(runs, columns) if len(runs) > 1 else [],
+        side_by_side=figures.side_by_side(runs, columns) if len(runs) > 1 else [],
         runs=[
             {
                 "name": run.name,
                 "notes": run.notes,
                 "charts": [
-                    *loss_figures(run, columns),
-                    *evaluation_figures(run, columns),
-                    *part_scale_figures(run, columns),
-                    *(figure for draw in (scale_figure, headroom_figure) if (figure := draw(run, columns))),
-                    *gauge_figures(run, columns),
+                    *figures.loss_figures(run, columns),
+                    *figures.evaluation_figures(run, columns),
+                    *figures.part_scale_figures(run, columns),
+                    *(
+                        figure
+                        for draw in (figures.scale_figure, figures.headroom_figure)
+                        if (figure := draw(run, columns))
+                    ),
+                    *figures.gauge_figures(run, columns),
                 ],
                 "heat": heat_map(run, cells, int(_HISTOGRAMS * share)),
                 "autopsy": section(run, found, autopsy),
@@ -169,25 +162,9 @@ def _page(
         ],
         several=len(runs) > 1,
         left_out=len(runs) - shown,
-        facts=facts,
-        commands=commands,
+        facts=[*facts, ("this report", this)],
+        commands="\n".join([*trained, shlex.join(["halfstep", *arguments])]),
     )
-
-
-def _made(runs: Sequence[Recorded], arguments: Sequence[str]) -> tuple[list[tuple[str, str]], str]:
-    """The versions and machine of each run and of this report, and the commands that make it again.
-
-    Args:
-        runs: The runs in the report.
-        arguments: The arguments of `halfstep` that make the report again.
-    """
-    facts = list({run.name: _of_run(run) for run in runs}.items())
-    this = (
-        f"TensorFlow {tf.__version__}, Keras {keras.__version__}, Python {platform.python_version()}, "
-        f"{platform.system()} on {platform.machine()}, {os.cpu_count()} CPUs"
-    )
-    trained = [command for command in map(_training_command, runs) if command]
-    return [*facts, ("this report", this)], "\n".join([*trained, shlex.join(["halfstep", *arguments])])
 
 
 def _training_command(run: Recorded) -> str:
@@ -204,7 +181,7 @@ def _training_command(run: Recorded) -> str:
     return shlex.join(words)
 
 
-def _of_run(run: Recorded) -> str:
+def _versions_of(run: Recorded) -> str:
     known = [f"{said} {_spelled(run.versions[name])}" for name, said in _NAMES.items() if name in run.versions]
     return ", ".join(known) or "does not record its versions: halfstep train and hs.Checkpoint do"
 

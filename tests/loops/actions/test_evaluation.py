@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import loops
 import scaler
-from halfstep.commands.inspect import text
+from halfstep.commands.read_runs import text_of_checkpoint
 from loops.loop.state import folder
 from loops.loop.state.folder import describe
 from loops.record.reading import read_run
@@ -366,7 +366,7 @@ def test_results_are_kept_beside_the_log(tmp_path, kind, before):
     np.testing.assert_equal(read_run(tmp_path).evaluations.values, [[np.nan], [2.0], [0.5]])
     loops.observe.report([tmp_path], tmp_path / "report.html")
     assert "Evaluation: validation/value" in (tmp_path / "report.html").read_text()
-    assert "evaluated    validation at step 6: value 0.5\n" in text(describe(tmp_path / "saved"))
+    assert "evaluated    validation at step 6: value 0.5\n" in text_of_checkpoint(describe(tmp_path / "saved"))
 
 
 @pytest.mark.usefixtures("eagerly")

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import loops
 import scaler
-from halfstep.commands.inspect import text
+from halfstep.commands.read_runs import text_of_checkpoint
 from loops.loop.state.compared import Changes
 from loops.loop.state.folder import describe
 
@@ -81,7 +81,7 @@ def test_it_goes_on_as_changed_without_being_named_again_and_says_what_was(place
         assert float(one.train_step.optimizer.learning_rate) == pytest.approx(0.05)
     (change,) = describe(place)["changes"]
     assert change["step"] == 4
-    assert "changed      from step 4 on: optimizer.learning_rate was" in text(describe(place))
+    assert "changed      from step 4 on: optimizer.learning_rate was" in text_of_checkpoint(describe(place))
     with pytest.raises(loops.CheckpointError, match="learning_rate"):
         looping(place).run(12)
 

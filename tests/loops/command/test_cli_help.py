@@ -20,7 +20,7 @@ import loops
 import scaler
 from halfstep.command import parser, versions
 from halfstep.commands import shared
-from halfstep.commands.completion import SHELLS, script
+from halfstep.commands.completion import SHELLS, _commands, script
 from halfstep.commands.study import STEPS
 from loops import tasks
 from loops.loop.workers import SECONDS
@@ -85,14 +85,15 @@ def test_nothing_heavy_is_imported_to_answer():
         assert bool(err) != right, asked
 
 
-def test_every_command_has_help_and_a_module_that_runs_it():
+def test_every_command_has_help_and_a_function_that_runs_it():
     answers, _ = answered()
+    parsers = _commands(parser())
     for group, commands in (((), COMMANDS), (("lab",), EXPERIMENTS)):
         for command in commands:
             assert re.search(rf"^    {command}\b", answers[(*group, "--help")][1], re.MULTILINE)
             called = " ".join((*group, command))
             assert answers[(*group, command, "--help")][1].startswith(f"usage: halfstep {called}")
-            assert command == "lab" or callable(importlib.import_module(f"halfstep.commands.{command}").run)
+            assert command == "lab" or callable(parsers[command].get_default("run"))
 
 
 def test_help_names_what_there_is():

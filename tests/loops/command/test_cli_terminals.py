@@ -23,8 +23,8 @@ from loops.diagnose.doctor.layer_times import FORMATS, SETTINGS
 from loops.diagnose.explain.remedies import Kind, Remedy
 from loops.diagnose.lint import subject as lint
 from loops.diagnose.lint.subject import Finding
-from loops.replay.live import Live, Side
 from loops.replay.results import Replay, Replayed
+from loops.replay.train_again import Live, Side
 from loops.replay.tune import Tuned
 from loops.support.text import columns
 from loops.views.compare import Comparison, Row
@@ -105,7 +105,7 @@ COMMANDS = {
         f"4,321 {NAME} 1,234 1.234% 2^14.98 65536 0.123% 25% 987",
     ),
     "replay --live": (
-        [("loops.replay.live", "live", Live(40, 60, SIDE, (SIDE,), None))],
+        [("loops.replay.train_again", "live", Live(40, 60, None, SIDE, (SIDE,)))],
         ["lab", "replay", "run", "--strategy", "dynamic", "--live"],
         f"{NAME} 1,234 2^14.98 65536 0.54321",
     ),
@@ -164,7 +164,7 @@ COMMANDS = {
     "watch": (
         [
             (
-                "loops.views.watch.watch",
+                "loops.views.watch",
                 "watch",
                 lambda folder, console: console.print("step 7", "x" * 200, highlight=False),
             )
@@ -290,7 +290,7 @@ def test_a_full_disk_in_the_middle_of_the_output_asks_for_no_other_folder(ready,
     def fails(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sys.modules["halfstep.commands.tune"], "run", fails)
+    monkeypatch.setattr(sys.modules["halfstep.commands.other_strategies"], "_tune", fails)
     assert cli.main(arguments) == statuses.EXIT_ERROR
     said = "halfstep: standard output, or a file that was being written: No space left on device.\n"
     assert capsys.readouterr().err == said

@@ -16,7 +16,7 @@ import pytest
 
 import halfstep as cli
 import loops
-from halfstep import launch
+from halfstep.commands import train
 
 SCRIPT = """#!/bin/sh
 echo "$@" > arguments.$HALFSTEP_LAUNCHED.$(echo "$TF_CONFIG" | sed 's/.*"index": \\([0-9]*\\).*/\\1/')
@@ -28,14 +28,14 @@ case "$TF_CONFIG" in *'"index": 1'*) {second} ;; *) {first} ;; esac
 def launched(tmp_path, monkeypatch):
     """Launches two scripts that do as they are told."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "_GRACE", 0.5)
+    monkeypatch.setattr(train, "_GRACE", 0.5)
 
     def run(first, second):
         script = tmp_path / "worker"
         script.write_text(SCRIPT.format(first=first, second=second))
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr(sys, "executable", str(script))
-        launch.launch(["train", "digits", "--workers", "2"], 2)
+        train.launch(["train", "digits", "--workers", "2"], 2)
 
     return run
 
@@ -105,7 +105,7 @@ def test_what_makes_no_sense_has_status_2(capsys, monkeypatch, tmp_path, argumen
 
 @pytest.mark.slow
 def test_a_worker_whose_peer_does_not_come_has_status_75(capsys, monkeypatch, tmp_path):
-    (port, other) = launch._free_ports(2)
+    (port, other) = train._free_ports(2)
     cluster = {"worker": [f"127.0.0.1:{port}", f"127.0.0.1:{other}"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
     assert cli.main(["train", "digits", "--out", str(tmp_path / "run"), "--wait", "1"]) == 75

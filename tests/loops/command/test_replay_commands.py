@@ -12,11 +12,10 @@ from replay_cases import tables
 
 import halfstep as cli
 import loops
-from loops.replay import live as live_module
-from loops.replay import validate
-from loops.replay.live import live
+from loops.replay import train_again
 from loops.replay.results import replay_figure
 from loops.replay.stepping import named_strategies
+from loops.replay.train_again import live
 from loops.replay.tune import GRIDS, tune
 from loops.run.train import RunOptions, train
 
@@ -92,7 +91,7 @@ def test_training_does_what_was_replayed(run, capsys):
 
 
 def test_where_training_parts_from_the_replay_is_said(run, capsys, monkeypatch):
-    real = validate.train_again
+    real = train_again.train_again
 
     def another(*arguments):
         found = real(*arguments)
@@ -100,7 +99,7 @@ def test_where_training_parts_from_the_replay_is_said(run, capsys, monkeypatch):
         scales[5:] /= 2
         return found._replace(scales=scales)
 
-    monkeypatch.setattr(validate, "train_again", another)
+    monkeypatch.setattr(train_again, "train_again", another)
     _, printed, _ = called(capsys, run, "--validate", "--strategy", "static:8")
     assert "the same scale at 5 of 14 steps (35.7%)" in printed
     assert "parts at step 6: 4 trained, 8 replayed; step 5 had other gradients" in printed
@@ -128,7 +127,7 @@ def test_a_run_that_cannot_be_laid_beside(run, tmp_path, small):
     with pytest.raises(loops.LoopError, match="no checkpoint before its last step"):
         live(tmp_path, named_strategies("none"))
     with pytest.raises(loops.LoopError, match="lacks some steps"):
-        live_module._recorded(steps_of([{"step": 2, "loss_scale": 1.0, "applied": True}]), 0, 2)
+        train_again._recorded(steps_of([{"step": 2, "loss_scale": 1.0, "applied": True}]), 0, 2)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import loops
 import scaler
 from halfstep import main
-from halfstep.commands.cure import text
+from halfstep.commands.past_steps import text_of_cure
 from loops.diagnose.explain.cure import find_cure, minimal
 from loops.observe import cure
 from loops.support.errors import LoopError
@@ -72,7 +72,7 @@ def test_an_overflow_of_the_scale_does_not_hide_what_float32_cures(tmp_path):
     run = made("small_root_under_an_overflow", tmp_path)
     answer = find_cure(planted.small_root_under_an_overflow(run), 1)
     assert (answer.layers, answer.known, answer.at_scale, answer.why) == (["root"], True, 1.0, None)
-    assert text(1, answer).splitlines()[0] == "Step 1 passes with 1 layer in float32, at a loss scale of 1:"
+    assert text_of_cure(1, answer).splitlines()[0] == "Step 1 passes with 1 layer in float32, at a loss scale of 1:"
 
 
 @pytest.mark.exhaustive
@@ -94,7 +94,7 @@ def test_what_could_not_be_tried_is_not_said_to_fail(tmp_path, capsys):
 def test_layers_that_can_be_tried_are_tried_beside_one_that_cannot(tmp_path):
     """The cure is found among them."""
     answer = find_cure(planted.beside_a_stubborn(made("beside_a_stubborn", tmp_path)), 1)
-    assert text(1, answer).splitlines()[2:] == [
+    assert text_of_cure(1, answer).splitlines()[2:] == [
         '  norm: dtype="float32"',
         "",
         "Not tried, since they cannot run in float32: stubborn.",
@@ -160,4 +160,4 @@ def test_layers_whose_loss_is_absurd_are_said_to_be_no_help(tmp_path):
     found = find_cure(program(True), 2)
     assert found.layers == ["narrow"]
     assert "times the loss of the steps before" in found.no_help
-    assert f"That is no help: {found.no_help}." in text(2, found)
+    assert f"That is no help: {found.no_help}." in text_of_cure(2, found)

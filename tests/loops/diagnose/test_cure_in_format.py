@@ -10,7 +10,7 @@ import tensorflow as tf
 import loops
 import scaler
 from halfstep import main
-from halfstep.commands.cure import text_of_format
+from halfstep.commands.past_steps import text_of_format
 from loops.diagnose.explain.cure_in_format import FormatCure, find_format_cure
 from loops.observe import cure
 from loops.support.errors import LoopError

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import loops
 import scaler
-from halfstep.commands.cure import text_of_format
+from halfstep.commands.past_steps import text_of_format
 from loops.diagnose.explain.cure_in_format import FormatCure, PartInFormat, find_format_cure
 from loops.support.errors import LoopError
 

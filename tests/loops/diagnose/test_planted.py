@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import loops
-from halfstep.commands.explain import text
+from halfstep.commands.past_steps import text_of_explanation
 from loops.diagnose.explain import attempts
 from loops.diagnose.explain.remedies import Kind
 from loops.observe import cure, explain
@@ -119,7 +119,7 @@ def test_a_scale_at_which_the_trouble_becomes_zero_is_no_remedy(runs):
     lower = remedy_of(found, "loss scale 0.000244141")
     assert (lower.finite, lower.helps) == (True, False)
     assert not any(one.helps for one in found.remedies)
-    assert ": no help\n" in text(found)
+    assert ": no help\n" in text_of_explanation(found)
 
 
 @pytest.mark.exhaustive

@@ -15,11 +15,10 @@ import scaler
 from loops.loop import kept_batches
 from loops.loop.state import folder
 from loops.record.log import read_columns
-from loops.record.trace import frames, messages
+from loops.record.trace import action, stream
+from loops.record.trace.action import unpack
 from loops.record.trace.file import contents
-from loops.record.trace.frames import unpack
-from loops.record.trace.messages import _DIGITS, _MARK, _digits, unpacked_size
-from loops.record.trace.stream import batch_of, opening, schema_of
+from loops.record.trace.stream import _DIGITS, _MARK, _digits, batch_of, opening, schema_of, unpacked_size
 from loops.run.strategy_text import parse_strategy
 
 
@@ -58,8 +57,8 @@ def test_a_buffer_that_says_it_is_huge_is_not_unpacked():
 
 def test_batches_that_are_packed_too_well_are_not_unpacked(tmp_path, monkeypatch):
     first, batch = packed()
-    monkeypatch.setattr(messages, "MOST", 0)
-    monkeypatch.setattr(messages, "_RATIO", 1)
+    monkeypatch.setattr(stream, "MOST", 0)
+    monkeypatch.setattr(stream, "_RATIO", 1)
     (tmp_path / "trace.arrow").write_bytes(first + batch)
     with pytest.warns(loops.TraceWarning, match="without a single step"):
         loops.observe.read(tmp_path / "trace.arrow")
@@ -77,7 +76,7 @@ def test_batches_that_are_packed_too_well_are_not_unpacked(tmp_path, monkeypatch
     ids=["too large", "cut off", "no table", "no base64", "a number"],
 )
 def test_histograms_of_a_checkpoint_that_cannot_be_read_are_one_sentence(text, monkeypatch):
-    monkeypatch.setattr(frames, "MOST", 2**20)
+    monkeypatch.setattr(action, "MOST", 2**20)
     with pytest.raises(loops.LoopError, match="histograms that a checkpoint holds"):
         unpack(text)
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loops.record.trace.tensors import Tensor
-from loops.record.trace.visit_columns import critical_scales, margins
+from loops.record.trace.visit_columns import critical_scales, headroom_of
 
 GRADIENT = {name: Tensor("weight_gradients/w", name, True) for name in ("float16", "bfloat16")}
 ACTIVATION = Tensor("activations/a", "float16", False)
@@ -91,7 +91,7 @@ def test_no_scale_helps_an_infinite_activation_and_a_finite_one_asks_for_none(ba
 def test_headroom_is_that_of_what_the_scale_does_not_touch():
     weights = Tensor("weights/w", "bfloat16", False)
     amax = np.array([[65504.0 / 8, 1.0, 3e4], [0.0, 0.0, 1.0], [np.nan, 1.0, 1.0], [np.inf, 1.0, 1.0]])
-    headroom = margins(amax, np.ones(4), [ACTIVATION, weights, GRADIENT["float16"]]).headroom
+    headroom = headroom_of(amax, [ACTIVATION, weights, GRADIENT["float16"]])
     np.testing.assert_equal(headroom, [3.0, np.nan, -np.inf, -np.inf])
 
 

@@ -10,11 +10,11 @@ import tensorflow as tf
 import loops
 from halfstep import main
 from loops.record import read_run
+from loops.record.files import metadata_of, replayed_in
 from loops.record.log import difference, read_columns, read_log
 from loops.record.reading import read_steps
-from loops.record.run_metadata import metadata_of, replayed_in
 from loops.record.skips import health
-from loops.views.watch.progress import LiveRun
+from loops.views.watch import LiveRun
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 LINES = {

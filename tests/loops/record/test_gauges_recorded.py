@@ -11,7 +11,7 @@ from tensorboard_cases import descriptions, events
 
 import loops
 from loops.record import as_recorded
-from loops.record.trace.gauges import Averages, gauges_of
+from loops.record.trace.visit_columns import Averages, gauges_of
 from scaler import observe
 
 GAUGES = {
@@ -69,7 +69,7 @@ def test_a_trace_has_a_column_of_each_and_null_between(path):
 
 
 def test_a_trace_goes_on_only_with_the_same_ready_probes(path):
-    state = {"end": path.stat().st_size, "last_skip": 0, "held": loops.record.trace.frames.pack([])}
+    state = {"end": path.stat().st_size, "last_skip": 0, "held": loops.record.trace.action.pack([])}
     for gauges in (GAUGES, {"update_rms": ["dense"]}):
         trace = loops.Trace(path)
         trace.load_state(state)

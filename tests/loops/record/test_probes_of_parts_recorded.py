@@ -9,7 +9,7 @@ from composed_cases import Players, dataset
 import loops
 import scaler
 from loops.record.reading import as_recorded
-from loops.record.trace.gauges import noise_pairs
+from loops.record.trace.visit_columns import noise_pairs
 from loops.views.report.write import write_report
 from scaler import observe
 

@@ -14,7 +14,7 @@ import scaler
 from loops.record import as_recorded, read_run
 from loops.record.summary import digest, sentence
 from loops.record.trace.file import contents
-from loops.views.charts.chart import envelope, moving_mean, sampled
+from loops.views.chart import envelope, moving_mean, sampled
 
 
 @pytest.fixture(scope="module")

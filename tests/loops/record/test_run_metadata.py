@@ -5,7 +5,7 @@ import json
 import pytest
 
 from loops.loop.state import folder
-from loops.record.run_metadata import metadata_of
+from loops.record.files import metadata_of
 
 RUN = {"task": "digits", "policy": "float16"}
 SAVED = {"identity": {"run": RUN, "replicas": 2, "workers": 1}, "versions": {"tensorflow": "2.18"}}

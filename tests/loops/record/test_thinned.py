@@ -13,8 +13,7 @@ from loops.record.summary import digest, sentence
 from loops.views.report.figures import scale_figure
 from loops.views.report.tables import strategies_table
 from loops.views.report.write import section
-from loops.views.watch.progress import LiveRun
-from loops.views.watch.watch import line
+from loops.views.watch import LiveRun, line
 
 
 @pytest.fixture(scope="module")

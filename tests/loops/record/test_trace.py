@@ -19,7 +19,7 @@ from processes import kill_when
 
 import loops
 import scaler
-from loops.record.trace.frames import AFTER, Frame, frame_of, pack, unpack
+from loops.record.trace.action import AFTER, Frame, frame_of, pack, unpack
 from loops.record.trace.tensors import tensors_of
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,9 @@ import pyarrow.ipc as pa
 import pytest
 
 import loops
+from loops.record.trace.action import Frame
 from loops.record.trace.file import TraceFile, contents
-from loops.record.trace.frames import Frame
-from loops.record.trace.messages import KEY
-from loops.record.trace.stream import batch_of, opening, schema_of
+from loops.record.trace.stream import KEY, batch_of, opening, schema_of
 from loops.record.trace.tensors import Tensor
 
 TENSORS = [Tensor("activations/dense", "float16", False), Tensor("weight_gradients/dense/kernel", "float16", True)]

@@ -12,7 +12,7 @@ from replay_cases import tables
 
 import loops
 import scaler
-from loops.replay.stepping import Facts, step_through
+from loops.replay.stepping import Facts, stepper
 from loops.run.strategy_text import parse_strategy
 from scaler import observe
 
@@ -63,7 +63,7 @@ def taken(strategy, limit, of_loss, amax):
 def test_the_scales_are_those_of_a_loss_scaler(text):
     strategy, (limit, of_loss, amax) = parse_strategy(text), facts(40)
     needs = scaler.strategies.needs_of(strategy)
-    found = step_through(strategy, Facts(limit, of_loss, amax if needs.amax else None))
+    found = stepper(strategy)(Facts(limit, of_loss, amax if needs.amax else None))
     used, final = taken(strategy, limit, of_loss, amax)
     np.testing.assert_array_equal(found.used, used)
     assert found.final == final
@@ -110,7 +110,7 @@ def test_strategies_of_ones_own(strategy):
         state = scaler.strategies.usable_state(strategy, state)
         used.append(state.loss_scale.numpy())
         state = state if bad else graph(state, scaler.Event(tf.constant(bool(used[-1] <= most))))
-    np.testing.assert_array_equal(step_through(strategy, Facts(limit, of_loss)).used, used)
+    np.testing.assert_array_equal(stepper(strategy)(Facts(limit, of_loss)).used, used)
 
 
 def dynamic(critical, interval, scale=2.0**15):

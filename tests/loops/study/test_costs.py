@@ -12,10 +12,10 @@ from test_study_report import DYNAMIC, FLOAT32, Page
 from halfstep.commands.study import cost_rows
 from loops.loop.results import Counters
 from loops.loop.visit import Visit
-from loops.study import costs as module
+from loops.study import measured as module
 from loops.study.compare import run_study
-from loops.study.costs import Costs, EnergyMeter, cost_cells, costs_of, has_costs
 from loops.study.figures import costs_figure
+from loops.study.measured import Costs, EnergyMeter, cost_cells, costs_of, has_costs
 from loops.study.page import report_study
 from loops.study.setups import choose_setups
 

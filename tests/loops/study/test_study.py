@@ -13,7 +13,7 @@ import scaler
 from loops.run.train import RunOptions, train
 from loops.study import page
 from loops.study.compare import run_study, summarise
-from loops.study.gradients import HIGHEST, LOWEST, GradientProbe
+from loops.study.measured import HIGHEST, LOWEST, GradientProbe
 from loops.study.setups import EMULATED, SETUPS, SMALL, Setup, choose_setups, strategy_setups
 
 pytestmark = pytest.mark.slow
@@ -135,10 +135,10 @@ def test_weights_that_are_not_finite_are_not_counted(small):
     action = GradientProbe(small, examples=4).counting(model, 1.0)
     visit = loops.Visit(loops.Counters(1), {"loss_scale": np.float32([1.0])}, 0.0, 1)
     action(visit)
-    before = action.counts["weights"].nonzero
+    before = action.counts["weights"]["nonzero"]
     model.trainable_variables[0].assign(np.full(model.trainable_variables[0].shape, np.nan))
     action(visit)
-    assert action.counts["weights"].nonzero == before > 0
+    assert action.counts["weights"]["nonzero"] == before > 0
 
 
 def hand_made(setup, accuracy, loss=1.0, skipped=0, flushed=0, nonzero=10):

@@ -9,7 +9,7 @@ from command_cases import run, strict
 import scaler
 from halfstep.commands.study import exit_status
 from loops import tasks
-from loops.study import compare, summaries
+from loops.study import compare, setups
 from loops.study.setups import Setup, strategy_setups
 from loops.support.errors import LoopError
 
@@ -125,7 +125,7 @@ def test_any_error_of_a_run_is_told_in_one_line(small, tmp_path, failing, error,
     (run,) = compare.run_study(small, [Setup("bad", "bad", "mixed_float16", BAD)], steps=2, seeds=1, out=tmp_path)[
         "runs"
     ]
-    assert summaries.failure(run) == f"bad seed 0 failed before its first step: {said}"
+    assert setups.failure(run) == f"bad seed 0 failed before its first step: {said}"
 
 
 def unwritable():

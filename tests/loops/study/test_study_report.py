@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import loops
-from loops.study import page, summaries
+from loops.study import page, setups
 from loops.study.compare import summarise
 from loops.study.page import read_steps, report_study
 from loops.study.setups import SETUPS, SMALL, Setup
@@ -171,9 +171,7 @@ def test_the_constant_scales_of_a_study_are_said(tmp_path):
 def test_losses_have_gaps_and_no_factor(tmp_path):
     folder = write_study(tmp_path, [SMALL_DYNAMIC], seeds=1, nulls={2})
     summary = json.loads((folder / "summary.json").read_text())
-    run = "runs/small-mixed-dynamic-seed0"
-    steps = {run: [json.loads(line) for line in (folder / run / "steps.jsonl").read_text().splitlines()]}
-    table = summaries.losses(summary, steps, summary["setups"][0])
+    table = setups.losses(summary, read_steps(folder, summary), summary["setups"][0])
     np.testing.assert_allclose(table[0, :4], [1, np.nan, 1 / 3, 1 / 4])
 
 

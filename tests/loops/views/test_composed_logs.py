@@ -22,8 +22,7 @@ from loops.views import plots
 from loops.views.report.figures import loss_figures, part_scale_figures, scale_figure
 from loops.views.report.tables import strategies_table
 from loops.views.report.write import write_report
-from loops.views.watch.progress import LiveRun
-from loops.views.watch.watch import line, panel
+from loops.views.watch import LiveRun, line, panel
 
 STEPS = 30
 

@@ -10,7 +10,7 @@ import loops
 import scaler
 from loops.record import as_recorded
 from loops.views import plots
-from loops.views.charts.axis import NOT_MEASURED, heat_cells
+from loops.views.chart import NOT_MEASURED, heat_cells
 
 
 @pytest.fixture(scope="module")

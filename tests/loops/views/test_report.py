@@ -14,7 +14,7 @@ from recorded_cases import NAMES, write_run
 
 import loops
 import scaler
-from loops.views.charts.axis import ALL_ZERO, INFINITE, NOT_A_NUMBER
+from loops.views.chart import ALL_ZERO, INFINITE, NOT_A_NUMBER
 
 VOID = {"meta", "br", "img"}
 FETCHED = re.compile(r"(?:src|href|url|import|fetch|XMLHttpRequest)\s*[=(]|//[a-z]+\.", re.IGNORECASE)

@@ -14,9 +14,7 @@ from recorded_cases import write_run
 
 import halfstep as cli
 import loops
-from loops.views.watch import watch
-from loops.views.watch.progress import LiveRun
-from loops.views.watch.watch import line, panel, spark
+from loops.views.watch import LiveRun, line, panel, spark, watch
 
 
 class Leave(Exception):
@@ -256,7 +254,7 @@ def test_ctrl_c_is_a_clean_exit(whole, capsys, monkeypatch):
     def interrupted(folder, console):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["loops.views.watch.watch"], "watch", interrupted)
+    monkeypatch.setattr(sys.modules["loops.views.watch"], "watch", interrupted)
     assert cli.main(["watch", str(whole)]) == 0
     assert capsys.readouterr().err == ""
 

@@ -1,4 +1,7 @@
-"""The charts of runs over their steps: losses, loss scales with each skip, and headroom in octaves."""
+"""The charts of runs over their steps: losses, loss scales with each skip, and headroom in octaves.
+
+`report` draws them as SVG that a page stretches, `plots` as figures of matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,7 @@ from loops.record.summary import number
 from loops.support.palette import CAUSES
 from loops.support.part_names import columns_of, named
 from loops.support.text import agreeing, amount
-from loops.views.charts.axis import Axis, linear_axis, loss_axis, octave_axis
-from loops.views.charts.chart import Chart, Curve, Lane, moving_mean
+from loops.views.chart import Axis, Chart, Curve, Lane, linear_axis, loss_axis, moving_mean, octave_axis
 
 _SMOOTH = 50
 """The moving mean spans a run's length divided by this."""

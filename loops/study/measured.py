@@ -1,6 +1,7 @@
-"""The costs of a study's runs: time, memory, and the energy that the machine reports.
+"""What a study measures of its runs: costs, and where the gradients lie on float16's number line.
 
-RAPL counts the energy of processors, in Linux, and NVML that of NVIDIA's GPUs.
+Costs are time, memory, and the energy that the machine reports. RAPL counts that of processors, in Linux, and NVML that
+of NVIDIA's GPUs. Gradients are seen through a float32 twin of the model.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -38,7 +40,12 @@ class EnergyMeter:
     """
 
     def __init__(self, powercap: pathlib.Path = _POWERCAP):
-        self._sources: Sequence[Any] = [*_processors(powercap), *_gpus()]
+        self._sources: list[_Rapl | _Nvml] = []
+        for place in sorted(powercap.glob("intel-rapl:*")):
+            with contextlib.suppress(OSError, ValueError):  # Of one that cannot be read.
+                if place.name.count(":") == 1:  # A processor package: intel-rapl:0:1 is a part of intel-rapl:0.
+                    self._sources.append(_Rapl(place))
+        self._sources += _gpus()
 
     @property
     def sources(self) -> list[str]:
@@ -53,12 +60,6 @@ class EnergyMeter:
             return None
 
 
-def _processors(powercap: pathlib.Path) -> list[_Rapl]:
-    """The counters that can be read, one for each processor package: intel-rapl:0:1 is a part of intel-rapl:0."""
-    places = sorted(place for place in powercap.glob("intel-rapl:*") if place.name.count(":") == 1)
-    return [found for place in places if (found := _Rapl.readable(place))]
-
-
 class _Rapl:
     """A counter of microjoules that wraps around to 0."""
 
@@ -67,14 +68,6 @@ class _Rapl:
         self._counter = place / "energy_uj"
         self._range = int((place / "max_energy_range_uj").read_text(encoding="ascii")) + 1
         self._last, self._sum = self._now(), 0
-
-    @classmethod
-    def readable(cls, place: pathlib.Path) -> _Rapl | None:
-        """The counter in a folder; None if it cannot be read."""
-        try:
-            return cls(place)
-        except (OSError, ValueError):
-            return None
 
     def joules(self) -> float:
         """Joules since the object was created."""
@@ -129,6 +122,9 @@ class Costs:
 
     Args:
         meter: The meter of the machine's energy.
+
+    Attributes:
+        visited: The step of the run at its last visit.
     """
 
     def __init__(self, meter: EnergyMeter):
@@ -137,6 +133,7 @@ class Costs:
         self._milliseconds: list[float] = []
         self._joules: list[float] = []
         self._step: TrainStep | None = None
+        self.visited = 0
 
     def begin(self, loop: Loop) -> None:
         """Keeps the train step."""
@@ -145,6 +142,7 @@ class Costs:
 
     def __call__(self, visit: Visit) -> None:
         """Measures the steps of the call that has just ended."""
+        self.visited = visit.counters.data
         if self._left is None:
             return
         steps, (start, before) = len(visit.outputs["loss"]), self._left
@@ -221,3 +219,115 @@ def cost_cells(row: Mapping) -> tuple[str, str, str]:
 def has_costs(summary: Mapping) -> bool:
     """Whether any set-up has known costs."""
     return any(cell != "–" for row in summary["setups"] for cell in cost_cells(row))
+
+
+LOWEST, HIGHEST = -60, 20
+"""The exponents with bins, as floor(log2|g|); values beyond are in the end bins."""
+
+
+Counts = dict[str, dict[str, np.ndarray]]
+"""For "weights" and "activations" each: counts of gradient values, also summed over the visits of a run.
+
+`histogram` has the values by floor(log2|g|) of the *unscaled* float32 gradient, `scaled_histogram` the same for the
+gradient times the loss scale in use at that visit, both without zeros: int64 [HIGHEST - LOWEST + 1]. `zero` counts the
+values that are zero in float32, `nonzero` all others; `flushed` and `overflowed` count those of them that float16 makes
+zero or infinite at the loss scale in use.
+"""
+
+
+def no_counts() -> Counts:
+    """The counts of a run before its first visit."""
+    wide = {name: np.zeros(HIGHEST - LOWEST + 1, np.int64) for name in ("histogram", "scaled_histogram")}
+    single = {name: np.int64(0) for name in ("zero", "nonzero", "flushed", "overflowed")}
+    return {kind: {**wide, **single} for kind in ("weights", "activations")}
+
+
+def counts_as_dict(counts: Counts) -> dict:
+    """Counts as JSON values."""
+    return {
+        kind: {
+            **{name: value.tolist() for name, value in own.items()},
+            "lowest_exponent": LOWEST,
+            "flushed_share": float(own["flushed"] / own["nonzero"]) if own["nonzero"] else None,
+        }
+        for kind, own in counts.items()
+    }
+
+
+class GradientProbe:
+    """Counts the gradients of a fixed batch, by weights and by activations, in a float32 twin of the model.
+
+    A float16 run cannot show what it loses; a twin with the same weights can. One probe serves a whole study, so its
+    graph is traced once: `counting` gives an action for a run.
+    """
+
+    def __init__(self, task: ImageTask, examples: int = 64, *, unit_scaled: bool = False):
+        twin = task.model("float32")
+        self._twin = scaler.formats.unit_scaled(twin) if unit_scaled else twin
+        self._loss = scaler.formats.unit_cross_entropy if unit_scaled else task.loss
+        self._images = tf.constant(task.images[:examples])
+        self._labels = tf.constant(task.labels[:examples])
+        self._format = scaler.float_format("float16")
+        self._count = tf.function(self._count_all)
+
+    def counting(self, model: keras.Model, loss_factor: float) -> GradientAction:
+        """An action that counts the gradients of `model` at each visit."""
+        return GradientAction(self, model, loss_factor)
+
+    def count(self, model: keras.Model, loss_factor: float, loss_scale: float) -> Counts:
+        """Counts at the model's current weights."""
+        for twin_layer, layer in zip(self._twin.layers, model.layers, strict=True):
+            # An emulated layer has its scales behind the variables of its own.
+            for twin, variable in zip(twin_layer.variables, layer.variables, strict=False):
+                twin.assign(keras.ops.cast(variable, twin.dtype))
+        counted = self._count(tf.constant(loss_factor, tf.float32), tf.constant(loss_scale, tf.float32))
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), counted)
+
+    def _count_all(self, loss_factor: tf.Tensor, loss_scale: tf.Tensor) -> dict[str, dict[str, tf.Tensor]]:
+        weights = self._twin.trainable_variables
+        with tf.GradientTape() as tape:
+            hidden, activations = self._images, []
+            for layer in self._twin.layers:
+                hidden = layer(hidden, training=True)
+                activations.append(hidden)
+            loss = self._loss(self._labels, hidden) * loss_factor
+        by_weight, by_activation = tape.gradient(loss, (weights, activations))
+        return {
+            "weights": self._count_list(by_weight, loss_scale),
+            "activations": self._count_list(by_activation, loss_scale),
+        }
+
+    def _count_list(self, grads: list, loss_scale: tf.Tensor) -> dict[str, tf.Tensor]:
+        values = tf.concat([tf.reshape(grad, [-1]) for grad in grads], axis=0)
+        scaled = values * loss_scale
+        return {
+            "histogram": _histogram(values),
+            "scaled_histogram": _histogram(scaled),
+            "zero": tf.math.count_nonzero(tf.equal(values, 0.0)),
+            "nonzero": tf.math.count_nonzero(values),
+            "flushed": tf.math.count_nonzero(self._format.underflows(scaled)),
+            "overflowed": tf.math.count_nonzero(self._format.overflows(scaled)),
+        }
+
+
+class GradientAction:
+    """The counts of one run, filled at each visit whose weights are finite."""
+
+    def __init__(self, probe: GradientProbe, model: keras.Model, loss_factor: float):
+        self._probe, self._model, self._factor = probe, model, loss_factor
+        self.counts = no_counts()
+
+    def __call__(self, visit: Visit) -> None:
+        """Counts the gradients at the loss scale of the last step."""
+        if not all(np.isfinite(np.asarray(v, np.float32)).all() for v in self._model.trainable_variables):
+            return
+        counted = self._probe.count(self._model, self._factor, float(visit.outputs["loss_scale"][-1]))
+        for kind, counts in self.counts.items():
+            self.counts[kind] = {name: value + counted[kind][name] for name, value in counts.items()}
+
+
+def _histogram(values: tf.Tensor) -> tf.Tensor:
+    nonzero = tf.boolean_mask(values, tf.not_equal(values, 0.0))
+    bits = tf.bitwise.bitwise_and(tf.bitcast(nonzero, tf.int32), 0x7FFFFFFF)
+    exponents = tf.bitwise.right_shift(bits, 23) - 127
+    return tf.math.bincount(tf.clip_by_value(exponents, LOWEST, HIGHEST) - LOWEST, minlength=HIGHEST - LOWEST + 1)

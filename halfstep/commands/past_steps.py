@@ -1,9 +1,10 @@
-"""`halfstep lab cure`: the fewest layers that must compute in float32, or stay out of a format, for a step to pass."""
+"""Commands that take a past step again: `explain`, and `lab cure`."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import pathlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,76 @@ from halfstep.commands.shared import add_run, count
 if TYPE_CHECKING:
     from loops.diagnose.explain.cure import Cure
     from loops.diagnose.explain.cure_in_format import FormatCure
+    from loops.diagnose.explain.explanation import Explanation
     from loops.loop.loop import Loop
 
+_ALIKE = 2.0
+"""Losses within this factor of each other count as equal."""
 _NO_CURE = 1
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
+def add_explain(commands: Any) -> None:
+    """Declares the command."""
+    parser = commands.add_parser(
+        "explain",
+        help="why a past step was skipped: run it again, find where it went wrong, and try remedies",
+        description="Runs a past step again from the nearest checkpoint, measures every tensor, and tries remedies. "
+        "Writes nothing into RUN.",
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--step", type=count, metavar="N", help="the step (default: the one that the log shows went wrong)"
+    )
+    parser.add_argument("--picture", metavar="FILE", help="draw the magnitudes along the model into FILE, a PNG or SVG")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.set_defaults(run=_explain)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from halfstep.terminal import quiet, working
+    from loops.diagnose.explain.explain import explain
+    from loops.record.files import to_json
+    from loops.run.rewind.rewind import open_run
+
+    quiet()
+    loop = open_run(options.folder, options.build)
+    with working("explain") as progress:
+        found = explain(loop, options.step, run=pathlib.Path(options.folder), progress=progress)
+    print(to_json(found.to_dict()) if options.json else text_of_explanation(found))
+    if options.picture:
+        from loops.diagnose.explain.explanation import picture
+
+        picture(found, options.picture)
+    return 0
+
+
+def text_of_explanation(found: Explanation) -> str:
+    """An explanation as text."""
+    lines = [found.sentence]
+    if found.remedies:
+        width = max(len(remedy.name) for remedy in found.remedies)
+        lines += ["", "tried"]
+        lines += [f"  {remedy.name:{width}}  {_did(remedy)}" for remedy in found.remedies]
+    return "\n".join(lines)
+
+
+def _did(remedy: Any) -> str:
+    if not remedy.tried:
+        return "could not be tried"
+    if not remedy.finite:
+        return "fails"
+    said = ["passes" if remedy.at_scale is None else f"passes at a loss scale of {remedy.at_scale:g}"]
+    if math.isfinite(remedy.loss):
+        said.append(f"loss {remedy.loss:.4g}")
+    if remedy.loss_ratio is not None and not 1 / _ALIKE < remedy.loss_ratio < _ALIKE:
+        said.append(f"{remedy.loss_ratio:.2g} times the usual")
+    if remedy.gradients_left is not None:
+        said.append(f"{remedy.gradients_left:.0%} of the gradients")
+    return ", ".join(said) + ("" if remedy.helps else ": no help")
+
+
+def add_cure(commands: Any) -> None:
+    """Declares the command."""
     parser = commands.add_parser(
         "cure",
         help="the fewest layers that must compute in float32 for a past step to pass",
@@ -34,10 +98,10 @@ def add_parser(commands: Any) -> None:
         help="ask instead which layers may be in this format, such as float8_e4m3fn: docs/formats.md lists them",
     )
     parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.set_defaults(run=_cure)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Runs the command."""
+def _cure(options: argparse.Namespace) -> int:
     from halfstep.terminal import quiet, working
     from loops.diagnose.explain.cure import find_cure
     from loops.record.files import to_json
@@ -49,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
         return _in_format(loop, options)
     with working("cure") as progress:
         cure = find_cure(loop, options.step, run=pathlib.Path(options.folder), progress=progress)
-    print(to_json(as_dict(options.step, cure)) if options.json else text(options.step, cure))
+    print(to_json(as_dict(options.step, cure)) if options.json else text_of_cure(options.step, cure))
     return 0 if cure.layers is not None else _NO_CURE
 
 
@@ -142,7 +206,7 @@ def as_dict(step: int, cure: Cure) -> dict[str, Any]:
     }
 
 
-def text(step: int, cure: Cure) -> str:
+def text_of_cure(step: int, cure: Cure) -> str:
     """The cure as text."""
     from loops.support.text import amount
 

@@ -1,24 +1,19 @@
-"""`halfstep lab replay`: what other strategies would have done on a recorded run."""
+"""Commands that run other strategies over recorded runs: `lab replay` and `lab tune`."""
 
 from __future__ import annotations
 
 import argparse
 import pathlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from halfstep.commands.shared import FORMS, count
+from halfstep.commands.shared import FORMS, TUNED, count
 
 if TYPE_CHECKING:
-    import scaler
-    from loops.replay.intervals import Tail
-    from loops.replay.recording import Recording
-    from loops.replay.results import Replay
-    from loops.replay.validate import Validated
+    pass
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
+def add_replay(commands: Any) -> None:
+    """Declares the command."""
     parser = commands.add_parser(
         "replay",
         help="what other strategies would have done on a recorded run",
@@ -70,18 +65,20 @@ def add_parser(commands: Any) -> None:
         "folder, that takes the run's folder and returns the hs.Loop with its Checkpoint",
     )
     parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.set_defaults(run=_replay)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Runs the command."""
+def _replay(options: argparse.Namespace) -> None:
     import scaler
     from halfstep.terminal import quiet, width, working
     from loops.record.files import to_json
     from loops.replay.intervals import differences_in
     from loops.replay.recording import recording_of, tables_of
     from loops.replay.replay import replay_recordings
-    from loops.replay.results import write_scales
+    from loops.replay.results import replay_figure, write_scales
     from loops.replay.stepping import named_strategies
+    from loops.replay.train_again import live, validate
+    from loops.support.drawing import save
     from loops.support.text import amount
 
     quiet()
@@ -94,8 +91,13 @@ def run(options: argparse.Namespace) -> None:
         raise scaler.InvalidArgument("--build says how to train again: expected --validate or --live with it.")
     if options.step and not options.live:
         raise scaler.InvalidArgument("--step says where to begin: expected --live with it.")
+    if options.live and (options.validate or options.validated or options.scales or options.out):
+        raise scaler.InvalidArgument("--live cannot be combined with --validate, --validated, --scales or --out.")
+    run = pathlib.Path(options.traces[0])
     if options.live:
-        _live(options, strategies)
+        with working("replay") as progress:
+            lived = live(run, strategies, options.step, options.build, progress)
+        print(to_json(lived.to_dict()) if options.json else lived.text(width()))
         return
     recordings = [recording_of(tables, name) for name, tables in tables_of(options.traces)]
     differences = differences_in(options.validated)
@@ -103,66 +105,48 @@ def run(options: argparse.Namespace) -> None:
         found = replay_recordings(
             recordings, strategies, lambda done, of: progress(f"replayed {done} of {of} strategies"), differences
         )
-    validated = _validated(options, recordings[0], strategies, differences) if options.validate else []
+    said, lines = found.to_dict(), [f"{amount(found.steps, 'step')}\n\n{found.text(width())}"]
+    if options.validate:
+        with working("replay") as progress:
+            validated = validate(recordings[0], run, strategies, options.build, progress, differences)
+        said["strategies"] = [one.to_dict() for one in validated]
+        lines += ["", "trained again:", *map(str, validated)]
     if options.scales:
         write_scales(found, options.scales)
     if options.out:
-        _draw(found, recordings[0], pathlib.Path(options.out))
-    said = found.to_dict()
-    if validated:
-        said["strategies"] = [one.to_dict() for one in validated]
-    table = f"{amount(found.steps, 'step')}\n\n{found.text(width())}"
-    print(to_json(said) if options.json else "\n".join([table, *_lines(validated)]))
+        scales = {one.strategy: one.scales for one in found.strategies}
+        save(replay_figure(found.numbers, recordings[0].limits.decided, scales), options.out)
+    print(to_json(said) if options.json else "\n".join(lines))
 
 
-def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.Strategy]]) -> None:
+def add_tune(commands: Any) -> None:
+    """Declares the command."""
+    parser = commands.add_parser(
+        "tune",
+        help="search a strategy's parameters on recorded runs",
+        description="Searches for the parameters that lose the smallest share of the gradients: all gradients of "
+        "skipped steps, and those that the scale makes zero in other steps. The last third of the traces, or of the "
+        "steps of a single trace, decides. The default stays unless another is better beyond the intervals of replay.",
+    )
+    parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or the folder of a run that holds one")
+    parser.add_argument("--strategy", action="append", metavar="NAME", help=f"{', '.join(TUNED)} (default: dynamic)")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.set_defaults(run=_tune)
+
+
+def _tune(options: argparse.Namespace) -> None:
     import scaler
-    from halfstep.terminal import width, working
+    from halfstep.terminal import quiet, width, working
     from loops.record.files import to_json
-    from loops.replay.live import live
+    from loops.replay.tune import tune
 
-    if options.validate or options.validated or options.scales or options.out:
-        raise scaler.InvalidArgument("--live cannot be combined with --validate, --validated, --scales or --out.")
-    with working("replay") as progress:
-        found = live(
-            pathlib.Path(options.traces[0]),
-            strategies,
-            options.step,
-            options.build,
-            lambda name, done, of: progress(f"{name}: {done:,} of {of:,}"),
+    quiet()
+    chosen = options.strategy or ["dynamic"]
+    if len(chosen) > 1:
+        raise scaler.InvalidArgument(
+            f"--strategy {' --strategy '.join(chosen)}: tune searches the parameters of one strategy. Run it once for "
+            "each."
         )
+    with working("tune") as progress:
+        found = tune(options.traces, chosen[0], progress=lambda done, of: progress(f"tried {done} of {of}"))
     print(to_json(found.to_dict()) if options.json else found.text(width()))
-
-
-def _validated(
-    options: argparse.Namespace,
-    recording: Recording,
-    strategies: Sequence[tuple[str, scaler.Strategy]],
-    differences: Sequence[Tail],
-) -> list[Validated]:
-    from halfstep.terminal import working
-    from loops.replay.validate import validate
-
-    with working("replay") as progress:
-        return validate(
-            recording,
-            pathlib.Path(options.traces[0]),
-            strategies,
-            options.build,
-            lambda name, done, of: progress(f"trained {done:,} of {of:,} steps with {name}"),
-            differences,
-        )
-
-
-def _lines(validated: Sequence[Validated]) -> list[str]:
-    return ["", "trained again:", *map(str, validated)] if validated else []
-
-
-def _draw(found: Replay, recording: Recording, path: pathlib.Path) -> None:
-    from loops.support.drawing import require_matplotlib, save
-
-    require_matplotlib()
-    from loops.replay.results import replay_figure
-
-    scales = {one.strategy: one.scales for one in found.strategies}
-    save(replay_figure(found.numbers, recording.limits.decided, scales), path)

@@ -1,1 +1,0 @@
-"""What each chart of a run shows. `report` draws it as SVG that a page stretches, `plots` as a figure of matplotlib."""
