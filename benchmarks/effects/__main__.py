@@ -8,6 +8,7 @@ python -m benchmarks.effects all --out elsewhere  # all of them, with an index: 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import sys
@@ -18,6 +19,7 @@ import scaler
 from benchmarks.effects import EXPERIMENTS, Effect, choose, measure, pages
 from halfstep.commands import shared
 from halfstep.terminal import folded, width
+from loops.support.drawing import require_matplotlib
 from loops.support.json_values import without_nan
 from loops.support.text import columns
 
@@ -48,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"{one.name}, {one.steps} steps", folded(one.summary, indent="  "), sep="\n")
         return 0
     experiments = EXPERIMENTS if options.name == _ALL else (choose(options.name),)
-    pages.check_drawable()
+    require_matplotlib()
     pages.check_writable(options.out)
     measured = []
     for experiment in experiments:
@@ -60,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     if options.name == _ALL:
         pages.write_text(pathlib.Path(options.out) / _INDEX, pages.index(measured))
     if options.json:
-        values = [without_nan(pages.to_values(effect)) for effect in measured]
+        values = [without_nan(dataclasses.asdict(effect)) for effect in measured]
         print(json.dumps(values if options.name == _ALL else values[0], indent=1))
     return 0
 

@@ -75,43 +75,39 @@ def train(
     wrong = tf.reshape((ones * tf.constant(updated or [False] * setups, tf.float32)[:, None]) > 0, [-1])
     problem = networks.digits()
 
-    @tf.function(autograph=True)
-    def run() -> tuple:
+    def start() -> tuple:
         weights = networks.start(seeds, setups)
         states = [stacked(strategy.init(), seeds) for strategy in strategies]
-        momenta = [tf.zeros_like(weight) for weight in weights]
-        rows = tf.TensorArray(tf.float32, steps)
-        for step in tf.range(steps):
-            images, labels = networks.batch(problem, step, seeds, setups)
-            scale = tf.concat([state.loss_scale for state in states], axis=0)
-            seen = networks.backward(weights, images, labels, scale * factor, forward_rounding, rounding)
-            # Weights are moved by quotients in float32, which must be finite, too.
-            amax, finite = networks.largest(seen.grads), networks.all_finite(seen.grads)
-            unscaled, both = amax / scale, networks.largest([*seen.grads, *seen.deltas]) / scale
-            flushed, wide = tf.fill(tf.shape(scale), float("nan")), seen
-            if twin or shared:
-                wide = networks.backward(weights, images, labels, factor, forward_rounding, networks.exact)
-                lost = [tf.logical_and(a == 0, b != 0) for a, b in zip(seen.deltas, wide.deltas, strict=True)]
-                flushed = networks.share(lost) / networks.share([delta != 0 for delta in wide.deltas])
-            states = [
-                strategy.update(state, _event(strategy, number, seeds, seen.grads, finite, unscaled))
-                for number, (strategy, state) in enumerate(zip(strategies, states, strict=True))
-            ]
-            after = tf.concat([state.loss_scale for state in states], axis=0)
-            divisor = tf.where(wrong, after, scale)
-            if shared:
-                weights, momenta = descend(weights, momenta, wide.grads, factor, tf.ones_like(finite))
-            else:
-                weights, momenta = descend(weights, momenta, seen.grads, divisor * factor, finite)
-            row = [seen.loss, scale, 1.0 - tf.cast(finite, tf.float32), unscaled, both, flushed, divisor / scale]
-            rows = rows.write(step, tf.stack(row))
-        return weights, rows.stack()
+        return weights, [tf.zeros_like(weight) for weight in weights], states
 
-    # Traced explicitly: TensorFlow warns about functions that calls trace repeatedly, as here in every call of `train`.
-    weights, rows = run.get_concrete_function()()
-    loss, scale, skipped, amax, largest, flushed, divisor = np.moveaxis(
-        rows.numpy().reshape(steps, 7, setups, seeds), 1, 0
-    )
+    def take(step: tf.Tensor, state: tuple) -> tuple:
+        weights, momenta, states = state
+        images, labels = networks.batch(problem, step, seeds, setups)
+        scale = tf.concat([state.loss_scale for state in states], axis=0)
+        seen = networks.backward(weights, images, labels, scale * factor, forward_rounding, rounding)
+        # Weights are moved by quotients in float32, which must be finite, too.
+        amax, finite = networks.largest(seen.grads), networks.all_finite(seen.grads)
+        unscaled, both = amax / scale, networks.largest([*seen.grads, *seen.deltas]) / scale
+        flushed, wide = tf.fill(tf.shape(scale), float("nan")), seen
+        if twin or shared:
+            wide = networks.backward(weights, images, labels, factor, forward_rounding, networks.exact)
+            lost = [tf.logical_and(a == 0, b != 0) for a, b in zip(seen.deltas, wide.deltas, strict=True)]
+            flushed = networks.share(lost) / networks.share([delta != 0 for delta in wide.deltas])
+        states = [
+            strategy.update(state, _event(strategy, number, seeds, seen.grads, finite, unscaled))
+            for number, (strategy, state) in enumerate(zip(strategies, states, strict=True))
+        ]
+        after = tf.concat([state.loss_scale for state in states], axis=0)
+        divisor = tf.where(wrong, after, scale)
+        if shared:
+            weights, momenta = descend(weights, momenta, wide.grads, factor, tf.ones_like(finite))
+        else:
+            weights, momenta = descend(weights, momenta, seen.grads, divisor * factor, finite)
+        row = [seen.loss, scale, 1.0 - tf.cast(finite, tf.float32), unscaled, both, flushed, divisor / scale]
+        return (weights, momenta, states), tf.stack(row)
+
+    (weights, *_), rows = networks.over_steps(steps, start, take)
+    loss, scale, skipped, amax, largest, flushed, divisor = np.moveaxis(rows.reshape(steps, 7, setups, seeds), 1, 0)
     test_loss, accuracy = networks.evaluate(weights, problem.test_images, problem.test_labels)
     ends = [value.numpy().reshape(setups, seeds) for value in (test_loss, accuracy)]
     return TrainingCurves(loss, scale, skipped > 0, amax, largest, flushed, divisor, *ends)

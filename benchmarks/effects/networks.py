@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,7 @@ SIZES = (64, 64, 32, 10)
 BATCH = 64
 
 Rounding = Callable[[tf.Tensor], tf.Tensor]
+State = TypeVar("State")
 
 
 class Problem(NamedTuple):
@@ -50,6 +51,14 @@ class Pass(NamedTuple):
     loss: tf.Tensor
     grads: list[tf.Tensor]
     deltas: list[tf.Tensor]
+
+
+class Ends(NamedTuple):
+    """For each seed: held-out accuracy and loss, and the share of weights that steps of the second half leave."""
+
+    accuracy: np.ndarray
+    loss: np.ndarray
+    stayed: np.ndarray
 
 
 def digits() -> Problem:
@@ -142,6 +151,31 @@ def backward(
     return Pass(loss, grads, deltas)
 
 
+def over_steps(
+    steps: int, start: Callable[[], State], take: Callable[[tf.Tensor, State], tuple[State, tf.Tensor]]
+) -> tuple[State, np.ndarray]:
+    """The state after all steps of a run, and what each recorded, float32 [steps, ...], in one graph.
+
+    Args:
+        steps: The number of steps.
+        start: Makes the state before the first.
+        take: Of the number of a step and the state before it: the state after it, and the record.
+    """
+
+    @tf.function(autograph=True)
+    def run() -> tuple:
+        state = start()
+        rows = tf.TensorArray(tf.float32, steps)
+        for step in tf.range(steps):
+            state, row = take(step, state)
+            rows = rows.write(step, row)
+        return state, rows.stack()
+
+    # Traced explicitly: TensorFlow warns about functions that calls trace repeatedly, as here in every call.
+    state, rows = run.get_concrete_function()()
+    return state, rows.numpy()
+
+
 def largest(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """The largest magnitude of each copy, float32 [copies]; infinite if one is not finite."""
     highest = [tf.reduce_max(tf.abs(tensor), axis=[1, 2]) for tensor in tensors]
@@ -173,3 +207,16 @@ def evaluate(weights: Sequence[tf.Tensor], images: tf.Tensor, labels: tf.Tensor)
     right = tf.logical_and(right, tf.reduce_all(tf.math.is_finite(given), axis=-1))
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(truth, given)
     return tf.reduce_mean(loss, axis=1), tf.reduce_mean(tf.cast(right, tf.float32), axis=1)
+
+
+def ends_of(problem: Problem, weights: Sequence[tf.Tensor], stayed: np.ndarray) -> Ends:
+    """How runs ended with these weights.
+
+    Args:
+        problem: The digits.
+        weights: As `start` returns them.
+        stayed: The share of weights that each step left as they were, [steps, copies].
+    """
+    loss, accuracy = evaluate(weights, problem.test_images, problem.test_labels)
+    late = stayed[len(stayed) // 2 :]
+    return Ends(accuracy.numpy(), loss.numpy(), late.sum(axis=0) * np.float32(1 / len(late)))

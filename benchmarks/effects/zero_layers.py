@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.effects.adam_copies import Moments, Setup, stepped
+from benchmarks.effects import networks
+from benchmarks.effects.adam_copies import Setup, at_rest, stepped
 from benchmarks.effects.small_transformer import share_of_rate, text
-from loops.tasks.text import ALPHABET, TextTask
+from loops.tasks.text import ALPHABET
 
 WIDTH, BATCH = 16, 32
 _EVERY = 50
@@ -56,40 +57,39 @@ def train(
     each = Setup(*(np.repeat(values, seeds) for values in zip(*setups, strict=True)))  # type: ignore[arg-type]
     z = tf.constant(np.repeat(coefficients, seeds), tf.float32)
     characters = tf.constant(task.characters)
-    pairs = tf.constant(_pairs(task) if held_out is None else held_out)
-    every = min(_EVERY, steps)
+    if held_out is None:
+        held_out = pairs_of(task.test_characters[:-1], task.test_characters[1:])
 
-    @tf.function(autograph=True)
-    def run() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def start() -> tuple:
         weights = _start(seeds, count)
-        first = _held_out(weights, pairs)[0]
-        moments = [Moments(tf.zeros_like(weight), tf.zeros_like(weight)) for weight in weights]
-        rows = tf.TensorArray(tf.float32, steps // every)
-        for step in tf.range(steps):
-            starts = tf.random.stateless_uniform(
-                [seeds, BATCH], tf.stack([step, 1]), 0, characters.shape[0] - 1, tf.int32
-            )
-            given, following = (
-                tf.tile(tf.one_hot(tf.gather(characters, places), len(ALPHABET)), [count, 1, 1])
-                for places in (starts, starts + 1)
-            )
-            with tf.GradientTape() as tape:
-                tape.watch(weights)
-                logits = logits_of(weights, given)
-                log_z = tf.reduce_logsumexp(logits, axis=-1)
-                wrong = tf.reduce_mean(log_z - tf.reduce_sum(logits * following, axis=-1), axis=1)
-                loss = tf.reduce_sum(wrong + z * tf.reduce_mean(tf.square(log_z), axis=1))
-            grads = tape.gradient(loss, weights)
-            number, share = tf.cast(step, tf.float32) + 1, share_of_rate(step, steps)
-            weights, moments, _, _ = stepped(weights, moments, grads, number, each, share)
-            if (step + 1) % every == 0 and step // every < steps // every:
-                seen = [tf.reduce_mean(log_z, axis=1), tf.reduce_mean(logits, axis=[1, 2])]
-                rows = rows.write(step // every, tf.stack(seen))
-        return rows.stack(), first, tf.stack(_held_out(weights, pairs))
+        return weights, at_rest(weights)
 
-    rows, first, ends = (values.numpy() for values in run.get_concrete_function()())
-    log_z, logit = np.moveaxis(rows.reshape(-1, 2, count, seeds), 1, 0)
-    return Runs(log_z, logit, *(values.reshape(count, seeds) for values in (first, *ends)))
+    def take(step: tf.Tensor, state: tuple) -> tuple:
+        weights, moments = state
+        starts = tf.random.stateless_uniform([seeds, BATCH], tf.stack([step, 1]), 0, characters.shape[0] - 1, tf.int32)
+        given, following = (
+            tf.tile(tf.one_hot(tf.gather(characters, places), len(ALPHABET)), [count, 1, 1])
+            for places in (starts, starts + 1)
+        )
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            logits = logits_of(weights, given)
+            log_z = tf.reduce_logsumexp(logits, axis=-1)
+            wrong = tf.reduce_mean(log_z - tf.reduce_sum(logits * following, axis=-1), axis=1)
+            loss = tf.reduce_sum(wrong + z * tf.reduce_mean(tf.square(log_z), axis=1))
+        grads = tape.gradient(loss, weights)
+        number, share = tf.cast(step, tf.float32) + 1, share_of_rate(step, steps)
+        weights, moments, _, _ = stepped(weights, moments, grads, number, each, share)
+        return (weights, moments), tf.stack([tf.reduce_mean(log_z, axis=1), tf.reduce_mean(logits, axis=[1, 2])])
+
+    (weights, _), rows = networks.over_steps(steps, start, take)
+    every = min(_EVERY, steps)
+    log_z, logit = np.moveaxis(rows[every - 1 :: every].reshape(-1, 2, count, seeds), 1, 0)
+    first, end, rounded = (
+        values.numpy().reshape(count, seeds)
+        for values in (_held_out(_start(seeds, count), held_out)[0], *_held_out(weights, held_out))
+    )
+    return Runs(log_z, logit, first, end, rounded)
 
 
 def logits_of(weights: Sequence[tf.Tensor], given: tf.Tensor) -> tf.Tensor:
@@ -117,12 +117,8 @@ def pairs_of(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return (counts / counts.sum()).astype(np.float32)
 
 
-def _pairs(task: TextTask) -> np.ndarray:
-    """The pairs of all of the held-out text."""
-    return pairs_of(task.test_characters[:-1], task.test_characters[1:])
-
-
-def _held_out(weights: Sequence[tf.Tensor], pairs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+@tf.function(reduce_retracing=True)
+def _held_out(weights: Sequence[tf.Tensor], pairs: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
     """The exact loss over the held-out text, as it is and with logits in bfloat16, [copies] each."""
     copies, size = weights[0].shape[0], len(ALPHABET)
     logits = logits_of(weights, tf.eye(size, batch_shape=[copies]))
