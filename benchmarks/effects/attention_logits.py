@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 
 import scaler
+from benchmarks.effects import output_logits
 from benchmarks.effects import small_transformer as small
-from benchmarks.effects import zero_layers
 from benchmarks.effects.adam_copies import CLIPPED, Setup
 from benchmarks.effects.effect import Found, curves, flat
 from benchmarks.effects.small_transformer import RATES, Course, field
@@ -37,8 +37,8 @@ def run(seeds: int, steps: int) -> Found:
     task = small.text()
     given, following = (each.numpy() for each in small.held_out(task))
     guess = small.frequency_loss(dataclasses.replace(task, test_characters=following.ravel()))
-    alone = zero_layers.train(
-        [_BIGRAM], [1e-4], seeds=seeds, steps=_LONGER * steps, held_out=zero_layers.pairs_of(given, following)
+    alone = output_logits.train(
+        [_BIGRAM], [1e-4], seeds=seeds, steps=_LONGER * steps, held_out=output_logits.pairs_of(given, following)
     )
     return found_of(courses, guess, alone.end[0], steps)
 
@@ -72,7 +72,7 @@ def found_of(courses: dict[str, list[list[Course]]], guess: float, alone: np.nda
     return Found(
         words={
             "longer_steps": _LONGER * steps,
-            "epochs": _LONGER * zero_layers.BATCH / (small.BATCH * small.CONTEXT),
+            "epochs": _LONGER * output_logits.BATCH / (small.BATCH * small.CONTEXT),
             "alone": alone,
             "bigram": bigram,
             "guess": guess,

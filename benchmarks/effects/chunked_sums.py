@@ -126,7 +126,7 @@ def holds_of(
 
 def _measure(seed: int, steps: int, sums: dict[tuple[str, str], Summation]) -> _Seen:
     task = tasks.load("digits")
-    model = trained(task, seed, keras.optimizers.Adam(_RATE), steps, per_call=20).model
+    model = trained(task, seed, keras.optimizers.Adam(_RATE), steps).model
     batches = iter(task.dataset(_BATCH, seed + 1000))
     images, labels = next(batches)
     error: dict[tuple[str, str, str], np.ndarray] = {}
@@ -268,17 +268,14 @@ def summation(format: str, way: str) -> Summation:
         is drawn. It returns the sums so far after each chunk, float32 [n / CHUNK, i, j].
     """
 
-    def in_chunks(left: tf.Tensor, right: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        return _across(_within(left, right, format), format)
-
-    def in_order(left: tf.Tensor, right: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    def add(left: tf.Tensor, right: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        if way == "chunks":
+            return _across(_within(left, right, format), format)
         return _ordered(left, right, format, seed if way == "at random" else None)
 
     rows = tf.TensorSpec([None, CHUNK, None], tf.float32)
     # Traced once for all shapes, explicitly: TensorFlow warns about functions that calls trace repeatedly.
-    traced = tf.function(in_chunks if way == "chunks" else in_order, autograph=True).get_concrete_function(
-        rows, rows, tf.TensorSpec([2], tf.int32)
-    )
+    traced = tf.function(add, autograph=True).get_concrete_function(rows, rows, tf.TensorSpec([2], tf.int32))
 
     def sums(left: np.ndarray, right: np.ndarray, seed: tuple[int, int]) -> np.ndarray:
         chunked = [tf.constant(each.reshape(-1, CHUNK, each.shape[1]), tf.float32) for each in (left, right)]

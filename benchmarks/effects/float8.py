@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from benchmarks.effects import course, networks
+from benchmarks.effects import networks
 from benchmarks.effects.effect import Found, course_of, flat
 
 _FORMATS = ("float8_e4m3fn", "float8_e5m2")
@@ -31,7 +31,7 @@ def run(seeds: int, steps: int) -> Found:
     """
     up, down = steps // 3, 2 * steps // 3
     saturated, flushed, accuracy = _train(seeds, steps, up, down)
-    exact = course.train(
+    exact = networks.train(
         [scaler.NoScaling()], seeds=seeds, steps=steps, forward_rounding=networks.exact, rounding=networks.exact
     ).accuracy
     jumped, after = saturated[up], flushed[down : min(steps, down + 16)].mean(axis=0)
@@ -41,11 +41,12 @@ def run(seeds: int, steps: int) -> Found:
     later = saturated[up + _LAYERS : up + _LAYERS + 16].mean(axis=0)
     forms = [(name.removeprefix("float8_"), f"{history or _UNSCALED}") for name, history in _CASES]
     names = [f"{name}, {history if history == _UNSCALED else f'history {history}'}" for name, history in forms]
-    bare, newest, middle, long = (
-        [at for at, (_, history) in enumerate(_CASES) if history == n] for n in (None, *_HISTORIES)
+    delayed = [at for at, (_, history) in enumerate(_CASES) if history]
+    # Means over the seeds by format and by history, the first of which is none.
+    means, means_after, means_rest, means_accuracy = (
+        each.mean(axis=1).reshape(len(_FORMATS), -1) for each in (before, after, rest, accuracy)
     )
-    delayed = sorted(newest + middle + long)
-    e4m3, e5m2 = (flushed[:up, [at for at in delayed if _CASES[at][0] == name]].mean() for name in _FORMATS)
+    e4m3, e5m2 = means[:, 1:].mean(axis=1)
     return Found(
         words={
             "accuracy": exact[0],
@@ -57,26 +58,15 @@ def run(seeds: int, steps: int) -> Found:
             "e4m3": e4m3,
             "e5m2": e5m2,
         },
-        rows=(
-            (*forms[at], before[at], usual[at], jumped[at], after[at], rest[at], accuracy[at])
-            for at in range(len(forms))
-        ),
+        rows=((*form, *each) for form, *each in zip(forms, before, usual, jumped, after, rest, accuracy, strict=True)),
         holds={
             "range": e5m2 < e4m3,
             "one": next_steps[delayed].mean() < jumped[delayed].mean() / 10,
             "layers": later[delayed].mean(axis=1) < jumped[delayed].mean(axis=1) / 10,
-            "down": [
-                after[a].mean() < after[b].mean() and rest[b].mean() < rest[c].mean()
-                for a, b, c in zip(newest, middle, long, strict=True)
-            ],
-            "unscaled": [
-                flushed[:up, a].mean() > flushed[:up, b].mean()
-                for a in bare
-                for b in delayed
-                if _CASES[a][0] == _CASES[b][0]
-            ],
-            "lower": accuracy[bare].mean(axis=1) < exact.mean() - 0.01,
-            "delayed": np.abs(accuracy[delayed].mean(axis=1) - exact.mean()) <= 0.01,
+            "down": (means_after[:, 1] < means_after[:, 2]) & (means_rest[:, 2] < means_rest[:, 3]),
+            "unscaled": means[:, :1] > means[:, 1:],
+            "lower": means_accuracy[:, 0] < exact.mean() - 0.01,
+            "delayed": np.abs(means_accuracy[:, 1:] - exact.mean()) <= 0.01,
         },
         lines=[
             [course_of(names[at], flushed[:, at]) for at in delayed],
@@ -101,7 +91,7 @@ def _train(seeds: int, steps: int, up: int, down: int) -> tuple[np.ndarray, np.n
 
     def start() -> tuple:
         weights = networks.start(seeds, len(_CASES))
-        states = [[course.stacked(each.init(), seeds) for each in strategies] for _ in range(_LAYERS)]
+        states = [[networks.stacked(each.init(), seeds) for each in strategies] for _ in range(_LAYERS)]
         return weights, [tf.zeros_like(weight) for weight in weights], states
 
     def take(step: tf.Tensor, state: tuple) -> tuple:
@@ -123,7 +113,7 @@ def _train(seeds: int, steps: int, up: int, down: int) -> tuple[np.ndarray, np.n
             ]
             for own, cast in zip(states, casts, strict=True)
         ]
-        weights, momenta = course.descend(weights, momenta, seen.grads, factor, tf.fill(factor.shape, True))
+        weights, momenta = networks.descend(weights, momenta, seen.grads, factor, tf.fill(factor.shape, True))
         saturated, lost, given = (
             networks.share([getattr(cast, part) for cast in casts]) for part in ("cut", "flushed", "given")
         )

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from benchmarks.effects import course, networks
+from benchmarks.effects import networks
 from benchmarks.effects.effect import Found, curves, flat
 
 _FACTORS = (-12, -14, -16, -18, -20, -22)
@@ -25,7 +25,7 @@ def run(seeds: int, steps: int) -> Found:
         steps: The steps of each run.
     """
     cases = list(itertools.product(_MODES, _FACTORS))
-    seen = course.train(
+    seen = networks.train(
         [scaler.NoScaling()] * len(cases),
         factors=[2.0**factor for _, factor in cases],
         seeds=seeds,
@@ -33,7 +33,7 @@ def run(seeds: int, steps: int) -> Found:
         rounding=_Rounding(np.repeat([_MODES.index(mode) for mode, _ in cases], seeds)),
         twin=True,
     )
-    exact = course.train([scaler.NoScaling()], seeds=seeds, steps=steps, rounding=networks.exact)
+    exact = networks.train([scaler.NoScaling()], seeds=seeds, steps=steps, rounding=networks.exact)
     shape = (len(_MODES), len(_FACTORS), seeds)
     accuracy, flushed = seen.accuracy.reshape(shape), seen.flushed.mean(axis=0).reshape(shape)
     loss = seen.test_loss.reshape(shape) / exact.test_loss[0]

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from benchmarks.effects import course
+from benchmarks.effects import networks
 from benchmarks.effects.effect import Found, curves, flat
 
 _LAGS = (1, 3, 10, 30, 100, 300)
@@ -73,7 +73,7 @@ def run(seeds: int, steps: int) -> Found:
         steps: The steps of each run; more than twice the longest delay.
     """
     lags = [lag for lag in _LAGS if lag < steps // 2]
-    trace = course.train([scaler.Static(2.0**6)], seeds=seeds, steps=steps).largest[:, 0].astype(np.float64)
+    trace = networks.train([scaler.Static(2.0**6)], seeds=seeds, steps=steps).largest[:, 0].astype(np.float64)
     begun = max(1, int(_FIRST_SHARE * steps))
     start, skipped = (
         np.array([[_skipped(part, lag, margin) for lag in lags] for margin in _MARGINS])
@@ -82,7 +82,7 @@ def run(seeds: int, steps: int) -> Found:
     late = trace[begun:]
     # Octaves between the scale of so many steps ago and the safe one, where that is higher.
     lost = [np.maximum(np.log2(_safe(late[lag:]) / _safe(late[:-lag])), 0).mean(axis=0) for lag in lags]
-    live = course.train([Lagging(lag, 1) for lag in lags], seeds=seeds, steps=steps)
+    live = networks.train([Lagging(lag, 1) for lag in lags], seeds=seeds, steps=steps)
     rates, accuracy = live.skipped.mean(axis=0), live.accuracy
     growth = skipped[1].mean(axis=1)
     near, far = (np.log2(late[lag:] / late[:-lag]).std(axis=0) for lag in (1, lags[-1]))

@@ -13,9 +13,8 @@ import keras
 import numpy as np
 
 import scaler
-from benchmarks.effects.counts import visible
 from benchmarks.effects.effect import Found, curves, flat, percent, spread
-from benchmarks.effects.runs import Task, text, trained
+from benchmarks.effects.runs import Task, text, trained, visible
 from loops import tasks
 
 LAWS = ("log-normal", "normal", "Laplace")
@@ -141,7 +140,7 @@ def run(seeds: int, steps: int) -> Found:
 
 def _measure(task: Task, seed: int, steps: int) -> _Seen:
     optimizer, kinds = keras.optimizers.Adam(_RATE), ["activation_gradients"]
-    visits = trained(task, seed, optimizer, steps, per_call=_EVERY, kinds=kinds, every=_EVERY).visits
+    visits = trained(task, seed, optimizer, steps, kinds=kinds, every=_EVERY).visits
     # Steps that are not measured have counts of 0, and so have gradients that nothing reads.
     counts = [
         row

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 import scaler
-from benchmarks.effects import course
+from benchmarks.effects import networks
 from benchmarks.effects.effect import Found, course_of, curves, flat, percent
 
 _TOP = 2.0**40
@@ -36,8 +36,8 @@ def run(seeds: int, steps: int) -> Found:
     """
     strategies = _strategies()
     names, given = list(strategies), list(strategies.values())
-    trace = course.train(given, seeds=seeds, steps=steps, shared=True)
-    live = course.train(given, seeds=seeds, steps=steps, twin=True)
+    trace = networks.train(given, seeds=seeds, steps=steps, shared=True)
+    live = networks.train(given, seeds=seeds, steps=steps, twin=True)
     seen = {"trace": trace.skipped, "live": live.skipped}
     rates = {kind: skipped.mean(axis=0) for kind, skipped in seen.items()}
     bounds = {kind: [interval(skipped[:, at]) for at in range(len(names))] for kind, skipped in seen.items()}

@@ -80,22 +80,13 @@ NVFP4_SHARE, MXFP4_SHARE, MXFP4_MORE = (Share(each, each, each) for each in (0.0
 """NVFP4 above FP8 and bfloat16, MXFP4 above bfloat16 and above NVFP4."""
 _AS = 0.01
 """How much higher a loss of the transformer may be that is the same, where nothing is published. It is ours."""
-_PUBLISHED = {
-    "FP8": ("bfloat16", FP8_SHARE),
-    "MXFP6": ("float32", MXFP6_SHARE),
-    WEIGHTS: ("float32", WEIGHTS_SHARE),
-    "MXFP4": ("bfloat16", MXFP4_SHARE),
-    RANDOM: ("FP8", NVFP4_SHARE),
-}
-"""What a published loss is measured from, and how far above it is, relatively."""
-_ABOVE = {
-    "bfloat16": "float32",
-    "MXFP6": "float32",
-    WEIGHTS: "float32",
-    "NVFP4": "float32",
-    "FP8": "bfloat16",
-    "MXFP8": "bfloat16",
-    "MXFP4": "bfloat16",
+_PUBLISHED = {"FP8": FP8_SHARE, "MXFP6": MXFP6_SHARE, WEIGHTS: WEIGHTS_SHARE, "MXFP4": MXFP4_SHARE, RANDOM: NVFP4_SHARE}
+"""How far a published loss is above that of `_BASE`, relatively."""
+_ALONE = ("FP8", "MXFP6", WEIGHTS)
+"""Those of which nothing but the format is in the difference."""
+_BASE = {
+    **dict.fromkeys(("bfloat16", "MXFP6", WEIGHTS, "NVFP4"), "float32"),
+    **dict.fromkeys(("FP8", "MXFP8", "MXFP4"), "bfloat16"),
     RANDOM: "FP8",
 }
 """The formats in the picture, and what they are compared with."""
@@ -164,10 +155,12 @@ def found_of(losses: Losses) -> Found:
     exact = {network: losses[CNN if network == CNN else TEXT, "float32"] for network in networks}
     gaps = {key: gap_of(each - exact[key[0]]) for key, each in losses.items()}
     shown = [gaps[CNN, name].least / exact[CNN].mean() for name in _OF_CNN[1:]]
-    above = {name: losses[TEXT, name] / losses[TEXT, base] - 1 for name, base in _ABOVE.items()}
-    places = list(_ABOVE)
-    alone = {name: share for name, (_, share) in _PUBLISHED.items() if name not in ("MXFP4", RANDOM)}
-    otherwise = {name: share for name, (_, share) in _PUBLISHED.items() if name not in alone}
+    above = {name: losses[TEXT, name] / losses[TEXT, base] - 1 for name, base in _BASE.items()}
+    places = list(_BASE)
+    published = {
+        "published": _ALONE,
+        "published, not the format alone": [name for name in _PUBLISHED if name not in _ALONE],
+    }
     found = judged(losses, characters)
     return Found(
         words={
@@ -198,10 +191,10 @@ def found_of(losses: Losses) -> Found:
                 *(
                     curve(
                         label,
-                        [places.index(name) for name in shares],
-                        np.array([np.full(len(exact[TEXT]), 100 * share.value) for share in shares.values()]),
+                        [places.index(name) for name in names],
+                        np.array([np.full(len(exact[TEXT]), 100 * _PUBLISHED[name].value) for name in names]),
                     )
-                    for label, shares in (("published", alone), ("published, not the format alone", otherwise))
+                    for label, names in published.items()
                 ),
             ),
             curves(

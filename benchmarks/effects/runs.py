@@ -1,4 +1,4 @@
-"""Networks of the tasks in training: once by a `Loop`, or again and again in one graph."""
+"""Networks of the tasks in training, by a `Loop` or again and again in one graph, and what counts of gradients say."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from loops.tasks import ImageTask, TextTask
 
 Task = TextTask | ImageTask
 
+_PER_CALL = 20
+"""Steps that a `Loop` takes at once."""
 UNSCALED = scaler.DelayedAmax(1.0, history_length=1, min_scale=1.0, max_scale=1.0)
 """A scale of a tensor that has nowhere to go: 1."""
 
@@ -56,7 +58,6 @@ def trained(
     optimizer: keras.optimizers.Optimizer,
     steps: int,
     *,
-    per_call: int,
     batch: int | None = None,
     kinds: Sequence[str] = (),
     every: int = 1,
@@ -68,7 +69,6 @@ def trained(
         seed: Determines initial weights and batches.
         optimizer: A new one.
         steps: The number of batches.
-        per_call: Of them, in a call.
         batch: The examples of a step (default: the task's number).
         kinds: The tensors whose values are counted by exponent, as `scaler.observe.watch` names them.
         every: Counts on each so-manyth step.
@@ -80,7 +80,7 @@ def trained(
     step = TrainStep(model, task.loss, optimizer, loss_scaler=loss_scaler, probes=watch)
     visits: list[Visit] = []
     data = task.dataset(batch or task.batch_size, seed)
-    Loop(step, data, steps_per_call=min(per_call, steps), actions=[visits.append]).run(steps)
+    Loop(step, data, steps_per_call=min(_PER_CALL, steps), actions=[visits.append]).run(steps)
     return Trained(model, watch.names if watch else (), visits)
 
 
@@ -132,3 +132,25 @@ class Traced:
         """Puts what `values` returned back."""
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(value)
+
+
+def nonzero(counts: np.ndarray) -> np.ndarray:
+    """The number of values other than zero, at least 1, of counts [seeds, bins]."""
+    return np.maximum(counts.sum(axis=1) - counts[:, scaler.observe.ZERO], 1)
+
+
+def by_exponent(counts: np.ndarray, exponents: range) -> np.ndarray:
+    """The shares of non-zero values, [exponents, seeds]."""
+    return np.array([counts[:, scaler.observe.bin_of(exponent)] / nonzero(counts) for exponent in exponents])
+
+
+def flushed(counts: np.ndarray, to: str, scale: float = 1.0) -> np.ndarray:
+    """The share of non-zero values that a format makes zero at a scale, [seeds]."""
+    known = scaler.float_format(to)
+    lost = np.array([scaler.observe.cast(each, known, scale).underflow.low for each in counts])
+    return lost * counts.sum(axis=1) / nonzero(counts)
+
+
+def visible(shares: np.ndarray) -> np.ndarray:
+    """Without those that a logarithmic axis does not have."""
+    return np.where(shares > 0, shares, np.nan)

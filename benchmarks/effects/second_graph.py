@@ -213,7 +213,7 @@ def _measure(seeds: int, steps: int) -> dict[tuple[str, str], np.ndarray]:
     found: dict[tuple[str, str], list[np.ndarray]] = {case: [] for case in graphs}
     for seed in range(seeds):
         optimizer = keras.optimizers.Adam(_RATE)
-        weights = trained(task, seed, optimizer, steps, per_call=10, batch=_BATCH).model.get_weights()
+        weights = trained(task, seed, optimizer, steps, batch=_BATCH).model.get_weights()
         for model in models.values():
             model.set_weights(weights)
         for case, log_probabilities in graphs.items():

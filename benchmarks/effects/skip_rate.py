@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from benchmarks.effects import course, networks
+from benchmarks.effects import networks
 from benchmarks.effects.effect import Found, Line, course_of, curves, flat
 
 _INTERVALS = (3, 10, 30, 100)
@@ -25,7 +25,7 @@ def run(seeds: int, steps: int) -> Found:
     still, noisy = (_on_trace(seeds, steps * _SYNTHETIC, noise) for noise in (0.0, _WALK))
     # The search from the initial scale up to the first overflow is not part of the steady state.
     strategies = [scaler.Dynamic(2.0**15, growth_interval=interval) for interval in _INTERVALS]
-    seen = course.train(strategies, seeds=seeds, steps=steps)
+    seen = networks.train(strategies, seeds=seeds, steps=steps)
     live = np.array([_after_first(seen.skipped[:, at]) for at in range(len(_INTERVALS))])
     expected = np.array([1 / (interval + 1) for interval in _INTERVALS])
     ratios = live.mean(axis=1) / expected
@@ -63,7 +63,7 @@ def _on_trace(seeds: int, steps: int, noise: float) -> np.ndarray:
         ]
         return moved, 1.0 - tf.cast(finite, tf.float32)
 
-    start = [course.stacked(strategy.init(), seeds) for strategy in strategies]
+    start = [networks.stacked(strategy.init(), seeds) for strategy in strategies]
     found = networks.over_steps(steps, lambda: start, take)[1] > 0
     return np.array([_after_first(found[:, at]) for at in range(len(strategies))])
 

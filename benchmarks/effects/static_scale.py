@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import scaler
-from benchmarks.effects import course, networks
+from benchmarks.effects import networks
 from benchmarks.effects.effect import Found, curves, flat
 
 _EXPONENTS = tuple(range(0, 25, 2))
@@ -22,14 +22,14 @@ def run(seeds: int, steps: int) -> Found:
         steps: The steps of each run.
     """
     cases = [(factor, exponent) for factor in _FACTORS for exponent in _EXPONENTS]
-    seen = course.train(
+    seen = networks.train(
         [scaler.Static(2.0**exponent) for _, exponent in cases],
         factors=[2.0**factor for factor, _ in cases],
         seeds=seeds,
         steps=steps,
         twin=True,
     )
-    exact = course.train(
+    exact = networks.train(
         [scaler.NoScaling()], seeds=seeds, steps=steps, forward_rounding=networks.exact, rounding=networks.exact
     ).accuracy
     shape = (len(_FACTORS), len(_EXPONENTS), seeds)

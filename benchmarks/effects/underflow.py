@@ -6,9 +6,8 @@ import keras
 import numpy as np
 
 import scaler
-from benchmarks.effects.counts import by_exponent, flushed, nonzero, visible
 from benchmarks.effects.effect import Found, curves, flat
-from benchmarks.effects.runs import trained
+from benchmarks.effects.runs import by_exponent, flushed, nonzero, trained, visible
 from loops import tasks
 
 _EVERY = 10
@@ -94,9 +93,7 @@ def run(seeds: int, steps: int) -> Found:
 def _count(seed: int, steps: int) -> dict[str, np.ndarray]:
     """Counts int64 [280] of each row, over the run."""
     optimizer = keras.optimizers.SGD(_RATE)
-    model, names, visits = trained(
-        tasks.load("digits"), seed, optimizer, steps, per_call=50, kinds=_KINDS, every=_EVERY
-    )
+    model, names, visits = trained(tasks.load("digits"), seed, optimizer, steps, kinds=_KINDS, every=_EVERY)
     summed = np.sum([visit.vectors["counts"].sum(axis=0) for visit in visits], axis=0)
     wanted = _names(model)
     return {wanted[name]: summed[at] for at, name in enumerate(names) if name in wanted}

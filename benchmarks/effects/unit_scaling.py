@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from benchmarks.effects.counts import by_exponent, flushed, visible
 from benchmarks.effects.effect import Found, curve, curves, flat, with_range
-from benchmarks.effects.runs import UNSCALED, Traced, held_out
+from benchmarks.effects.runs import UNSCALED, Traced, by_exponent, flushed, held_out, visible
 from loops import tasks
 from loops.tasks import TextTask
 from loops.tasks.text import ALPHABET

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import scaler
-from benchmarks.effects import course
+from benchmarks.effects import networks
 from benchmarks.effects.effect import Found, Line, curves, flat
 
 _INTERVALS = (1, 2, 5, 10, 30, 100)
@@ -20,7 +20,7 @@ def run(seeds: int, steps: int) -> Found:
     """
     strategies = [scaler.Dynamic(growth_interval=interval) for interval in _INTERVALS]
     wrongly = [updated for updated in (False, True) for _ in strategies]
-    seen = course.train([*strategies, *strategies], seeds=seeds, steps=steps, updated=wrongly)
+    seen = networks.train([*strategies, *strategies], seeds=seeds, steps=steps, updated=wrongly)
     right, wrong = np.split(np.nanmean(np.where(seen.skipped, np.nan, 1 / seen.divisor), axis=0), 2)
     losses, wrong_losses = np.split(seen.loss.mean(axis=0), 2)
     expected = np.array([1 - 1 / (2 * interval) for interval in _INTERVALS])

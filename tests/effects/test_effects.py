@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import scaler
-from benchmarks.effects import EXPERIMENTS, choose, course, measure, networks, unit_scaling
+from benchmarks.effects import EXPERIMENTS, choose, measure, networks, unit_scaling
 from benchmarks.effects.collapse_runs import EVERY, SavedRun
 from benchmarks.effects.effect import told
 from benchmarks.effects.lag import Lagging, _skipped
@@ -101,9 +101,9 @@ def test_float16_is_what_the_backward_pass_rounds_to():
 def test_an_infinity_skips_one_copy_and_leaves_the_others():
     weights, momenta = [tf.ones([2, 1, 1])], [tf.zeros([2, 1, 1])]
     grads = [tf.constant([[[4.0]], [[np.inf]]])]
-    moved, kept = course.descend(weights, momenta, grads, tf.constant([2.0, 2.0]), networks.all_finite(grads))
+    moved, kept = networks.descend(weights, momenta, grads, tf.constant([2.0, 2.0]), networks.all_finite(grads))
     assert kept[0].numpy().ravel().tolist() == [2.0, 0.0]
-    np.testing.assert_allclose(moved[0].numpy().ravel(), [1 - course.RATE * 2, 1])
+    np.testing.assert_allclose(moved[0].numpy().ravel(), [1 - networks.RATE * 2, 1])
 
 
 def test_the_largest_magnitude_of_each_copy():
@@ -113,7 +113,7 @@ def test_the_largest_magnitude_of_each_copy():
 
 def test_copies_are_counted_as_one_alone_is():
     grads = [tf.constant([[[1.0, -40.0]], [[np.inf, 0.5]]]), tf.constant([[[8.0]], [[9.0]]])]
-    counts = course._histogram(grads, (2.0, 8.0))
+    counts = networks._histogram(grads, (2.0, 8.0))
     for copy in range(2):
         alone = scaler.gradients.histogram([grad[copy] for grad in grads], (2.0, 8.0))
         assert counts[:, copy].numpy().tolist() == alone.numpy().tolist()

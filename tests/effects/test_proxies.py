@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.effects import adam_copies, attention_logits, output_logits, spikes, zero_layers
+from benchmarks.effects import adam_copies, attention_logits, output_logits, spikes
 from benchmarks.effects import small_transformer as small
 from benchmarks.effects.adam_copies import CLIPPED, STABLE, Moments, Setup, stepped
 from benchmarks.effects.effect import told
@@ -133,7 +133,7 @@ def drifted(*farthest, power=6):
     done = np.linspace(0, 1, 20)[:, None, None] ** power
     log_z = 4 + done * (np.repeat(reached[:, None], 2, axis=1) - 4)
     end = np.repeat(2 - reached[:, None] / 100, 2, axis=1)
-    return zero_layers.Runs(log_z, log_z - 3, np.full_like(end, 4.6), end, end)
+    return output_logits.Runs(log_z, log_z - 3, np.full_like(end, 4.6), end, end)
 
 
 def test_the_verdicts_about_outputs_are_of_the_numbers():
@@ -251,23 +251,23 @@ def test_a_run_is_the_same_from_the_same_seed_and_probes_both_blocks():
 
 
 def test_a_transformer_without_layers_normalizes_what_it_embeds():
-    weights = [weight[:1] for weight in zero_layers._start(2, 1)]
-    weights[1] = tf.constant(np.linspace(1, 2, zero_layers.WIDTH, dtype=np.float32)[None, None])
+    weights = [weight[:1] for weight in output_logits._start(2, 1)]
+    weights[1] = tf.constant(np.linspace(1, 2, output_logits.WIDTH, dtype=np.float32)[None, None])
     norm = keras.layers.LayerNormalization(center=False, epsilon=1e-6)
-    norm.build((None, zero_layers.WIDTH))
+    norm.build((None, output_logits.WIDTH))
     norm.gamma.assign(weights[1][0, 0])
     given = tf.one_hot([[3, 7]], len(ALPHABET))
     expected = norm(tf.gather(weights[0][0], [3, 7])) @ weights[2][0]
-    np.testing.assert_allclose(zero_layers.logits_of(weights, given)[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(output_logits.logits_of(weights, given)[0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_held_out_loss_is_that_of_each_pair():
     task = dataclasses.replace(small.text(), test_characters=np.array([1, 2, 1, 2, 5], np.uint8))
-    weights = zero_layers._start(1, 1)
-    logits = zero_layers.logits_of(weights, tf.one_hot([[1, 2, 1, 2]], len(ALPHABET)))
+    weights = output_logits._start(1, 1)
+    logits = output_logits.logits_of(weights, tf.one_hot([[1, 2, 1, 2]], len(ALPHABET)))
     expected = tf.nn.sparse_softmax_cross_entropy_with_logits([[2, 1, 2, 5]], logits)
-    plain, rounded = zero_layers._held_out(
-        weights, zero_layers.pairs_of(task.test_characters[:-1], task.test_characters[1:])
+    plain, rounded = output_logits._held_out(
+        weights, output_logits.pairs_of(task.test_characters[:-1], task.test_characters[1:])
     )
     assert float(plain[0]) == pytest.approx(float(tf.reduce_mean(expected)), rel=1e-5)
     assert float(rounded[0]) == pytest.approx(float(plain[0]), rel=1e-2)
@@ -277,17 +277,17 @@ def test_the_held_out_loss_is_that_of_each_pair():
 @pytest.mark.slow
 def test_z_loss_holds_log_z_and_each_way_learns():
     setups = [Setup(0.1, 0.95, way=CLIPPED, decay=0.0)] * 2
-    runs = zero_layers.train(setups, [0.0, 1.0], seeds=2, steps=100)
+    runs = output_logits.train(setups, [0.0, 1.0], seeds=2, steps=100)
     assert runs.log_z.shape == runs.logit.shape == (2, 2, 2)
     assert (runs.end < runs.first).all()
     assert (np.abs(runs.log_z[-1, 1]) < np.abs(runs.log_z[-1, 0])).all()
     assert (runs.first[0] == runs.first[1]).all()
-    other = zero_layers.pairs_of(np.array([1, 1, 2]), np.array([2, 2, 5]))
-    assert (zero_layers.train(setups, [0.0, 1.0], seeds=2, steps=1, held_out=other).first != runs.first).all()
+    other = output_logits.pairs_of(np.array([1, 1, 2]), np.array([2, 2, 5]))
+    assert (output_logits.train(setups, [0.0, 1.0], seeds=2, steps=1, held_out=other).first != runs.first).all()
 
 
 def test_pairs_are_counted_and_examples_follow_the_text():
-    pairs = zero_layers.pairs_of(np.array([1, 1, 2]), np.array([2, 2, 5]))
+    pairs = output_logits.pairs_of(np.array([1, 1, 2]), np.array([2, 2, 5]))
     assert (pairs[1, 2], pairs[2, 5], pairs.sum()) == pytest.approx((2 / 3, 1 / 3, 1))
     given, following = small.held_out(small.text())
     assert (given[:, 1:] == following[:, :-1]).numpy().all()
