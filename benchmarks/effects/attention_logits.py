@@ -111,16 +111,8 @@ def found_of(courses: dict[str, list[list[Course]]], guess: float, alone: np.nda
             "first": by_block[_PLAIN].mean(axis=1)[first:].argmax(axis=1) == 0,
         },
         lines=[curves(RATES, values) for values in (ends, logits, entropy)],
-        measured=flat(
-            {
-                f"{what} {way}": values[way]
-                for what, values in (("logit", logits), ("loss", ends), ("entropy", entropy))
-                for way in _WAYS
-            },
-            [f"{rate:g}" for rate in RATES],
-        )
-        | {f"sensitivity {way}": values.tolist() for way, values in sensitive.items()}
-        | {"loss zero-layer bigram model": alone.tolist()},
+        measured=flat({"logit": logits, "loss": ends, "entropy": entropy}, [f"{rate:g}" for rate in RATES])
+        | flat({"sensitivity": sensitive, "loss zero-layer bigram model": alone}),
     )
 
 

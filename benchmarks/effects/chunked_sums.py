@@ -70,7 +70,8 @@ def run(seeds: int, steps: int) -> Found:
         for part in ("gradient", "progress")
     )
     noise = np.array([one.noise for one in seen])
-    products, magnitudes = ({case: error[(terms, *case)][:, -1] for case in _CASES} for terms in TERMS)
+    last = {key: values[:, -1] for key, values in error.items()}
+    products, magnitudes = ({case: last[(terms, *case)] for case in _CASES} for terms in TERMS)
     shown = {"products": products, "magnitudes": magnitudes, "gradient": gradient}
     float16, bfloat16 = ({way: gradient[name, way] for way in WAYS} for name in FORMATS)
     return Found(
@@ -89,25 +90,14 @@ def run(seeds: int, steps: int) -> Found:
         holds=holds_of(error, gradient, noise),
         lines=[
             *(curves(_LENGTHS, {way: error[TERMS[1], name, way].T for way in WAYS}) for name in FORMATS),
-            curves(range(len(_CASES)), {what: np.array(list(each.values())) for what, each in shown.items()}),
+            curves(range(len(_CASES)), {what: list(each.values()) for what, each in shown.items()}),
         ],
-        measured=flat(
-            {
-                "gradient": list(gradient.values()),
-                "progress": list(progress.values()),
-                f"error {TERMS[0]}": list(products.values()),
-                f"error {TERMS[1]}": list(magnitudes.values()),
-            },
-            map(" ".join, _CASES),
-        )
-        | {"noise": noise.tolist()},
+        measured=flat({"gradient": gradient, "progress": progress, "error": last, "noise": noise}),
     )
 
 
 def holds_of(
-    error: Mapping[tuple[str, str, str], np.ndarray],
-    gradient: Mapping[tuple[str, str], np.ndarray],
-    noise: np.ndarray,
+    error: Mapping[tuple[str, str, str], np.ndarray], gradient: Mapping[tuple[str, str], np.ndarray], noise: np.ndarray
 ) -> dict[str, Any]:
     """Whether each claim holds: `error` is [seeds, lengths], the others [seeds]."""
     plain = {name: error[TERMS[1], name, "in order"] for name in FORMATS}

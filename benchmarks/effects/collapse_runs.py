@@ -34,13 +34,8 @@ OPTS_FLOOR = 2.0**-5
 """The least scale under OPT's own rule."""
 BACK = (40, 30, 20, 10, 0)
 """Restart points, in steps before the save that precedes the last applied step."""
-NONE, FLOOR, HYSTERESIS, METASEQ, GUARD = WAYS = (
-    "no floor",
-    "a floor of 1",
-    "hysteresis of 4",
-    "metaseq's rule",
-    "SpikeGuard",
-)
+WAYS = ("no floor", "a floor of 1", "hysteresis of 4", "metaseq's rule", "SpikeGuard")
+NONE, FLOOR, HYSTERESIS, METASEQ, GUARD = WAYS
 
 
 class Course(NamedTuple):
@@ -135,18 +130,14 @@ def train(seeds: int, steps: int) -> Runs:
         fall = fall_of(course, runs.calm)
         before = min(fall.scale // EVERY, count - 1)
         ends = [max(max(fall.last, 0) // EVERY - back // EVERY, 0) for back in BACK]
-        taken = {
-            at: Restart(at, plain.run(flat[at:], seed, at * EVERY, course.saves[at * EVERY])) for at in {before, *ends}
-        }
-        runs.level.append(plain.run(flat, seed))
-        runs.healthy.append(taken[before])
+        taken = {at: plain.go_on(course, at, flat, seed) for at in {before, *ends}}
         opts = ramped[METASEQ][seed]
         above = min(fall_of(opts, runs.calm).limit // EVERY, count - 1)
-        limited = made[METASEQ].run(flat[above:], seed, above * EVERY, opts.saves[above * EVERY])
-        runs.limited.append(Restart(above, limited))
+        runs.level.append(plain.run(flat, seed))
+        runs.healthy.append(taken[before])
+        runs.limited.append(made[METASEQ].go_on(opts, above, flat, seed))
+        runs.other.append(plain.go_on(course, before, rates, seed, batches=1))
         runs.again.append([taken[at] for at in ends])
-        changed = plain.run(rates[before:], seed, before * EVERY, course.saves[before * EVERY], batches=1)
-        runs.other.append(Restart(before, changed))
     return runs
 
 
@@ -226,6 +217,11 @@ class SavedRun(Traced):
                 stuck = done + EVERY
         loss, scale, applied = np.concatenate(rows).T
         return Course(loss, scale, applied > 0, saves, stuck, self._accuracy())
+
+    def go_on(self, course: Course, save: int, rates: Sequence[float], seed: int, batches: int = 0) -> Restart:
+        """A run from one of the saves of another, by its number, with the learning rates that follow it."""
+        at = save * EVERY
+        return Restart(save, self.run(rates[save:], seed, at, course.saves[at], batches))
 
     def _taken(self, done: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """`EVERY` steps, float32 [EVERY, columns]."""

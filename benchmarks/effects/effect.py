@@ -280,14 +280,20 @@ def curves(x: Sequence[float] | np.ndarray, by_label: Mapping[str, Any]) -> tupl
     return tuple(curve(label, x, values) for label, values in by_label.items())
 
 
-def flat(by_kind: Mapping[str, Any], *axes: Iterable[object]) -> dict[str, list[float]]:
-    """Arrays [axis, ..., seeds] as lists over the seeds, named after what they are and their place on each axis."""
+def flat(values: Any, *axes: Iterable[object], name: tuple[object, ...] = ()) -> dict[str, list[float]]:
+    """Arrays [axis, ..., seeds] as lists over the seeds, named after their keys and their place on each axis.
+
+    Args:
+        values: An array, or a mapping of such or of mappings; a key may be a tuple of names.
+        axes: The names of the places on each axis before the seeds.
+        name: The names before.
+    """
+    if isinstance(values, Mapping):
+        keyed = ((key if isinstance(key, tuple) else (key,), each) for key, each in values.items())
+        return {at: seeds for key, each in keyed for at, seeds in flat(each, *axes, name=(*name, *key)).items()}
     places = list(itertools.product(*axes))
-    return {
-        " ".join([kind, *map(str, names)]): values.tolist()
-        for kind, each in by_kind.items()
-        for names, values in zip(places, np.reshape(each, (len(places), -1)), strict=True)
-    }
+    by_place = zip(places, np.reshape(values, (len(places), -1)), strict=True)
+    return {" ".join(map(str, (*name, *place))): seeds.tolist() for place, seeds in by_place}
 
 
 def course_of(label: str, by_step: np.ndarray, points: int = 120) -> Line:

@@ -59,7 +59,7 @@ def run(seeds: int, steps: int) -> Found:
             curves(_FACTORS, dict(zip(_MODES, accuracy, strict=True))),
             curves(_FACTORS, {"of activations": flushed[0]}),
         ],
-        measured={"accuracy float32": exact.accuracy[0].tolist()}
+        measured=flat({"accuracy float32": exact.accuracy[0]})
         | flat(
             {"accuracy": accuracy, "loss ratio": loss, "flushed": flushed},
             _MODES,

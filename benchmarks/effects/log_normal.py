@@ -100,6 +100,13 @@ def run(seeds: int, steps: int) -> Found:
         said: {"counted": counted[said].T, **dict(zip(LAWS, fitted[said].transpose(2, 1, 0), strict=True))}
         for said in seen
     }
+    by_name = {
+        (said, name, law): each[at]
+        for said in seen
+        for at, name in enumerate(names)
+        for law, each in flushed[said].items()
+    }
+    laws = {"distance": distance, "nearest": nearest}
     law = Fit("log-normal", 0.0, 0.0, 1.0)
     return Found(
         words={
@@ -115,26 +122,13 @@ def run(seeds: int, steps: int) -> Found:
                 _DEVIATIONS,
                 {
                     **{said: visible(values).T for said, values in below.items()},
-                    "log-normal (published)": np.array([[law.below(at)] for at in _DEVIATIONS]),
+                    "log-normal (published)": [[law.below(at)] for at in _DEVIATIONS],
                 },
             ),
             curves(range(len(_FREE)), flushed["transformer"]),
         ],
-        measured=flat(
-            {
-                f"{what} {said}": values[said].T
-                for said in seen
-                for what, values in (("distance", distance), ("nearest", nearest))
-            },
-            LAWS,
-        )
-        | {
-            f"flushed {said} {name} {law}": values[at].tolist()
-            for said in seen
-            for at, name in enumerate(names)
-            for law, values in flushed[said].items()
-        }
-        | {f"octaves {said}": octaves[said].tolist() for said in seen},
+        measured=flat({kind: {said: each[said].T for said in seen} for kind, each in laws.items()}, LAWS)
+        | flat({"octaves": octaves, "flushed": by_name}),
     )
 
 

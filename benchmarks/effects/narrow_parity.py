@@ -192,7 +192,7 @@ def found_of(losses: Losses) -> Found:
                     curve(
                         label,
                         [places.index(name) for name in names],
-                        np.array([np.full(len(exact[TEXT]), 100 * _PUBLISHED[name].value) for name in names]),
+                        [np.full(len(exact[TEXT]), 100 * _PUBLISHED[name].value) for name in names],
                     )
                     for label, names in published.items()
                 ),
@@ -200,11 +200,11 @@ def found_of(losses: Losses) -> Found:
             curves(
                 range(3),
                 {
-                    name: np.array([gaps[network, name].values for network in (SCALED[HIGH], SCALED[FITTING], TEXT)])
+                    name: [gaps[network, name].values for network in (SCALED[HIGH], SCALED[FITTING], TEXT)]
                     for name in _BY_FACTOR
                 },
             ),
-            curves(range(3), {"here": np.array([gaps[CNN, name].values for name in _OF_CNN[1:]])}),
+            curves(range(3), {"here": [gaps[CNN, name].values for name in _OF_CNN[1:]]}),
         ],
         measured={f"loss {network}, {name}": each.tolist() for (network, name), each in losses.items()},
     )

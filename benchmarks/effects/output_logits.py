@@ -126,18 +126,15 @@ def found_of(runs: Runs, steps: int) -> Found:
             curves(RATES, ends),
         ],
         measured=flat(
-            {
-                f"{what} {way}": values[way]
-                for what, values in (("log Z", log_z), ("logit", logit), ("loss", ends), ("cost in bfloat16", cost))
-                for way in WAYS
-            },
-            [f"{rate:g}" for rate in RATES],
+            {"log Z": log_z, "logit": logit, "loss": ends, "cost in bfloat16": cost}, [f"{rate:g}" for rate in RATES]
         )
-        | {f"sensitivity {way}": values.tolist() for way, values in sensitive.items()}
-        | {
-            f"step at which log Z has parted from that with z-loss at {_PUBLISHED_RATE}": parted.tolist(),
-            f"step at which it has half of its distance at {_PUBLISHED_RATE}": half.tolist(),
-        },
+        | flat(
+            {
+                "sensitivity": sensitive,
+                f"step at which log Z has parted from that with z-loss at {_PUBLISHED_RATE}": parted,
+                f"step at which it has half of its distance at {_PUBLISHED_RATE}": half,
+            }
+        ),
     )
 
 

@@ -21,7 +21,7 @@ from benchmarks.effects.collapse_runs import (
     Runs,
     fall_of,
 )
-from benchmarks.effects.effect import Found, course_of, curve, spread, with_range
+from benchmarks.effects.effect import Found, course_of, curve, flat, spread, with_range
 
 _ENOUGH = 0.05
 _POINTS = round(100 * _ENOUGH)
@@ -124,22 +124,23 @@ def found_of(runs: Runs) -> Found:
             ),
             [curve("accuracy", BACK[::-1], restarts[::-1])],
         ],
-        measured={
-            key: values.tolist()
-            for key, values in {
-                **{f"accuracy {name}": values for name, values in accuracy.items()},
-                "accuracy calm": best,
-                "accuracy from before the fall, calm": back,
-                "accuracy from OPT's limit, calm": opts,
-                "accuracy from before the fall, other batches": rewound,
+        measured=flat(
+            {
+                "accuracy": {
+                    **accuracy,
+                    "calm": best,
+                    "from before the fall, calm": back,
+                    "from OPT's limit, calm": opts,
+                    "from before the fall, other batches": rewound,
+                    **{f"from {at} steps before the crash": restarts[row] for row, at in enumerate(BACK)},
+                },
                 "log2 of the scale at the first loss that is not finite": overflow,
                 "steps from the fall of the scale to the last applied step": lead,
                 "steps from the fall of the scale to a loss that rises": rise,
                 "steps from the fall of the scale to a loss worse than a guess": guess,
-                **{f"accuracy from {at} steps before the crash": restarts[row] for row, at in enumerate(BACK)},
-                **{f"last applied step {name}": values for name, values in lasts.items()},
-            }.items()
-        },
+                "last applied step": lasts,
+            }
+        ),
     )
 
 

@@ -100,19 +100,15 @@ def run(seeds: int, steps: int) -> Found:
         ],
         measured=flat(
             {
-                kind: [values[case] for case in cases]
-                for kind, values in (
-                    ("difference", token),
-                    ("from float32", away),
-                    ("largest ratio", widest),
-                    ("same", same),
-                    ("deviation", last),
-                )
-            },
-            map(" ".join, cases),
-        )
-        | {f"factor {graph}": each.tolist() for graph, each in factor.items()}
-        | {f"factor of the deviation {graph}": each.tolist() for graph, each in wider.items()},
+                "difference": token,
+                "from float32": {case: away[case] for case in cases},
+                "largest ratio": widest,
+                "same": same,
+                "deviation": last,
+                "factor": factor,
+                "factor of the deviation": wider,
+            }
+        ),
     )
 
 

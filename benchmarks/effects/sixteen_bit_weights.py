@@ -78,13 +78,11 @@ def run(seeds: int, steps: int) -> Found:
         lines=[
             curves(
                 range(len(pairs)),
-                {name: np.array([found[(name, *pair)].loss / exact[name].loss for pair in pairs]) for name in _RATES},
+                {name: [found[(name, *pair)].loss / exact[name].loss for pair in pairs] for name in _RATES},
             ),
-            curves(
-                range(len(pairs)), {name: np.array([found[(name, *pair)].stayed for pair in pairs]) for name in _RATES}
-            ),
+            curves(range(len(pairs)), {name: [found[(name, *pair)].stayed for pair in pairs] for name in _RATES}),
             (
-                curve("SGD", range(len(_WAYS)), np.array(list(left.values()))),
+                curve("SGD", range(len(_WAYS)), list(left.values())),
                 curve("published", [_WAYS.index("nearest")], np.full([1, seeds], _PUBLISHED)),
             ),
         ],

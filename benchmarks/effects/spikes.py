@@ -172,14 +172,16 @@ def found_of(changed: Curves, level: Curves, change: int) -> Found:
                 [_around(way, values[:, cases.index((worst_beta, way))], change) for way in WAYS]
                 for values in (changed.loss, changed.rms)
             ),
-            curves(range(len(BETAS)), {way: np.array([spikes[beta, way].times for beta in BETAS]) for way in WAYS}),
+            curves(range(len(BETAS)), {way: [spikes[beta, way].times for beta in BETAS] for way in WAYS}),
             curves(EPSILONS, {"update": update, "gradient": grad}),
         ],
-        measured={
-            f"{what} {way} beta2 {beta}": getattr(seen, what).tolist()
-            for (beta, way), seen in spikes.items()
-            for what in Spike._fields
-        }
+        measured=flat(
+            {
+                (what, way, "beta2", beta): getattr(spikes[beta, way], what)
+                for beta, way in cases
+                for what in Spike._fields
+            }
+        )
         | flat({"update epsilon": update, "gradient epsilon": grad}, [f"{epsilon:.0e}" for epsilon in EPSILONS]),
     )
 

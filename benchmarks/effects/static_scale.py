@@ -65,13 +65,10 @@ def run(seeds: int, steps: int) -> Found:
             "natural": least[-1] not in (None, 0),
         },
         lines=[curves(_EXPONENTS, dict(zip(sizes, each, strict=True))) for each in (accuracy, flushed)],
-        measured={"accuracy float32": exact[0].tolist()}
+        measured=flat({"accuracy float32": exact[0]})
         | flat(
-            {
-                f"{kind} 2^{factor} at": values[i]
-                for kind, values in (("accuracy", accuracy), ("flushed", flushed), ("skipped", skipped))
-                for i, factor in enumerate(_FACTORS)
-            },
+            {"accuracy": accuracy, "flushed": flushed, "skipped": skipped},
+            [f"2^{factor} at" for factor in _FACTORS],
             [f"2^{exponent}" for exponent in _EXPONENTS],
         ),
     )

@@ -41,10 +41,7 @@ def run(seeds: int, steps: int) -> Found:
     nearest, random = ({form: found[form, way] for form in (*WORDS, *FLOATS)} for way in _WAYS)
     left = {case: seen.accuracy / exact.accuracy for case, seen in found.items()}
     lost = _lost(exact, nearest)
-    shown = {
-        ("float32", ""): exact,
-        **{(_name(form), way): seen for (form, way), seen in found.items()},
-    }
+    shown = {("float32", ""): exact, **{(_name(form), way): seen for (form, way), seen in found.items()}}
     return Found(
         words={
             "furthest": max(nearest[word].loss.max() for word in WORDS),
@@ -59,9 +56,9 @@ def run(seeds: int, steps: int) -> Found:
         rows=((*case, seen.accuracy, seen.loss, seen.stayed) for case, seen in shown.items()),
         holds=holds_of(exact, nearest, random),
         lines=[
-            curves(WORDS, {way: np.array([left[word, way] for word in WORDS]) for way in _WAYS}),
-            curves(WORDS, {way: np.array([found[word, way].stayed for word in WORDS]) for way in _WAYS}),
-            curves(range(len(FLOATS)), {way: np.array([left[form, way] for form in FLOATS]) for way in _WAYS}),
+            curves(WORDS, {way: [left[word, way] for word in WORDS] for way in _WAYS}),
+            curves(WORDS, {way: [found[word, way].stayed for word in WORDS] for way in _WAYS}),
+            curves(range(len(FLOATS)), {way: [left[form, way] for form in FLOATS] for way in _WAYS}),
         ],
         measured={
             f"{kind} {' '.join(case).strip()}": getattr(seen, kind).tolist()

@@ -50,11 +50,7 @@ def run(seeds: int, steps: int) -> Found:
         },
         rows=(
             (name, _zeros(each), _below(each), _between(each, -27, -24), *(_flushed(each, scale) for scale in _SCALES))
-            for name, each in {
-                **layers,
-                "**all activations**": all_activations,
-                "**all weights**": all_weights,
-            }.items()
+            for name, each in {**layers, "**all activations**": all_activations, "**all weights**": all_weights}.items()
         ),
         holds={
             "relu": behind_relu.mean() > 0.5,
@@ -82,10 +78,9 @@ def run(seeds: int, steps: int) -> Found:
         ],
         measured=flat(
             {
-                what: [function(each) for each in layers.values()]
-                for what, function in (("true zeros", _zeros), ("below 2^-24", _below), ("flushed", _flushed))
-            },
-            layers,
+                what: {name: share(each) for name, each in layers.items()}
+                for what, share in (("true zeros", _zeros), ("below 2^-24", _below), ("flushed", _flushed))
+            }
         ),
     )
 

@@ -156,25 +156,25 @@ def found_of(seen: dict[_Key, list[Course]]) -> Found:
             curves(_EXPONENTS, {kind: by_exponent(each, _EXPONENTS) for kind, each in first.items()}),
             curves(
                 range(len(_FORMATS)),
-                {kind: np.array([visible(flushed(each, to)) for to in _FORMATS]) for kind, each in whole.items()},
+                {kind: [visible(flushed(each, to)) for to in _FORMATS] for kind, each in whole.items()},
             ),
             [
                 curve(
                     kind,
                     [at for at, key in enumerate(_WAYS) if key[0] == kind],
-                    np.array([losses[key] - losses[kind, "float32"] for key in _WAYS if key[0] == kind]),
+                    [losses[key] - losses[kind, "float32"] for key in _WAYS if key[0] == kind],
                 )
                 for kind in counts
             ],
         ],
-        measured={f"loss {kind}, {name}": values.tolist() for (kind, name), values in losses.items()}
+        measured=flat({"loss": {f"{kind}, {name}": values for (kind, name), values in losses.items()}})
         | flat(
             {
-                f"flushed {label} {when}": [flushed(values, to) for values in each.values()]
+                ("flushed", label, when, kind): flushed(values, to)
                 for to, label in _FORMATS.items()
                 for when, each in (("first step", first), ("run", whole), ("last look", last))
-            },
-            counts,
+                for kind, values in each.items()
+            }
         ),
     )
 

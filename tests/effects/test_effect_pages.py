@@ -221,6 +221,8 @@ def test_numbers_are_named_after_their_place():
     found = flat({"a": values}, ["x", "y"], (1, 2, 3))
     assert list(found) == ["a x 1", "a x 2", "a x 3", "a y 1", "a y 2", "a y 3"]
     assert found["a y 2"] == values[1, 1].tolist()
+    assert flat({"a": {("b", 1): values[0]}, "c": values[1]}, "xyz")["a b 1 y"] == values[0, 1].tolist()
+    assert flat({"a": values[0, 0]}) == {"a": [0, 1]}
 
 
 def test_the_command_writes_a_page(capsys, tmp_path, stub):
