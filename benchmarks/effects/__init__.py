@@ -3,61 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import time
 
 import scaler
-from benchmarks.effects import (
-    attention_logits,
-    chunked_sums,
-    float8,
-    flushed_part,
-    lag,
-    layerwise,
-    log_normal,
-    look_ahead,
-    narrow_parity,
-    output_logits,
-    scale_collapse,
-    second_graph,
-    sixteen_bit_weights,
-    skip_rate,
-    spikes,
-    static_scale,
-    stochastic_rounding,
-    underflow,
-    unit_scaling,
-    updated_scale,
-)
 from benchmarks.effects.effect import Effect as Effect
 from benchmarks.effects.effect import Experiment as Experiment
+from benchmarks.effects.effect import told, written
 from loops.support.errors import check_count
 
-EXPERIMENTS = tuple(
-    module.EXPERIMENT
-    for module in (
-        underflow,
-        log_normal,
-        static_scale,
-        sixteen_bit_weights,
-        stochastic_rounding,
-        chunked_sums,
-        second_graph,
-        skip_rate,
-        look_ahead,
-        updated_scale,
-        layerwise,
-        float8,
-        narrow_parity,
-        scale_collapse,
-        attention_logits,
-        output_logits,
-        spikes,
-        flushed_part,
-        lag,
-        unit_scaling,
-    )
-)
-"""The effects in the order of the index: published ones, and two of ours."""
+
+def _experiment(name: str) -> Experiment:
+    module, text = importlib.import_module(f"{__name__}.{name.replace('-', '_')}"), written(name)
+
+    def run(seeds: int, steps: int) -> Effect:
+        return told(name, seeds, steps, module.run(seeds, steps))
+
+    return Experiment(name, text["summary"], text["steps"], run, text["seeds"])
+
+
+EXPERIMENTS = tuple(map(_experiment, written("index")["effects"]))
+"""The effects in the order of the index, `NAME.py` and `NAME.toml` each: published ones, and two of ours."""
 
 
 def choose(name: str) -> Experiment:

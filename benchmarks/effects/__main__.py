@@ -8,6 +8,7 @@ python -m benchmarks.effects all --out elsewhere  # all of them, with an index: 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import sys
@@ -18,6 +19,7 @@ import scaler
 from benchmarks.effects import EXPERIMENTS, Effect, choose, measure, pages
 from halfstep.commands import shared
 from halfstep.terminal import folded, width
+from loops.support.drawing import require_matplotlib
 from loops.support.json_values import without_nan
 from loops.support.text import columns
 
@@ -29,26 +31,21 @@ def main(words: Sequence[str] | None = None) -> int:
     """Runs the command, and returns its exit status: 1 with one line if nothing can be measured or written."""
     options = _parser().parse_args(words)
     try:
-        return run(options)
+        if options.name == _LIST:
+            for one in EXPERIMENTS:
+                print(f"{one.name}, {one.steps} steps", folded(one.summary, indent="  "), sep="\n")
+        else:
+            _run(options)
     except (scaler.InvalidArgument, loops.LoopError, loops.NotWritable) as error:
         print(f"effects: {error}", file=sys.stderr)
         return 1
+    return 0
 
 
-def run(options: argparse.Namespace) -> int:
-    """Measures the effect of the options, or all, and writes their files.
-
-    Raises:
-        scaler.InvalidArgument: For an unknown name, or too few steps.
-        loops.LoopError: If matplotlib or the digits are not installed.
-        loops.NotWritable: If the folder cannot be written, before anything is measured.
-    """
-    if options.name == _LIST:
-        for one in EXPERIMENTS:
-            print(f"{one.name}, {one.steps} steps", folded(one.summary, indent="  "), sep="\n")
-        return 0
+def _run(options: argparse.Namespace) -> None:
+    """Measures the effect of the options, or all, and writes their files, if they can be drawn and written."""
     experiments = EXPERIMENTS if options.name == _ALL else (choose(options.name),)
-    pages.check_drawable()
+    require_matplotlib()
     pages.check_writable(options.out)
     measured = []
     for experiment in experiments:
@@ -60,9 +57,8 @@ def run(options: argparse.Namespace) -> int:
     if options.name == _ALL:
         pages.write_text(pathlib.Path(options.out) / _INDEX, pages.index(measured))
     if options.json:
-        values = [without_nan(pages.to_values(effect)) for effect in measured]
+        values = [without_nan(dataclasses.asdict(effect)) for effect in measured]
         print(json.dumps(values if options.name == _ALL else values[0], indent=1))
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -72,23 +72,29 @@ def train(setups: Sequence[Setup], *, seeds: int, factors: Sequence[float]) -> C
     problem, steps, count = networks.digits(), len(factors), len(setups)
     each = Setup(*(np.repeat(values, seeds) for values in zip(*setups, strict=True)))  # type: ignore[arg-type]
 
-    @tf.function(autograph=True)
-    def run() -> tf.Tensor:
-        weights = networks.start(seeds, count)
-        moments = [Moments(tf.zeros_like(weight), tf.zeros_like(weight)) for weight in weights]
-        factor = tf.constant(factors, tf.float32)
-        rows = tf.TensorArray(tf.float32, steps)
-        for step in tf.range(steps):
-            loss, _ = networks.evaluate(weights, problem.test_images, problem.test_labels)
-            images, labels = networks.batch(problem, step, seeds, count)
-            scale = tf.fill([count * seeds], factor[step])
-            grads = networks.backward(weights, images, labels, scale, networks.exact, networks.exact).grads
-            weights, moments, rms, update = stepped(weights, moments, grads, tf.cast(step, tf.float32) + 1, each)
-            rows = rows.write(step, tf.stack([loss, rms[0], _norm(grads), root_mean(tf.square(grads[0])), update[0]]))
-        return rows.stack()
+    factor = tf.constant(factors, tf.float32)
 
-    rows = run.get_concrete_function()().numpy()
+    def start() -> tuple:
+        weights = networks.start(seeds, count)
+        return weights, at_rest(weights)
+
+    def take(step: tf.Tensor, state: tuple) -> tuple:
+        weights, moments = state
+        loss, _ = networks.evaluate(weights, problem.test_images, problem.test_labels)
+        images, labels = networks.batch(problem, step, seeds, count)
+        scale = tf.fill([count * seeds], factor[step])
+        grads = networks.backward(weights, images, labels, scale, networks.exact, networks.exact).grads
+        weights, moments, rms, update = stepped(weights, moments, grads, tf.cast(step, tf.float32) + 1, each)
+        row = [loss, rms[0], _norm(grads), root_mean(tf.square(grads[0])), update[0]]
+        return (weights, moments), tf.stack(row)
+
+    rows = networks.over_steps(steps, start, take)[1]
     return Curves(*np.moveaxis(rows.reshape(steps, len(Curves._fields), count, seeds), 1, 0))
+
+
+def at_rest(weights: Sequence[tf.Tensor]) -> list[Moments]:
+    """The moments before the first step."""
+    return [Moments(tf.zeros_like(weight), tf.zeros_like(weight)) for weight in weights]
 
 
 def stepped(

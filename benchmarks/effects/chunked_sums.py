@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import scaler
-from benchmarks.effects import operands
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent, spread
-from benchmarks.effects.sums import CHUNK, WAYS, Summation, summation
+from benchmarks.effects.effect import Found, curves, flat
+from benchmarks.effects.runs import trained
 from loops import tasks
-from loops.loop.loop import Loop
-from loops.step.train_step import TrainStep
 
-NAME = "chunked-sums"
+CHUNK = 64
+WAYS = ("in order", "chunks", "at random")
 _OPERANDS = "float8_e5m2"
-_FORMATS = ("float16", "bfloat16")
-_PUBLISHED = ("float16",)
-"""What published accumulators have something to say about: nothing is published for a fraction of 7 bits."""
+FORMATS = ("float16", "bfloat16")
+_CASES = list(itertools.product(FORMATS, WAYS))
 _BATCH = 256
-_POSITIONS = 64
-"""Of an image in the first convolution."""
-_LENGTHS = CHUNK * 2 ** np.arange(int(np.log2(_BATCH * _POSITIONS // CHUNK)) + 1)
+_LONGEST = _BATCH * 64
+"""Products: an image has 64 positions in the first convolution."""
+_LENGTHS = CHUNK * 2 ** np.arange(int(np.log2(_LONGEST // CHUNK)) + 1)
 _RATE = 1e-3
 _TOP = 14
 """The exponent of the power of two below which the largest sum of magnitudes is scaled: float16 holds 2^15."""
-_TERMS = ("as they are", "without signs")
+TERMS = ("as they are", "without signs")
 _CLOSE = 0.05
 """The error of a gradient, as a share of its norm, that is small here: that of another batch differs by far more."""
 _LESS = 0.1
 """The part of the error of a plain sum that is left where it is cured. Both are yardsticks of this page's own."""
+_PROGRESS = 0.01
+"""The share of the loss that a step along the exact gradient is to take away, to first order."""
+
+Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class _Seen(NamedTuple):
@@ -53,180 +55,74 @@ class _Seen(NamedTuple):
     noise: float
 
 
-def run(seeds: int = 5, steps: int = 100) -> Effect:
+def run(seeds: int, steps: int) -> Found:
     """Trains the digits' CNN in float32, and sums the products of one step's kernel gradients in short formats.
 
     Args:
         seeds: The number of networks.
         steps: The steps of training before that step.
     """
-    cases = list(itertools.product(_FORMATS, WAYS))
-    sums = {case: summation(*case) for case in cases}
+    sums = {case: summation(*case) for case in _CASES}
     seen = [_measure(seed, steps, sums) for seed in range(seeds)]
     error = {key: np.array([one.error[key] for one in seen]) for key in seen[0].error}
-    gradient = {case: np.array([one.gradient[case] for one in seen]) for case in cases}
-    progress = {case: np.array([one.progress[case] for one in seen]) for case in cases}
+    gradient, progress = (
+        {case: np.array([getattr(one, part)[case] for one in seen]) for case in _CASES}
+        for part in ("gradient", "progress")
+    )
     noise = np.array([one.noise for one in seen])
     last = {key: values[:, -1] for key, values in error.items()}
-    magnitudes = {(name, way): last[_TERMS[1], name, way] for name, way in cases}
-    return Effect(
-        **described(
-            NAME,
-            rate=_RATE,
-            batch=_BATCH,
-            chunk=CHUNK,
-            products=9 * 16,
-            longest=_LENGTHS[-1],
-            chunks=_LENGTHS[-1] // CHUNK,
-            gradient_ordered=_means(gradient, "in order"),
-            gradient_chunks=_means(gradient, "chunks"),
-            noise=percent(noise, ".0f"),
-        ),
-        seeds=seeds,
-        steps=steps,
-        beside=(
-            (
-                "a 16-bit accumulator with chunks",
-                "full accuracy in training",
-                f"error of the gradient {percent(gradient['float16', 'chunks'], '.2f')} in float16, "
-                f"{percent(gradient['bfloat16', 'chunks'], '.2f')} in bfloat16",
-            ),
-            (
-                "and without them",
-                "no figure compared",
-                f"{percent(gradient['float16', 'in order'], '.2f')} and "
-                f"{percent(gradient['bfloat16', 'in order'], '.2f')}",
-            ),
-        ),
-        columns=(
-            "accumulator",
-            "sum",
-            f"error of {_LENGTHS[-1]} products",
-            "of their magnitudes",
-            "error of the gradient",
-            "progress of a step",
-        ),
-        rows=tuple(
-            (
-                name,
-                way,
-                percent(last[_TERMS[0], name, way], ".2f"),
-                percent(last[_TERMS[1], name, way], ".2f"),
-                percent(gradient[name, way], ".2f"),
-                percent(progress[name, way], ".2f"),
-            )
-            for name, way in cases
-        ),
-        claims=_claims(error, gradient, noise),
-        panels=(
-            *(
-                Panel(
-                    f"sums of magnitudes in {name}",
-                    "products added",
-                    "error, share of the norm",
-                    tuple(curve(way, _LENGTHS, error[_TERMS[1], name, way].T) for way in WAYS),
-                    log_x=2,
-                    log_y=10,
-                )
-                for name in _FORMATS
-            ),
-            Panel(
-                f"error of {_LENGTHS[-1]}, and of a gradient",
-                "",
-                "share of the norm",
-                tuple(
-                    curve(what, range(len(cases)), np.array([values[case] for case in cases]))
-                    for what, values in (
-                        ("products", {(name, way): last[_TERMS[0], name, way] for name, way in cases}),
-                        ("magnitudes", magnitudes),
-                        ("gradient", gradient),
-                    )
-                ),
-                log_y=10,
-                reference=(float(noise.mean()), "another batch"),
-                ticks=tuple(map(" ".join, cases)),
-            ),
-        ),
-        measured={
-            f"{kind} {name} {way}": values[name, way].tolist()
-            for kind, values in (("gradient", gradient), ("progress", progress))
-            for name, way in cases
-        }
-        | {f"error {' '.join(key)}": values.tolist() for key, values in last.items()}
-        | {"noise": noise.tolist()},
+    products, magnitudes = ({case: last[(terms, *case)] for case in _CASES} for terms in TERMS)
+    shown = {"products": products, "magnitudes": magnitudes, "gradient": gradient}
+    float16, bfloat16 = ({way: gradient[name, way] for way in WAYS} for name in FORMATS)
+    return Found(
+        words={
+            "chunks": _LONGEST // CHUNK,
+            "ordered": {name: gradient[name, "in order"].mean() for name in FORMATS},
+            "chunked": {name: gradient[name, "chunks"].mean() for name in FORMATS},
+            "float16": float16,
+            "bfloat16": bfloat16,
+            "noise": noise,
+            "left": {" ".join(case): each / magnitudes[case[0], "in order"] for case, each in magnitudes.items()},
+            "lower": {name: gradient[name, "in order"] / gradient[name, "chunks"] for name in FORMATS},
+            "cases": [" ".join(case) for case in _CASES],
+        },
+        rows=((*case, *(each[case] for each in (*shown.values(), progress))) for case in _CASES),
+        holds=holds_of(error, gradient, noise),
+        lines=[
+            *(curves(_LENGTHS, {way: error[TERMS[1], name, way].T for way in WAYS}) for name in FORMATS),
+            curves(range(len(_CASES)), {what: list(each.values()) for what, each in shown.items()}),
+        ],
+        measured=flat({"gradient": gradient, "progress": progress, "error": last, "noise": noise}),
     )
 
 
-def _claims(
-    error: dict[tuple[str, str, str], np.ndarray],
-    gradient: dict[tuple[str, str], np.ndarray],
-    noise: np.ndarray,
-) -> tuple[Claim, ...]:
-    """What is claimed: `error` is [seeds, lengths], the others [seeds]."""
-    same = {(name, way): error[_TERMS[1], name, way] for name in _FORMATS for way in WAYS}
-    chunked, ordered, drawn = (
-        {name: gradient[name, way] for name in _FORMATS} for way in ("chunks", "in order", "at random")
-    )
-    largest = max(values.max() for way in (ordered, chunked, drawn) for values in way.values())
-    return (
-        Claim(
-            "products of one sign are swamped: in each seed the error of a plain sum exceeds a tenth at "
-            "the greatest length, and is less at the least.",
-            all(
-                bool((same[name, "in order"][:, -1] > np.maximum(0.1, same[name, "in order"][:, 0])).all())
-                for name in _FORMATS
-            ),
-        ),
-        *(
-            _cured(f"{name}: {said}", same[name, way][:, -1] / same[name, "in order"][:, -1], name in _PUBLISHED)
-            for way, said in (("chunks", f"chunks of {CHUNK} leave"), ("at random", "rounding at random leaves"))
-            for name in _FORMATS
-        ),
-        Claim(
-            "in each seed chunks lower the error of the real gradient, by factors of "
-            + " and ".join(f"{spread(ordered[name] / chunked[name], '.1f')} in {name}" for name in _FORMATS)
-            + ".",
-            all(bool((chunked[name] < ordered[name]).all()) for name in _FORMATS),
-        ),
-        Claim(
-            f"in each seed the gradient with chunks is within {100 * _CLOSE:.0f} % of the exact one, in both formats.",
-            all(bool((chunked[name] <= _CLOSE).all()) for name in _FORMATS),
-            published=False,
-        ),
-        Claim(
-            "each of these errors is smaller than the noise of the batch, in one step.",
-            bool(largest < noise.min()),
-            published=False,
-        ),
-    )
-
-
-def _cured(said: str, part: np.ndarray, published: bool) -> Claim:
-    """That little is left of an error: these parts of it, [seeds]."""
-    return Claim(
-        f"{said} less than {_LESS:g} of that error in each seed ({spread(part, '.3f')}).",
-        bool((part < _LESS).all()),
-        published,
-    )
-
-
-def _means(errors: dict[tuple[str, str], np.ndarray], way: str) -> str:
-    """The mean errors of both formats."""
-    return " and ".join(f"{100 * errors[name, way].mean():.2f} % in {name}" for name in _FORMATS)
+def holds_of(
+    error: Mapping[tuple[str, str, str], np.ndarray], gradient: Mapping[tuple[str, str], np.ndarray], noise: np.ndarray
+) -> dict[str, Any]:
+    """Whether each claim holds: `error` is [seeds, lengths], the others [seeds]."""
+    plain = {name: error[TERMS[1], name, "in order"] for name in FORMATS}
+    return {
+        "swamped": [(each[:, -1] > np.maximum(0.1, each[:, 0])).all() for each in plain.values()],
+        **{
+            f"{key}-{name}": error[TERMS[1], name, way][:, -1] / plain[name][:, -1] < _LESS
+            for key, way in (("chunks", "chunks"), ("random", "at random"))
+            for name in FORMATS
+        },
+        "lower": [gradient[name, "chunks"] < gradient[name, "in order"] for name in FORMATS],
+        "close": [gradient[name, "chunks"] <= _CLOSE for name in FORMATS],
+        "noise": max(values.max() for values in gradient.values()) < noise.min(),
+    }
 
 
 def _measure(seed: int, steps: int, sums: dict[tuple[str, str], Summation]) -> _Seen:
-    keras.utils.set_random_seed(seed)
     task = tasks.load("digits")
-    model = task.model("float32")
-    step = TrainStep(model, task.loss, keras.optimizers.Adam(_RATE), loss_scaler=scaler.LossScaler(scaler.NoScaling()))
-    Loop(step, task.dataset(task.batch_size, seed), steps_per_call=min(20, steps)).run(steps)
+    model = trained(task, seed, keras.optimizers.Adam(_RATE), steps).model
     batches = iter(task.dataset(_BATCH, seed + 1000))
     images, labels = next(batches)
     error: dict[tuple[str, str, str], np.ndarray] = {}
     summed: dict[tuple[str, str], list[np.ndarray]] = {case: [] for case in sums}
     exact: list[np.ndarray] = []
-    for layer, (left, right) in enumerate(operands.of_kernels(model, task.loss, images, labels)):
+    for layer, (left, right) in enumerate(of_kernels(model, task.loss, images, labels)):
         # Powers of two change no bit of an operand, and keep the sums within float16.
         shift = 2.0 ** (_TOP - np.ceil(np.log2((np.abs(left).T @ np.abs(right)).max())))
         left, right = (scaler.formats.rounded(each, _OPERANDS, saturate=True).numpy() for each in (left, right * shift))
@@ -236,13 +132,13 @@ def _measure(seed: int, steps: int, sums: dict[tuple[str, str], Summation]) -> _
             summed[name, way].append(so_far[-1] / shift)
             if layer == 0:
                 same_sign = np.abs(left), np.abs(right)
-                error[_TERMS[0], name, way] = _errors(left, right, so_far)
-                error[_TERMS[1], name, way] = _errors(*same_sign, sum_up(*same_sign, (seed, layer)))
-    own, other = (operands.gradients(model, task.loss, *each) for each in ((images, labels), next(batches)))
+                error[TERMS[0], name, way] = _errors(left, right, so_far)
+                error[TERMS[1], name, way] = _errors(*same_sign, sum_up(*same_sign, (seed, layer)))
+    own, other = (gradients(model, task.loss, *each) for each in ((images, labels), next(batches)))
     return _Seen(
         error,
         {case: _distance(each, exact) for case, each in summed.items()},
-        operands.progress(model, task.loss, images, labels, exact, summed),
+        progress(model, task.loss, images, labels, exact, summed),
         _distance(other, own),
     )
 
@@ -261,4 +157,150 @@ def _distance(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float
     return float(np.linalg.norm(one - other) / np.linalg.norm(other))
 
 
-EXPERIMENT = Experiment(NAME, "sums of long products in 16 bits: in order, in chunks, at random", 100, run, seeds=5)
+def convolutions(model: keras.Sequential) -> list[keras.layers.Conv2D]:
+    """The convolutions of a model, in order."""
+    return [layer for layer in model.layers if isinstance(layer, keras.layers.Conv2D)]
+
+
+def of_kernels(
+    model: keras.Sequential, loss: Loss, images: tf.Tensor, labels: tf.Tensor
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The operands of each convolution's kernel gradient, in training.
+
+    Args:
+        model: Layers in a row. Its convolutions have no bias, and pad as "same".
+        loss: Of labels and outputs.
+        images: [batch, height, width, channels].
+        labels: [batch].
+
+    Returns:
+        For each convolution what each position sees, float32 [n, kernel * channels], and the gradient of its output
+        there, [n, filters], where n is the number of examples times positions. The gradient of the kernel is the sum
+        over n of their products.
+    """
+    convolved = convolutions(model)
+    inputs, outputs, given = [], [], images
+    with tf.GradientTape() as tape:
+        for layer in model.layers:
+            if layer in convolved:
+                inputs.append(given)
+            given = layer(given, training=True) if isinstance(layer, keras.layers.BatchNormalization) else layer(given)
+            if layer in convolved:
+                outputs.append(given)
+        value = loss(labels, given)
+    deltas = tape.gradient(value, outputs)
+    found = []
+    for layer, seen, delta in zip(convolved, inputs, deltas, strict=True):
+        patches = tf.image.extract_patches(seen, [1, *layer.kernel_size, 1], [1, *layer.strides, 1], [1] * 4, "SAME")
+        found.append(tuple(each.numpy().reshape(-1, each.shape[-1]) for each in (patches, delta)))
+    return found
+
+
+def gradients(model: keras.Sequential, loss: Loss, images: tf.Tensor, labels: tf.Tensor) -> list[np.ndarray]:
+    """The gradients of the convolutions' kernels in training, each [kernel * channels, filters]."""
+    kernels = [layer.kernel for layer in convolutions(model)]
+    with tf.GradientTape() as tape:
+        value = loss(labels, model(images, training=True))
+    found = tape.gradient(value, [kernel.value for kernel in kernels])
+    return [each.numpy().reshape(-1, each.shape[-1]) for each in found]
+
+
+def progress(
+    model: keras.Sequential,
+    loss: Loss,
+    images: tf.Tensor,
+    labels: tf.Tensor,
+    exact: Sequence[np.ndarray],
+    summed: Mapping[tuple[str, str], Sequence[np.ndarray]],
+) -> dict[tuple[str, str], float]:
+    """How much a step along each gradient lowers the loss, as a share of what one along the exact gradient does.
+
+    Args:
+        model: The network; the kernels of its convolutions move, and are put back.
+        loss: Of labels and outputs.
+        images: A batch.
+        labels: Its labels.
+        exact: The gradients of the kernels, each [kernel * channels, filters].
+        summed: The same from other sums.
+    """
+    kernels = [layer.kernel for layer in convolutions(model)]
+    before = [keras.ops.convert_to_numpy(kernel) for kernel in kernels]
+    start = float(loss(labels, model(images, training=True)))
+    rate = _PROGRESS * start / sum(float((each.astype(np.float64) ** 2).sum()) for each in exact)
+
+    def lowered(gradients: Sequence[np.ndarray]) -> float:
+        for kernel, old, gradient in zip(kernels, before, gradients, strict=True):
+            kernel.assign(old - rate * gradient.reshape(old.shape))
+        return start - float(loss(labels, model(images, training=True)))
+
+    best = lowered(exact)
+    found = {case: lowered(sums) / best for case, sums in summed.items()}
+    for kernel, old in zip(kernels, before, strict=True):
+        kernel.assign(old)
+    return found
+
+
+Summation = Callable[[np.ndarray, np.ndarray, tuple[int, int]], np.ndarray]
+
+
+def summation(format: str, way: str) -> Summation:
+    """Sums the outer products of rows; each sum is rounded after each addition.
+
+    Products are float32: they are exact where both operands have few bits.
+
+    Args:
+        format: The accumulator's, as `scaler.formats.rounded` names it.
+        way: "in order": each product is added to the sum, rounded to nearest. "chunks": those of a chunk are added by
+            themselves, and then their sum to the sum, all rounded to nearest. "at random": in order, rounded at random.
+
+    Returns:
+        A function of float32 [n, i] and [n, j], where n is a multiple of `CHUNK`, and two integers that determine what
+        is drawn. It returns the sums so far after each chunk, float32 [n / CHUNK, i, j].
+    """
+
+    def add(left: tf.Tensor, right: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        if way == "chunks":
+            return _across(_within(left, right, format), format)
+        return _ordered(left, right, format, seed if way == "at random" else None)
+
+    rows = tf.TensorSpec([None, CHUNK, None], tf.float32)
+    # Traced once for all shapes, explicitly: TensorFlow warns about functions that calls trace repeatedly.
+    traced = tf.function(add, autograph=True).get_concrete_function(rows, rows, tf.TensorSpec([2], tf.int32))
+
+    def sums(left: np.ndarray, right: np.ndarray, seed: tuple[int, int]) -> np.ndarray:
+        chunked = [tf.constant(each.reshape(-1, CHUNK, each.shape[1]), tf.float32) for each in (left, right)]
+        return traced(*chunked, tf.constant(seed, tf.int32)).numpy()
+
+    return sums
+
+
+def _within(left: tf.Tensor, right: tf.Tensor, format: str) -> tf.Tensor:
+    """The sum of each chunk [chunks, i, j], all chunks at once."""
+    total = tf.zeros([tf.shape(left)[0], tf.shape(left)[2], tf.shape(right)[2]])
+    for row in tf.range(CHUNK):
+        product = left[:, row, :, None] * right[:, row, None, :]
+        total = scaler.formats.rounded(total + product, format)
+    return total
+
+
+def _across(chunks: tf.Tensor, format: str) -> tf.Tensor:
+    """The sum of the chunks so far, after each."""
+    total, count = tf.zeros_like(chunks[0]), tf.shape(chunks)[0]
+    rows = tf.TensorArray(tf.float32, count)
+    for chunk in tf.range(count):
+        total = scaler.formats.rounded(total + chunks[chunk], format)
+        rows = rows.write(chunk, total)
+    return rows.stack()
+
+
+def _ordered(left: tf.Tensor, right: tf.Tensor, format: str, seed: tf.Tensor | None) -> tf.Tensor:
+    """The sum of the products so far, after each chunk of them."""
+    total, count = tf.zeros([tf.shape(left)[2], tf.shape(right)[2]]), tf.shape(left)[0]
+    rows = tf.TensorArray(tf.float32, count)
+    for chunk in tf.range(count):
+        for row in tf.range(CHUNK):
+            product = left[chunk, row, :, None] * right[chunk, row, None, :]
+            drawn = None if seed is None else seed * 2**20 + tf.stack([chunk, row])
+            total = scaler.formats.rounded(total + product, format, seed=drawn)
+        rows = rows.write(chunk, total)
+    return rows.stack()

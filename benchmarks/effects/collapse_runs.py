@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 import scaler
 from benchmarks.effects import networks
-from benchmarks.effects.saved_run import EVERY, Course, SavedRun
+from benchmarks.effects.runs import Traced
 
+EVERY = 10
+"""Steps between two saves; the learning rate and the batches may change at each."""
+_WIDTH, _DEPTH = 32, 4
+_COLUMNS = ("loss", "loss_scale", "applied")
 RATE = 1e-3
 _RAMP = 1.5**30
 """The factor on the learning rate by the end of a run."""
@@ -27,13 +34,28 @@ OPTS_FLOOR = 2.0**-5
 """The least scale under OPT's own rule."""
 BACK = (40, 30, 20, 10, 0)
 """Restart points, in steps before the save that precedes the last applied step."""
-NONE, FLOOR, HYSTERESIS, METASEQ, GUARD = WAYS = (
-    "no floor",
-    "a floor of 1",
-    "hysteresis of 4",
-    "metaseq's rule",
-    "SpikeGuard",
-)
+WAYS = ("no floor", "a floor of 1", "hysteresis of 4", "metaseq's rule", "SpikeGuard")
+NONE, FLOOR, HYSTERESIS, METASEQ, GUARD = WAYS
+
+
+class Course(NamedTuple):
+    """A run, from its first step or from a save.
+
+    Attributes:
+        loss: Float32 [steps], the loss of the batch; not finite if the forward pass overflowed.
+        scale: Float32 [steps], the loss scale of the step.
+        applied: Bool [steps], whether the step moved the weights.
+        saves: The values of all variables, by the number of steps that were done before.
+        stuck: The step after which the scaler was found stuck, else None.
+        accuracy: The accuracy on the held-out digits at the end; an output that is not finite counts as wrong.
+    """
+
+    loss: np.ndarray
+    scale: np.ndarray
+    applied: np.ndarray
+    saves: dict[int, list[np.ndarray]]
+    stuck: int | None
+    accuracy: float
 
 
 class Fall(NamedTuple):
@@ -108,18 +130,14 @@ def train(seeds: int, steps: int) -> Runs:
         fall = fall_of(course, runs.calm)
         before = min(fall.scale // EVERY, count - 1)
         ends = [max(max(fall.last, 0) // EVERY - back // EVERY, 0) for back in BACK]
-        taken = {
-            at: Restart(at, plain.run(flat[at:], seed, at * EVERY, course.saves[at * EVERY])) for at in {before, *ends}
-        }
-        runs.level.append(plain.run(flat, seed))
-        runs.healthy.append(taken[before])
+        taken = {at: plain.go_on(course, at, flat, seed) for at in {before, *ends}}
         opts = ramped[METASEQ][seed]
         above = min(fall_of(opts, runs.calm).limit // EVERY, count - 1)
-        limited = made[METASEQ].run(flat[above:], seed, above * EVERY, opts.saves[above * EVERY])
-        runs.limited.append(Restart(above, limited))
+        runs.level.append(plain.run(flat, seed))
+        runs.healthy.append(taken[before])
+        runs.limited.append(made[METASEQ].go_on(opts, above, flat, seed))
+        runs.other.append(plain.go_on(course, before, rates, seed, batches=1))
         runs.again.append([taken[at] for at in ends])
-        changed = plain.run(rates[before:], seed, before * EVERY, course.saves[before * EVERY], batches=1)
-        runs.other.append(Restart(before, changed))
     return runs
 
 
@@ -155,3 +173,95 @@ def _strategies() -> dict[str, scaler.Strategy]:
     metaseq = scaler.presets.metaseq(growth_interval=INTERVAL, min_loss_scale=OPTS_FLOOR)
     ways = (dynamic(), dynamic(1.0), dynamic(hysteresis=4), metaseq, scaler.SpikeGuard(dynamic()))
     return dict(zip(WAYS, ways, strict=True))
+
+
+class SavedRun(Traced):
+    """A `TrainStep` under a strategy, traced once for all seeds, rates and restarts.
+
+    The network has four dense layers of 32 units with leaky ReLU under `mixed_float16` and no normalisation, so that
+    activations grow with the weights. Adam updates float32 weights.
+
+    Args:
+        strategy: Chooses the loss scale.
+    """
+
+    def __init__(self, strategy: scaler.Strategy):
+        super().__init__(_network(), _loss, keras.optimizers.Adam(), strategy)
+        self._problem = networks.digits()
+        self._take = tf.function(self._taken, autograph=True)
+
+    def run(
+        self, rates: Sequence[float], seed: int, at: int = 0, saved: list[np.ndarray] | None = None, batches: int = 0
+    ) -> Course:
+        """Takes `EVERY` steps at each of the learning rates.
+
+        Args:
+            rates: The learning rate until the next save.
+            seed: Determines the initial weights and the batches.
+            at: The step to begin at.
+            saved: The values of a save at that step; None begins with new weights.
+            batches: Another number makes other batches of the same data.
+        """
+        self.begin(self._take, tf.constant(0), tf.constant(0))
+        if saved is None:
+            self._initialize(seed)
+        else:
+            self.put(saved)
+        rows, saves, stuck = [], {}, None
+        for number, rate in enumerate(rates):
+            done = at + number * EVERY
+            saves[done] = self.values()
+            self.optimizer.learning_rate = rate
+            rows.append(self._take(tf.constant(done), tf.constant(seed + 1000 * batches)).numpy())
+            if stuck is None and self._is_stuck():
+                stuck = done + EVERY
+        loss, scale, applied = np.concatenate(rows).T
+        return Course(loss, scale, applied > 0, saves, stuck, self._accuracy())
+
+    def go_on(self, course: Course, save: int, rates: Sequence[float], seed: int, batches: int = 0) -> Restart:
+        """A run from one of the saves of another, by its number, with the learning rates that follow it."""
+        at = save * EVERY
+        return Restart(save, self.run(rates[save:], seed, at, course.saves[at], batches))
+
+    def _taken(self, done: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """`EVERY` steps, float32 [EVERY, columns]."""
+        rows = tf.TensorArray(tf.float32, EVERY)
+        for number in tf.range(EVERY):
+            drawn = tf.random.stateless_uniform(
+                [networks.BATCH], tf.stack([done + number, seed]), 0, self._problem.labels.shape[0], tf.int32
+            )
+            out = self.step((tf.gather(self._problem.images, drawn), tf.gather(self._problem.labels, drawn)))
+            rows = rows.write(number, tf.stack([tf.cast(out[name], tf.float32) for name in _COLUMNS]))
+        return rows.stack()
+
+    def _is_stuck(self) -> bool:
+        """Whether a `Loop` would end here."""
+        try:
+            self.scaler.check()
+        except scaler.StuckError:
+            return True
+        return False
+
+    def _accuracy(self) -> float:
+        given = self.model(self._problem.test_images).numpy()
+        right = np.isfinite(given).all(axis=1) & (given.argmax(axis=1) == self._problem.test_labels.numpy())
+        return float(right.mean())
+
+    def _initialize(self, seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        for variable in self.model.trainable_variables:
+            if len(variable.shape) == 2:
+                variable.assign(generator.normal(0, np.sqrt(2 / variable.shape[0]), variable.shape))
+
+
+def _network() -> keras.Model:
+    layers, policy = keras.layers, "mixed_float16"
+    given = inputs = keras.Input([networks.SIZES[0]])
+    for _ in range(_DEPTH):
+        given = layers.Dense(_WIDTH, activation="leaky_relu", dtype=policy)(given)
+    logits = layers.Dense(networks.SIZES[-1], dtype=policy)(given)
+    return keras.Model(inputs, layers.Activation("linear", dtype="float32")(logits))
+
+
+def _loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))

@@ -1,16 +1,21 @@
-"""The result of measuring an effect, as plain values for JSON."""
+"""The result of measuring an effect, as plain values for JSON: its text and the numbers in it."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import string
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-import scaler
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,52 +148,115 @@ class Experiment:
 
 
 PARTS = {"Published": "published", "Method": "design", "Remarks": "remarks"}
-"""The headings of an effect's text and page, and what an `Effect` calls them."""
+"""The headings of an effect's page, and what an `Effect` calls them."""
 
 
-def described(name: str, **words: object) -> dict[str, str]:
-    """What `NAME.md` beside this file says of an effect, as arguments of `Effect`: its title, its question and so on.
+def written(name: str) -> dict[str, Any]:
+    """What `NAME.toml` beside this file says of an effect."""
+    return tomllib.loads(pathlib.Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
 
-    Args:
-        name: Its name.
+
+class Found(NamedTuple):
+    """What a run found.
+
+    Attributes:
         words: The values of the names in braces.
+        rows: The cells of the table, each as the form of its column says; text is text already.
+        holds: Whether each claim holds, by its key: where all values do. None if they cannot tell.
+        lines: The curves of each panel.
+        measured: The numbers behind the table.
     """
-    text = pathlib.Path(__file__).with_name(f"{name}.md").read_text(encoding="utf-8").removeprefix("# ")
-    start, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
-    title, _, question = start.partition("\n")
-    headed = (part.partition("\n") for part in parts)
-    found = {"title": title, "question": question, **{PARTS[heading]: body for heading, _, body in headed}}
-    return {"name": name, **{part: _flowing(body).format(**words) for part, body in found.items()}}
+
+    words: Mapping[str, Any]
+    rows: Iterable[Sequence[Any]]
+    holds: Mapping[str, Any]
+    lines: Sequence[Sequence[Line]]
+    measured: Mapping[str, Sequence[float]]
 
 
-def _flowing(text: str) -> str:
-    """Paragraphs without the ends of their lines."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
+def told(name: str, seeds: int, steps: int, found: Found) -> Effect:
+    """An effect: the text of `NAME.toml` with the numbers of a run."""
+    words = {"seeds": seeds, "steps": steps, **found.words}
+    text = _Text(name, words)
+    parts, forms = text.written, text.written["columns"].values()
+    return Effect(
+        **{part: text.filled(parts[part]) for part in ("title", "question", *PARTS.values())},
+        name=name,
+        seeds=seeds,
+        steps=steps,
+        beside=tuple(tuple(map(text.filled, row)) for row in parts["beside"]),
+        columns=tuple(map(text.filled, parts["columns"])),
+        rows=tuple(tuple(text.cell(*each) for each in zip(row, forms, strict=True)) for row in found.rows),
+        claims=claims_of(name, found.holds, words),
+        panels=tuple(text.panel(*each) for each in zip(parts["panels"], found.lines, strict=True)),
+        measured=found.measured,
+    )
 
 
-def to_values(effect: Effect) -> dict[str, Any]:
-    """An effect as values for JSON."""
-    return dataclasses.asdict(effect)
-
-
-def from_values(values: Mapping[str, Any]) -> Effect:
-    """The effect from the values that `to_values` returned, also after a round trip through JSON.
+def claims_of(name: str, holds: Mapping[str, Any], words: Mapping[str, Any]) -> tuple[Claim, ...]:
+    """What `NAME.toml` claims, with the verdicts and words of `Found`.
 
     Raises:
-        scaler.InvalidArgument: For values in another form.
+        KeyError: For claims of which only the text or only the verdict is there.
     """
-    try:
-        if not re.fullmatch(r"[\w-]+", values["name"]):
-            # The page and the figure are files of that name.
-            raise TypeError(f"name {values['name'][:40]!r}")
-        panels = tuple(map(_panel, values["panels"]))
-        claims = tuple(Claim(**claim) for claim in values["claims"])
-        tables = {name: tuple(map(tuple, values[name])) for name in ("beside", "rows")}
-        return Effect(**{**values, **_tuples(values, "columns"), **tables, "claims": claims, "panels": panels})
-    except (KeyError, TypeError) as error:
-        raise scaler.InvalidArgument(
-            f"these are not the values of an effect ({error!r}): run python -m benchmarks.effects."
-        ) from error
+    text = _Text(name, words)
+    claims = text.written["claims"]
+    if without := claims.keys() ^ holds.keys():
+        raise KeyError(f"{name}: claims without a text or a verdict: {sorted(without)}")
+    verdicts = {key: None if holds[key] is None else bool(np.all(holds[key])) for key in claims}
+    return tuple(
+        Claim(text.filled(said), verdicts[key], kind == "published")
+        for key, claim in claims.items()
+        for kind, said in claim.items()
+    )
+
+
+class _Text(string.Formatter):
+    """The text of `NAME.toml`. A name in braces is one of the words of a run or a constant of `NAME.py`.
+
+    An array has its mean with the least and the greatest, and "%" after a form makes percent. Where a panel has a name
+    in place of ticks, bounds or the height of its reference, these are that word.
+    """
+
+    def __init__(self, name: str, words: Mapping[str, Any]):
+        self.written = written(name)
+        self._known = {**vars(sys.modules[f"{__package__}.{name.replace('-', '_')}"]), **words}
+
+    def filled(self, form: str) -> str:
+        """Text with its braces filled in; the lines of one that ends with a line flow into each other."""
+        return self.vformat(flowing(form), (), self._known)
+
+    def format_field(self, value: Any, form: str) -> str:
+        if form.endswith("%"):
+            return percent(value, form[:-1])
+        return spread(value, form or ".3g") if isinstance(value, np.ndarray) else super().format_field(value, form)
+
+    def cell(self, value: Any, form: str) -> str:
+        """The text of a cell in a column of this form."""
+        return value if isinstance(value, str) else self.format_field(value, form)
+
+    def panel(self, panel: dict[str, Any], lines: Sequence[Line]) -> Panel:
+        """A panel as it is written, with its curves."""
+        height, said = panel.get("reference", (None, ""))
+        return Panel(
+            **{key: self.filled(panel[key]) for key in ("title", "x_label", "y_label")},
+            lines=tuple(lines),
+            log_x=panel.get("log_x", 0),
+            log_y=panel.get("log_y", 0),
+            reference=None if height is None else (float(np.mean(self._named(height))), self.filled(said)),
+            ticks=tuple(map(self.filled, self._named(panel.get("ticks", ())))),
+            bounds=tuple((at, self.filled(said)) for at, said in self._named(panel.get("bounds", ()))),
+        )
+
+    def _named(self, value: Any) -> Any:
+        return self._known[value] if isinstance(value, str) else value
+
+
+def flowing(text: str) -> str:
+    """Paragraphs without the ends of their lines; what does not end a line stays as it is."""
+    if not text.endswith("\n"):
+        return text
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
 
 
 def curve(label: str, x: Sequence[float] | np.ndarray, by_seed: np.ndarray) -> Line:
@@ -205,6 +273,27 @@ def curve(label: str, x: Sequence[float] | np.ndarray, by_seed: np.ndarray) -> L
         known(by_seed.min(axis=1)),
         known(by_seed.max(axis=1)),
     )
+
+
+def curves(x: Sequence[float] | np.ndarray, by_label: Mapping[str, Any]) -> tuple[Line, ...]:
+    """A curve for each label, of values [positions, seeds]."""
+    return tuple(curve(label, x, values) for label, values in by_label.items())
+
+
+def flat(values: Any, *axes: Iterable[object], name: tuple[object, ...] = ()) -> dict[str, list[float]]:
+    """Arrays [axis, ..., seeds] as lists over the seeds, named after their keys and their place on each axis.
+
+    Args:
+        values: An array, or a mapping of such or of mappings; a key may be a tuple of names.
+        axes: The names of the places on each axis before the seeds.
+        name: The names before.
+    """
+    if isinstance(values, Mapping):
+        keyed = ((key if isinstance(key, tuple) else (key,), each) for key, each in values.items())
+        return {at: seeds for key, each in keyed for at, seeds in flat(each, *axes, name=(*name, *key)).items()}
+    places = list(itertools.product(*axes))
+    by_place = zip(places, np.reshape(values, (len(places), -1)), strict=True)
+    return {" ".join(map(str, (*name, *place))): seeds.tolist() for place, seeds in by_place}
 
 
 def course_of(label: str, by_step: np.ndarray, points: int = 120) -> Line:
@@ -231,17 +320,3 @@ def with_range(mean: str, low: str, high: str, unit: str = "") -> str:
 def percent(values: Any, form: str = ".1f") -> str:
     """Shares as percentages, as `spread` writes them."""
     return spread(100 * np.asarray(values, np.float64), form, " %")
-
-
-def _panel(values: Mapping[str, Any]) -> Panel:
-    bounds = tuple(map(tuple, values["bounds"]))
-    lines = tuple(map(_line, values["lines"]))
-    return Panel(**{**values, **_tuples(values, "reference", "ticks"), "lines": lines, "bounds": bounds})
-
-
-def _line(values: Mapping[str, Any]) -> Line:
-    return Line(**{**values, **_tuples(values, "x", "y", "low", "high")})
-
-
-def _tuples(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: None if values[name] is None else tuple(values[name]) for name in names}

@@ -8,17 +8,16 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from benchmarks.effects import course, networks
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent
+from benchmarks.effects import networks
+from benchmarks.effects.effect import Found, curves, flat
 
-NAME = "flushed-part"
 _FACTORS = (-12, -14, -16, -18, -20, -22)
 _MODES = ("float16", "put back", "flushed alone", "at random")
 _SMALLEST = 2.0**-24
 _ENOUGH = 0.01
 
 
-def run(seeds: int = 3, steps: int = 400) -> Effect:
+def run(seeds: int, steps: int) -> Found:
     """Trains with float16 gradients of ever smaller losses, in four ways that treat small values differently.
 
     Args:
@@ -26,7 +25,7 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
         steps: The steps of each run.
     """
     cases = list(itertools.product(_MODES, _FACTORS))
-    seen = course.train(
+    seen = networks.train(
         [scaler.NoScaling()] * len(cases),
         factors=[2.0**factor for _, factor in cases],
         seeds=seeds,
@@ -34,82 +33,44 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
         rounding=_Rounding(np.repeat([_MODES.index(mode) for mode, _ in cases], seeds)),
         twin=True,
     )
-    exact = course.train(
-        [scaler.NoScaling()], seeds=seeds, steps=steps, forward_rounding=networks.half, rounding=networks.exact
-    )
+    exact = networks.train([scaler.NoScaling()], seeds=seeds, steps=steps, rounding=networks.exact)
     shape = (len(_MODES), len(_FACTORS), seeds)
     accuracy, flushed = seen.accuracy.reshape(shape), seen.flushed.mean(axis=0).reshape(shape)
     loss = seen.test_loss.reshape(shape) / exact.test_loss[0]
-    plain, back, alone, random = range(len(_MODES))
-    least = exact.accuracy.mean() - _ENOUGH
-    harmless = [at for at in range(len(_FACTORS)) if accuracy[plain, at].mean() >= least]
-    survives = max((flushed[plain, at].mean() for at in harmless), default=0.0)
-    return Effect(
-        **described(
-            NAME,
-            accuracy=percent(exact.accuracy),
-            loss=", ".join(f"{value:.2f}" for value in loss[plain].mean(axis=1)),
-            survives=100 * survives,
-        ),
-        seeds=seeds,
-        steps=steps,
-        beside=(
-            ("gradients that may be flushed within a point of accuracy", "up to 85 %", f"up to {100 * survives:.0f} %"),
-        ),
-        columns=("loss times", "flushed in float16", *(f"accuracy, {mode}" for mode in _MODES)),
-        rows=tuple(
-            (f"2^{factor}", percent(flushed[plain, at]), *(percent(accuracy[mode, at]) for mode in range(len(_MODES))))
-            for at, factor in enumerate(_FACTORS)
-        ),
-        claims=(
-            Claim(
-                "most non-zero gradients of activations can be flushed within a point of accuracy.",
-                bool(survives > 0.5),
-            ),
-            Claim(
-                "with the flushed part put back, no loss is too small: rounding the rest costs no point.",
-                bool((accuracy[back].mean(axis=1) >= least).all()),
-                published=False,
-            ),
-            Claim(
-                "flushing alone does at least the harm of float16.",
-                bool((accuracy[alone].mean(axis=1) <= accuracy[plain].mean(axis=1) + _ENOUGH).all()),
-                published=False,
-            ),
-            Claim(
-                "rounding the flushed part at random carries at least two octaves further within a point of float32 "
-                f"(to {_edge(accuracy[random], least)}, float16 to {_edge(accuracy[plain], least)}).",
-                len(harmless) < int((accuracy[random].mean(axis=1) >= least).sum()),
-            ),
-        ),
-        panels=(
-            Panel(
-                "held-out accuracy",
-                "log2 of the factor on the loss",
-                "share",
-                tuple(curve(mode, _FACTORS, accuracy[at]) for at, mode in enumerate(_MODES)),
-                reference=(float(exact.accuracy.mean()), "float32 gradients"),
-            ),
-            Panel(
-                "flushed in float16",
-                "log2 of the factor on the loss",
-                "share of non-zero gradients",
-                (curve("of activations", _FACTORS, flushed[plain]),),
-            ),
-        ),
-        measured={"accuracy float32": exact.accuracy[0].tolist()}
-        | {
-            f"{kind} {mode} 2^{factor}": values[i, j].tolist()
-            for kind, values in (("accuracy", accuracy), ("loss ratio", loss), ("flushed", flushed))
-            for i, mode in enumerate(_MODES)
-            for j, factor in enumerate(_FACTORS)
+    means, least = accuracy.mean(axis=2), exact.accuracy.mean() - _ENOUGH
+    plain, back, alone, random = means
+    survives = max(flushed[0, plain >= least].mean(axis=1), default=0.0)
+    return Found(
+        words={
+            "accuracy": exact.accuracy[0],
+            "loss": ", ".join(f"{value:.2f}" for value in loss[0].mean(axis=1)),
+            "survives": survives,
+            "to_at_random": _edge(random, least),
+            "to": _edge(plain, least),
         },
+        rows=((f"2^{factor}", flushed[0, at], *accuracy[:, at]) for at, factor in enumerate(_FACTORS)),
+        holds={
+            "most": survives > 0.5,
+            "back": back >= least,
+            "alone": alone <= plain + _ENOUGH,
+            "random": (plain >= least).sum() < (random >= least).sum(),
+        },
+        lines=[
+            curves(_FACTORS, dict(zip(_MODES, accuracy, strict=True))),
+            curves(_FACTORS, {"of activations": flushed[0]}),
+        ],
+        measured=flat({"accuracy float32": exact.accuracy[0]})
+        | flat(
+            {"accuracy": accuracy, "loss ratio": loss, "flushed": flushed},
+            _MODES,
+            [f"2^{factor}" for factor in _FACTORS],
+        ),
     )
 
 
 def _edge(accuracy: np.ndarray, least: float) -> str:
-    """The smallest factor on the loss whose accuracy is at least this, with all larger ones."""
-    enough = accuracy.mean(axis=1) >= least
+    """The smallest factor on the loss whose mean accuracy is at least this, with all larger ones."""
+    enough = accuracy >= least
     count = len(enough) if enough.all() else int(np.argmin(enough))
     return f"2^{_FACTORS[count - 1]}" if count else "none"
 
@@ -135,6 +96,3 @@ class _Rounding:
         for number in range(1, len(_MODES)):
             result = tf.where(modes == number, made[number], result)
         return result
-
-
-EXPERIMENT = Experiment(NAME, "how much of what float16 flushes matters: the flushed part put back", 400, run)

@@ -9,10 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from benchmarks.effects import course
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent, spread
+from benchmarks.effects import networks
+from benchmarks.effects.effect import Found, curves, flat
 
-NAME = "lag"
 _LAGS = (1, 3, 10, 30, 100, 300)
 _MARGINS = (0, 1, 2, 3)
 _LARGEST = 65504.0
@@ -66,7 +65,7 @@ class Lagging:
         return LaggingState(tf.where(old > 0, scale, state.loss_scale), history)
 
 
-def run(seeds: int = 3, steps: int = 3000) -> Effect:
+def run(seeds: int, steps: int) -> Found:
     """Skips against the delay, from the amax of recorded runs, and live with a margin of one octave.
 
     Args:
@@ -74,94 +73,33 @@ def run(seeds: int = 3, steps: int = 3000) -> Effect:
         steps: The steps of each run; more than twice the longest delay.
     """
     lags = [lag for lag in _LAGS if lag < steps // 2]
-    trace = course.train([scaler.Static(2.0**6)], seeds=seeds, steps=steps).largest[:, 0].astype(np.float64)
-    late = trace[max(1, int(_FIRST_SHARE * steps)) :]
-    skipped = np.array([[_skipped(late, lag, margin) for lag in lags] for margin in _MARGINS])
-    start = np.array([[_skipped(trace[: len(trace) - len(late)], lag, margin) for lag in lags] for margin in _MARGINS])
-    lost = np.array([_lost(late, lag) for lag in lags])
-    live = course.train([Lagging(lag, 1) for lag in lags], seeds=seeds, steps=steps)
+    trace = networks.train([scaler.Static(2.0**6)], seeds=seeds, steps=steps).largest[:, 0].astype(np.float64)
+    begun = max(1, int(_FIRST_SHARE * steps))
+    start, skipped = (
+        np.array([[_skipped(part, lag, margin) for lag in lags] for margin in _MARGINS])
+        for part in (trace[:begun], trace[begun:])
+    )
+    late = trace[begun:]
+    # Octaves between the scale of so many steps ago and the safe one, where that is higher.
+    lost = [np.maximum(np.log2(_safe(late[lag:]) / _safe(late[:-lag])), 0).mean(axis=0) for lag in lags]
+    live = networks.train([Lagging(lag, 1) for lag in lags], seeds=seeds, steps=steps)
     rates, accuracy = live.skipped.mean(axis=0), live.accuracy
     growth = skipped[1].mean(axis=1)
     near, far = (np.log2(late[lag:] / late[:-lag]).std(axis=0) for lag in (1, lags[-1]))
-    return Effect(
-        **described(
-            NAME,
-            near=spread(near, ".2f"),
-            lags=lags[-1],
-            far=spread(far, ".2f"),
-            rate_near=100 * growth[0],
-            rate_far=100 * growth[-1],
-        ),
-        seeds=seeds,
-        steps=steps,
-        beside=(
-            (
-                f"skipped at a delay of 1 and of {lags[-1]}, with a margin of one octave",
-                "none",
-                f"{100 * growth[0]:.1f} % and {100 * growth[-1]:.1f} %",
-            ),
-        ),
-        columns=(
-            "delay",
-            *(f"skipped, margin {margin}" for margin in _MARGINS),
-            "octaves unused beyond the margin",
-            "skipped live, margin 1",
-            "accuracy live",
-        ),
-        rows=tuple(
-            (
-                f"{lag}",
-                *(percent(skipped[i, j], ".2f") for i in range(len(_MARGINS))),
-                spread(lost[j], ".2f"),
-                percent(rates[j], ".2f"),
-                percent(accuracy[j]),
-            )
-            for j, lag in enumerate(lags)
-        ),
-        claims=(
-            Claim(
-                f"at a margin of one octave a delay of {lags[-1]} steps skips at most twice as often as one of 1.",
-                bool(growth[-1] <= 2 * growth[0] + 1e-9),
-                published=False,
-            ),
-            Claim(
-                "each octave of margin makes skips rarer at each delay.",
-                bool((np.diff(skipped.mean(axis=2), axis=0) <= 0).all()),
-                published=False,
-            ),
-            Claim(
-                "margin 1 at the longest delay skips less than margin 0 at a delay of 1.",
-                bool(skipped[1, -1].mean() < skipped[0, 0].mean()),
-                published=False,
-            ),
-            Claim(
-                "no delay changes the accuracy by more than one point.",
-                bool(np.ptp(accuracy.mean(axis=1)) <= 0.01),
-                published=False,
-            ),
-        ),
-        panels=(
-            Panel(
-                "skipped steps, after the first tenth",
-                "delay in steps",
-                "share of steps",
-                tuple(curve(f"margin {margin}", lags, skipped[i]) for i, margin in enumerate(_MARGINS)),
-                log_x=10,
-            ),
-            Panel(
-                "skipped steps, in the first tenth",
-                "delay in steps",
-                "share of steps",
-                tuple(curve(f"margin {margin}", lags, start[i]) for i, margin in enumerate(_MARGINS)),
-                log_x=10,
-            ),
-        ),
-        measured={
-            f"skipped {lag} margin {margin}": skipped[i, j].tolist()
-            for i, margin in enumerate(_MARGINS)
-            for j, lag in enumerate(lags)
-        }
-        | {f"live {lag}": rates[j].tolist() for j, lag in enumerate(lags)},
+    means = skipped.mean(axis=2)
+    margins = [f"margin {margin}" for margin in _MARGINS]
+    return Found(
+        words={"near": near, "far": far, "lags": lags[-1], "rate_near": growth[0], "rate_far": growth[-1]},
+        rows=((f"{lag}", *skipped[:, j], lost[j], rates[j], accuracy[j]) for j, lag in enumerate(lags)),
+        holds={
+            "longest": growth[-1] <= 2 * growth[0] + 1e-9,
+            "margin": np.diff(means, axis=0) <= 0,
+            "octave": means[1, -1] < means[0, 0],
+            "accuracy": np.ptp(accuracy.mean(axis=1)) <= 0.01,
+        },
+        lines=[curves(lags, dict(zip(margins, part, strict=True))) for part in (skipped, start)],
+        measured=flat({f"skipped {lag}": skipped[:, j] for j, lag in enumerate(lags)}, margins)
+        | flat({"live": rates}, lags),
     )
 
 
@@ -172,13 +110,5 @@ def _skipped(trace: np.ndarray, lag: int, margin: int) -> np.ndarray:
     return (_safe(trace[:-lag]) * 2.0**-margin * trace[lag:] >= _OVERFLOWS).mean(axis=0)
 
 
-def _lost(trace: np.ndarray, lag: int) -> np.ndarray:
-    """Mean octaves [seeds] between the scale of `lag` steps ago and the safe one, where that is higher."""
-    return np.maximum(np.log2(_safe(trace[lag:]) / _safe(trace[:-lag])), 0).mean(axis=0)
-
-
 def _safe(largest: np.ndarray) -> np.ndarray:
     return 2.0 ** np.floor(np.log2(_LARGEST / largest))
-
-
-EXPERIMENT = Experiment(NAME, "how far a loss scale may lag behind the gradients", 3000, run)

@@ -1,15 +1,26 @@
-"""Output logits that drift away at high learning rates, with and without z-loss."""
+"""Output logits that drift away at high learning rates, with and without z-loss.
+
+It takes many steps, so the transformers have no layers, and many are trained at once: each predicts the next character
+from one alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
+import tensorflow as tf
 
-from benchmarks.effects.adam_copies import CLIPPED, Setup
-from benchmarks.effects.effect import Claim, Effect, Experiment, Line, Panel, curve, described, spread
-from benchmarks.effects.small_transformer import WARM, sensitivity
-from benchmarks.effects.zero_layers import BATCH, WIDTH, Runs, train
+from benchmarks.effects import networks
+from benchmarks.effects.adam_copies import CLIPPED, Setup, at_rest, stepped
+from benchmarks.effects.effect import Found, Line, curve, curves, flat, spread
+from benchmarks.effects.small_transformer import WARM, sensitivity, share_of_rate, text
+from loops.tasks.text import ALPHABET
 
-NAME = "output-logits"
+WIDTH, BATCH = 16, 32
+_EVERY = 50
+"""The steps between two records."""
 RATES = (1e-2, 3e-2, 1e-1, 3e-1)
 _NONE, _Z_LOSS, _DECAY = WAYS = ("neither", "z-loss", "weight decay")
 _COEFFICIENT, _WEIGHT_DECAY = 1e-4, 1e-4
@@ -21,7 +32,25 @@ _POINTS = 40
 """The points of a curve over steps."""
 
 
-def run(seeds: int = 5, steps: int = 20_000) -> Effect:
+class Runs(NamedTuple):
+    """What some networks did.
+
+    Attributes:
+        log_z: Float32 [records, setups, seeds], the mean over a batch of log Z, Z the sum of the logits' exponentials.
+        logit: The mean output logit, likewise.
+        first: [setups, seeds], the held-out loss before the first step, nats per character.
+        end: The same at the end.
+        rounded: The same at the end, if output logits are rounded to bfloat16.
+    """
+
+    log_z: np.ndarray
+    logit: np.ndarray
+    first: np.ndarray
+    end: np.ndarray
+    rounded: np.ndarray
+
+
+def run(seeds: int, steps: int) -> Found:
     """Trains transformers of no layers at four learning rates: with z-loss, with weight decay, and with neither.
 
     Args:
@@ -31,155 +60,81 @@ def run(seeds: int = 5, steps: int = 20_000) -> Effect:
     settings = {_NONE: (0.0, 0.0), _Z_LOSS: (_COEFFICIENT, 0.0), _DECAY: (0.0, _WEIGHT_DECAY)}
     setups = [Setup(rate, _BETA_2, way=CLIPPED, decay=settings[way][1] / rate) for way in WAYS for rate in RATES]
     coefficients = [settings[way][0] for way in WAYS for _ in RATES]
-    return effect_of(train(setups, coefficients, seeds=seeds, steps=steps), seeds, steps)
+    return found_of(train(setups, coefficients, seeds=seeds, steps=steps), steps)
 
 
-def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
-    """The effect from its runs: for each of `WAYS` each of `RATES`.
+def found_of(runs: Runs, steps: int) -> Found:
+    """What its runs show: for each of `WAYS` each of `RATES`.
 
     Args:
         runs: The runs.
-        seeds: The number of seeds.
         steps: The steps of each run.
     """
     own = {way: slice(number * len(RATES), (number + 1) * len(RATES)) for number, way in enumerate(WAYS)}
-    records = len(runs.log_z)
-    tenth = max(1, records // 10)
-    log_z = {way: runs.log_z[-tenth:, part].mean(axis=0) for way, part in own.items()}
-    logit = {way: runs.logit[-tenth:, part].mean(axis=0) for way, part in own.items()}
+    late = slice(-max(1, len(runs.log_z) // 10), None)
+    log_z, logit = (
+        {way: values[late, part].mean(axis=0) for way, part in own.items()} for values in (runs.log_z, runs.logit)
+    )
     probability = np.array([(logit[way] - log_z[way]).mean(axis=1) for way in WAYS])
     ends = {way: runs.end[part] for way, part in own.items()}
     cost = {way: runs.rounded[part] - ends[way] for way, part in own.items()}
     sensitive = {way: sensitivity(ends[way], runs.first[part][0]) for way, part in own.items()}
     at = RATES.index(_PUBLISHED_RATE)
-    plain, held = log_z[_NONE], log_z[_Z_LOSS]
+    plain, held, decayed = log_z.values()
     at_rate = {way: runs.log_z[:, part][:, at] for way, part in own.items()}
-    decayed = (np.abs(log_z[_DECAY]) < np.abs(plain)).sum(axis=1)
-    nearer = ", ".join(f"in {decayed[row]} of {seeds} seeds at {RATES[row]:g}" for row in range(at, len(RATES)))
+    nearer = (np.abs(decayed) < np.abs(plain)).sum(axis=1)
     parted, half = _apart(at_rate[_NONE], at_rate[_Z_LOSS], steps)
-    return Effect(
-        **described(
-            NAME,
-            width=WIDTH,
-            batch=BATCH,
-            beta_2=_BETA_2,
-            warm_percent=100 * WARM,
-            weight_decay=_WEIGHT_DECAY,
-            log_z=runs.log_z[0].mean(),
-            least_probability=probability.min(),
-            most_probability=probability.max(),
-            near=_NEAR,
-            published_rate=_PUBLISHED_RATE,
-            plain=plain[at].mean(),
-            held=held[at].mean(),
-            bottom=RATES[0],
-            top=RATES[-1],
-            rise=ends[_NONE][-1].mean() - ends[_NONE][0].mean(),
-            rise_z=ends[_Z_LOSS][-1].mean() - ends[_Z_LOSS][0].mean(),
-            cost=max(values.mean(axis=1).max() for values in cost.values()),
-        ),
-        seeds=seeds,
-        steps=steps,
-        beside=(
-            (
-                f"mean output logit at a rate of {_PUBLISHED_RATE}, without z-loss and weight decay",
-                "diverges, very negative",
-                f"{spread(logit[_NONE][at], '.1f')}, of which log Z is {spread(plain[at], '.1f')}",
+    rise, rise_z, _ = (values[-1].mean() - values[0].mean() for values in ends.values())
+    return Found(
+        words={
+            "warm": WARM,
+            "first_log_z": runs.log_z[0].mean(),
+            "least_probability": probability.min(),
+            "most_probability": probability.max(),
+            "mean_plain": plain[at].mean(),
+            "mean_held": held[at].mean(),
+            "plain": plain[at],
+            "held": held[at],
+            "logit": logit[_NONE][at],
+            "parted": _steps(parted),
+            "half": _steps(half),
+            "sensitive": sensitive,
+            "rise": rise,
+            "rise_z": rise_z,
+            "cost": max(values.mean(axis=1).max() for values in cost.values()),
+            "nearer": ", ".join(
+                f"in {nearer[row]} of {plain.shape[1]} seeds at {RATES[row]:g}" for row in range(at, len(RATES))
             ),
-            (
-                f"log Z at a rate of {_PUBLISHED_RATE} with z-loss",
-                "close to 0 is the aim; the instability is resolved",
-                spread(held[at], ".1f"),
-            ),
-            (
-                f"when log Z parts from that with z-loss, and comes to half of its distance, at {_PUBLISHED_RATE}",
-                "towards the end",
-                f"{_steps(parted)} and {_steps(half)}, of {steps}",
-            ),
-            (
-                "sensitivity to the learning rate, nats",
-                "lower with z-loss",
-                ", ".join(f"{way} {spread(values, '.3f')}" for way, values in sensitive.items()),
-            ),
-        ),
-        columns=("learning rate", "", "log Z", "held-out loss, nats", "cost in bfloat16, nats"),
-        rows=tuple(
-            (
-                f"{rate:g}",
-                way,
-                spread(log_z[way][row], ".1f"),
-                spread(ends[way][row], ".3f"),
-                spread(cost[way][row], ".1g"),
-            )
-            for row, rate in enumerate(RATES)
-            for way in WAYS
-        ),
-        claims=(
-            Claim(
-                "without z-loss and weight decay output logits drift down, and more so at higher rates: log Z is lower "
-                "at each rate than at the one before, on average.",
-                bool((np.diff(plain.mean(axis=1)) < 0).all()),
-            ),
-            Claim(f"at {_PUBLISHED_RATE} log Z ends below 0, in each seed.", bool((plain[at] < 0).all())),
-            Claim(
-                f"that comes towards the end: at {_PUBLISHED_RATE} log Z has parted from that with z-loss, and come to "
-                "half of its distance, in the second half of the run (our bound), in each seed.",
-                _late(parted, half, steps) if (plain[at] < 0).all() else None,
-            ),
-            Claim(
-                f"z-loss reaches its aim: at {_PUBLISHED_RATE} log Z is within {_NEAR:.0f} (our bound) of 0, in each "
-                "seed.",
-                bool((np.abs(held[at]) <= _NEAR).all()),
-                published=False,
-            ),
-            Claim(
-                f"from {_PUBLISHED_RATE} on log Z is nearer to 0 with z-loss than with neither, in each seed.",
-                bool((np.abs(held[at:]) < np.abs(plain[at:])).all()),
-            ),
-            Claim(
-                f"so it is with weight decay, on average, in this small network, too ({nearer}).",
-                bool((np.abs(log_z[_DECAY][at:]).mean(axis=1) < np.abs(plain[at:]).mean(axis=1)).all()),
-                published=False,
-            ),
-            Claim(
-                "the drift makes the loss more sensitive to the learning rate: less so with z-loss, in each seed.",
-                bool((sensitive[_Z_LOSS] < sensitive[_NONE]).all()),
-            ),
-        ),
-        panels=(
-            Panel(
-                "log Z in the end",
-                "highest learning rate",
-                "log Z",
-                tuple(curve(way, RATES, values) for way, values in log_z.items()),
-                log_x=10,
-                reference=(0.0, "aim of z-loss"),
-            ),
-            Panel(
-                f"log Z at {_PUBLISHED_RATE}",
-                "step",
-                "log Z",
-                tuple(_course(way, values, steps) for way, values in at_rate.items()),
-            ),
-            Panel(
-                "held-out loss in the end",
-                "highest learning rate",
-                "nats per character",
-                tuple(curve(way, RATES, values) for way, values in ends.items()),
-                log_x=10,
-            ),
-        ),
-        measured={
-            f"{what} {way} {rate:g}": values[way][row].tolist()
-            for what, values in (("log Z", log_z), ("logit", logit), ("loss", ends), ("cost in bfloat16", cost))
-            for way in WAYS
-            for row, rate in enumerate(RATES)
-        }
-        | {f"sensitivity {way}": values.tolist() for way, values in sensitive.items()}
-        | {
-            f"step at which log Z has parted from that with z-loss at {_PUBLISHED_RATE}": parted.tolist(),
-            f"step at which it has half of its distance at {_PUBLISHED_RATE}": half.tolist(),
         },
+        rows=(
+            (f"{rate:g}", way, log_z[way][row], ends[way][row], cost[way][row])
+            for row, rate in enumerate(RATES)
+            for way in WAYS
+        ),
+        holds={
+            "down": np.diff(plain.mean(axis=1)) < 0,
+            "below": plain[at] < 0,
+            "late": _late(parted, half, steps) if (plain[at] < 0).all() else None,
+            "aim": np.abs(held[at]) <= _NEAR,
+            "nearer": np.abs(held[at:]) < np.abs(plain[at:]),
+            "decay": np.abs(decayed[at:]).mean(axis=1) < np.abs(plain[at:]).mean(axis=1),
+            "sensitive": sensitive[_Z_LOSS] < sensitive[_NONE],
+        },
+        lines=[
+            curves(RATES, log_z),
+            [_course(way, values, steps) for way, values in at_rate.items()],
+            curves(RATES, ends),
+        ],
+        measured=flat(
+            {"log Z": log_z, "logit": logit, "loss": ends, "cost in bfloat16": cost}, [f"{rate:g}" for rate in RATES]
+        )
+        | flat(
+            {
+                "sensitivity": sensitive,
+                f"step at which log Z has parted from that with z-loss at {_PUBLISHED_RATE}": parted,
+                f"step at which it has half of its distance at {_PUBLISHED_RATE}": half,
+            }
+        ),
     )
 
 
@@ -228,6 +183,92 @@ def _course(label: str, by_record: np.ndarray, steps: int) -> Line:
     return curve(label, (np.arange(len(means)) + 0.5) * steps / len(means), means)
 
 
-EXPERIMENT = Experiment(
-    NAME, "output logits that drift away at high learning rates, with and without z-loss", 20_000, run, 5
-)
+def train(
+    setups: Sequence[Setup],
+    coefficients: Sequence[float],
+    *,
+    seeds: int,
+    steps: int,
+    held_out: np.ndarray | None = None,
+) -> Runs:
+    """Trains an embedding, a LayerNorm and a head without biases for each set-up and seed.
+
+    Args:
+        setups: The optimizers; the learning rate rises and falls as `share_of_rate` says.
+        coefficients: What log^2 Z is multiplied by in the loss of each set-up.
+        seeds: The number of networks for each; all set-ups of a seed see the same batches.
+        steps: The steps of each run.
+        held_out: What `pairs_of` returns for the characters of the held-out losses; None takes all of the text.
+    """
+    task, count = text(), len(setups)
+    each = Setup(*(np.repeat(values, seeds) for values in zip(*setups, strict=True)))  # type: ignore[arg-type]
+    z = tf.constant(np.repeat(coefficients, seeds), tf.float32)
+    characters = tf.constant(task.characters)
+    if held_out is None:
+        held_out = pairs_of(task.test_characters[:-1], task.test_characters[1:])
+
+    def start() -> tuple:
+        weights = _start(seeds, count)
+        return weights, at_rest(weights)
+
+    def take(step: tf.Tensor, state: tuple) -> tuple:
+        weights, moments = state
+        starts = tf.random.stateless_uniform([seeds, BATCH], tf.stack([step, 1]), 0, characters.shape[0] - 1, tf.int32)
+        given, following = (
+            tf.tile(tf.one_hot(tf.gather(characters, places), len(ALPHABET)), [count, 1, 1])
+            for places in (starts, starts + 1)
+        )
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            logits = logits_of(weights, given)
+            log_z = tf.reduce_logsumexp(logits, axis=-1)
+            wrong = tf.reduce_mean(log_z - tf.reduce_sum(logits * following, axis=-1), axis=1)
+            loss = tf.reduce_sum(wrong + z * tf.reduce_mean(tf.square(log_z), axis=1))
+        grads = tape.gradient(loss, weights)
+        number, share = tf.cast(step, tf.float32) + 1, share_of_rate(step, steps)
+        weights, moments, _, _ = stepped(weights, moments, grads, number, each, share)
+        return (weights, moments), tf.stack([tf.reduce_mean(log_z, axis=1), tf.reduce_mean(logits, axis=[1, 2])])
+
+    (weights, _), rows = networks.over_steps(steps, start, take)
+    every = min(_EVERY, steps)
+    log_z, logit = np.moveaxis(rows[every - 1 :: every].reshape(-1, 2, count, seeds), 1, 0)
+    first, end, rounded = (
+        values.numpy().reshape(count, seeds)
+        for values in (_held_out(_start(seeds, count), held_out)[0], *_held_out(weights, held_out))
+    )
+    return Runs(log_z, logit, first, end, rounded)
+
+
+def logits_of(weights: Sequence[tf.Tensor], given: tf.Tensor) -> tf.Tensor:
+    """Output logits [copies, examples, characters] after characters in one-hot form, of the same shape."""
+    embedding, gain, head = weights
+    x = given @ embedding
+    centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
+    deviation = tf.sqrt(tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True) + 1e-6)
+    return (centred / deviation * gain) @ head
+
+
+def _start(seeds: int, count: int) -> list[tf.Tensor]:
+    """Embedding, gain and head; plain normal with a deviation of 1 / sqrt(width)."""
+    size, deviation = len(ALPHABET), 1 / np.sqrt(WIDTH)
+    drawn = [np.random.default_rng(seed).normal(0, deviation, (2, size, WIDTH)) for seed in range(seeds)]
+    embedding, head = np.tile(np.stack(drawn, axis=1), [1, count, 1, 1]).astype(np.float32)
+    gain = tf.ones([count * seeds, 1, WIDTH])
+    return [tf.constant(embedding), gain, tf.constant(np.swapaxes(head, 1, 2))]
+
+
+def pairs_of(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """How often each character follows each, as a share of all, float32 [before, after]."""
+    counts = np.zeros([len(ALPHABET)] * 2)
+    np.add.at(counts, (before, after), 1)
+    return (counts / counts.sum()).astype(np.float32)
+
+
+@tf.function(reduce_retracing=True)
+def _held_out(weights: Sequence[tf.Tensor], pairs: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
+    """The exact loss over the held-out text, as it is and with logits in bfloat16, [copies] each."""
+    copies, size = weights[0].shape[0], len(ALPHABET)
+    logits = logits_of(weights, tf.eye(size, batch_shape=[copies]))
+    narrow = tf.cast(tf.cast(logits, tf.bfloat16), tf.float32)
+    plain, rounded = (-tf.reduce_sum(pairs * tf.nn.log_softmax(each), axis=[1, 2]) for each in (logits, narrow))
+    return plain, rounded

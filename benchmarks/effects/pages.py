@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
 
-import scaler
-from benchmarks.effects.effect import PARTS, Claim, Effect, from_values
-from benchmarks.effects.effect import to_values as to_values
-from loops.support.drawing import require_matplotlib
+from benchmarks.effects.effect import PARTS, Claim, Effect, flowing, written
 from loops.support.errors import NotWritable
-from loops.support.json_values import read_json, without_nan
+from loops.support.json_values import without_nan
 
 
 def write(effect: Effect, folder: str | os.PathLike) -> list[pathlib.Path]:
@@ -61,15 +59,6 @@ def check_writable(folder: str | os.PathLike) -> None:
             pass
 
 
-def check_drawable() -> None:
-    """Raises before anything is measured if matplotlib is missing.
-
-    Raises:
-        loops.LoopError: If it is not installed.
-    """
-    require_matplotlib()
-
-
 @contextlib.contextmanager
 def _said(path: pathlib.Path) -> Iterator[None]:
     try:
@@ -82,20 +71,7 @@ def _said(path: pathlib.Path) -> Iterator[None]:
 
 def as_json(effect: Effect) -> str:
     """An effect as JSON, with null for values that are not finite."""
-    return json.dumps(without_nan(to_values(effect)), indent=1, ensure_ascii=False)
-
-
-def read(path: str | os.PathLike) -> Effect:
-    """The effect of a JSON file.
-
-    Raises:
-        scaler.InvalidArgument: If the file holds no effect.
-    """
-    try:
-        values = read_json(pathlib.Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise scaler.InvalidArgument(f"{path}: no effect can be read from it ({error}).") from error
-    return from_values(values)
+    return json.dumps(without_nan(dataclasses.asdict(effect)), indent=1, ensure_ascii=False)
 
 
 def page(effect: Effect) -> str:
@@ -110,7 +86,8 @@ def page(effect: Effect) -> str:
         "\n".join(f"- {_emphasized(claim)}: {claim.text}" for claim in effect.claims),
     ]
     parts += [f"**{heading}.** {getattr(effect, part)}" for heading, part in PARTS.items()]
-    parts.append(f"`{command(effect)}` takes {effect.seconds:.0f} s: [all numbers]({effect.name}.json).")
+    command = f"python -m benchmarks.effects {effect.name} --seeds {effect.seeds} --steps {effect.steps}"
+    parts.append(f"`{command}` takes {effect.seconds:.0f} s: [all numbers]({effect.name}.json).")
     return "\n\n".join(parts) + "\n"
 
 
@@ -136,30 +113,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, "|---" * len(columns) + "|", *body])
 
 
-def command(effect: Effect) -> str:
-    """The command that makes the page again."""
-    return f"python -m benchmarks.effects {effect.name} --seeds {effect.seeds} --steps {effect.steps}"
-
-
 def index(effects: Sequence[Effect]) -> str:
     """The page that links to the pages of the effects."""
-    rows = [f"| [{effect.title}]({effect.name}.md) | {_agree(effect)} |" for effect in effects]
-    return "\n".join(
-        [
-            "# Published effects, measured again",
-            "",
-            "Each page compares a published figure with one measured here. A figure is the mean over the seeds, "
-            "with the least and the greatest in brackets. The networks are small enough for two cores of a CPU, so "
-            "only direction and order of magnitude are claimed unless a page says otherwise. From a clone, `python "
-            "-m benchmarks.effects NAME` measures one page again and `make effects` all. The table counts published "
-            'claims about which the numbers can tell; findings of our own are marked "ours".',
-            "",
-            "| page | what agrees |",
-            "|---|---|",
-            *rows,
-            "",
-        ]
-    )
+    rows = [(f"[{effect.title}]({effect.name}.md)", _agree(effect)) for effect in effects]
+    text = written("index")
+    return f"# {text['title']}\n\n{flowing(text['text'])}\n\n{table(('page', 'what agrees'), rows)}\n"
 
 
 def _agree(effect: Effect) -> str:

@@ -2,54 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from benchmarks.effects import collapse_runs
 from benchmarks.effects.collapse_runs import (
     BACK,
-    FALLEN,
+    EVERY,
     FLOOR,
     GUARD,
-    GUESS,
     HYSTERESIS,
     METASEQ,
     NONE,
-    OPTS_FLOOR,
-    RATE,
-    RISEN,
     WAYS,
+    Course,
     Restart,
     Runs,
     fall_of,
-    train,
-    usual_of,
 )
-from benchmarks.effects.collapse_words import accuracy_of, courses_of, joined, power, rest_of, signed, when
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, course_of, curve, described, percent, spread
-from benchmarks.effects.saved_run import EVERY
+from benchmarks.effects.effect import Found, course_of, curve, flat, spread, with_range
 
-NAME = "scale-collapse"
 _ENOUGH = 0.05
+_POINTS = round(100 * _ENOUGH)
 _LABELS = {NONE: "no floor (hidden by hysteresis)"}
 """What a legend says of a curve that lies below another one."""
 
 
-def run(seeds: int = 5, steps: int = 400) -> Effect:
+def run(seeds: int, steps: int) -> Found:
     """Trains with a learning rate that rises until the run diverges, and then goes back to saves of that run.
 
     Args:
         seeds: The number of networks for each way.
         steps: The steps of each run.
     """
-    return effect_of(train(seeds, steps), seeds, steps)
+    return found_of(collapse_runs.train(seeds, steps))
 
 
-def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
-    """The effect from its runs.
+def found_of(runs: Runs) -> Found:
+    """What its runs show.
 
     Args:
         runs: The runs.
-        seeds: The number of seeds.
-        steps: The steps of each run.
     """
     ramped, plain = runs.ramped, runs.ramped[NONE]
     falls = {name: [fall_of(each, runs.calm) for each in courses] for name, courses in ramped.items()}
@@ -57,188 +51,147 @@ def effect_of(runs: Runs, seeds: int, steps: int) -> Effect:
     best = accuracy_of(runs.level)
     back, opts, rewound = (accuracy_of(courses_of(each)) for each in (runs.healthy, runs.limited, runs.other))
     restarts = np.array([accuracy_of(courses_of(row)) for row in runs.again]).T
-    crash = restarts[-1]
-    lead = np.array([fall.last + 1 - fall.scale for fall in falls[NONE]])
-    rise = np.array([fall.rise - fall.scale for fall in falls[NONE]])
-    guess = np.array([fall.guess - fall.scale for fall in falls[NONE]])
-    late = [fall.last + 1 - fall.limit for fall in falls[METASEQ]]
-    usual = np.array([usual_of(each, runs.calm) for each in plain])
+    lead, rise, guess = (
+        np.array([getattr(fall, what) + later - fall.scale for fall in falls[NONE]])
+        for what, later in (("last", 1), ("rise", 0), ("guess", 0))
+    )
+    late = np.array([fall.last + 1 - fall.limit for fall in falls[METASEQ]])
     overflow = np.log2(
         [each.scale[min(fall.overflow, len(each.scale) - 1)] for each, fall in zip(plain, falls[NONE], strict=True)]
     )
-    ends = {name: np.log2([each.scale[-1] for each in courses]) for name, courses in ramped.items()}
+    ends = {name: _ends(courses) for name, courses in ramped.items()}
     stuck = {name: [each.stuck for each in courses] for name, courses in ramped.items()}
     silence = [each.stuck - fall.last - 1 for each, fall in zip(plain, falls[NONE], strict=True) if each.stuck]
-    sooner = np.array(
-        [(one or steps) - (guarded or steps) for one, guarded in zip(stuck[NONE], stuck[GUARD], strict=True)]
-    )
+    never = len(plain[0].loss)
+    sooner = np.subtract(*([at or never for at in stuck[name]] for name in (NONE, GUARD)))
     lasts = {name: np.array([fall.last for fall in falls[name]]) for name in WAYS}
-    table = [
-        (name, power(ends[name]), spread(lasts[name] + 1, ".0f"), when(stuck[name]), percent(accuracy[name]))
-        for name in WAYS
-    ]
-    table += [
-        (name, power(np.log2([each.scale[-1] for each in courses_of(restarted)])), *rest_of(restarted))
-        for name, restarted in (
-            ("from before the fall, other batches, rising rate", runs.other),
-            ("from the crash, calm rate", [row[-1] for row in runs.again]),
-            ("from OPT's limit, OPT's rule, calm rate", runs.limited),
-            ("from before the fall, calm rate", runs.healthy),
-            ("calm rate throughout", [Restart(0, each) for each in runs.level]),
-        )
-    ]
-    return Effect(
-        **described(
-            NAME,
-            rate=RATE,
-            calm=runs.calm,
-            growth_percent=100 * (runs.growth - 1),
-            every=EVERY,
-            fallen=FALLEN,
-            overflow=power(overflow),
-            silence=spread(silence, ".0f") if silence else "no",
-            means=", ".join(f"{100 * mean:.0f} %" for mean in restarts.mean(axis=1)),
-            back=", ".join(map(str, BACK)),
-            first=power(np.log2([each.scale[0] for each in ramped[METASEQ]])),
-            late=signed(np.array(late), "before", "after"),
-        ),
-        seeds=seeds,
-        steps=steps,
-        beside=(
+    restarted = {
+        "from before the fall, other batches, rising rate": runs.other,
+        "from the crash, calm rate": [row[-1] for row in runs.again],
+        "from OPT's limit, OPT's rule, calm rate": runs.limited,
+        "from before the fall, calm rate": runs.healthy,
+        "calm rate throughout": [Restart(0, each) for each in runs.level],
+    }
+    return Found(
+        words={
+            "calm": runs.calm,
+            "chance": collapse_runs.GUESS,
+            "growth": runs.growth - 1,
+            "overflow": power(overflow),
+            "usual": power(np.array([collapse_runs.usual_of(each, runs.calm) for each in plain])),
+            "end": power(ends[NONE]),
+            "metaseq_end": power(ends[METASEQ]),
+            "silence": spread(silence, ".0f") if silence else "no",
+            "means": ", ".join(f"{100 * mean:.0f} %" for mean in restarts.mean(axis=1)),
+            "back": ", ".join(map(str, BACK)),
+            "first": power(np.log2([each.scale[0] for each in ramped[METASEQ]])),
+            "late": signed(late, "before", "after"),
+            "back_accuracy": back,
+            "best": best,
+            "opts": opts,
+            "lead": lead,
+            "said_lead": signed(lead, "sooner", "later"),
+            "said_rise": signed(rise, "sooner", "later"),
+            "said_guess": signed(guess, "sooner", "later"),
+            "sooner": sooner,
+        },
+        rows=[
+            (name, power(ends[name]), spread(lasts[name] + 1, ".0f"), when(stuck[name]), accuracy[name])
+            for name in WAYS
+        ]
+        + [(name, power(_ends(courses_of(each))), *rest_of(each)) for name, each in restarted.items()],
+        holds={
+            "crashes": (ends[NONE] == -126).all() and not any(np.isfinite(each.loss[-1]) for each in plain),
+            "metaseq": None if (ends[METASEQ] == np.log2(collapse_runs.OPTS_FLOOR)).all() else False,
+            "last": lead > 0,
+            "rise": rise > 0,
+            "guess": guess > 0,
+            "back": back.mean() >= best.mean() - _ENOUGH,
+            "limit": True if opts.mean() >= best.mean() - _ENOUGH else None,
+            "crash": restarts[-1] < best - _ENOUGH,
+            "other": [not np.isfinite(each.loss[-1]) for each in courses_of(runs.other)],
+            "floor": accuracy[FLOOR] < best - _ENOUGH,
+            "hysteresis": np.abs(lasts[HYSTERESIS] - lasts[NONE]) <= 20,
+            "guard": (sooner > 0).all() and all(np.isfinite(each.loss).all() for each in ramped[GUARD]),
+            "guarded": accuracy[GUARD].mean() >= best.mean() - _ENOUGH,
+        },
+        lines=[
+            [course_of(_LABELS.get(name, name), np.log2([each.scale for each in ramped[name]]).T) for name in WAYS],
             (
-                "the loss scale as the run diverges",
-                "crashes to 0",
-                f"from {power(usual)} to {power(overflow)} as the forward pass overflows, and to "
-                f"{power(ends[NONE])}, its floor, in the steps that are skipped behind; under OPT's own rule to "
-                f"{power(ends[METASEQ])}",
+                course_of("no floor", np.array([each.loss for each in plain]).T),
+                course_of("SpikeGuard", np.array([each.loss for each in ramped[GUARD]]).T),
+                course_of("back, calm rate", joined(plain, runs.healthy)),
             ),
-            (
-                "an earlier checkpoint and a lower rate",
-                "the run goes on",
-                f"{percent(back)} correct in the end; {percent(best)} if the rate had never risen",
-            ),
-            (
-                "the same from the newest save with a scale of 1 or more, under OPT's rule",
-                "the run goes on, if activation norms go down",
-                f"{percent(opts)} correct in the end",
-            ),
-            ("steps from the fall of the scale to the last applied step", "not given", spread(lead, ".0f")),
+            [curve("accuracy", BACK[::-1], restarts[::-1])],
+        ],
+        measured=flat(
+            {
+                "accuracy": {
+                    **accuracy,
+                    "calm": best,
+                    "from before the fall, calm": back,
+                    "from OPT's limit, calm": opts,
+                    "from before the fall, other batches": rewound,
+                    **{f"from {at} steps before the crash": restarts[row] for row, at in enumerate(BACK)},
+                },
+                "log2 of the scale at the first loss that is not finite": overflow,
+                "steps from the fall of the scale to the last applied step": lead,
+                "steps from the fall of the scale to a loss that rises": rise,
+                "steps from the fall of the scale to a loss worse than a guess": guess,
+                "last applied step": lasts,
+            }
         ),
-        columns=("way", "scale in the end", "applied steps until", "stuck, says `check`", "accuracy in the end"),
-        rows=tuple(table),
-        claims=(
-            Claim(
-                "as the run diverges `scaler.Dynamic`'s scale crashes, to the floor of these runs, in each seed.",
-                bool((ends[NONE] == -126).all() and not any(np.isfinite(each.loss[-1]) for each in plain)),
-            ),
-            Claim(
-                f"under OPT's own rule it crashes to 0 (here to metaseq's floor, {power(ends[METASEQ])}).",
-                None if (ends[METASEQ] == np.log2(OPTS_FLOOR)).all() else False,
-            ),
-            Claim(
-                f"the scale falls before the last step is applied, in each seed ({signed(lead, 'sooner', 'later')}).",
-                bool((lead > 0).all()),
-                published=False,
-            ),
-            Claim(
-                f"the scale falls before the loss, a mean over {EVERY} steps, has risen to {RISEN} times its least "
-                f"(our bounds), in each seed ({signed(rise, 'sooner', 'later')}).",
-                bool((rise > 0).all()),
-                published=False,
-            ),
-            Claim(
-                "the scale falls before the loss is worse than a guess, in each seed "
-                f"({signed(guess, 'sooner', 'later')}).",
-                bool((guess > 0).all()),
-                published=False,
-            ),
-            Claim(
-                "a lower rate lets the run go on from before the fall: on average it ends within "
-                f"{100 * _ENOUGH:.0f} points (our bound) of a calm one.",
-                bool(back.mean() >= best.mean() - _ENOUGH),
-            ),
-            Claim(
-                "so it does from OPT's limit.",
-                True if opts.mean() >= best.mean() - _ENOUGH else None,
-            ),
-            Claim(
-                "the lower rate alone does not: from the crash each run ends more than "
-                f"{100 * _ENOUGH:.0f} points below.",
-                bool((crash < best - _ENOUGH).all()),
-                published=False,
-            ),
-            Claim(
-                "going back alone does not: at the same rates and with other batches each run diverges again.",
-                bool(all(not np.isfinite(each.loss[-1]) for each in courses_of(runs.other))),
-                published=False,
-            ),
-            Claim(
-                f"a floor of 1 does not keep the run: each ends more than {100 * _ENOUGH:.0f} points below.",
-                bool((accuracy[FLOOR] < best - _ENOUGH).all()),
-                published=False,
-            ),
-            Claim(
-                "hysteresis does not: in each seed the last applied step is within 20 (our bound) of that without.",
-                bool((np.abs(lasts[HYSTERESIS] - lasts[NONE]) <= 20).all()),
-                published=False,
-            ),
-            Claim(
-                f"with a `SpikeGuard` `check` reports each run {spread(sooner, '.0f')} steps sooner, while its forward "
-                "pass is finite.",
-                bool((sooner > 0).all() and all(np.isfinite(each.loss).all() for each in ramped[GUARD])),
-                published=False,
-            ),
-            Claim(
-                f"a `SpikeGuard` alone keeps the run within {100 * _ENOUGH:.0f} points, on average.",
-                bool(accuracy[GUARD].mean() >= best.mean() - _ENOUGH),
-                published=False,
-            ),
-        ),
-        panels=(
-            Panel(
-                "loss scale",
-                "step",
-                "log2 of the loss scale",
-                tuple(
-                    course_of(_LABELS.get(name, name), np.log2([each.scale for each in ramped[name]]).T)
-                    for name in WAYS
-                ),
-                reference=(-126.0, "the floor of these runs"),
-            ),
-            Panel(
-                "loss of the batch",
-                "step",
-                "nats",
-                (
-                    course_of("no floor", np.array([each.loss for each in plain]).T),
-                    course_of("SpikeGuard", np.array([each.loss for each in ramped[GUARD]]).T),
-                    course_of("back, calm rate", joined(plain, runs.healthy)),
-                ),
-                log_y=10,
-                reference=(GUESS, "a guess"),
-            ),
-            Panel(
-                "going back, then the calm rate",
-                "steps from the save to the crash",
-                "held-out accuracy",
-                (curve("accuracy", BACK[::-1], restarts[::-1]),),
-                reference=(float(best.mean()), "calm throughout"),
-            ),
-        ),
-        measured={f"accuracy {name}": values.tolist() for name, values in accuracy.items()}
-        | {
-            "accuracy calm": best.tolist(),
-            "accuracy from before the fall, calm": back.tolist(),
-            "accuracy from OPT's limit, calm": opts.tolist(),
-            "accuracy from before the fall, other batches": rewound.tolist(),
-            "log2 of the scale at the first loss that is not finite": overflow.tolist(),
-            "steps from the fall of the scale to the last applied step": lead.tolist(),
-            "steps from the fall of the scale to a loss that rises": rise.tolist(),
-            "steps from the fall of the scale to a loss worse than a guess": guess.tolist(),
-        }
-        | {f"accuracy from {at} steps before the crash": restarts[row].tolist() for row, at in enumerate(BACK)}
-        | {f"last applied step {name}": values.tolist() for name, values in lasts.items()},
     )
 
 
-EXPERIMENT = Experiment(NAME, "a loss scale that collapses before a crash, and what helps", 400, run, seeds=5)
+def _ends(courses: Sequence[Course]) -> np.ndarray:
+    """Log2 of the scale of each run in the end."""
+    return np.log2([each.scale[-1] for each in courses])
+
+
+def accuracy_of(courses: Sequence[Course]) -> np.ndarray:
+    """The held-out accuracy of each run."""
+    return np.array([each.accuracy for each in courses])
+
+
+def courses_of(restarted: Sequence[Restart]) -> list[Course]:
+    """What followed each save."""
+    return [each.course for each in restarted]
+
+
+def joined(courses: Sequence[Course], restarted: Sequence[Restart]) -> np.ndarray:
+    """The losses of runs that go on from a save, with those before it, [steps, seeds]."""
+    return np.array(
+        [
+            np.concatenate([one.loss[: then.save * EVERY], then.course.loss])
+            for one, then in zip(courses, restarted, strict=True)
+        ]
+    ).T
+
+
+def rest_of(restarted: Sequence[Restart]) -> tuple[str, str, np.ndarray]:
+    """The last applied steps, when they were found stuck and the accuracy, of runs that begin at saves."""
+    courses = courses_of(restarted)
+    last = [each.save * EVERY + int(np.flatnonzero(each.course.applied).max(initial=-1)) + 1 for each in restarted]
+    until = spread(last, ".0f") if any(each.applied.any() for each in courses) else "none"
+    return until, when([each.stuck for each in courses]), accuracy_of(courses)
+
+
+def power(exponents: np.ndarray) -> str:
+    """A mean power of two with the least and the greatest."""
+    return with_range(*(f"2^{round(value)}" for value in (exponents.mean(), exponents.min(), exponents.max())))
+
+
+def signed(steps: np.ndarray, before: str, after: str) -> str:
+    """How many steps something comes before something else, or after it where they are negative."""
+    if (steps >= 0).all() or (steps <= 0).all():
+        return f"{spread(np.abs(steps), '.0f')} steps {after if steps.mean() < 0 else before}"
+    mean = f"{abs(steps.mean()):.0f} {after if steps.mean() < 0 else before}"
+    return f"from {steps.max()} steps {before} to {-steps.min()} {after}, {mean} on average"
+
+
+def when(stuck: list[int | None]) -> str:
+    """The step at which runs were found stuck, and how many of them were."""
+    known = [at for at in stuck if at is not None]
+    some = "" if len(known) == len(stuck) else f" ({len(known)} of {len(stuck)} seeds)"
+    return f"step {spread(known, '.0f')}{some}" if known else "no"

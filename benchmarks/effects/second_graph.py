@@ -4,42 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-import scaler
-from benchmarks.effects.decoding import LogProbabilities, one_by_one, whole
-from benchmarks.effects.effect import Effect, Experiment, Line, Panel, curve, described, percent, spread
-from benchmarks.effects.graph_claims import (
-    BITS,
-    CLIP,
-    CONTEXT,
-    FIRST,
-    FORMATS,
-    GRAPHS,
-    KL,
-    LENGTHS,
-    RULE,
-    SETTLED,
-    SLOPES,
-    changed_factor,
-    claims_of,
-    each_of,
-)
-from loops import tasks
-from loops.loop.loop import Loop
-from loops.step.train_step import TrainStep
-from loops.tasks import TextTask
+from benchmarks.effects.effect import Found, Line, curve, curves, flat, with_range
+from benchmarks.effects.runs import text, trained
 
-NAME = "second-graph"
+FORMATS = ("float32", "float16", "bfloat16")
+FIRST = "whole"
+GRAPHS = ("XLA", "one at a time")
+_SHORT = {"XLA": "XLA", "one at a time": "one"}
+CONTEXT = 128
+LENGTHS = 2 ** np.arange(int(np.log2(CONTEXT)) + 1)
+SETTLED = 3
+"""From 8 characters on a growth is read and drawn: a few characters may all have the same bits."""
+BITS = 8.0
+"""How many times as precise float16 is, by the bits of its fraction."""
+KL = {"bfloat16": 7.64, "float16": 0.32}
+"""The published divergence of sampler and trainer, of whole answers: figure 5 of the project's page."""
+SLOPES = {"bfloat16": -1.01, "float16": -0.07}
+"""The published slopes of log ratios there, per 1000 tokens."""
+CLIP = 0.2
+"""How far a ratio may be from 1. PPO clips that of a single action so; for a sequence the bound is ours."""
+_CHANGED = 0.25
+"""A graph that changes the bits of a smaller share of the characters is nearly the same: it cannot tell."""
+_ALIKE = 1.1
+"""A graph treats two formats alike where its distances from float32, over those of the first graph, are as near."""
 _WIDTH = 32
 _RATE, _BATCH = 3e-3, 32
 _SEQUENCES = 64
 
+Seen = Mapping[tuple[str, str], np.ndarray]
+"""Values [seeds], or [seeds, lengths], by graph and format."""
 
-def run(seeds: int = 5, steps: int = 100) -> Effect:
+
+def run(seeds: int, steps: int) -> Found:
     """Trains a small transformer in float32, and takes the log-probabilities of held-out text from three graphs.
 
     Args:
@@ -47,8 +50,6 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
         steps: The steps of training.
     """
     seen = _measure(seeds, steps)
-    all_graphs = (FIRST, *GRAPHS)
-    settled = LENGTHS[SETTLED:]
     cases = list(itertools.product(GRAPHS, FORMATS))
     differences = {(graph, name): seen[graph, name] - seen[FIRST, name] for graph, name in cases}
     token = {case: np.abs(each).mean(axis=(1, 2)) for case, each in differences.items()}
@@ -58,138 +59,146 @@ def run(seeds: int = 5, steps: int = 100) -> Effect:
     beyond = {case: (np.abs(np.expm1(each)) > CLIP).mean(axis=1) for case, each in ratios.items()}
     widest = {case: np.exp(np.abs(each[:, :, -1])).max(axis=1) for case, each in ratios.items()}
     away = {case: np.abs(each - seen[FIRST, "float32"]).mean(axis=(1, 2)) for case, each in seen.items()}
-    factor = {graph: token[graph, "bfloat16"] / token[graph, "float16"] for graph in GRAPHS}
+    last = {case: each[:, -1] for case, each in deviation.items()}
+    bits, factor, wider = (bfloat16_over_float16(each) for each in (away, token, last))
+    holds, words = judged(token, away, deviation, beyond, same)
     changed = changed_factor(token, same)
-    wider = {graph: deviation[graph, "bfloat16"][:, -1] / deviation[graph, "float16"][:, -1] for graph in GRAPHS}
-    nearer = {name: away["XLA", name] / away[FIRST, name] for name in ("bfloat16", "float16")}
-    return Effect(
-        **described(
-            NAME,
-            kl_bfloat16=KL["bfloat16"],
-            kl_float16=KL["float16"],
-            kl_ratio=KL["bfloat16"] / KL["float16"],
-            slopes_bfloat16=SLOPES["bfloat16"],
-            slopes_float16=SLOPES["float16"],
-            width=_WIDTH,
-            context=CONTEXT,
-            rate=_RATE,
-            sequences=_SEQUENCES,
-            rule=RULE,
-            nearer_bfloat16=spread(nearer["bfloat16"], ".2f"),
-            nearer_float16=spread(nearer["float16"], ".2f"),
-            bits=BITS,
-        ),
-        seeds=seeds,
-        steps=steps,
-        beside=(
-            (
-                "distance of a character from float32: bfloat16's over float16's",
-                f"no number; {BITS:.0f} by the bits",
-                each_of({graph: away[graph, "bfloat16"] / away[graph, "float16"] for graph in all_graphs}),
-            ),
-            (
-                "difference of a character from the first graph, likewise",
-                "no number",
-                each_of(factor),
-            ),
-            (
-                "the same of characters that change",
-                f"no number; {BITS:.0f} by the bits",
-                each_of(changed),
-            ),
-            (
-                "KL divergence of an answer, likewise (half the mean square of log ratios, where these are small; "
-                f"here of {CONTEXT} given characters)",
-                f"{KL['bfloat16'] / KL['float16']:.0f}",
-                each_of({graph: each**2 for graph, each in wider.items()}, ".0f"),
-            ),
-        ),
-        columns=(
-            "second graph",
-            "format",
-            "characters with the bits of the first graph",
-            "mean distance of a character from the first graph, nats",
-            "from the first graph in float32, nats",
-            f"root mean square of the log ratio of {CONTEXT} characters, nats",
-            "largest such ratio, or its inverse",
-            f"such ratios beyond 1 ± {CLIP}",
-        ),
-        rows=tuple(
-            (
-                *case,
-                percent(same[case], ".1f"),
-                spread(token[case], ".2g"),
-                spread(away[case], ".2g"),
-                spread(deviation[case][:, -1], ".2g"),
-                spread(widest[case], ".3f"),
-                percent(beyond[case][:, -1], ".1f"),
-            )
+    settled = LENGTHS[SETTLED:]
+    return Found(
+        words={
+            **words,
+            "alike": _ALIKE - 1,
+            "nearer": {name: away["XLA", name] / away[FIRST, name] for name in KL},
+            "bits": {graph: times(each) for graph, each in bits.items()},
+            "factor": {graph: times(each) for graph, each in factor.items()},
+            "changed": {graph: times(each) for graph, each in changed.items()},
+            "divergence": {graph: times(each**2, ".0f") for graph, each in wider.items()},
+        },
+        rows=(
+            (*case, same[case], token[case], away[case], last[case], widest[case], beyond[case][:, -1])
             for case in cases
         ),
-        claims=claims_of(token, away, deviation, beyond, same),
-        panels=(
-            Panel(
-                "bfloat16's difference over float16's",
-                "",
-                "factor",
-                (
-                    _factors(
-                        "from float32",
-                        range(len(all_graphs)),
-                        [away[g, "bfloat16"] / away[g, "float16"] for g in all_graphs],
-                    ),
-                    _factors("character", [1, 2], [factor[graph] for graph in GRAPHS]),
-                    _factors("changed character", [1, 2], [changed[graph] for graph in GRAPHS]),
-                    _factors("sequence", [1, 2], [wider[graph] for graph in GRAPHS]),
-                ),
-                log_y=10,
-                reference=(BITS, f"bits: {BITS:.0f}"),
-                ticks=all_graphs,
+        holds=holds,
+        lines=[
+            (
+                _factors("from float32", [0, 1, 2], bits),
+                _factors("character", [1, 2], factor),
+                _factors("changed character", [1, 2], changed),
+                _factors("sequence", [1, 2], wider),
             ),
             *(
-                Panel(
-                    title,
-                    "characters",
-                    unit,
-                    tuple(
-                        curve(f"{graph}, {name}", settled, values[graph, name][:, SETTLED:].T)
+                curves(
+                    settled,
+                    {
+                        f"{graph}, {name}": values[graph, name][:, SETTLED:].T
                         for graph in GRAPHS
                         for name in FORMATS[1:]
-                    ),
-                    log_x=2,
-                    log_y=log,
+                    },
                 )
-                for title, unit, values, log in (
-                    ("log ratio of a sequence", "root mean square, nats", deviation, 10),
-                    (f"ratios beyond 1 ± {CLIP}", "share of sequences", beyond, 0),
-                )
+                for values in (deviation, beyond)
             ),
+        ],
+        measured=flat(
+            {
+                "difference": token,
+                "from float32": {case: away[case] for case in cases},
+                "largest ratio": widest,
+                "same": same,
+                "deviation": last,
+                "factor": factor,
+                "factor of the deviation": wider,
+            }
         ),
-        measured={
-            f"{kind} {' '.join(case)}": values[case].tolist()
-            for case in cases
-            for kind, values in (
-                ("difference", token),
-                ("from float32", away),
-                ("largest ratio", widest),
-                ("same", same),
-            )
-        }
-        | {f"deviation {' '.join(case)}": deviation[case][:, -1].tolist() for case in cases}
-        | {f"factor {graph}": factor[graph].tolist() for graph in GRAPHS}
-        | {f"factor of the deviation {graph}": wider[graph].tolist() for graph in GRAPHS},
     )
 
 
-def _factors(label: str, x: Sequence[int], factors: Sequence[np.ndarray]) -> Line:
+def judged(token: Seen, away: Seen, deviation: Seen, beyond: Seen, same: Seen) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Whether each claim holds, and what they say.
+
+    Args:
+        token: The mean difference of a character from the first graph [seeds], in nats.
+        away: The same from the first graph in float32 [seeds], also of the first graph.
+        deviation: The root mean square of the log ratios of sequences [seeds, lengths], in nats.
+        beyond: The share of sequences whose ratio is further than `CLIP` from 1 [seeds, lengths].
+        same: The share of characters with the same bits as in the first graph [seeds].
+    """
+    # A graph that changes the bits of few characters is nearly the first one.
+    tells = {graph: all((1 - same[graph, name]).mean() >= _CHANGED for name in KL) for graph in GRAPHS}
+    few = {graph: "" if so else "too few characters change" for graph, so in tells.items()}
+    changed = changed_factor(token, same)
+    exact = _of_changed(token, same, "float32", "float16")
+    last = {case: each[:, -1] for case, each in deviation.items()}
+    size, wide = (np.array([last[graph, name] for graph in GRAPHS]) for name in ("float16", "bfloat16"))
+    ratio = KL["bfloat16"] / KL["float16"]
+    # KL divergence is half of the mean square of log ratios where these are small.
+    comparable = _near(wide**2 / 2, KL["bfloat16"], 4)
+    growth = {
+        name: np.log2(last["XLA", name] / deviation["XLA", name][:, SETTLED]) / (len(LENGTHS) - 1 - SETTLED)
+        for name in ("float16", "bfloat16")
+    }
+    holds = {
+        "bits": [_near(each, BITS) for each in bfloat16_over_float16(away).values()],
+        "divergence": _near((wide / size) ** 2, ratio, 4) if comparable else None,
+        "growth": [(each > 0.25) & (each < 0.75) for each in growth.values()],
+        "float16": beyond["XLA", "float16"][:, -1] == 0,
+        "bfloat16": beyond["XLA", "bfloat16"][:, -1] > 0,
+    }
+    words = {
+        "kl_ratio": ratio,
+        "too_little": "" if comparable else f" ({CONTEXT} given characters differ too little to compare)",
+        "growth": growth,
+        "few": {graph: said and f" ({said})" for graph, said in few.items()},
+    }
+    for what, factors in (("average", bfloat16_over_float16(token)), ("ratio", bfloat16_over_float16(last))):
+        words[what] = {}
+        for graph in GRAPHS:
+            nearer = {name: away[graph, name] / away[FIRST, name] for name in KL}
+            alike = _near(nearer["bfloat16"] / nearer["float16"], 1, _ALIKE)
+            about = few[graph] or ("" if alike else "it treats the formats differently")
+            more = factors[graph] > 1
+            holds[f"{what}-{_SHORT[graph]}"] = None if about else more
+            words[what][graph] = f"{more.sum()} of {len(more)}{about and f'; {about}'}"
+    for graph, short in _SHORT.items():
+        holds[f"changed-{short}"] = _near(changed[graph], BITS) if tells[graph] else None
+        holds[f"exact-{short}"] = exact[graph] < 0.01 if tells[graph] else None
+    return holds, words
+
+
+def bfloat16_over_float16(seen: Seen) -> dict[str, np.ndarray]:
+    """By graph: how many times as large something is in bfloat16 as in float16 [seeds]."""
+    return {graph: seen[graph, "bfloat16"] / each for (graph, name), each in seen.items() if name == "float16"}
+
+
+def changed_factor(token: Seen, same: Seen) -> dict[str, np.ndarray]:
+    """By graph: how many times as far a character that changes is in bfloat16 as in float16 [seeds]."""
+    return _of_changed(token, same, "bfloat16", "float16")
+
+
+def _of_changed(token: Seen, same: Seen, name: str, other: str) -> dict[str, np.ndarray]:
+    """By graph: the mean difference of those characters that change in a format, over that in another [seeds]."""
+    change = {case: each / (1 - same[case]) for case, each in token.items() if case[1] in (name, other)}
+    return {graph: change[graph, name] / change[graph, other] for graph in GRAPHS}
+
+
+def _near(factors: np.ndarray, to: float, room: float = 2) -> bool:
+    return bool((factors >= to / room).all() and (factors <= room * to).all())
+
+
+def times(factors: np.ndarray, form: str = ".1f") -> str:
+    """The geometric mean of factors, with the least and the greatest."""
+    return with_range(*(f"{each:{form}}" for each in (np.exp(np.log(factors).mean()), factors.min(), factors.max())))
+
+
+def _factors(label: str, x: Sequence[int], factors: Mapping[str, np.ndarray]) -> Line:
     """As `curve`, with geometric means."""
-    line = curve(label, x, np.array(factors))
-    return dataclasses.replace(line, y=tuple(float(f"{np.exp(np.log(each).mean()):.6g}") for each in factors))
+    line = curve(label, x, np.array(list(factors.values())))
+    means = (np.exp(np.log(each).mean()) for each in factors.values())
+    return dataclasses.replace(line, y=tuple(float(f"{mean:.6g}") for mean in means))
 
 
 def _measure(seeds: int, steps: int) -> dict[tuple[str, str], np.ndarray]:
     """By graph and format: the log-probabilities, float64 [seeds, sequences, positions]."""
-    task = dataclasses.replace(_text(), context=CONTEXT, width=_WIDTH)
+    task = text(context=CONTEXT, width=_WIDTH)
     starts = np.linspace(0, len(task.test_characters) - CONTEXT - 1, _SEQUENCES).astype(int)[:, None]
     given, following = (task.test_characters[starts + np.arange(CONTEXT) + later].astype(np.int32) for later in (0, 1))
     models = {name: task.model("float32" if name == "float32" else f"mixed_{name}") for name in FORMATS}
@@ -199,7 +208,8 @@ def _measure(seeds: int, steps: int) -> dict[tuple[str, str], np.ndarray]:
         graphs |= {(graph, name): each for graph, each in zip((FIRST, *GRAPHS), made, strict=True)}
     found: dict[tuple[str, str], list[np.ndarray]] = {case: [] for case in graphs}
     for seed in range(seeds):
-        weights = _trained(task, seed, steps)
+        optimizer = keras.optimizers.Adam(_RATE)
+        weights = trained(task, seed, optimizer, steps, batch=_BATCH).model.get_weights()
         for model in models.values():
             model.set_weights(weights)
         for case, log_probabilities in graphs.items():
@@ -207,20 +217,64 @@ def _measure(seeds: int, steps: int) -> dict[tuple[str, str], np.ndarray]:
     return {case: np.stack(each) for case, each in found.items()}
 
 
-def _text() -> TextTask:
-    task = tasks.load("text")
-    assert isinstance(task, TextTask)
-    return task
+LogProbabilities = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Of characters, int32 [batch, length], and the following ones: float32 [batch, length], in nats."""
 
 
-def _trained(task: TextTask, seed: int, steps: int) -> list[np.ndarray]:
-    """The weights of a network that was trained in float32."""
-    keras.utils.set_random_seed(seed)
-    model = task.model("float32")
-    loss_scaler = scaler.LossScaler(scaler.NoScaling())
-    step = TrainStep(model, task.loss, keras.optimizers.Adam(_RATE), loss_scaler=loss_scaler)
-    Loop(step, task.dataset(_BATCH, seed), steps_per_call=10).run(steps)
-    return model.get_weights()
+def whole(model: keras.Model, *, xla: bool) -> LogProbabilities:
+    """All positions at once, with a causal mask.
+
+    Args:
+        model: That of `loops.tasks.load("text")`.
+        xla: Whether XLA compiles it.
+    """
+    # Traced explicitly: TensorFlow warns about functions that calls trace repeatedly.
+    compiled = tf.function(lambda given: model(given, training=False), jit_compile=xla).get_concrete_function(
+        tf.TensorSpec([None, model.input_shape[1]], tf.int32)
+    )
+    return lambda given, following: _chosen(compiled(tf.constant(given)), following)
 
 
-EXPERIMENT = Experiment(NAME, "two graphs of one policy, in bfloat16 and in float16", 100, run, seeds=5)
+def one_by_one(model: keras.Model) -> LogProbabilities:
+    """A position after the other, as text is generated: each attends to the ones before, which are kept.
+
+    Args:
+        model: As in `whole`.
+    """
+
+    def logits(given: np.ndarray) -> tf.Tensor:
+        step = _Step(model)
+        tokens = tf.constant(given)
+        return tf.concat([step(tokens[:, at : at + 1], at) for at in range(given.shape[1])], axis=1)
+
+    return lambda given, following: _chosen(logits(given), following)
+
+
+class _Step:
+    """The layers of the model, applied to one position at a time; only attention looks at others."""
+
+    def __init__(self, model: keras.Model):
+        _, self._embedding, self._positions, *rest = model.layers
+        kinds = keras.layers.LayerNormalization, keras.layers.MultiHeadAttention, keras.layers.Dense
+        self._norms, self._attentions, self._dense = (
+            [layer for layer in rest if isinstance(layer, kind)] for kind in kinds
+        )
+        self._kept: list[list[tf.Tensor]] = [[] for _ in self._attentions]
+
+    def __call__(self, tokens: tf.Tensor, at: int) -> tf.Tensor:
+        """Float32 logits [batch, 1, alphabet] for the characters [batch, 1] at a position."""
+        x = self._embedding(tokens)
+        x = x + tf.cast(self._positions.vectors[at], x.dtype)
+        for block, (attention, kept) in enumerate(zip(self._attentions, self._kept, strict=True)):
+            normal = self._norms[2 * block](x)
+            kept.append(normal)
+            x = x + attention(normal, tf.concat(kept, axis=1))
+            widen, narrow = self._dense[2 * block : 2 * block + 2]
+            x = x + narrow(widen(self._norms[2 * block + 1](x)))
+        return tf.cast(self._dense[-1](self._norms[-1](x)), tf.float32)
+
+
+def _chosen(logits: tf.Tensor, following: np.ndarray) -> np.ndarray:
+    """In float32 for all of them, so that only the network differs."""
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.constant(following), tf.cast(logits, tf.float32))
+    return -losses.numpy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops import tasks
-from loops.step.train_step import TrainStep
+from benchmarks.effects import runs
+from benchmarks.effects.runs import Traced
 from loops.tasks.text import ALPHABET, TextTask
 
 CONTEXT, WIDTH, BLOCKS, BATCH = 32, 32, 2, 16
@@ -22,7 +21,6 @@ WARM = 0.05
 """The share of the steps in which the learning rate rises."""
 _HELD_OUT = 128
 _LAST_RATE = 1e-5
-_ADAM = {"beta_1": 0.9, "beta_2": 0.95, "epsilon": 1e-8}
 _CLIP = 1.0
 _Z, _DECAY = 1e-4, 1e-4
 """The coefficient of log^2 Z in the loss, and the share of the weights that a step at the highest rate takes off."""
@@ -44,7 +42,7 @@ class Course(NamedTuple):
     end: float
 
 
-class SmallTransformer:
+class SmallTransformer(Traced):
     """A `TrainStep` of two blocks, with Adam, clipping, warm-up and decay of the learning rate as in the paper.
 
     Wortsman et al. 2023, "Small-scale proxies for large-scale Transformer training instabilities", arXiv:2309.14322,
@@ -56,27 +54,17 @@ class SmallTransformer:
     """
 
     def __init__(self, normalizes: bool, steps: int):
-        self._task = text()
+        self._task, self._steps = text(), steps
         self._attend = NormalizedAttention if normalizes else None
-        self._model = self._new_model()
+        model = self._new_model()
         # Adam's own argument would multiply the decay by the learning rate, and it is fixed by a trace.
-        self._optimizer = keras.optimizers.Adam(1e-3, **_ADAM)
-        self._step = TrainStep(
-            self._model,
-            self._loss,
-            self._optimizer,
-            loss_scaler=scaler.LossScaler(scaler.NoScaling()),
-            clip_norm=_CLIP,
-            probes=scaler.observe.watch(self._model, kinds=["attention"]),
-        )
-        self._steps = steps
+        optimizer = keras.optimizers.Adam(1e-3, beta_1=0.9, beta_2=0.95, epsilon=1e-8)
+        watch = scaler.observe.watch(model, kinds=["attention"])
+        super().__init__(model, self._loss, optimizer, scaler.NoScaling(), clip_norm=_CLIP, probes=watch)
         self._characters = tf.constant(self._task.characters)
         self._held_out = held_out(self._task)
-        kinds = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int32)
-        self._train = tf.function(self._trained, autograph=True).get_concrete_function(*kinds)
-        self._evaluate = tf.function(self._evaluated).get_concrete_function()
-        state = [*self._optimizer.variables, *self._step.loss_scaler.variables]
-        self._state = [(variable, tf.convert_to_tensor(variable).numpy()) for variable in state]
+        self._train = tf.function(self._trained, autograph=True)
+        self._evaluate = tf.function(self._evaluated)
         self._starts: dict[int, list[np.ndarray]] = {}
 
     def run(self, rate: float, seed: int) -> Course:
@@ -86,14 +74,14 @@ class SmallTransformer:
             rate: The highest learning rate.
             seed: Determines the initial weights and the batches.
         """
+        given = tf.constant(rate, tf.float32), tf.constant(seed)
+        self.begin(self._train, *given)
         if seed not in self._starts:
             keras.utils.set_random_seed(seed)
             self._starts[seed] = self._new_model().get_weights()
-        self._model.set_weights(self._starts[seed])
-        for variable, value in self._state:
-            variable.assign(value)
+        self.model.set_weights(self._starts[seed])
         first = float(self._evaluate())
-        rows = self._train(tf.constant(rate, tf.float32), tf.constant(seed)).numpy()
+        rows = self._train(*given).numpy()
         return Course(rows[:, 0], rows[:, 1], first, float(self._evaluate()))
 
     def _new_model(self) -> keras.Model:
@@ -108,19 +96,19 @@ class SmallTransformer:
         rows = tf.TensorArray(tf.float32, self._steps, element_shape=[2, BLOCKS])
         for number in tf.range(self._steps):
             share = share_of_rate(number, self._steps)
-            self._optimizer.learning_rate.assign(tf.maximum(share * rate, _LAST_RATE))
+            self.optimizer.learning_rate.assign(tf.maximum(share * rate, _LAST_RATE))
             starts = tf.random.stateless_uniform(
                 [BATCH], tf.stack([number, seed]), 0, self._characters.shape[0] - CONTEXT, tf.int32
             )
-            out = self._step(_windows(self._characters, starts))
-            for variable in self._model.trainable_variables:
+            out = self.step(_windows(self._characters, starts))
+            for variable in self.model.trainable_variables:
                 variable.assign_sub(share * _DECAY * variable)
             rows = rows.write(number, tf.stack([out["attention_logit"], out["attention_entropy"]]))
         return rows.stack()
 
     def _evaluated(self) -> tf.Tensor:
         inputs, following = self._held_out
-        return self._task.loss(following, self._model(inputs))
+        return self._task.loss(following, self.model(inputs))
 
 
 class NormalizedAttention(keras.layers.MultiHeadAttention):
@@ -141,14 +129,8 @@ class NormalizedAttention(keras.layers.MultiHeadAttention):
 
 
 def text() -> TextTask:
-    """Python's own source as the small transformer reads it.
-
-    Raises:
-        loops.LoopError: If this Python was installed without its source.
-    """
-    task = tasks.load("text")
-    assert isinstance(task, TextTask)
-    return dataclasses.replace(task, context=CONTEXT, width=WIDTH, blocks=BLOCKS)
+    """Python's own source as the small transformer reads it."""
+    return runs.text(context=CONTEXT, width=WIDTH, blocks=BLOCKS)
 
 
 def held_out(task: TextTask) -> tuple[tf.Tensor, tf.Tensor]:

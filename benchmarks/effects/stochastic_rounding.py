@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import scaler
 from benchmarks.effects import networks
-from benchmarks.effects.effect import Claim, Effect, Experiment, Panel, curve, described, percent, spread
+from benchmarks.effects.effect import Found, curves
+from benchmarks.effects.networks import Ends
 
-NAME = "stochastic-rounding"
 _INTEGER = 6
 """Bits before the point, with the sign: values lie within [-32, 32)."""
-_WORDS = (10, 12, 14, 16, 18, 20, 22)
+WORDS = (10, 12, 14, 16, 18, 20, 22)
 _PUBLISHED_WORD = 16
-_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _WAYS = ("to nearest", "at random")
 _RATE = 0.1
 _NEAR = 0.01
@@ -26,160 +25,75 @@ _NEAR = 0.01
 _FEW = 0.1
 """The part of the loss of rounding to nearest that an 8-bit float may keep at random: likewise."""
 
-
-@dataclasses.dataclass(frozen=True)
-class _Case:
-    """How a network is rounded.
-
-    Attributes:
-        format: The bits of a fixed-point word, or the name of a float format.
-        way: One of `_WAYS`.
-    """
-
-    format: int | str
-    way: str
-
-    def rounded(self, values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Float32 values as the format holds them; int32 `seed` [2] draws the numbers if it is at random."""
-        drawn = seed if self.way == "at random" else None
-        if isinstance(self.format, int):
-            return fixed_point(values, self.format - _INTEGER, drawn)
-        return scaler.formats.rounded(values, self.format, saturate=True, seed=drawn)
+Format = int | str
+"""The bits of a fixed-point word, or the name of a float format."""
 
 
-class Trained(NamedTuple):
-    """For each seed: held-out accuracy and loss, and the share of weights that a step leaves as they were."""
-
-    accuracy: np.ndarray
-    loss: np.ndarray
-    stayed: np.ndarray
-
-
-def run(seeds: int = 5, steps: int = 600) -> Effect:
+def run(seeds: int, steps: int) -> Found:
     """Trains in fixed point of several widths and in short floats, rounded in both ways, and in float32.
 
     Args:
         seeds: The number of networks of each kind.
         steps: The steps of each run.
     """
-    exact = _train(None, seeds, steps)
-    found = {(form, way): _train(_Case(form, way), seeds, steps) for form in (*_WORDS, *_FLOATS) for way in _WAYS}
-    nearest, random = ({form: found[form, way] for form in (*_WORDS, *_FLOATS)} for way in _WAYS)
+    exact = _train(None, "", seeds, steps)
+    found = {(form, way): _train(form, way, seeds, steps) for form in (*WORDS, *FLOATS) for way in _WAYS}
+    nearest, random = ({form: found[form, way] for form in (*WORDS, *FLOATS)} for way in _WAYS)
     left = {case: seen.accuracy / exact.accuracy for case, seen in found.items()}
-    here = [left[_PUBLISHED_WORD, way] for way in _WAYS]
-    many, few = (
-        fewest_bits({form: float((exact.accuracy - seen.accuracy).mean()) for form, seen in way.items()})
-        for way in (nearest, random)
-    )
-    furthest = max(nearest[word].loss.max() for word in _WORDS)
-    return Effect(
-        **described(
-            NAME,
-            rate=_RATE,
-            integer=_INTEGER,
-            furthest=furthest,
-            few=_said(few),
-            many=_said(many),
-            stayed=percent(exact.stayed, ".0f"),
-        ),
-        seeds=seeds,
-        steps=steps,
-        beside=(
-            (
-                f"{_PUBLISHED_WORD}-bit fixed point at random: loss of accuracy, relatively",
-                "little to none",
-                percent(1 - here[1]),
-            ),
-            (
-                f"{_PUBLISHED_WORD}-bit fixed point to nearest",
-                "fails in some settings (Xia et al.)",
-                f"{percent(1 - here[0])} lost",
-            ),
-        ),
-        columns=("format", "rounding", "accuracy", "held-out loss", "stayed"),
-        rows=(
-            ("float32", "", percent(exact.accuracy), spread(exact.loss), percent(exact.stayed)),
-            *(
-                (_name(form), way, percent(seen.accuracy), spread(seen.loss), percent(seen.stayed))
-                for (form, way), seen in found.items()
-            ),
-        ),
-        claims=_claims(exact, nearest, random),
-        panels=(
-            Panel(
-                "fixed point",
-                "bits of a word",
-                "accuracy, times that of float32",
-                tuple(curve(way, _WORDS, np.array([left[word, way] for word in _WORDS])) for way in _WAYS),
-                reference=(1.0, "float32"),
-            ),
-            Panel(
-                "weights that stay in a step, fixed point",
-                "bits of a word",
-                "share of all weights",
-                tuple(curve(way, _WORDS, np.array([found[word, way].stayed for word in _WORDS])) for way in _WAYS),
-                reference=(float(exact.stayed.mean()), "float32"),
-            ),
-            Panel(
-                "short floats",
-                "",
-                "accuracy, times that of float32",
-                tuple(
-                    curve(way, range(len(_FLOATS)), np.array([left[form, way] for form in _FLOATS])) for way in _WAYS
-                ),
-                reference=(1.0, "float32"),
-                ticks=tuple(_name(form) for form in _FLOATS),
-            ),
-        ),
+    lost = _lost(exact, nearest)
+    shown = {("float32", ""): exact, **{(_name(form), way): seen for (form, way), seen in found.items()}}
+    return Found(
+        words={
+            "furthest": max(nearest[word].loss.max() for word in WORDS),
+            "few": _said(fewest_bits(_lost(exact, random))),
+            "many": _said(fewest_bits(lost)),
+            "stayed": exact.stayed,
+            "random_lost": 1 - left[_PUBLISHED_WORD, "at random"],
+            "nearest_lost": 1 - left[_PUBLISHED_WORD, "to nearest"],
+            "points": 100 * lost[_PUBLISHED_WORD],
+            "failing": ", ".join(f"{each} bits" for each in _failing(exact, nearest, random)) or "none here",
+        },
+        rows=((*case, seen.accuracy, seen.loss, seen.stayed) for case, seen in shown.items()),
+        holds=holds_of(exact, nearest, random),
+        lines=[
+            curves(WORDS, {way: [left[word, way] for word in WORDS] for way in _WAYS}),
+            curves(WORDS, {way: [found[word, way].stayed for word in WORDS] for way in _WAYS}),
+            curves(range(len(FLOATS)), {way: [left[form, way] for form in FLOATS] for way in _WAYS}),
+        ],
         measured={
-            f"{kind} {name}": getattr(seen, kind).tolist()
-            for name, seen in (
-                ("float32", exact),
-                *((f"{_name(form)} {way}", seen) for (form, way), seen in found.items()),
-            )
-            for kind in Trained._fields
+            f"{kind} {' '.join(case).strip()}": getattr(seen, kind).tolist()
+            for case, seen in shown.items()
+            for kind in Ends._fields
         },
     )
 
 
-def _claims(exact: Trained, nearest: dict[int | str, Trained], random: dict[int | str, Trained]) -> tuple[Claim, ...]:
-    """What is claimed, of the runs by format."""
-    base = exact.accuracy.mean()
-    lost = [{form: float(base - seen.accuracy.mean()) for form, seen in way.items()} for way in (nearest, random)]
-    word = _PUBLISHED_WORD
-    fewest = [fewest_bits(way) or np.inf for way in lost]
-    short = {form: lost[0][form] - lost[1][form] for form in _FLOATS}
-    tiny = {form: (lost[0][form], lost[1][form]) for form in _FLOATS if form.startswith("float8")}
-    failing = [
-        each for each in _WORDS if (nearest[each].accuracy < exact.accuracy / 2).all() and lost[1][each] <= _NEAR
-    ]
-    return (
-        Claim(f"{word}-bit fixed point at random trains within one point of float32.", lost[1][word] <= _NEAR),
-        Claim(
-            f"at {word} bits rounding to nearest loses more than one point (here {100 * lost[0][word]:.1f}).",
-            lost[0][word] > _NEAR,
-        ),
-        Claim(
-            "somewhere rounding to nearest leaves less than half of the accuracy in each seed, and rounding at random "
-            "is within one point "
-            f"({', '.join(f'{each} bits' for each in failing) or 'none here'}).",
-            bool(failing),
-        ),
-        Claim("at random fewer bits come within one point of float32 than to nearest.", fewest[1] < fewest[0]),
-        Claim(
-            "in no short float is rounding at random worse by more than a point.",
-            all(gain >= -_NEAR for gain in short.values()),
-            published=False,
-        ),
-        Claim(
-            f"at random an 8-bit float loses less than {_FEW:g} (our bound) of what it loses to nearest.",
-            all(random < _FEW * near for near, random in tiny.values()),
-            published=False,
-        ),
-    )
+def holds_of(exact: Ends, nearest: Mapping[Format, Ends], random: Mapping[Format, Ends]) -> dict[str, Any]:
+    """Whether each claim holds, of the runs by format."""
+    to_nearest, at_random = _lost(exact, nearest), _lost(exact, random)
+    few, many = (fewest_bits(lost) or np.inf for lost in (at_random, to_nearest))
+    return {
+        "random": at_random[_PUBLISHED_WORD] <= _NEAR,
+        "nearest": to_nearest[_PUBLISHED_WORD] > _NEAR,
+        "fails": bool(_failing(exact, nearest, random)),
+        "fewer": few < many,
+        "floats": [to_nearest[form] - at_random[form] >= -_NEAR for form in FLOATS],
+        "tiny": [at_random[form] < _FEW * to_nearest[form] for form in FLOATS if form.startswith("float8")],
+    }
 
 
-def fewest_bits(lost: dict[int | str, float]) -> int | None:
+def _lost(exact: Ends, by_format: Mapping[Format, Ends]) -> dict[Format, float]:
+    """The mean accuracy that is lost in each format."""
+    return {form: float(exact.accuracy.mean() - seen.accuracy.mean()) for form, seen in by_format.items()}
+
+
+def _failing(exact: Ends, nearest: Mapping[Format, Ends], random: Mapping[Format, Ends]) -> list[int]:
+    """The words that lose half of the accuracy to nearest in each seed, and nothing at random."""
+    lost = _lost(exact, random)
+    return [word for word in WORDS if (nearest[word].accuracy < exact.accuracy / 2).all() and lost[word] <= _NEAR]
+
+
+def fewest_bits(lost: Mapping[Format, float]) -> int | None:
     """The shortest word from which on every longer one loses at most one point; None if the longest loses more."""
     words = sorted(word for word in lost if isinstance(word, int))
     found = None
@@ -212,50 +126,48 @@ def fixed_point(values: tf.Tensor, fraction: int, seed: tf.Tensor | Sequence[int
     return tf.clip_by_value(whole, -limit, limit - 1) * 2.0**-fraction
 
 
+def rounded(values: tf.Tensor, form: Format, seed: tf.Tensor | None = None) -> tf.Tensor:
+    """Float32 values as a format holds them: to nearest, or with int32 `seed` [2] at random."""
+    if isinstance(form, int):
+        return fixed_point(values, form - _INTEGER, seed)
+    return scaler.formats.rounded(values, form, saturate=True, seed=seed)
+
+
 class _Rounding:
     """Rounds the tensors of a step, each by other numbers."""
 
-    def __init__(self, case: _Case | None, step: tf.Tensor):
-        self._case, self._step, self._tensors = case, step, 0
+    def __init__(self, form: Format | None, way: str, step: tf.Tensor):
+        self._form, self._random, self._step, self._tensors = form, way == "at random", step, 0
 
     def __call__(self, values: tf.Tensor) -> tf.Tensor:
         self._tensors += 1
-        if self._case is None:
+        if self._form is None:
             return values
-        return self._case.rounded(values, tf.stack([self._step, self._tensors]))
+        return rounded(values, self._form, tf.stack([self._step, self._tensors]) if self._random else None)
 
 
-def _train(case: _Case | None, seeds: int, steps: int) -> Trained:
-    """Trains all seeds at once; None is float32."""
+def _train(form: Format | None, way: str, seeds: int, steps: int) -> Ends:
+    """Trains all seeds at once; no format is float32."""
     problem = networks.digits()
 
-    @tf.function(autograph=True)
-    def run() -> tuple:
-        weights = [_Rounding(case, tf.constant(-1))(weight) for weight in networks.start(seeds)]
-        stayed = tf.zeros([seeds])
-        for step in tf.range(steps):
-            images, labels = networks.batch(problem, step, seeds)
-            rounding = _Rounding(case, step)
-            seen = networks.backward(weights, images, labels, tf.ones([seeds]), rounding, rounding)
-            moved = [rounding(weight - _RATE * grad) for weight, grad in zip(weights, seen.grads, strict=True)]
-            share = networks.share([new == old for new, old in zip(moved, weights, strict=True)])
-            stayed += tf.where(step >= steps // 2, share, 0.0)
-            weights = moved
-        return weights, stayed / tf.cast(steps - steps // 2, tf.float32)
+    def start() -> list[tf.Tensor]:
+        return [_Rounding(form, way, tf.constant(-1))(weight) for weight in networks.start(seeds)]
 
-    weights, stayed = run.get_concrete_function()()
-    loss, accuracy = networks.evaluate(weights, problem.test_images, problem.test_labels)
-    return Trained(accuracy.numpy(), loss.numpy(), stayed.numpy())
+    def take(step: tf.Tensor, weights: list[tf.Tensor]) -> tuple:
+        images, labels = networks.batch(problem, step, seeds)
+        rounding = _Rounding(form, way, step)
+        seen = networks.backward(weights, images, labels, tf.ones([seeds]), rounding, rounding)
+        moved = [rounding(weight - _RATE * grad) for weight, grad in zip(weights, seen.grads, strict=True)]
+        return moved, networks.share([new == old for new, old in zip(moved, weights, strict=True)])
+
+    return networks.ends_of(problem, *networks.over_steps(steps, start, take))
 
 
-def _name(form: int | str) -> str:
+def _name(form: Format) -> str:
     if isinstance(form, int):
         return f"fixed point, {form} bits"
     return {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}.get(form, form)
 
 
 def _said(bits: int | None) -> str:
-    return f"more than {max(_WORDS)} bits" if bits is None else f"{bits} bits"
-
-
-EXPERIMENT = Experiment(NAME, "fixed point and short floats, rounded to nearest or at random", 600, run, seeds=5)
+    return f"more than {max(WORDS)} bits" if bits is None else f"{bits} bits"

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.effects import chunked_sums, operands
-from benchmarks.effects.sums import CHUNK, WAYS, summation
+from benchmarks.effects import chunked_sums
+from benchmarks.effects.chunked_sums import CHUNK, FORMATS, TERMS, WAYS, summation
+from benchmarks.effects.effect import written
 from loops import tasks
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -70,8 +71,8 @@ def test_the_operands_multiply_to_the_gradient_of_a_tape():
     task = tasks.load("digits")
     model = task.model("float32")
     images, labels = tf.constant(task.images[:8]), tf.constant(task.labels[:8])
-    pairs = operands.of_kernels(model, task.loss, images, labels)
-    exact = operands.gradients(model, task.loss, images, labels)
+    pairs = chunked_sums.of_kernels(model, task.loss, images, labels)
+    exact = chunked_sums.gradients(model, task.loss, images, labels)
     assert [left.shape for left, _ in pairs] == [(512, 9), (128, 144), (32, 288)]
     for (left, right), gradient in zip(pairs, exact, strict=True):
         np.testing.assert_allclose(left.T @ right, gradient, rtol=1e-3, atol=1e-5)
@@ -82,9 +83,9 @@ def test_a_step_along_the_exact_gradient_makes_all_the_progress_and_the_weights_
     task = tasks.load("digits")
     model = task.model("float32")
     images, labels = tf.constant(task.images[:32]), tf.constant(task.labels[:32])
-    exact = operands.gradients(model, task.loss, images, labels)
-    before = [layer.kernel.numpy() for layer in operands.convolutions(model)]
-    found = operands.progress(
+    exact = chunked_sums.gradients(model, task.loss, images, labels)
+    before = [layer.kernel.numpy() for layer in chunked_sums.convolutions(model)]
+    found = chunked_sums.progress(
         model,
         task.loss,
         images,
@@ -95,22 +96,23 @@ def test_a_step_along_the_exact_gradient_makes_all_the_progress_and_the_weights_
     assert found["same", ""] == 1
     assert found["half", ""] == pytest.approx(0.5, abs=0.1)
     assert found["back", ""] < 0
-    for layer, old in zip(operands.convolutions(model), before, strict=True):
+    for layer, old in zip(chunked_sums.convolutions(model), before, strict=True):
         np.testing.assert_array_equal(layer.kernel.numpy(), old)
 
 
 def made_up(**changes):
     """Two seeds: the numbers of a run in which all that is published holds."""
-    both = itertools.product(chunked_sums._FORMATS, WAYS)
+    both = itertools.product(FORMATS, WAYS)
     numbers = {"swamped": 0.5, "chunks": 0.001, "at random": 0.005, "gradient": 0.02, "noise": 1.0}
     numbers |= changes
     error, gradient = {}, {}
     for name, way in both:
         last = numbers["swamped"] if way == "in order" else numbers[way]
-        for terms in chunked_sums._TERMS:
+        for terms in TERMS:
             error[terms, name, way] = np.tile([0.0001, last], (2, 1))
         gradient[name, way] = np.full(2, numbers["gradient"] * (1.5 if way == "in order" else 1))
-    return [claim.holds for claim in chunked_sums._claims(error, gradient, np.full(2, numbers["noise"]))]
+    holds = chunked_sums.holds_of(error, gradient, np.full(2, numbers["noise"]))
+    return [np.all(holds[claim]) for claim in written("chunked-sums")["claims"]]
 
 
 @pytest.mark.parametrize(

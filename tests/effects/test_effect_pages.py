@@ -4,13 +4,15 @@ import dataclasses
 import json
 import pathlib
 import sys
+import types
 
+import numpy as np
 import pytest
 
-import scaler
 from benchmarks.effects import EXPERIMENTS, Experiment, choose, measure, pages
 from benchmarks.effects import __main__ as command
-from benchmarks.effects.effect import Claim, Effect, Line, Panel, curve, spread
+from benchmarks.effects import effect as effect_module
+from benchmarks.effects.effect import Claim, Effect, Found, Line, Panel, curve, flat, spread, told
 from benchmarks.effects.figure import effect_figure
 from loops.support.drawing import svg_of
 
@@ -40,6 +42,14 @@ SMALL = Effect(
 )
 
 
+def read(path):
+    """The effect whose numbers a file holds."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    claims = [Claim(**claim) for claim in values["claims"]]
+    panels = [Panel(**{**panel, "lines": [Line(**line) for line in panel["lines"]]}) for panel in values["panels"]]
+    return Effect(**{**values, "claims": claims, "panels": panels})
+
+
 @pytest.fixture
 def stub(monkeypatch):
     """An effect that takes no time, in place of all others."""
@@ -61,7 +71,7 @@ def run(capsys, *arguments):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_says_what_its_numbers_say(name):
-    effect = pages.read(DOCS / f"{name}.json")
+    effect = read(DOCS / f"{name}.json")
     assert (effect.name, effect.steps) == (name, choose(name).steps)
     assert effect.seeds >= 3
     assert 0 < effect.seconds < 600
@@ -89,7 +99,7 @@ def test_there_is_a_page_for_each_effect_and_an_index():
         "README.md",
         *(f"{name}.{ending}" for name in NAMES for ending in ("md", "json", "svg")),
     }
-    index = pages.index([pages.read(DOCS / f"{name}.json") for name in NAMES])
+    index = pages.index([read(DOCS / f"{name}.json") for name in NAMES])
     assert (DOCS / "README.md").read_text(encoding="utf-8") == index
 
 
@@ -116,7 +126,7 @@ def test_what_nobody_published_agrees_with_nothing_and_what_cannot_be_told_is_no
     assert "- **Disagrees**: four\n- Ours: five\n" in page
     assert "| 1 of 2, 1 cannot be told |" in pages.index([effect])
     assert "| 1 cannot be told |" in pages.index([dataclasses.replace(SMALL, claims=claims[1:3])])
-    assert pages.from_values(json.loads(pages.as_json(effect))).claims == effect.claims
+    assert json.loads(pages.as_json(effect))["claims"] == [dataclasses.asdict(claim) for claim in effect.claims]
 
 
 @pytest.mark.slow
@@ -129,14 +139,6 @@ def test_a_bound_is_drawn_with_its_label():
     assert [text.get_text() for text in axes[0].texts] == ["small"]
     assert not axes[1].texts
     assert [1.5, 1.5] in [list(line.get_xdata()) for line in axes[0].lines]
-
-
-def test_an_effect_comes_back_from_its_values():
-    values = json.loads(pages.as_json(dataclasses.replace(SMALL, measured={})))
-    assert pages.from_values(values) == dataclasses.replace(SMALL, measured={})
-    del values["panels"][0]["bounds"]
-    with pytest.raises(scaler.InvalidArgument, match="not the values of an effect"):
-        pages.from_values(values)
 
 
 def test_a_curve_leaves_out_what_is_not_finite():
@@ -152,16 +154,75 @@ def test_a_unit_is_said_once_and_no_dash_is_beside_a_sign():
     assert spread([-1.0, 1.0], "+.1f", " %") == "+0.0 % (-1.0 to +1.0)"
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "no json", '{"claims": 3}'])
-def test_a_file_that_holds_no_effect_is_refused(tmp_path, text):
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(pages.scaler.InvalidArgument, match="effect"):
-        pages.read(tmp_path / "a.json")
+FOUND = Found(
+    words={"half": np.array([0.25, 0.75]), "steps_done": 3, "ends": (0.5, 1.5), "names": ["a", "b"]},
+    rows=[("one", np.array([0.25, 0.75]), 2.0)],
+    holds={"first": np.array([True, True]), "second": np.array([True, False]), "third": None},
+    lines=[(LINE,), (LINE, LINE)],
+    measured={"half": [0.25, 0.75]},
+)
+TEXT = """
+title = "Small"
+question = '''
+Is {half:.0f%} half,
+or {_PARTS}?
+
+Yes.
+'''
+published = "{steps} steps"
+design = "{half}"
+remarks = ""
+beside = [["{steps_done} of {steps}", "none", "{half:.2f}"]]
+columns = {a = "", b = ".0f%", "c {seeds}" = ".1f"}
+panels = [
+    {title = "p", x_label = "x", y_label = "y", log_x = 10, reference = ["half", "mean"], ticks = "names"},
+    {title = "q", x_label = "", y_label = "two\\nlines", bounds = [[0.0, "to {steps}"]]},
+]
+[claims]
+first.published = "it is {half:.1f}."
+second.ours = "always."
+third.published = "perhaps."
+"""
 
 
-def test_an_effect_named_like_a_path_is_refused():
-    with pytest.raises(pages.scaler.InvalidArgument, match="effect"):
-        pages.from_values({**pages.to_values(SMALL), "name": "../small"})
+@pytest.fixture
+def small_text(monkeypatch):
+    """The text of an effect that is no file, with a module that has a constant."""
+    monkeypatch.setattr(effect_module, "written", lambda name: effect_module.tomllib.loads(TEXT))
+    monkeypatch.setitem(sys.modules, "benchmarks.effects.a_small", types.SimpleNamespace(_PARTS=2))
+
+
+def test_an_effect_is_its_text_with_the_numbers_of_a_run(small_text):
+    effect = told("a-small", 2, 10, FOUND)
+    assert (effect.name, effect.title, effect.seeds, effect.steps) == ("a-small", "Small", 2, 10)
+    assert effect.question == "Is 50 % (25–75) half, or 2?\n\nYes."
+    assert (effect.published, effect.design) == ("10 steps", "0.5 (0.25–0.75)")
+    assert effect.beside == (("3 of 10", "none", "0.50 (0.25–0.75)"),)
+    assert (effect.columns, effect.rows) == (("a", "b", "c 2"), (("one", "50 % (25–75)", "2.0"),))
+    assert effect.claims == (
+        Claim("it is 0.5 (0.2–0.8).", True),
+        Claim("always.", False, published=False),
+        Claim("perhaps.", None),
+    )
+    one, two = effect.panels
+    assert (one.title, one.log_x, one.log_y, one.reference) == ("p", 10, 0, (0.5, "mean"))
+    assert (one.ticks, one.bounds, one.lines) == (("a", "b"), (), (LINE,))
+    assert (two.y_label, two.reference, two.bounds) == ("two\nlines", None, ((0.0, "to 10"),))
+
+
+def test_a_claim_without_a_verdict_and_a_verdict_without_a_claim_are_refused(small_text):
+    for holds in ({"first": True, "second": True}, {**FOUND.holds, "fourth": True}):
+        with pytest.raises(KeyError, match="claims without a text or a verdict"):
+            told("a-small", 2, 10, FOUND._replace(holds=holds))
+
+
+def test_numbers_are_named_after_their_place():
+    values = np.arange(12).reshape(2, 3, 2)
+    found = flat({"a": values}, ["x", "y"], (1, 2, 3))
+    assert list(found) == ["a x 1", "a x 2", "a x 3", "a y 1", "a y 2", "a y 3"]
+    assert found["a y 2"] == values[1, 1].tolist()
+    assert flat({"a": {("b", 1): values[0]}, "c": values[1]}, "xyz")["a b 1 y"] == values[0, 1].tolist()
+    assert flat({"a": values[0, 0]}) == {"a": [0, 1]}
 
 
 def test_the_command_writes_a_page(capsys, tmp_path, stub):
@@ -171,7 +232,7 @@ def test_the_command_writes_a_page(capsys, tmp_path, stub):
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"small.md", "small.json", "small.svg"}
     assert "disagrees: it is large." in printed
     assert str(tmp_path / "new" / "small.md") in printed
-    effect = pages.read(tmp_path / "new" / "small.json")
+    effect = read(tmp_path / "new" / "small.json")
     assert (tmp_path / "new" / "small.md").read_text() == pages.page(effect)
 
 

@@ -5,11 +5,12 @@ import pytest
 import tensorflow as tf
 
 import scaler
-from benchmarks.effects import EXPERIMENTS, choose, course, measure, networks, pages, unit_scaling
+from benchmarks.effects import EXPERIMENTS, choose, measure, networks, unit_scaling
+from benchmarks.effects.collapse_runs import EVERY, SavedRun
+from benchmarks.effects.effect import told
 from benchmarks.effects.lag import Lagging, _skipped
-from benchmarks.effects.laws import LAWS, NORMAL_SPREAD, fits_of
+from benchmarks.effects.log_normal import LAWS, NORMAL_SPREAD, fits_of
 from benchmarks.effects.look_ahead import interval
-from benchmarks.effects.saved_run import EVERY, SavedRun
 
 # Steps, and which claims hold in so few of them, by number.
 SMALL = {
@@ -47,7 +48,6 @@ def test_an_effect_shows_its_direction(name):
     assert effect.beside
     assert {len(values) for values in effect.measured.values()} == {2}
     assert [number for number in held if not effect.claims[number].holds] == []
-    assert pages.from_values(pages.to_values(effect)) == effect
 
 
 @pytest.mark.exhaustive
@@ -101,9 +101,9 @@ def test_float16_is_what_the_backward_pass_rounds_to():
 def test_an_infinity_skips_one_copy_and_leaves_the_others():
     weights, momenta = [tf.ones([2, 1, 1])], [tf.zeros([2, 1, 1])]
     grads = [tf.constant([[[4.0]], [[np.inf]]])]
-    moved, kept = course.descend(weights, momenta, grads, tf.constant([2.0, 2.0]), networks.all_finite(grads))
+    moved, kept = networks.descend(weights, momenta, grads, tf.constant([2.0, 2.0]), networks.all_finite(grads))
     assert kept[0].numpy().ravel().tolist() == [2.0, 0.0]
-    np.testing.assert_allclose(moved[0].numpy().ravel(), [1 - course.RATE * 2, 1])
+    np.testing.assert_allclose(moved[0].numpy().ravel(), [1 - networks.RATE * 2, 1])
 
 
 def test_the_largest_magnitude_of_each_copy():
@@ -113,7 +113,7 @@ def test_the_largest_magnitude_of_each_copy():
 
 def test_copies_are_counted_as_one_alone_is():
     grads = [tf.constant([[[1.0, -40.0]], [[np.inf, 0.5]]]), tf.constant([[[8.0]], [[9.0]]])]
-    counts = course._histogram(grads, (2.0, 8.0))
+    counts = networks._histogram(grads, (2.0, 8.0))
     for copy in range(2):
         alone = scaler.gradients.histogram([grad[copy] for grad in grads], (2.0, 8.0))
         assert counts[:, copy].numpy().tolist() == alone.numpy().tolist()
@@ -205,7 +205,9 @@ EXPONENTS = {"ordinary": [-27, -30], "unit-scaled": [-1, -2]}
 
 
 def test_the_verdicts_on_unit_scaling_are_those_of_the_numbers():
-    effect = unit_scaling.effect_of(unit_runs(EXPONENTS, [2.0, 2.0, 2.0, 2.5, 2.0, 2.0, 2.0]), 2, 10)
+    effect = told(
+        "unit-scaling", 2, 10, unit_scaling.found_of(unit_runs(EXPONENTS, [2.0, 2.0, 2.0, 2.5, 2.0, 2.0, 2.0]))
+    )
     assert [claim.holds for claim in effect.claims] == [True] * 13
     assert effect.measured["flushed float16 first step ordinary"] == [0.25, 0.25]
     assert effect.measured["flushed float16 first step unit-scaled"] == [0.0, 0.0]
@@ -226,5 +228,5 @@ def test_the_verdicts_on_unit_scaling_are_those_of_the_numbers():
 )
 def test_a_verdict_on_unit_scaling_changes_with_its_numbers(exponents, losses, wrong):
     runs = unit_runs({**EXPONENTS, **exponents}, losses or [2.0, 2.0, 2.0, 2.5, 2.0, 2.0, 2.0])
-    claims = unit_scaling.effect_of(runs, 2, 10).claims
+    claims = told("unit-scaling", 2, 10, unit_scaling.found_of(runs)).claims
     assert [number for number, claim in enumerate(claims) if not claim.holds] == wrong

@@ -1,5 +1,6 @@
 """Guards the effects of high learning rates: what their networks and optimizers compute, and their verdicts."""
 
+import dataclasses
 import itertools
 
 import keras
@@ -7,9 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.effects import adam_copies, attention_logits, output_logits, spikes, zero_layers
+from benchmarks.effects import adam_copies, attention_logits, output_logits, spikes
 from benchmarks.effects import small_transformer as small
 from benchmarks.effects.adam_copies import CLIPPED, STABLE, Moments, Setup, stepped
+from benchmarks.effects.effect import told
 from loops.tasks.text import ALPHABET
 
 
@@ -89,6 +91,10 @@ def test_queries_and_keys_are_normalized_in_each_head():
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
+def attention_effect(*shown):
+    return told("attention-logits", 2, 20, attention_logits.found_of(*shown, 20))
+
+
 def course(logit, end, entropy=1.0, steps=20):
     return small.Course(np.tile([logit, logit / 2], [steps, 1]), np.full([steps, 2], entropy), 4.6, end)
 
@@ -99,20 +105,26 @@ def test_the_verdicts_about_attention_are_of_the_numbers():
     held = [[course(5.0, 2.0)] * 2] * count
     plain, normal = attention_logits._WAYS
     alone = np.array([2.4, 2.6])
-    effect = attention_logits.effect_of({plain: grown, normal: held}, 3.0, alone, 2, 20)
+    effect = attention_effect({plain: grown, normal: held}, 3.0, alone)
     assert [claim.holds for claim in effect.claims] == [True] * 9
     assert effect.beside[1][2] == "2 of 2 with a logit above 10^4, 2 of 8 of the others"
     assert [row[5:] for row in effect.rows if row[1] == plain][2:4] == [("0 of 2", "0 of 2"), ("2 of 2", "2 of 2")]
-    short = attention_logits.effect_of({plain: grown, normal: held}, 3.0, alone - 1, 2, 20)
+    short = attention_effect({plain: grown, normal: held}, 3.0, alone - 1)
     assert [number for number, claim in enumerate(short.claims) if claim.holds is None] == [1]
     costly = [[course(5.0, 2.0 if at < 3 else 3.5)] * 2 for at in range(count)]
-    effect = attention_logits.effect_of({plain: grown, normal: costly}, 3.0, alone, 2, 20)
+    effect = attention_effect({plain: grown, normal: costly}, 3.0, alone)
     assert [number for number, claim in enumerate(effect.claims) if claim.holds is None] == [2]
-    better = attention_logits.effect_of({plain: grown, normal: held}, 4.5, alone + 2, 2, 20)
+    better = told(
+        "attention-logits", 2, 20, attention_logits.found_of({plain: grown, normal: held}, 4.5, alone + 2, 20)
+    )
     assert [number for number, claim in enumerate(better.claims) if not claim.holds] == [1, 3]
-    effect = attention_logits.effect_of({plain: held, normal: grown}, 3.0, alone, 2, 20)
+    effect = attention_effect({plain: held, normal: grown}, 3.0, alone)
     assert [number for number, claim in enumerate(effect.claims) if claim.holds is None] == [1]
     assert [number for number, claim in enumerate(effect.claims) if claim.holds] == [8]
+
+
+def output_effect(runs):
+    return told("output-logits", 2, 20, output_logits.found_of(runs, 20))
 
 
 def drifted(*farthest, power=6):
@@ -121,24 +133,28 @@ def drifted(*farthest, power=6):
     done = np.linspace(0, 1, 20)[:, None, None] ** power
     log_z = 4 + done * (np.repeat(reached[:, None], 2, axis=1) - 4)
     end = np.repeat(2 - reached[:, None] / 100, 2, axis=1)
-    return zero_layers.Runs(log_z, log_z - 3, np.full_like(end, 4.6), end, end)
+    return output_logits.Runs(log_z, log_z - 3, np.full_like(end, 4.6), end, end)
 
 
 def test_the_verdicts_about_outputs_are_of_the_numbers():
-    effect = output_logits.effect_of(drifted(-20.0, -0.5, -5.0), 2, 20)
+    effect = output_effect(drifted(-20.0, -0.5, -5.0))
     assert [claim.holds for claim in effect.claims] == [True] * 7
     assert [number for number, claim in enumerate(effect.claims) if not claim.published] == [3, 5]
-    early = output_logits.effect_of(drifted(-20.0, -0.5, -5.0, power=0.5), 2, 20)
+    early = output_effect(drifted(-20.0, -0.5, -5.0, power=0.5))
     assert [number for number, claim in enumerate(early.claims) if claim.holds is not True] == [2]
     assert early.claims[2].holds is False
     assert early.measured["step at which log Z has parted from that with z-loss at 0.1"] == [1.5, 1.5]
     assert early.measured["step at which it has half of its distance at 0.1"] == [5.5, 5.5]
-    even = output_logits.effect_of(drifted(-20.0, -0.5, -5.0, power=1), 2, 20)
+    even = output_effect(drifted(-20.0, -0.5, -5.0, power=1))
     assert [number for number, claim in enumerate(even.claims) if claim.holds is None] == [2]
-    effect = output_logits.effect_of(drifted(2.0, 5.0, 2.0), 2, 20)
+    effect = output_effect(drifted(2.0, 5.0, 2.0))
     assert not any(claim.holds for claim in effect.claims)
-    alike = output_logits.effect_of(drifted(-1.0, -0.5, -0.5), 2, 20)
+    alike = output_effect(drifted(-1.0, -0.5, -0.5))
     assert alike.claims[2].holds is None
+
+
+def spikes_effect(changed, level):
+    return told("spikes", 2, 100, spikes.found_of(changed, level, 40))
 
 
 def changed(high, ways):
@@ -154,19 +170,19 @@ def changed(high, ways):
 def test_the_verdicts_about_spikes_are_of_the_numbers():
     falling = np.repeat(1 / (1 + np.array(spikes.EPSILONS) / 1e-4)[None, :, None], 100, axis=0)
     level = adam_copies.Curves(falling, falling, falling, np.full_like(falling, 1e-4), falling)
-    effect = spikes.effect_of(changed(1.0, (0, 1, 2)), level, 40, 2, 100)
+    effect = spikes_effect(changed(1.0, (0, 1, 2)), level)
     # All ways end alike.
     assert [number for number, claim in enumerate(effect.claims) if claim.holds is not True] == [4, 9, 10]
     assert [number for number, claim in enumerate(effect.claims) if not claim.published] == [0, 2, 3, 6, 7, 8, 10]
-    narrow = spikes.effect_of(changed(1.0, (0, 1)), level, 40, 2, 100)
+    narrow = spikes_effect(changed(1.0, (0, 1)), level)
     assert [number for number, claim in enumerate(narrow.claims) if not claim.holds] == [4, 9, 10]
     late = changed(1.0, (0, 1))
     late.loss[90, 3 :: len(spikes.WAYS)] = 1.5
-    effect = spikes.effect_of(late, level, 40, 2, 100)
+    effect = spikes_effect(late, level)
     assert [number for number, claim in enumerate(effect.claims) if not claim.holds] == [4, 6, 8, 9]
     assert "(above 1.5 times in 0 of 2)" in effect.claims[5].text
     assert "(above in 2 of 2; AdamW in 0, clipped to 0.01 in 0)" in effect.claims[6].text
-    early = spikes.effect_of(changed(1.0, (0, 1, 3)), level, 40, 2, 100)
+    early = spikes_effect(changed(1.0, (0, 1, 3)), level)
     assert [claim.holds for claim in early.claims[5:7]] == [False, True]
     # At beta2 0.9 the first moment is as slow, so that no update is too long: that arm decides nothing.
     smaller = changed(1.0, (0, 1))
@@ -180,10 +196,10 @@ def test_the_verdicts_about_spikes_are_of_the_numbers():
         (1.0, 1.01, False),
     ]:
         smaller.loss[43:46, count] = of_one, of_other
-        assert spikes.effect_of(smaller, level, 40, 2, 100).claims[4].holds is expected
-    assert "smaller in 0 of 2 seeds" in spikes.effect_of(smaller, level, 40, 2, 100).claims[4].text
+        assert spikes_effect(smaller, level).claims[4].holds is expected
+    assert "smaller in 0 of 2 seeds" in spikes_effect(smaller, level).claims[4].text
     flat = level._replace(update=np.ones_like(falling))
-    effect = spikes.effect_of(changed(1.0, (3,)), flat, 40, 2, 100)
+    effect = spikes_effect(changed(1.0, (3,)), flat)
     assert [number for number, claim in enumerate(effect.claims) if claim.holds] == [0, 6, 10]
     # No spike has no lag, and is not resolved.
     assert [effect.claims[number].holds for number in (2, 3, 4)] == [None] * 3
@@ -196,13 +212,13 @@ def test_each_beta2_has_a_verdict_on_its_lags_and_an_end_needs_all_seeds():
     curves.loss[43:46, count] = 0.5
     curves.loss[49, count, 0] = 1.0
     curves.loss[-1, 2 * count + 3, 0] = 0.4
-    claims = spikes.effect_of(curves, level, 40, 2, 100).claims
+    claims = spikes_effect(curves, level).claims
     assert [claim.holds for claim in claims[2:4]] == [True, False]
     assert "in 0 of 1 seeds" in claims[3].text
     assert claims[9].holds is None
     curves.loss[43:46, count, 1] = 1.0
     curves.loss[-1, 2 * count + 3] = 0.4
-    claims = spikes.effect_of(curves, level, 40, 2, 100).claims
+    claims = spikes_effect(curves, level).claims
     assert (claims[3].holds, claims[9].holds) == (None, True)
     assert "in 1 of 2 seeds" in claims[3].text
 
@@ -235,22 +251,24 @@ def test_a_run_is_the_same_from_the_same_seed_and_probes_both_blocks():
 
 
 def test_a_transformer_without_layers_normalizes_what_it_embeds():
-    weights = [weight[:1] for weight in zero_layers._start(2, 1)]
-    weights[1] = tf.constant(np.linspace(1, 2, zero_layers.WIDTH, dtype=np.float32)[None, None])
+    weights = [weight[:1] for weight in output_logits._start(2, 1)]
+    weights[1] = tf.constant(np.linspace(1, 2, output_logits.WIDTH, dtype=np.float32)[None, None])
     norm = keras.layers.LayerNormalization(center=False, epsilon=1e-6)
-    norm.build((None, zero_layers.WIDTH))
+    norm.build((None, output_logits.WIDTH))
     norm.gamma.assign(weights[1][0, 0])
     given = tf.one_hot([[3, 7]], len(ALPHABET))
     expected = norm(tf.gather(weights[0][0], [3, 7])) @ weights[2][0]
-    np.testing.assert_allclose(zero_layers.logits_of(weights, given)[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(output_logits.logits_of(weights, given)[0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_held_out_loss_is_that_of_each_pair():
-    task = small.dataclasses.replace(small.text(), test_characters=np.array([1, 2, 1, 2, 5], np.uint8))
-    weights = zero_layers._start(1, 1)
-    logits = zero_layers.logits_of(weights, tf.one_hot([[1, 2, 1, 2]], len(ALPHABET)))
+    task = dataclasses.replace(small.text(), test_characters=np.array([1, 2, 1, 2, 5], np.uint8))
+    weights = output_logits._start(1, 1)
+    logits = output_logits.logits_of(weights, tf.one_hot([[1, 2, 1, 2]], len(ALPHABET)))
     expected = tf.nn.sparse_softmax_cross_entropy_with_logits([[2, 1, 2, 5]], logits)
-    plain, rounded = zero_layers._held_out(weights, tf.constant(zero_layers._pairs(task)))
+    plain, rounded = output_logits._held_out(
+        weights, output_logits.pairs_of(task.test_characters[:-1], task.test_characters[1:])
+    )
     assert float(plain[0]) == pytest.approx(float(tf.reduce_mean(expected)), rel=1e-5)
     assert float(rounded[0]) == pytest.approx(float(plain[0]), rel=1e-2)
     assert float(rounded[0]) != float(plain[0])
@@ -259,17 +277,17 @@ def test_the_held_out_loss_is_that_of_each_pair():
 @pytest.mark.slow
 def test_z_loss_holds_log_z_and_each_way_learns():
     setups = [Setup(0.1, 0.95, way=CLIPPED, decay=0.0)] * 2
-    runs = zero_layers.train(setups, [0.0, 1.0], seeds=2, steps=100)
+    runs = output_logits.train(setups, [0.0, 1.0], seeds=2, steps=100)
     assert runs.log_z.shape == runs.logit.shape == (2, 2, 2)
     assert (runs.end < runs.first).all()
     assert (np.abs(runs.log_z[-1, 1]) < np.abs(runs.log_z[-1, 0])).all()
     assert (runs.first[0] == runs.first[1]).all()
-    other = zero_layers.pairs_of(np.array([1, 1, 2]), np.array([2, 2, 5]))
-    assert (zero_layers.train(setups, [0.0, 1.0], seeds=2, steps=1, held_out=other).first != runs.first).all()
+    other = output_logits.pairs_of(np.array([1, 1, 2]), np.array([2, 2, 5]))
+    assert (output_logits.train(setups, [0.0, 1.0], seeds=2, steps=1, held_out=other).first != runs.first).all()
 
 
 def test_pairs_are_counted_and_examples_follow_the_text():
-    pairs = zero_layers.pairs_of(np.array([1, 1, 2]), np.array([2, 2, 5]))
+    pairs = output_logits.pairs_of(np.array([1, 1, 2]), np.array([2, 2, 5]))
     assert (pairs[1, 2], pairs[2, 5], pairs.sum()) == pytest.approx((2 / 3, 1 / 3, 1))
     given, following = small.held_out(small.text())
     assert (given[:, 1:] == following[:, :-1]).numpy().all()
@@ -284,7 +302,7 @@ def test_the_text_is_cut_as_the_task_cuts_it():
 
 
 def test_frequencies_alone_give_the_entropy_of_the_text():
-    task = small.dataclasses.replace(
+    task = dataclasses.replace(
         small.text(), characters=np.array([0, 1] * 5000, np.uint8), test_characters=np.array([0, 1], np.uint8)
     )
     assert small.frequency_loss(task) == pytest.approx(np.log(2), rel=0.02)

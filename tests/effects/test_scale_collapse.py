@@ -3,9 +3,21 @@
 import numpy as np
 import pytest
 
-from benchmarks.effects import collapse_runs, collapse_words, scale_collapse
-from benchmarks.effects.collapse_runs import BACK, FLOOR, GUARD, HYSTERESIS, METASEQ, NONE, Restart, Runs, fall_of
-from benchmarks.effects.saved_run import EVERY, Course
+from benchmarks.effects import collapse_runs, scale_collapse
+from benchmarks.effects.collapse_runs import (
+    BACK,
+    EVERY,
+    FLOOR,
+    GUARD,
+    HYSTERESIS,
+    METASEQ,
+    NONE,
+    Course,
+    Restart,
+    Runs,
+    fall_of,
+)
+from benchmarks.effects.effect import told
 
 CALM, STEPS = 40, 240
 
@@ -51,7 +63,7 @@ def runs(**changed):
 
 def failing(**changed):
     """The claims that do not hold, and those that cannot be told."""
-    claims = scale_collapse.effect_of(runs(**changed), 2, STEPS).claims
+    claims = told("scale-collapse", 2, STEPS, scale_collapse.found_of(runs(**changed))).claims
     wrong = [number for number, claim in enumerate(claims) if claim.holds is False]
     return wrong, [number for number, claim in enumerate(claims) if claim.holds is None]
 
@@ -63,7 +75,7 @@ def ramped(name, **how):
 
 def test_the_verdicts_on_a_collapse_are_those_of_the_numbers():
     assert failing() == ([], [1])
-    effect = scale_collapse.effect_of(runs(), 2, STEPS)
+    effect = told("scale-collapse", 2, STEPS, scale_collapse.found_of(runs()))
     assert [number for number, claim in enumerate(effect.claims) if claim.published] == [0, 1, 5, 6]
     assert effect.measured["steps from the fall of the scale to a loss that rises"] == [19, 19]
     assert effect.measured["log2 of the scale at the first loss that is not finite"] == [-26, -26]
@@ -114,4 +126,4 @@ def test_steps_before_or_after_are_put_into_words():
         ([-8, -4], "6 (4–8) steps later"),
         ([-2, 8], "from 8 steps sooner to 2 later, 3 sooner on average"),
     ):
-        assert collapse_words.signed(np.array(steps), "sooner", "later") == said
+        assert scale_collapse.signed(np.array(steps), "sooner", "later") == said

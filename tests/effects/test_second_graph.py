@@ -7,8 +7,9 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks.effects import graph_claims
-from benchmarks.effects.decoding import one_by_one, whole
+from benchmarks.effects import second_graph
+from benchmarks.effects.effect import claims_of
+from benchmarks.effects.second_graph import one_by_one, whole
 from loops import tasks
 
 
@@ -32,8 +33,8 @@ def test_one_position_at_a_time_is_the_whole_sequence():
 
 def made_up(factor=8.0, bits=8.0, wider=5.0, exact=1e-7, power=0.5, beyond_16=0.0, beyond=0.1, size=1e-3):
     token, away, deviation, outside, same = {}, {}, {}, {}, {}
-    lengths = graph_claims.LENGTHS
-    for graph, name in itertools.product((graph_claims.FIRST, *graph_claims.GRAPHS), graph_claims.FORMATS):
+    lengths = second_graph.LENGTHS
+    for graph, name in itertools.product((second_graph.FIRST, *second_graph.GRAPHS), second_graph.FORMATS):
         token[graph, name] = np.full(2, {"float32": exact, "float16": 1e-3, "bfloat16": factor * 1e-3}[name])
         away[graph, name] = np.full(2, {"float32": 0.0, "float16": 1e-3, "bfloat16": bits * 1e-3}[name])
         spread = {"float32": exact, "float16": size, "bfloat16": wider * size}[name]
@@ -41,7 +42,7 @@ def made_up(factor=8.0, bits=8.0, wider=5.0, exact=1e-7, power=0.5, beyond_16=0.
         same[graph, name] = np.full(2, 0.5)
         share = {"float32": 0.0, "float16": beyond_16, "bfloat16": beyond}[name]
         outside[graph, name] = np.full((2, len(lengths)), share)
-    return graph_claims.claims_of(token, away, deviation, outside, same)
+    return claims_of("second-graph", *second_graph.judged(token, away, deviation, outside, same))
 
 
 @pytest.mark.parametrize(
@@ -77,18 +78,18 @@ def test_a_divergence_is_compared_with_one_of_its_size_only(numbers, expected):
 
 
 def test_one_graph_can_fail_alone():
-    token = {(graph, name): np.full(2, 1e-3) for graph in graph_claims.GRAPHS for name in graph_claims.FORMATS}
+    token = {(graph, name): np.full(2, 1e-3) for graph in second_graph.GRAPHS for name in second_graph.FORMATS}
     token["XLA", "bfloat16"] = np.full(2, 2e-3)
     token["one at a time", "bfloat16"] = np.array([2e-3, 5e-4])
-    deviation = {case: np.ones((2, len(graph_claims.LENGTHS))) for case in token}
+    deviation = {case: np.ones((2, len(second_graph.LENGTHS))) for case in token}
     same = {case: np.full(2, 0.5) for case in token}
-    away = {case: np.ones(2) for case in itertools.product(("whole", *graph_claims.GRAPHS), graph_claims.FORMATS)}
-    claims = graph_claims.claims_of(token, away, deviation, deviation, same)
+    away = {case: np.ones(2) for case in itertools.product(("whole", *second_graph.GRAPHS), second_graph.FORMATS)}
+    claims = claims_of("second-graph", *second_graph.judged(token, away, deviation, deviation, same))
     assert [claim.holds for claim in claims[4:6]] == [True, False]
     assert "(1 of 2)" in claims[5].text
     # A graph that changes few characters is nearly the first one. In one of the formats that is enough.
     same["one at a time", "float16"] = np.full(2, 0.8)
-    claims = graph_claims.claims_of(token, away, deviation, deviation, same)
+    claims = claims_of("second-graph", *second_graph.judged(token, away, deviation, deviation, same))
     assert [claim.holds for claim in claims[4:8]] == [True, None, False, None]
     assert "too few characters change" in claims[5].text
     # Nor can it tell of those that do.
@@ -98,15 +99,15 @@ def test_one_graph_can_fail_alone():
 
 @pytest.mark.parametrize(("nearer", "told"), [(0.8, False), (0.92, True), (1.08, True), (1.2, False)])
 def test_a_graph_that_treats_the_formats_differently_cannot_tell_which_differs_more(nearer, told):
-    token = {(graph, name): np.full(2, 1e-3) for graph in graph_claims.GRAPHS for name in graph_claims.FORMATS}
-    for graph in graph_claims.GRAPHS:
+    token = {(graph, name): np.full(2, 1e-3) for graph in second_graph.GRAPHS for name in second_graph.FORMATS}
+    for graph in second_graph.GRAPHS:
         token[graph, "bfloat16"] = np.full(2, 8e-3)
-    deviation = {case: np.ones((2, len(graph_claims.LENGTHS))) for case in token}
-    deviation["XLA", "bfloat16"] = deviation["one at a time", "bfloat16"] = 8 * np.ones((2, len(graph_claims.LENGTHS)))
+    deviation = {case: np.ones((2, len(second_graph.LENGTHS))) for case in token}
+    deviation["XLA", "bfloat16"] = deviation["one at a time", "bfloat16"] = 8 * np.ones((2, len(second_graph.LENGTHS)))
     same = {case: np.full(2, 0.5) for case in token}
-    away = {case: np.ones(2) for case in itertools.product(("whole", *graph_claims.GRAPHS), graph_claims.FORMATS)}
+    away = {case: np.ones(2) for case in itertools.product(("whole", *second_graph.GRAPHS), second_graph.FORMATS)}
     away["XLA", "bfloat16"] = np.array([1.0, nearer])
-    claims = graph_claims.claims_of(token, away, deviation, deviation, same)
+    claims = claims_of("second-graph", *second_graph.judged(token, away, deviation, deviation, same))
     assert [claim.holds for claim in claims[4:8]] == [True if told else None, True] * 2
     assert ("treats the formats differently" in claims[4].text) is not told
     assert claims[1].holds is True
@@ -115,14 +116,14 @@ def test_a_graph_that_treats_the_formats_differently_cannot_tell_which_differs_m
 def test_a_size_is_that_of_characters_that_change():
     """However many there are: unchanged ones say nothing of the size of roundings."""
     token, same = {}, {}
-    for graph, name in itertools.product(graph_claims.GRAPHS, graph_claims.FORMATS):
+    for graph, name in itertools.product(second_graph.GRAPHS, second_graph.FORMATS):
         share = {"float32": 0.5, "float16": 0.1, "bfloat16": 0.01}[name]
         token[graph, name] = np.full(2, share * {"float32": 5e-6, "float16": 1e-3, "bfloat16": 8e-3}[name])
         same[graph, name] = np.full(2, 1 - share)
-    assert graph_claims.changed_factor(token, same)["XLA"] == pytest.approx([8, 8])
-    deviation = {case: np.ones((2, len(graph_claims.LENGTHS))) for case in token}
-    away = {case: np.ones(2) for case in itertools.product(("whole", *graph_claims.GRAPHS), graph_claims.FORMATS)}
-    claims = graph_claims.claims_of(token, away, deviation, deviation, same)
+    assert second_graph.changed_factor(token, same)["XLA"] == pytest.approx([8, 8])
+    deviation = {case: np.ones((2, len(second_graph.LENGTHS))) for case in token}
+    away = {case: np.ones(2) for case in itertools.product(("whole", *second_graph.GRAPHS), second_graph.FORMATS)}
+    claims = claims_of("second-graph", *second_graph.judged(token, away, deviation, deviation, same))
     assert [claims[number].holds for number in (1, 2, 8, 9)] == [None] * 4
 
 
@@ -131,5 +132,5 @@ def test_only_a_direction_and_a_divergence_are_published():
 
 
 def test_factors_have_a_geometric_mean():
-    assert graph_claims.times(np.array([0.25, 4.0, 1.0])) == "1.0 (0.2–4.0)"
-    assert graph_claims.times(np.array([2.0, 2.0])) == "2.0"
+    assert second_graph.times(np.array([0.25, 4.0, 1.0])) == "1.0 (0.2–4.0)"
+    assert second_graph.times(np.array([2.0, 2.0])) == "2.0"

@@ -1,6 +1,5 @@
 """Guards the fixed point of the page on rounding at random, and what the page claims of given numbers."""
 
-import dataclasses
 import fractions
 import math
 
@@ -11,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.effects import stochastic_rounding
-from benchmarks.effects.stochastic_rounding import Trained, fewest_bits, fixed_point
+from benchmarks.effects.effect import written
+from benchmarks.effects.networks import Ends
+from benchmarks.effects.stochastic_rounding import FLOATS, WORDS, fewest_bits, fixed_point, rounded
 
-FORMATS = (*stochastic_rounding._WORDS, *stochastic_rounding._FLOATS)
+FORMATS = (*WORDS, *FLOATS)
 
 
 def nearest(value, fraction):
@@ -68,7 +69,7 @@ def test_the_fewest_bits_are_enough_from_there_on(lost, expected):
 
 
 def trained(accuracy):
-    return Trained(*(np.broadcast_to(value, 2) for value in (accuracy, 0.5, 0.5)))
+    return Ends(*(np.broadcast_to(value, 2) for value in (accuracy, 0.5, 0.5)))
 
 
 def made_up(nearest_16=0.8, random_16=0.95, nearest_14=0.2, random_14=0.95, short=0.945, tiny=0.8):
@@ -77,8 +78,9 @@ def made_up(nearest_16=0.8, random_16=0.95, nearest_14=0.2, random_14=0.95, shor
     for values in ({14: nearest_14, 16: nearest_16}, {14: random_14, 16: random_16}):
         ways.append({form: trained(values.get(form, 0.95)) for form in FORMATS})
     ways[0] |= {form: trained(tiny) for form in ("float8_e4m3fn", "float8_e5m2")}
-    ways[1] |= {form: trained(short) for form in stochastic_rounding._FLOATS}
-    return [claim.holds for claim in stochastic_rounding._claims(exact, *ways)]
+    ways[1] |= {form: trained(short) for form in FLOATS}
+    holds = stochastic_rounding.holds_of(exact, *ways)
+    return [np.all(holds[claim]) for claim in written("stochastic-rounding")["claims"]]
 
 
 @pytest.mark.parametrize(
@@ -100,9 +102,9 @@ def test_a_verdict_follows_from_the_numbers(numbers, failing):
     assert [number for number, holds in enumerate(made_up(**numbers)) if not holds] == failing
 
 
-def test_a_case_without_a_seed_is_the_librarys_rounding():
+def test_a_format_without_a_seed_is_the_librarys_rounding():
     values = tf.constant([0.3, 17.0, 500.0])
-    case = stochastic_rounding._Case("float8_e4m3fn", "to nearest")
-    assert case.rounded(values, tf.constant([0, 0])).numpy().tolist() == [0.3125, 16.0, 448.0]
-    drawn = dataclasses.replace(case, way="at random").rounded(tf.fill([100], 17.0), tf.constant([0, 0]))
+    assert rounded(values, "float8_e4m3fn").numpy().tolist() == [0.3125, 16.0, 448.0]
+    assert rounded(values, 10).numpy().tolist() == fixed_point(values, 4).numpy().tolist()
+    drawn = rounded(tf.fill([100], 17.0), "float8_e4m3fn", tf.constant([0, 0]))
     assert set(drawn.numpy()) == {16.0, 18.0}
