@@ -22,17 +22,6 @@ def run(name, *arguments, timeout=300):
     )
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_faults_prints_a_verdict_for_each_side():
-    done = run("faults.py", "--json", "--only", "NaN in the data")
-    (row,) = json.loads(done.stdout)["faults"].values()
-    assert set(row) == {"halfstep", "keras"}
-    for verdict in row.values():
-        assert set(verdict) == {"word", "seen"}
-        assert verdict["word"] in {"survived", "corrupted", "stuck", "stretched", "wrong", "crashed"}
-
-
 @pytest.mark.exhaustive_with("gate")
 @pytest.mark.parametrize(
     "name",
@@ -80,15 +69,6 @@ def test_what_was_found_is_kept_in_a_file(tmp_path):
     (found,) = json.loads(path.read_text())
     assert found["benchmark"] == "gate"
     assert "## gate" in path.with_suffix(".md").read_text()
-
-
-@pytest.mark.exhaustive
-def test_each_step_is_weighed_beside_no_scaler():
-    found = json.loads(run("weight_of_step.py", "--json", "--quick").stdout)
-    assert [row["step"] for row in found["steps"]][:2] == ["no scaler", "Keras LossScaleOptimizer"]
-    assert len(found["steps"]) == 5
-    everything, rest = found["walk"]
-    assert everything["functions"] > rest["functions"] > 0
 
 
 @pytest.mark.exhaustive

@@ -199,30 +199,6 @@ def test_subclasses_of_dense_are_passed_over_by_float8():
     assert len(model.trainable_variables) == 2
 
 
-@pytest.mark.exhaustive
-def test_a_checkpoint_holds_the_masks_of_pruning(tmp_path):
-    keras.config.set_dtype_policy("float16")
-    data = tf.data.Dataset.from_tensors((tf.ones([4, 8]), tf.ones([4, 1]))).repeat()
-
-    def run_until(last):
-        model = keras.Sequential([keras.Input([8]), keras.layers.Dense(8), keras.layers.Dense(1, dtype="float32")])
-        kernel = model.layers[0].kernel
-        kernel.constraint = Mask(kernel.shape)
-        step = loops.TrainStep(model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.01))
-
-        def prune(visit):
-            if visit.counters.data == 2:
-                kernel.constraint.kept.assign(np.eye(8))
-
-        loops.Loop(step, data, steps_per_call=2, actions=[prune, loops.Checkpoint(tmp_path, every=2, resume=True)]).run(
-            last
-        )
-        return kernel.numpy() != 0.0
-
-    assert np.array_equal(run_until(4), np.eye(8) != 0.0)
-    assert np.array_equal(run_until(6), np.eye(8) != 0.0)
-
-
 def test_what_keras_3_took_out():
     with pytest.raises(AttributeError, match="get_scaled_loss"):
         keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()).get_scaled_loss(1.0)

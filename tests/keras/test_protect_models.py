@@ -143,25 +143,6 @@ def test_in_other_modes(mode):
     check(Diffusion, "float16", False, [1], **mode)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("mode", [{"run_eagerly": True}, {}], ids=str)
-def test_what_the_first_step_makes_is_put_back_too(mode):
-    check(VAE, "float16", True, [0, 2], **mode)
-
-
-@pytest.mark.exhaustive
-def test_a_teacher_is_put_back_where_the_optimizer_was_built_for_it_too():
-    model = made(Diffusion, "float16")
-    model.optimizer.build(model.trainable_variables)
-    x = batches(1)
-    take(model, x[0])
-    before, followed = raw(model.variables), raw(model.ema_network.trainable_variables)
-    take(model, x[1])
-    assert raw(model.variables) == before
-    take(model, x[2])
-    assert raw(model.ema_network.trainable_variables) != followed
-
-
 @pytest.mark.slow
 def test_variables_that_cannot_be_put_back_are_named():
     class Late(VAE):

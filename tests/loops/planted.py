@@ -103,12 +103,6 @@ def nan_batch():
     return two(), {"x": inputs_with(np.nan, (9, 3))}
 
 
-@program(4)
-def nan_column():
-    """A column that is NaN in every example."""
-    return two(), {"x": inputs_with(np.nan, (slice(None), 3))}
-
-
 @program(12)
 def nan_batch_then_overflow():
     """NaN in the third batch, and from the next on inputs whose exponentials float16 does not hold."""
@@ -117,12 +111,6 @@ def nan_batch_then_overflow():
     x[12:] *= 400
     exponential = keras.layers.Lambda(keras.ops.exp, name="exponential", dtype="mixed_float16")
     return two(exponential, activation="relu"), {"x": x, "y": inputs(64, 1)}
-
-
-@program(6)
-def nan_batches_then_fine():
-    """NaN in the third and the fourth batch."""
-    return two(), {"x": inputs_with(np.nan, (9, 3), (13, 2), count=64), "y": inputs(64, 1)}
 
 
 @program(24)
@@ -417,14 +405,6 @@ def float16_softmax():
 def healthy():
     """Nothing: a scale that begins too high finds its level."""
     return two(activation="relu"), {"strategy": scaler.Dynamic(initial_scale=2.0**19)}
-
-
-@program(20)
-def short_interval():
-    """Nothing: a scale that grows every few steps, and is taken back each time."""
-    strategy = scaler.Dynamic(initial_scale=2.0**15, growth_interval=3)
-    unusual = {"x": inputs(4, 8), "y": inputs(4, 1), "strategy": strategy, "optimizer": keras.optimizers.SGD(1e-9)}
-    return two(activation="relu"), unusual
 
 
 @program(6)

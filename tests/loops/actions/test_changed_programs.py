@@ -69,20 +69,6 @@ def test_other_settings_of_a_step_of_ones_own_are_named(tmp_path):
         assert named in said
 
 
-@pytest.mark.slow
-def test_a_schedule_is_not_said_to_continue(tmp_path):
-    def rate(steps):
-        return keras.optimizers.schedules.CosineDecay(0.1, steps)
-
-    of_own_step(tmp_path, layers("first"), rate=rate(4)).run(2)
-    with pytest.warns(loops.ResumeWarning) as said:
-        of_own_step(tmp_path, layers("first"), rate=rate(8)).run(3)
-    settings, rates = (str(one.message) for one in said)
-    assert "SGD.learning_rate.config.decay_steps was 4 and is 8. A constant learning rate goes on as it" in settings
-    assert "a schedule, and everything else, is this program's" in settings
-    assert rates.endswith("at update 2 of SGD the learning rate was to be 0.05, and is 0.0853553.")
-
-
 def test_what_a_changed_schedule_gives_is_told():
     def of(steps):
         optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, steps))
@@ -358,32 +344,3 @@ def test_an_optimizer_around_another_is_the_same_in_a_process_that_numbers_it_an
         return state_settings(lambda x: optimizer, tf.data.Dataset.range(3))
 
     assert state_differences(of(), of()) == []
-
-
-def of_losses(place, strategies):
-    losses, weight = scaler.PerLoss(strategies), tf.Variable(1.0)
-
-    def step(x):
-        with tf.GradientTape(persistent=True) as tape:
-            scaled = losses.scale({"task": weight * x, "penalty": weight * 2.0})
-        grads = {name: tape.gradient(loss, [weight]) for name, loss in scaled.items()}
-        losses.apply(scaler.move_nothing, grads, [weight])
-        return {"loss": weight + 0.0, "task": losses["task"].loss_scale}
-
-    data = tf.data.Dataset.from_tensors(1.0).repeat()
-    return one_by_one(step, data, loops.Checkpoint(place, every=2, resume=True))
-
-
-@pytest.mark.exhaustive
-def test_losses_in_another_order_and_other_strategies_are_named(tmp_path):
-    def dynamic(scale):
-        return scaler.Dynamic(scale, growth_interval=100)
-
-    of_losses(tmp_path, {"task": dynamic(4.0), "penalty": dynamic(8.0)}).run(2)
-    other = {"task": scaler.Static(4.0), "penalty": dynamic(8.0)}
-    named = r"step was task/\S+ .* and is \S+ .*settings were others, too: PerLoss.task was 'Dynamic.* and is 'Static\("
-    with pytest.raises(loops.CheckpointError, match=named):
-        of_losses(tmp_path, other).run(4)
-    order = "'penalty/loss_scale' that of 'task/loss_scale'|list the losses of a PerLoss, in the order of that run"
-    with pytest.warns(loops.ResumeWarning, match=order):
-        of_losses(tmp_path, {"penalty": dynamic(8.0), "task": dynamic(4.0)}).run(4)

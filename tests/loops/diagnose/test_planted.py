@@ -141,24 +141,6 @@ def test_a_literal_of_a_call_is_named_as_lint_names_it(runs, name, layer, value)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("through", ["weight decay", "learning rate"])
-def test_what_made_the_weights_grow_is_said(explained, through):
-    """A lower rate lowers the decay, too, so that it alone would not tell."""
-    found = explained(through.replace(" ", "_"))
-    assert (found.blame, found.grown_through) == ("weights", through)
-    if through == "weight decay":
-        assert remedy_of(found, found.remedies[0].name).advice.startswith("Change the sign of weight_decay=-9e+06")
-
-
-@pytest.mark.exhaustive
-def test_a_rate_that_a_schedule_raised_is_told_and_kept_low_in_a_trial(explained):
-    found = explained("schedule")
-    assert found.learning_rates == (pytest.approx(0.01), 1e4)
-    assert remedy_of(found, "the learning rate kept at 0.01 for the last 4 steps").helps
-    assert (found.blame, found.grown_through, found.example) == ("weights", "learning rate", None)
-
-
-@pytest.mark.exhaustive
 def test_a_rate_that_is_not_a_number_is_told(runs):
     found = explain(planted.nan_rate(runs("nan_rate")))
     assert (found.verdict, found.step) == ("update", 5)
@@ -176,50 +158,6 @@ def test_an_outlier_of_a_healthy_run_blames_nobody(runs):
     assert (found.verdict, found.blame, found.grown_through) == ("healthy", None, None)
     asked = explain(planted.outlier(run), 7)
     assert (asked.example, asked.grown_through) == (2, None)
-
-
-@pytest.mark.exhaustive
-def test_what_an_action_did_to_a_weight_is_seen_from_the_checkpoint_that_holds_it(tmp_path):
-    """Taken again from the beginning the weight is as it was."""
-
-    def made():
-        loop = planted.healthy(tmp_path)
-        kernel = loop.train_step.model.trainable_variables[0]
-
-        def spoil(visit):
-            if visit.counters.data == 4:
-                kernel.assign(tf.tensor_scatter_nd_update(kernel.value, [[0, 0]], [1e6]))
-
-        return loops.Loop(loop.train_step, loop.position.dataset, actions=[spoil, *loop.actions])
-
-    made().run(7)
-    found = explain(made())
-    assert found.reproduced
-    assert (found.step, found.where, found.blame) == (5, "weights", "weights")
-
-
-@pytest.mark.exhaustive
-def test_a_remedy_that_leaves_no_gradient_is_none(runs):
-    """A prediction that is clipped away passes nothing back."""
-    found = explain(planted.distance(runs("distance")))
-    clipped = remedy_of(found, "predictions clipped to [0.001, 0.999]")
-    assert (clipped.finite, clipped.gradients_left, clipped.helps) == (True, 0.0, False)
-    assert not any(one.helps for one in found.remedies)
-
-
-@pytest.mark.exhaustive
-def test_a_remedy_whose_loss_is_far_from_the_usual_is_none(explained):
-    """Float32 holds a variance of 1e6 and trains nothing with it; the usual loss is that of another remedy."""
-    found = explained("unbounded_variance")
-    wide, clipped = (
-        remedy_of(found, name) for name in ("every layer in float32", "inputs of 'sampling' clipped to [-5, 5]")
-    )
-    assert (wide.finite, wide.helps, clipped.helps, clipped.loss_ratio) == (True, False, True, 1.0)
-    assert wide.loss_ratio > 1e5
-    assert wide.why_not is not None
-    assert wide.gradients_left > 0.9
-    values = json.loads(json.dumps(found.to_dict(), allow_nan=False))["remedies"][0]
-    assert {"gradients_left", "loss_ratio", "helps", "why_not"} <= set(values)
 
 
 @contextlib.contextmanager
@@ -268,27 +206,6 @@ def test_a_loss_is_a_loss_by_any_name(runs, tried):
 
 
 @pytest.mark.exhaustive
-def test_a_step_that_was_applied_is_told_to_be(runs):
-    """Nothing is tried for it."""
-    found = explain(planted.nan_batch(runs("nan_batch")), 2)
-    assert (found.verdict, found.applied, found.remedies, found.masked) == ("healthy", True, (), ())
-
-
-@pytest.mark.exhaustive
-def test_every_skip_of_a_short_growth_interval_is_accounted_for(runs):
-    """Such a strategy skips a step for each growth, and that is said."""
-    found = explain(planted.short_interval(runs("short_interval")))
-    skips = [row["step"] for row in rows(runs("short_interval")) if not row["applied"]]
-    at_start = next(number for number, step in enumerate(skips) if step > number + 1)
-    assert found.verdict == "healthy"
-    assert found.sentence.startswith(
-        f"Nothing is wrong: {len(skips)} of the 20 steps in the log were skipped: {at_start} while the scale found its "
-        f"level, {len(skips) - at_start} after it had grown, which took it back. The last was step {skips[-1]}, which "
-    )
-    assert found.sentence.endswith("A longer growth interval skips less often.")
-
-
-@pytest.mark.exhaustive
 def test_the_step_is_traced_once_for_each_change_and_the_folder_is_only_read(runs, monkeypatch):
     """Tracing takes most of the time: the step unchanged, measured, and for each remedy that changes it."""
     traced, run = [], runs("nan_batch")
@@ -307,19 +224,6 @@ def test_the_step_is_traced_once_for_each_change_and_the_folder_is_only_read(run
     changes = [one.name for one in found.remedies if one.name != "another batch"]
     assert len(traced) == 2 + len(changes)
     assert [record.getMessage() for record in records] == []
-
-
-@pytest.mark.exhaustive
-def test_a_log_that_another_run_wrote_is_noticed(runs, tmp_path):
-    """What follows from a replay that differs from the run, says so first."""
-    run = runs("nan_batch")
-    loop = planted.nan_batch(tmp_path)
-    (tmp_path / "steps.jsonl").write_text(
-        "".join(json.dumps({**row, "loss": 7.0} if row["step"] == 1 else row) + "\n" for row in rows(run))
-    )
-    found = explain(loop, 3)
-    assert not found.reproduced
-    assert found.differs.startswith("Loss of step 1 was 7.0 ")
 
 
 @pytest.mark.exhaustive

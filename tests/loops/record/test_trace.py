@@ -356,15 +356,6 @@ def test_a_real_run_and_its_critical_scale(tmp_path):
     assert set(found.histograms["tensor"].to_pylist()) == set(names)
 
 
-@pytest.mark.exhaustive
-def test_a_real_run_that_is_resumed_has_the_trace_of_a_whole_one(tmp_path):
-    real_run(tmp_path / "whole", 16)
-    real_run(tmp_path / "stopped", 6)
-    real_run(tmp_path / "stopped", 16)
-    whole, stopped = (tmp_path / name / "trace.arrow" for name in ("whole", "stopped"))
-    assert stopped.read_bytes() == whole.read_bytes()
-
-
 def write_for_ever(folder):
     def step(number):
         return {"loss": number, "counts": tf.cast(tf.fill([2, 280], number), tf.int64), "amax": tf.fill([2], number)}

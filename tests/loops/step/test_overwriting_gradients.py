@@ -49,27 +49,6 @@ def windows(size):
     return tf.data.Dataset.from_tensor_slices(tuple(map(tf.stack, zip(*batches, strict=True)))).repeat()
 
 
-def accumulates_in_parts(model):
-    own = part("only", model, ERROR_OF, keras.optimizers.SGD(0.01), scale=8.0)
-    step = loops.ComposedStep([own], lambda batch: (batch[1], model(batch[0], training=True)), accumulate=2)
-    loops.Loop(step, windows(2)).run(8)
-
-
-def accumulates_in_fit(model):
-    optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=4)
-    model.compile(scaler.LossScaleOptimizer(optimizer, scaler.Static(8.0)), loss="mse")
-    model.fit(windows(4), steps_per_epoch=8, verbose=0, shuffle=False)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("trains", [accumulates_in_parts, accumulates_in_fit])
-@pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
-def test_a_history_of_float8_holds_the_largest_input(trains):
-    model = quantized()
-    trains(model)
-    assert history(model) == LARGEST
-
-
 def test_the_largest_gradient_of_an_output_counts_of_several_losses():
     model, (x, y), factors = quantized(), data(), {"large": 64.0, "small": 1.0}
     losses = scaler.PerLoss({name: scaler.Static(8.0) for name in factors})

@@ -221,40 +221,6 @@ def test_two_replicas_count_together_and_have_the_largest_of_either(shape):
             np.testing.assert_allclose(seen[0].vectors[f"{name}/update_rms"][number], rms, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.exhaustive
-def test_of_a_fault_on_one_replica_all_have_an_infinity():
-    strategy = mirrored(2)
-    with strategy.scope():
-        players = Players("turns", dropout=0.0)
-        step = watched(players, kinds=["weight_gradients", "update_rms"])
-    faulty = [list(next(batches(1, size=4))) for _ in range(2)]
-    faulty[1][2] = np.full([4, 1], np.inf, np.float32)
-    whole = tuple(tf.constant(np.concatenate(parts)) for parts in zip(*faulty, strict=True))
-    seen = []
-    data = tf.data.Dataset.from_tensors(whole)
-    loops.Loop(step, data, strategy=strategy, actions=[seen.append]).run(1)
-    assert not np.isfinite(seen[0].vectors["actor/amax"]).all()
-    assert np.isfinite(seen[0].vectors["critic/amax"]).all()
-    assert np.isnan(seen[0].vectors["actor/update_rms"]).all()
-    assert np.isfinite(seen[0].vectors["critic/update_rms"]).all()
-
-
-@pytest.mark.exhaustive
-def test_the_largest_of_two_replicas_is_that_of_the_whole_batch():
-    """Each has other rows; on one device all of them are one batch."""
-    kinds, strategy, whole, found = ["activations", "weights"], mirrored(2), batch(), []
-    for replicas in (1, 2):
-        with strategy.scope() if replicas == 2 else tf.name_scope(""):
-            model = plain_model()
-            step = loops.ComposedStep([part("only", model)], probes={"only": observe.watch(model, kinds=kinds)})
-        data, seen = tf.data.Dataset.from_tensors(whole), []
-        loops.Loop(step, data, strategy=strategy if replicas == 2 else None, actions=[seen.append]).run(1)
-        found.append(seen[0].vectors["only/amax"][0])
-    halves = np.abs(plain_model().layers[0](whole[0])).reshape(2, -1).max(axis=1)
-    assert halves[0] != halves[1]
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
-
-
 class Shows(keras.layers.Layer):
     def call(self, x):
         return observe.probe(x * 2.0, "hidden") + 0.0

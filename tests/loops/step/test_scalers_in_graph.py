@@ -4,7 +4,6 @@ import copy
 import functools
 import io
 import pickle
-import warnings
 
 import keras
 import numpy as np
@@ -266,20 +265,6 @@ def test_a_step_that_contradicts_its_scaler_keeps_its_word_and_is_told_once(says
     with pytest.warns(UserWarning, match=f"says that it {word}.*the loss scaler") as caught:
         assert loop.run(12) == loops.Counters(12, 12, applied)
     assert len(caught) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive_with("4")
-@both_loops
-def test_a_step_that_says_what_its_scalers_did_is_not_warned(steps_per_call):
-    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
-    error, optimizer = keras.losses.MeanSquaredError(), keras.optimizers.SGD()
-    step = loops.TrainStep(model, error, optimizer, loss_scaler=scaler.LossScaler(), accumulate=3)
-    pairs = data(bad=[1, 2]).map(lambda n: (tf.reshape(n, [1, 1]), tf.reshape(n, [1, 1])))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        counters = loops.Loop(step, pairs, steps_per_call=steps_per_call).run(12)
-    assert counters == loops.Counters(12, 4, 3)
 
 
 @pytest.mark.slow_with("LossScaleOptimizer-4")

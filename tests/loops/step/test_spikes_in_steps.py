@@ -2,7 +2,6 @@
 
 import functools
 import json
-import pathlib
 
 import keras
 import numpy as np
@@ -90,17 +89,6 @@ def test_each_part_of_a_composed_step_counts_its_own():
 
 
 @pytest.mark.exhaustive
-def test_the_loss_of_a_window_is_the_mean_of_its_micro_batches():
-    limits = []
-    for accumulate in (1, 2):
-        here = rig(model=plain_model(), accumulate=accumulate)
-        here.run([batch(3)] * 3 * accumulate)
-        limits.append(here.step.loss_scaler.state.losses.numpy())
-    assert np.isfinite(limits[0]).sum() == 3
-    np.testing.assert_allclose(limits[0], limits[1], rtol=1e-5)
-
-
-@pytest.mark.exhaustive
 def test_retry_repeats_the_overflow_and_not_the_spike():
     here = rig(scaler.LossScaler(SpikeGuard(Dynamic(2.0**30), window=5)), retry=True)
     seen = here.run([batch(seed) for seed in range(5)])
@@ -149,38 +137,6 @@ def dataset(bad=()):
     return tf.data.Dataset.from_tensor_slices((x, y))
 
 
-BAD = (120, 161, 200)
-
-
-def trained(strategy, bad, tmp_path, steps=240, **arguments):
-    """The loss on data that nobody trained on, and the run's log."""
-    keras.utils.set_random_seed(5)
-    model = plain_model()
-    rate = keras.optimizers.schedules.PolynomialDecay(0.2, steps, 0.0)
-    optimizer = keras.optimizers.SGD(rate, momentum=0.9)
-    step = loops.TrainStep(model, squared_error, optimizer, loss_scaler=scaler.LossScaler(strategy), **arguments)
-    folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-    actions = [loops.JsonLines(folder / "steps.jsonl")]
-    loops.Loop(step, dataset(bad), steps_per_call=40, actions=actions).run(steps)
-    random = np.random.default_rng(9999)
-    x, y = examples(random, 2000)
-    loss = float(squared_error(y, model(x)))
-    rows = [json.loads(line) for line in pathlib.Path(folder / "steps.jsonl").read_text().splitlines()]
-    return loss, rows
-
-
-@pytest.mark.exhaustive
-def test_a_run_with_bad_batches_ends_where_one_without_them_ends(tmp_path):
-    """Within 1 %; without the guard the same batches cost far more."""
-    clean, _ = trained(scaler.NoScaling(), (), tmp_path)
-    held, rows = trained(SpikeGuard(scaler.NoScaling()), BAD, tmp_path)
-    lost, _ = trained(scaler.NoScaling(), BAD, tmp_path)
-    assert [row["step"] for row in rows if row.get("cause") == "SPIKE"] == [number + 1 for number in BAD]
-    assert not [row["step"] for row in rows if not row["applied"] and row.get("cause") != "SPIKE"]
-    assert held == pytest.approx(clean, rel=0.01)
-    assert not lost < 2 * clean
-
-
 @pytest.mark.slow
 def test_fit_rolls_a_spike_back():
     keras.utils.set_random_seed(2)
@@ -198,28 +154,6 @@ def test_fit_rolls_a_spike_back():
     assert [int(one) for one in optimizer.loss_scaler.counters] == [7, 6, 1, 0]
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(optimizer))
     assert again.loss_scaler.strategy == optimizer.loss_scaler.strategy
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive_with("clip", "skip")
-@pytest.mark.parametrize("by_tensor", ["skip", "clip"])
-def test_a_keras_file_holds_the_windows(tmp_path, by_tensor):
-    """They are made when the optimizer is built, and are among its variables from then on."""
-    keras.utils.set_random_seed(2)
-    model = plain_model()
-    guard = SpikeGuard(Dynamic(2.0**4), window=5, by_tensor=by_tensor)
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), guard), loss="mse", jit_compile=False)
-    for seed in range(5):
-        model.train_on_batch(*batch(seed))
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    assert again.optimizer.loss_scaler.strategy == guard
-    assert raw(again.optimizer.loss_scaler.state) == raw(model.optimizer.loss_scaler.state)
-    for one in (model, again):
-        one.train_on_batch(*spiked(batch(0)))
-    assert raw(again.variables, again.optimizer.loss_scaler.state) == raw(
-        model.variables, model.optimizer.loss_scaler.state
-    )
 
 
 @pytest.mark.slow_with("skip")
@@ -242,13 +176,3 @@ def test_a_loop_goes_on_bit_for_bit(tmp_path, by_tensor):
     rows = [json.loads(line) for line in (tmp_path / "whole" / "steps.jsonl").read_text().splitlines()]
     told = {row["step"] for row in rows if row.get("cause") == "SPIKE" or row.get("clipped_tensors")}
     assert 13 in told
-
-
-@pytest.mark.exhaustive
-def test_probes_measure_a_spiked_step_as_any_other():
-    model = plain_model("mixed_float16")
-    here = rig(model=model, probes=scaler.observe.watch(model, kinds=["weight_gradients"]))
-    here.run([batch(seed) for seed in range(5)])
-    (spike,) = here.run([spiked(batch(0))])
-    assert Cause(spike["cause"]) is Cause.SPIKE
-    assert (spike["amax"] > 0).all()

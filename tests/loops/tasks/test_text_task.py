@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 
-import halfstep as cli
 import loops
 from loops import tasks
 from loops.run.train import POLICIES, RunOptions, train
@@ -96,33 +95,7 @@ def test_it_learns_in_float16_and_goes_on_bit_for_bit(tiny, tmp_path):
     assert resumed["perplexity"] == whole["perplexity"] < 30
 
 
-@pytest.mark.exhaustive
-def test_float16_ends_at_the_perplexity_of_float32_over_three_seeds(tmp_path):
-    task = tasks.load("text")
-
-    def mean(policy, strategy):
-        runs = [
-            train(task, RunOptions(policy, strategy, 400, seed), tmp_path / f"{policy}-{seed}") for seed in range(3)
-        ]
-        return sum(run["perplexity"] for run in runs) / len(runs)
-
-    float32 = mean("float32", "none")
-    assert float32 < 10  # Guessing would be 96.
-    assert mean("mixed_float16", "dynamic") == pytest.approx(float32, rel=0.01)
-    assert mean("float16", "dynamic") == pytest.approx(float32, rel=0.05)
-
-
 def test_a_python_without_its_source_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(loops.LoopError, match="has no source"):
         tasks.load("text")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_the_command_line_knows_it(monkeypatch, tiny, tmp_path, capsys):
-    monkeypatch.setitem(tasks._TASKS, "text", lambda: tiny)
-    assert cli.main(["train", "text", "--policy", "float16", "--steps", "3", "--out", str(tmp_path)]) == 0
-    assert "perplexity" in capsys.readouterr().out
-    assert cli.main(["lab", "study", "text", "--out", str(tmp_path)]) != 0
-    assert "expected one of digits, mnist" in capsys.readouterr().err
