@@ -142,16 +142,6 @@ def test_a_skipped_step_leaves_the_scales_of_float8_alone():
     assert model.trainable_variables[3].name == "inputs_amax_history"
 
 
-def test_own_gradients_between_unscaling_and_the_step():
-    weight, loss_scaler = tf.Variable([3.0]), scaler.LossScaler(scaler.presets.pytorch(1024.0, growth_factor=4.0))
-    with tf.GradientTape() as tape:
-        scaled = loss_scaler.scale(tf.reduce_sum(2.0 * weight))
-    (gradient,) = loss_scaler.unscale(tape.gradient(scaled, [weight]))
-    outcome = loss_scaler.apply(keras.optimizers.SGD(1.0), [gradient / 2.0], [weight], unscaled=True)
-    assert (outcome.finite, weight.numpy()) == (True, [2.0])
-    assert loss_scaler.strategy.growth_factor == 4.0
-
-
 def test_one_scaler_for_two_optimizers_counts_twice():
     weights, loss_scaler = (
         [tf.Variable([1.0]), tf.Variable([2.0])],
@@ -182,11 +172,6 @@ def test_under_float16_a_sum_of_penalties_is_a_float16_loss():
     with pytest.warns(scaler.ScaleWarning, match="float16"):
         loss_scaler.scale(loss())
     assert loss().dtype == tf.float16
-
-
-def test_a_loop_refuses_a_step_that_returns_nothing():
-    with pytest.raises(loops.BadOutputs):
-        loops.Loop(lambda batch: None, tf.data.Dataset.range(8)).run(2)
 
 
 def test_subclasses_of_dense_are_passed_over_by_float8():

@@ -10,7 +10,7 @@ import rich.console
 import tensorflow as tf
 from loop_cases import line
 from mirrored import mirrored
-from models import batch, squared_error, stateful_model
+from models import batch, squared_error
 from rigs import raw
 
 import loops
@@ -268,29 +268,3 @@ def test_every_replica_repeats_the_step_at_its_scale(tmp_path):
     loops.Loop(step, batches(1), strategy=strategy, steps_per_call=1, actions=actions).run(1)
     (one,) = here.explanations
     assert (one.step, one.loss_scale, one.differs, one.reproduced) == (1, 2.0**10, None, True)
-
-
-@pytest.mark.exhaustive
-def test_the_first_replica_is_looked_at_alone(tmp_path, monkeypatch):
-    """As on several workers, whose others do not take part."""
-    strategy, step = on_two_replicas(stateful_model, keras.optimizers.Adam)
-    here = loops.Explain(seconds=0, most=1)
-    loop = loops.Loop(step, batches(2, 3), strategy=strategy, steps_per_call=1, actions=[quiet()[1], here])
-    loop.run(1)
-    monkeypatch.setattr(loop.workers, "count", 2)
-    monkeypatch.setattr(loop.workers, "gather", lambda values: [list(values)] * 2)
-    states = []
-
-    def note(visit):
-        states.append(raw(step.model.variables, step.optimizer.variables))
-
-    loop.actions.insert(0, note)
-    loop.actions.append(note)
-    loop.run(2)
-    assert states[0] == states[1]
-    (one,) = here.explanations
-    assert (one.step, one.where, one.example, one.replicas) == (2, "data", 2, None)
-    assert one.sentence.endswith(
-        "Only the share of the batch that replica 0 takes was looked at. Not everything was "
-        "tried: the time of 0 seconds was over."
-    )

@@ -205,6 +205,8 @@ PLACES = {
     "TensorBoard": lambda place: loops.TensorBoard(place),
     "Profile": lambda place: loops.Profile(place),
     "Checkpoint": lambda place: loops.Checkpoint(place, every=1),
+    "Trace": lambda place: loops.Trace(place / "trace.arrow"),
+    "KeepBatches": lambda place: loops.KeepBatches(place),
 }
 
 

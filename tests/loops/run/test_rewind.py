@@ -173,14 +173,6 @@ def test_the_steps_again_are_the_runs_if_nothing_changes(counted):
     assert [float(one["loss"]) for one in outputs] == [losses(moment.rows)[step] for step in (9, 10, 11)]
 
 
-def test_from_the_beginning_on_too(counted):
-    moment = rewind(counting(counted, every=100), 3)
-    assert moment.began_at == 0
-    for _ in range(2):
-        outputs = moment.from_checkpoint(lambda loop: None)
-        assert [float(one["loss"]) for one in outputs] == [losses(moment.rows)[step] for step in (1, 2, 3)]
-
-
 @pytest.mark.exhaustive_with("-1", "2")
 @pytest.mark.parametrize("steps_back", [-1, 2, 1.0])
 def test_more_steps_than_were_replayed_are_refused(counted, steps_back):

@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from command_cases import run, strict
+from command_cases import run
 
 import scaler
 from halfstep.commands.study import exit_status
@@ -41,27 +41,6 @@ def study(capsys, out, *strategies, json_too=False):
     return run(
         capsys, "lab", "study", *words, "--steps", 2, "--seeds", 1, "--out", out, *(["--json"] if json_too else [])
     )
-
-
-@pytest.mark.exhaustive
-def test_a_failure_is_in_the_table_the_json_and_the_report_and_has_status_3(capsys, tmp_path, failing, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    status, printed, errors = study(capsys, tmp_path, BAD, GOOD)
-    assert status == 3
-    assert "static-2-100" in printed
-    assert "failed" in printed
-    assert "static-1024" in printed
-    assert "halfstep: static-2-100 seed 0 failed before its first step: StuckError: It is stuck.\n" in errors
-    assert "wrote" in printed
-    page = (tmp_path / "report.html").read_text()
-    assert "static-2-100 seed 0 failed before its first step: StuckError: It is stuck." in page
-    summary = strict((tmp_path / "summary.json").read_text())
-    assert [row["accuracy"] is None for row in summary["setups"]] == [False, True, False]
-    assert [run.get("error") for run in summary["runs"]] == [
-        None,
-        {"type": "StuckError", "message": "It is stuck.", "step": 0},
-        None,
-    ]
 
 
 @pytest.mark.slow
