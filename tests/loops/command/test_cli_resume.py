@@ -67,18 +67,16 @@ def saved(tmp_path_factory):
     return out
 
 
-@pytest.mark.exhaustive_with("not resumed", "seed", "policy", "steps")
+@pytest.mark.exhaustive_with("not resumed", "steps")
 @pytest.mark.parametrize(
     ("arguments", "status", "named"),
     [
         (["--checkpoint-every", 2], 1, "resume=True (on the command line --resume)"),
-        (["--checkpoint-every", 2, "--resume", "--seed", 1], 1, "run.seed was 0 and is 1"),
-        (["--checkpoint-every", 2, "--resume", "--policy", "float32"], 1, "run.policy was 'mixed_float16'"),
         (["--checkpoint-every", 2, "--resume", "--strategy", "static:8"], 1, "run.strategy was 'dynamic'"),
         (["--checkpoint-every", 2, "--resume", "--steps", 3], 2, "has already taken 6 steps"),
         (["--resume"], 2, "--checkpoint-every N"),
     ],
-    ids=["not resumed", "seed", "policy", "strategy", "steps", "no interval"],
+    ids=["not resumed", "strategy", "steps", "no interval"],
 )
 def test_what_cannot_be_resumed_is_one_line_and_harms_nothing(capsys, saved, arguments, status, named):
     before = contents(saved)
