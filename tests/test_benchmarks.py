@@ -22,29 +22,12 @@ def run(name, *arguments, timeout=300):
     )
 
 
-@pytest.mark.exhaustive_with("gate")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gate",
-        *(
-            pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in (
-                "step",
-                "replicas",
-                "first_call",
-                "growth",
-                "memory",
-                "loop",
-                "fit",
-                "checkpoints",
-                "transaction",
-                "observe",
-                "bounds",
-            )
-        ),
-    ],
-)
+STEPS = ["gate", "step", "replicas", "first_call", "growth", "transaction"]
+OTHERS = ["memory", "loop", "fit", "checkpoints", "observe", "bounds"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", STEPS + OTHERS)
 def test_a_benchmark_prints_figures_and_what_they_come_from(name):
     found = json.loads(run(f"{name}.py", "--json", "--quick").stdout)
     assert (found["benchmark"], found["quick"]) == (name, True)

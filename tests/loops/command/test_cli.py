@@ -1,6 +1,7 @@
 """Guards the command line: what it prints and writes, and one line with a status for everything that cannot be."""
 
 import importlib
+import math
 import shutil
 import subprocess
 import sys
@@ -50,21 +51,19 @@ def test_a_change_needs_a_run_that_goes_on(capsys, tmp_path):
     assert "also give --resume" in said
 
 
-def test_train_prints_json_that_others_can_read_when_the_loss_is_nan(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        sys.modules["loops.run.train"], "train", lambda *_, **__: {"final_loss": float("nan"), "accuracy": 0.1}
-    )
-    status, printed, _ = run(capsys, "train", "digits", "--out", tmp_path, "--json")
-    assert status == 0
-    assert strict(printed) == {"final_loss": None, "accuracy": 0.1}
-
-
-def test_study_prints_json_alone_also_with_nan(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("loops.study.compare.run_study", lambda *_, **__: {"setups": [{"final_loss": float("nan")}]})
+@pytest.mark.parametrize(
+    ("command", "found", "said"),
+    [
+        ("train digits", {"final_loss": math.nan, "accuracy": 0.1}, {"final_loss": None, "accuracy": 0.1}),
+        ("lab study", {"setups": [{"final_loss": math.nan}]}, {"setups": [{"final_loss": None}]}),
+    ],
+)
+def test_json_alone_is_printed_also_with_nan(capsys, tmp_path, monkeypatch, command, found, said):
+    monkeypatch.setattr(sys.modules["loops.run.train"], "train", lambda *_, **__: found)
+    monkeypatch.setattr("loops.study.compare.run_study", lambda *_, **__: found)
     monkeypatch.setattr("loops.study.page.report_study", lambda out: [])
-    status, printed, _ = run(capsys, "lab", "study", "--out", tmp_path, "--json")
-    assert status == 0
-    assert strict(printed) == {"setups": [{"final_loss": None}]}
+    status, printed, _ = run(capsys, *command.split(), "--out", tmp_path, "--json")
+    assert (status, strict(printed)) == (0, said)
 
 
 GRAPH, XLA, PLAIN_GRAPH, PLAIN_XLA = layer_times.SETTINGS
