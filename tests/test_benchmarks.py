@@ -22,40 +22,12 @@ def run(name, *arguments, timeout=300):
     )
 
 
+STEPS = ["gate", "step", "replicas", "first_call", "growth", "transaction"]
+OTHERS = ["memory", "loop", "fit", "checkpoints", "observe", "bounds"]
+
+
 @pytest.mark.exhaustive
-@pytest.mark.slow
-def test_faults_prints_a_verdict_for_each_side():
-    done = run("faults.py", "--json", "--only", "NaN in the data")
-    (row,) = json.loads(done.stdout)["faults"].values()
-    assert set(row) == {"halfstep", "keras"}
-    for verdict in row.values():
-        assert set(verdict) == {"word", "seen"}
-        assert verdict["word"] in {"survived", "corrupted", "stuck", "stretched", "wrong", "crashed"}
-
-
-@pytest.mark.exhaustive_with("gate")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gate",
-        *(
-            pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in (
-                "step",
-                "replicas",
-                "first_call",
-                "growth",
-                "memory",
-                "loop",
-                "fit",
-                "checkpoints",
-                "transaction",
-                "observe",
-                "bounds",
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", STEPS + OTHERS)
 def test_a_benchmark_prints_figures_and_what_they_come_from(name):
     found = json.loads(run(f"{name}.py", "--json", "--quick").stdout)
     assert (found["benchmark"], found["quick"]) == (name, True)
@@ -80,15 +52,6 @@ def test_what_was_found_is_kept_in_a_file(tmp_path):
     (found,) = json.loads(path.read_text())
     assert found["benchmark"] == "gate"
     assert "## gate" in path.with_suffix(".md").read_text()
-
-
-@pytest.mark.exhaustive
-def test_each_step_is_weighed_beside_no_scaler():
-    found = json.loads(run("weight_of_step.py", "--json", "--quick").stdout)
-    assert [row["step"] for row in found["steps"]][:2] == ["no scaler", "Keras LossScaleOptimizer"]
-    assert len(found["steps"]) == 5
-    everything, rest = found["walk"]
-    assert everything["functions"] > rest["functions"] > 0
 
 
 @pytest.mark.exhaustive

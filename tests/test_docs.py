@@ -30,50 +30,52 @@ def test_every_page_with_python_is_run_by_a_test():
     assert [name for name in named if not re.search(rf'["/]{re.escape(name)}"', running)] == []
 
 
-@pytest.mark.dear("a page is one program, with all that it shows")
-@pytest.mark.slow_with(
-    "resume.md",
-    "formats.md",
+SLOW = [
     "accumulation.md",
-    "train_step.md",
+    "census.md",
     "composed_step.md",
     "data_sources.md",
+    "formats.md",
+    "lint.md",
+    "observe.md",
     "own_action.md",
-)
-@pytest.mark.parametrize(
-    "page",
-    [
-        "presets.md",
-        "resume.md",
-        "accumulation.md",
-        "train_step.md",
-        "composed_step.md",
-        "data_sources.md",
-        "own_action.md",
-        "diagnosis.md",
-        "formats.md",
-        "concepts/formats.md",
-        "concepts/scaling.md",
-        "concepts/masters.md",
-        "concepts/skips.md",
-    ],
-)
-def test_a_page_runs_and_prints_what_it_shows(tmp_path, monkeypatch, capsys, page):
-    monkeypatch.chdir(tmp_path)
-    text = (DOCS / page).read_text(encoding="utf-8")
-    run_blocks(text, tmp_path)
-    printed = capsys.readouterr().out
-    shown = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
-    if page == "diagnosis.md":  # The last block is what the commands print: tests/loops/diagnose/test_documented.py.
-        shown = shown[:-1]
-    assert printed == "".join(shown)
+    "resume.md",
+    "train_step.md",
+]
+CONCEPTS = ["concepts/formats.md", "concepts/masters.md", "concepts/scaling.md", "concepts/skips.md"]
+
+
+@pytest.fixture
+def run_page(tmp_path, monkeypatch, capsys):
+    """Runs a page as one program: the names that it made, what it printed, and what it shows as printed."""
+
+    def run(page):
+        monkeypatch.chdir(tmp_path)
+        text = (DOCS / page).read_text(encoding="utf-8")
+        names = run_blocks(text, tmp_path)
+        return names, capsys.readouterr().out, shown_in(text)
+
+    return run
+
+
+def shown_in(text):
+    return re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.dear("a page is one program, with all that it shows")
+@pytest.mark.slow_with(*SLOW)
+@pytest.mark.exhaustive_with("watch.md")
+@pytest.mark.parametrize("page", ["presets.md", "diagnosis.md", *CONCEPTS, *SLOW, "watch.md"])
+def test_a_page_runs_and_prints_what_it_shows(run_page, page):
+    _, printed, shown = run_page(page)
+    # The last block of this page is what the commands print: tests/loops/diagnose/test_documented.py.
+    assert printed == "".join(shown[:-1] if page == "diagnosis.md" else shown)
 
 
 @pytest.mark.slow
-def test_the_strategy_that_is_written_on_the_way_works(tmp_path):
+def test_the_strategy_that_is_written_on_the_way_works(run_page):
     assert len(python_blocks(STRATEGIES)) >= 5
-    names = run_blocks(STRATEGIES, tmp_path)
-    (shown,) = re.findall(r"^```text\n(.*?)```", STRATEGIES, flags=re.MULTILINE | re.DOTALL)
+    names, _, (shown,) = run_page("strategies.md")
     assert names["complaint"].split() == shown.split()
     assert names["loss_scaler"].loss_scale == 2.0**15
 
@@ -85,27 +87,23 @@ def test_every_strategy_is_in_the_table():
 
 
 @pytest.mark.slow
-def test_the_layerwise_steps_work(tmp_path):
-    names = run_blocks((DOCS / "layerwise.md").read_text(encoding="utf-8"), tmp_path)
+def test_the_layerwise_steps_work(run_page):
+    names, _, _ = run_page("layerwise.md")
     assert names["loss_scaler"].counters.skipped == 0
     assert "also goes to layer 'block'" in names["complaint"]
 
 
 @pytest.mark.slow
-def test_the_update_modes_do_what_is_said_of_them(tmp_path):
-    text = (pathlib.Path(__file__).parent.parent / "docs" / "update_modes.md").read_text(encoding="utf-8")
-    assert run_blocks(text, tmp_path)["swallowed"] > 0.5
+def test_the_update_modes_do_what_is_said_of_them(run_page):
+    assert run_page("update_modes.md")[0]["swallowed"] > 0.5
 
 
 @pytest.mark.slow
-def test_the_loops_run_as_shown(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    text = (DOCS / "loops.md").read_text(encoding="utf-8")
-    names = run_blocks(text, tmp_path)
-    (shown,) = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
-    assert capsys.readouterr().out.startswith(shown)
+def test_the_loops_run_as_shown(run_page):
+    names, printed, (shown,) = run_page("loops.md")
+    assert printed.startswith(shown)
     assert names["evaluate"].results["accuracy"] > 0.6  # Half would be guessing.
-    assert len((tmp_path / "run" / "steps.csv").read_text().splitlines()) == 31
+    assert len(pathlib.Path("run/steps.csv").read_text().splitlines()) == 31
     assert names["skips"] == [0, 0, 0]
 
 
@@ -152,35 +150,21 @@ def test_replicas_and_workers_are_as_shown(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_for_keras_does_what_it_says(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names = run_blocks((DOCS / "keras.md").read_text(encoding="utf-8"), tmp_path)
-    assert (tmp_path / "model.keras").exists()
+def test_the_page_for_keras_does_what_it_says(run_page):
+    names, printed, _ = run_page("keras.md")
+    assert pathlib.Path("model.keras").exists()
     assert names["loaded"].optimizer.loss_scaler.counters.attempted == 8  # Those since the other strategy.
-    printed = capsys.readouterr().out
     assert "The step was skipped because the loss itself was not finite" in printed
     assert "Constant(loss_scale=64.0)" in printed
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("watch.md")
-@pytest.mark.parametrize("page", ["observe.md", "census.md", "watch.md", "lint.md"])
-def test_what_is_said_of_observing_is_so(tmp_path, capsys, page):
-    text = (DOCS / page).read_text(encoding="utf-8")
-    run_blocks(text, tmp_path)
-    shown = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
-    assert capsys.readouterr().out == "".join(shown)
-
-
-@pytest.mark.slow
-def test_the_report_is_made_as_shown(tmp_path, monkeypatch, capsys):
+def test_the_report_is_made_as_shown(run_page, tmp_path):
     """Also by the commands: those that the page names take the runs of its program."""
-    monkeypatch.chdir(tmp_path)
-    text = (DOCS / "report.md").read_text(encoding="utf-8")
-    run_blocks(text, tmp_path)
-    (shown,) = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
-    assert capsys.readouterr().out == shown
-    (command,) = re.findall(r"^```sh\nhalfstep (.*?)\n```", text, flags=re.MULTILINE | re.DOTALL)
+    _, printed, (shown,) = run_page("report.md")
+    assert printed == shown
+    page = (DOCS / "report.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^```sh\nhalfstep (.*?)\n```", page, flags=re.MULTILINE | re.DOTALL)
     assert cli.main(command.split()) == 0
     assert command in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert cli.main(["lab", "compare", "half", "single"]) == 0
@@ -190,38 +174,33 @@ def test_the_report_is_made_as_shown(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_trace_is_read_as_shown(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names = run_blocks((DOCS / "trace.md").read_text(encoding="utf-8"), tmp_path)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "1 OVERFLOW 16777216.0 critical: 0.0 to 8388608.0"
-    assert lines[1].startswith("Interval(low=0.0")
+def test_the_trace_is_read_as_shown(run_page):
+    names, printed, _ = run_page("trace.md")
+    first, second, *_ = printed.splitlines()
+    assert first == "1 OVERFLOW 16777216.0 critical: 0.0 to 8388608.0"
+    assert second.startswith("Interval(low=0.0")
     assert names["counts"].sum() == 16
 
 
 @pytest.mark.slow
-def test_the_forecast_is_asked_as_shown(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_blocks((DOCS / "forecast.md").read_text(encoding="utf-8"), tmp_path)
-    assert (tmp_path / "run" / "trace.arrow").exists()
+def test_the_forecast_is_asked_as_shown(run_page):
+    run_page("forecast.md")
+    assert pathlib.Path("run/trace.arrow").exists()
 
 
 @pytest.mark.slow
-def test_the_replay_runs_as_shown(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names = run_blocks((DOCS / "replay.md").read_text(encoding="utf-8"), tmp_path)
+def test_the_replay_runs_as_shown(run_page):
+    names, printed, _ = run_page("replay.md")
     dynamic, _, _, _, static = names["found"].strategies
     assert dynamic.scales[0] == 2.0**15
     assert (static.skips, static.at_floor) == (100, None)
-    assert "\nHeadroom() " in capsys.readouterr().out
+    assert "\nHeadroom() " in printed
 
 
 @pytest.mark.slow
-def test_a_scale_is_found_as_shown(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names = run_blocks((DOCS / "tune.md").read_text(encoding="utf-8"), tmp_path)
+def test_a_scale_is_found_as_shown(run_page):
+    names, printed, _ = run_page("tune.md")
     assert names["found"].start < names["found"].critical
-    printed = capsys.readouterr().out
     assert "overflow above" in printed
     assert float(printed.splitlines()[-1]) > 0  # The static scale of the recorded run.
 
@@ -253,7 +232,7 @@ def test_the_doctor_prints_what_its_page_shows(tmp_path):
         text=True,
         check=True,
     )
-    *_, shown = re.findall(r"^```text\n(.*?)```", page, flags=re.MULTILINE | re.DOTALL)
+    *_, shown = shown_in(page)
     assert _without_times(done.stdout) == _without_times(shown)
     assert (tmp_path / "memory.svg").exists()
 

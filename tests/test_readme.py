@@ -49,48 +49,37 @@ def test_the_readme_shows_that_step_and_the_lines_for_keras():
 
 
 @pytest.mark.slow
-def test_the_readme_trains_as_it_stands(tmp_path, monkeypatch):
+def test_the_readme_and_the_commands_below_it_work_as_they_stand(tmp_path, monkeypatch, capsys):
+    """In an empty folder, as for a reader who saved both blocks: the program in a process of its own."""
+    (tmp_path / "my_run.py").write_text("\n".join(python_blocks(README)[:2]), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "my_run.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
     monkeypatch.chdir(tmp_path)
+    # The run is over: the same program takes no further step.
     names = run_blocks(README, tmp_path, "__main__")
     counters = names["loss_scaler"].counters
     assert (counters.attempted, counters.attempted - counters.applied < 5) == (300, True)
-    # The run is over: the same program takes no further step.
-    again = run_blocks(README, tmp_path, "__main__")
-    assert [one["loss_scaler"].counters for one in (names, again)] == [counters, counters]
-    assert all(tf.reduce_all(a == b) for a, b in zip(names["masters"].weights, again["masters"].weights, strict=True))
+    assert len((tmp_path / "run" / "steps.jsonl").read_text().splitlines()) == 300
     x, y = tf.random.stateless_normal((8, 64), (1, 2)), tf.range(8)
     assert names["train_step"](x, y)["applied"]
     assert names["loss_scaler"].counters.applied == counters.applied + 1
     names["model"].fit(x, y, verbose=0)
     assert names["model"].optimizer.loss_scaler.counters.applied == 1
 
-
-@pytest.mark.slow
-def test_the_commands_below_the_program_work_beside_it(tmp_path, monkeypatch, capsys):
-    """In an empty folder, as for a reader who saved both blocks; program and one command in processes of their own."""
-    (tmp_path / "my_run.py").write_text("\n".join(python_blocks(README)[:2]), encoding="utf-8")
     report, explain = re.findall(r"`halfstep ((?:report|explain) run[^`]*)`", README)
-
-    def run(*arguments):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    run("my_run.py")
-    assert run("-m", "halfstep", *explain.split()).startswith("Nothing is wrong: none of the 300 steps")
-    monkeypatch.chdir(tmp_path)
+    # A step before the first checkpoint needs the seeds.
+    for arguments, said in (((), "Nothing is wrong: none of the 300 steps"), (("--step", "50"), "Step 50 was applied")):
+        capsys.readouterr()
+        assert halfstep.main([*explain.split(), *arguments]) == 0
+        assert capsys.readouterr().out.startswith(said)
+        del sys.modules["my_run"]  # Each takes the program as a new process does; other tests have some of this name.
     assert halfstep.main(report.split()) == 0
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "300 steps" in page
     assert "strategy</th><td>Dynamic()</td>" in page
-    capsys.readouterr()
-    # A step before the first checkpoint needs the seeds.
-    assert halfstep.main([*explain.split(), "--step", "50"]) == 0
-    assert capsys.readouterr().out.startswith("Step 50 was applied")
-    del sys.modules["my_run"]  # Other tests have programs of this name.
 
 
 def test_the_start_page_shows_the_lines_of_that_step():

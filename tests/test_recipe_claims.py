@@ -142,16 +142,6 @@ def test_a_skipped_step_leaves_the_scales_of_float8_alone():
     assert model.trainable_variables[3].name == "inputs_amax_history"
 
 
-def test_own_gradients_between_unscaling_and_the_step():
-    weight, loss_scaler = tf.Variable([3.0]), scaler.LossScaler(scaler.presets.pytorch(1024.0, growth_factor=4.0))
-    with tf.GradientTape() as tape:
-        scaled = loss_scaler.scale(tf.reduce_sum(2.0 * weight))
-    (gradient,) = loss_scaler.unscale(tape.gradient(scaled, [weight]))
-    outcome = loss_scaler.apply(keras.optimizers.SGD(1.0), [gradient / 2.0], [weight], unscaled=True)
-    assert (outcome.finite, weight.numpy()) == (True, [2.0])
-    assert loss_scaler.strategy.growth_factor == 4.0
-
-
 def test_one_scaler_for_two_optimizers_counts_twice():
     weights, loss_scaler = (
         [tf.Variable([1.0]), tf.Variable([2.0])],
@@ -184,11 +174,6 @@ def test_under_float16_a_sum_of_penalties_is_a_float16_loss():
     assert loss().dtype == tf.float16
 
 
-def test_a_loop_refuses_a_step_that_returns_nothing():
-    with pytest.raises(loops.BadOutputs):
-        loops.Loop(lambda batch: None, tf.data.Dataset.range(8)).run(2)
-
-
 def test_subclasses_of_dense_are_passed_over_by_float8():
     class Own(keras.layers.Dense):
         pass
@@ -197,30 +182,6 @@ def test_subclasses_of_dense_are_passed_over_by_float8():
     with pytest.warns(UserWarning, match="quantize"):
         model.quantize("float8")
     assert len(model.trainable_variables) == 2
-
-
-@pytest.mark.exhaustive
-def test_a_checkpoint_holds_the_masks_of_pruning(tmp_path):
-    keras.config.set_dtype_policy("float16")
-    data = tf.data.Dataset.from_tensors((tf.ones([4, 8]), tf.ones([4, 1]))).repeat()
-
-    def run_until(last):
-        model = keras.Sequential([keras.Input([8]), keras.layers.Dense(8), keras.layers.Dense(1, dtype="float32")])
-        kernel = model.layers[0].kernel
-        kernel.constraint = Mask(kernel.shape)
-        step = loops.TrainStep(model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.01))
-
-        def prune(visit):
-            if visit.counters.data == 2:
-                kernel.constraint.kept.assign(np.eye(8))
-
-        loops.Loop(step, data, steps_per_call=2, actions=[prune, loops.Checkpoint(tmp_path, every=2, resume=True)]).run(
-            last
-        )
-        return kernel.numpy() != 0.0
-
-    assert np.array_equal(run_until(4), np.eye(8) != 0.0)
-    assert np.array_equal(run_until(6), np.eye(8) != 0.0)
 
 
 def test_what_keras_3_took_out():

@@ -17,23 +17,7 @@ OWN_PROCESS = {"devices"}  # It sets up TensorFlow's devices: tests/distributed/
 LONGEST = 30  # Lines of code, beside imports and docstrings.
 
 
-@pytest.mark.slow_with(
-    "evaluate_beside",
-    "export",
-    "from_orbit",
-    "gradnorm",
-    "learning_rate_range",
-    "maml",
-    "manual_static",
-    "mlflow_tracking",
-    "own_layers",
-    "own_source",
-    "pcgrad",
-    "pruning",
-    "sam",
-    "two_optimizers",
-)
-@pytest.mark.exhaustive_with(
+EXHAUSTIVE = [
     "bfloat16",
     "checkpointing",
     "cnn",
@@ -52,7 +36,11 @@ LONGEST = 30  # Lines of code, beside imports and docstrings.
     "transfer",
     "vae",
     "wgan_gp",
-)
+]
+
+
+@pytest.mark.slow_with(*(one.stem for one in SCRIPTS if one.stem not in {"by_hand", *OWN_PROCESS, *EXHAUSTIVE}))
+@pytest.mark.exhaustive_with(*EXHAUSTIVE)
 @pytest.mark.filterwarnings("ignore:TensorBoard is not installed")
 @pytest.mark.parametrize(
     "script", [one for one in SCRIPTS if one.stem not in OWN_PROCESS], ids=lambda script: script.stem

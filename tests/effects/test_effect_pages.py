@@ -14,7 +14,6 @@ from benchmarks.effects import __main__ as command
 from benchmarks.effects import effect as effect_module
 from benchmarks.effects.effect import Claim, Effect, Found, Line, Panel, curve, flat, spread, told
 from benchmarks.effects.figure import effect_figure
-from loops.support.drawing import svg_of
 
 DOCS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "effects"
 NAMES = [preset.name for preset in EXPERIMENTS]
@@ -127,11 +126,6 @@ def test_what_nobody_published_agrees_with_nothing_and_what_cannot_be_told_is_no
     assert "| 1 of 2, 1 cannot be told |" in pages.index([effect])
     assert "| 1 cannot be told |" in pages.index([dataclasses.replace(SMALL, claims=claims[1:3])])
     assert json.loads(pages.as_json(effect))["claims"] == [dataclasses.asdict(claim) for claim in effect.claims]
-
-
-@pytest.mark.slow
-def test_a_picture_is_the_same_for_the_same_numbers():
-    assert svg_of(effect_figure(SMALL)) == svg_of(effect_figure(SMALL))
 
 
 def test_a_bound_is_drawn_with_its_label():

@@ -50,20 +50,6 @@ def test_an_effect_shows_its_direction(name):
     assert [number for number in held if not effect.claims[number].holds] == []
 
 
-@pytest.mark.exhaustive
-def test_the_flushed_part_is_what_float16_misses():
-    """By far more than two networks differ by chance. A claim about one point of accuracy needs more of them."""
-    accuracy = {
-        name: np.mean(values)
-        for name, values in measure(choose("flushed-part"), 2, 100).measured.items()
-        if name.startswith("accuracy")
-    }
-    for factor in ("2^-18", "2^-20", "2^-22"):
-        assert accuracy[f"accuracy put back {factor}"] > accuracy["accuracy float32"] - 0.1
-        assert accuracy[f"accuracy float16 {factor}"] < 0.5
-        assert accuracy[f"accuracy flushed alone {factor}"] < 0.5
-
-
 def test_every_effect_is_tried():
     assert {preset.name for preset in EXPERIMENTS} == set(SMALL)
     assert len(EXPERIMENTS) == 20

@@ -66,22 +66,6 @@ def test_averages_are_swapped_in_for_evaluation_and_out_again(policy):
     assert int(inner.iterations) == 5
 
 
-@pytest.mark.exhaustive
-@SWAPS_MASTERS
-def test_fit_with_swaps_is_fit_without_as_far_as_float32_can_tell():
-    runs = []
-    for callbacks in ([], [keras.callbacks.SwapEMAWeights()], [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]):
-        model, peek = averaging("float16"), Peek()
-        x, y = data()
-        model.fit(
-            x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[*callbacks, peek], validation_data=(x, y)
-        )
-        runs.append((values(model.trainable_variables), peek))
-    for weights, _ in runs[1:]:
-        assert_all_close(weights, runs[0][0], 2e-3)
-    assert_all_close(runs[2][1].ended[-1], runs[0][0], 2e-3)  # What a ModelCheckpoint after it saves.
-
-
 @pytest.mark.slow
 @SWAPS_MASTERS
 def test_weights_that_were_set_before_a_swap_are_there_after_it():
@@ -126,19 +110,6 @@ def test_averages_of_optimizers_inside_are_swapped_and_taken_over(policy):
     assert_all_close([w for w in peek.tested[0] if w.ndim == 2], averages, 1e-3)
     model.optimizer.finalize_variable_values(model.trainable_variables)
     assert_all_close([w for w in values(model.trainable_variables) if w.ndim == 2], averages, 1e-3)
-
-
-@pytest.mark.slow
-def test_the_state_of_a_model_as_a_tree_goes_there_and_back():
-    models = [compiled("float16", keras.optimizers.Adam(1e-2), stateful=False, protect=False) for _ in range(2)]
-    models[0].train_on_batch(*data(8))
-    models[1].optimizer.build(models[1].trainable_variables)
-    weights = [variable.numpy() for variable in models[0].weights]
-    models[1].set_weights(weights)
-    models[1].optimizer.set_weights([np.asarray(variable) for variable in models[0].optimizer.variables])
-    for model in models:
-        model.train_on_batch(*data(8, seed=3))
-    assert_all_close(values(models[0].weights), values(models[1].weights), 0.0)
 
 
 def test_a_clone_of_a_model_has_masters_of_its_own():

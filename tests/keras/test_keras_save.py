@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_cases import SCALE, compiled, data, everything, fit, overflowing
+from keras_cases import SCALE, compiled, data, everything, overflowing
 from processes import start
 from rigs import raw
 
@@ -205,42 +205,6 @@ def test_a_model_goes_on_in_a_new_process(tmp_path):
     model.train_on_batch(*data(8))
     process.join(300)
     assert path.with_suffix(".bits").read_bytes() == b"".join(everything(model))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_backup_and_restore_goes_on_in_the_middle(tmp_path):
-    class Interrupted(Exception):
-        pass
-
-    class Interrupt(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 2:
-                raise Interrupted
-
-    def backup():
-        return keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
-
-    whole, first, second = (small("float16") for _ in range(3))
-    fit(whole, epochs=4)
-    with pytest.raises(Interrupted):
-        fit(first, epochs=4, callbacks=[backup(), Interrupt()])
-    second.optimizer.build(second.trainable_variables)
-    fit(second, epochs=4, callbacks=[backup()])
-    assert everything(second) == everything(whole)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_hundreds_of_small_variables_go_on_too(tmp_path):
-    keras.utils.set_random_seed(7)
-    model = keras.Sequential([keras.Input([4]), *(keras.layers.Dense(3, "tanh") for _ in range(33))])
-    inner = keras.optimizers.SGD(0.1, momentum=0.9)
-    model.compile(scaler.LossScaleOptimizer(inner, initial_scale=SCALE), loss="mse", jit_compile=False)
-    fit(model)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert go_on(loaded) == go_on(model)
 
 
 @pytest.mark.slow

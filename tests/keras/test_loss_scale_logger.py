@@ -46,14 +46,6 @@ def test_a_run_without_progress_is_stopped(mode):
     assert model.optimizer.loss_scaler.counters.skipped == (5 if mode else 4)
 
 
-@pytest.mark.exhaustive
-def test_another_policy_warns():
-    model = compiled()
-    policy = scaler.StuckPolicy("warn", consecutive_skips=1)
-    with pytest.warns(scaler.StuckWarning, match="stuck: the last step was skipped, at loss scale"):
-        model.fit(*overflowing(), batch_size=8, verbose=0, callbacks=[scaler.LossScaleLogger(stuck=policy)])
-
-
 def test_it_says_what_it_needs():
     with pytest.raises(scaler.InvalidArgument, match=r"stuck='warn'.*StuckPolicy"):
         scaler.LossScaleLogger(stuck="warn")
@@ -86,17 +78,6 @@ def test_a_run_that_skips_most_steps_is_stopped_and_a_loaded_one_is_judged_anew(
     fit(loaded, callbacks=[scaler.LossScaleLogger()])
     with pytest.raises(scaler.StuckError, match="steps were skipped"):
         mostly_nan(loaded, 240)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_short_fits_are_judged_together():
-    model = compiled()
-    for _ in range(4):
-        mostly_nan(model, 40)
-    with pytest.raises(scaler.StuckError, match="175 of the last 200 steps"):
-        mostly_nan(model, 40)
-    assert model.optimizer.loss_scaler.counters.attempted == 200
 
 
 def two_layers(**arguments):
@@ -138,16 +119,6 @@ def test_a_callback_that_unfreezes_in_the_middle_of_a_fit_is_noticed_at_the_next
     with pytest.raises(scaler.InvalidArgument, match="made trainable since"):
         fit(model, epochs=4, callbacks=[scaler.LossScaleLogger(), unfreezes])
     assert model.optimizer.iterations == 12  # Two epochs of six batches.
-
-
-@pytest.mark.slow
-def test_an_eager_fit_follows():
-    model = two_layers(run_eagerly=True)
-    fit(model, callbacks=[scaler.LossScaleLogger()])
-    model.layers[0].trainable = False
-    frozen = [weight.tobytes() for weight in model.layers[0].get_weights()]
-    fit(model, callbacks=[scaler.LossScaleLogger()])
-    assert [weight.tobytes() for weight in model.layers[0].get_weights()] == frozen
 
 
 def test_a_skip_in_a_model_that_is_not_protected_is_said_once():

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_cases import compiled, data, overflowing, started
+from keras_cases import data, overflowing, started
 
 import scaler
 
@@ -149,32 +149,6 @@ def test_validation_is_shown_beside_a_step_of_its_own():
     assert set(history) == {"loss", "val_loss", "val_mae"}
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive_with("plain")
-@pytest.mark.parametrize("decorate", [tf.function, lambda step: step], ids=["graph", "plain"])
-def test_results_of_metrics_are_computed_anew_however_they_are_returned(decorate):
-    class Tracking(keras.Sequential):
-        def __init__(self, layers):
-            super().__init__(layers)
-            self.tracker = keras.metrics.Mean(name="tracked")
-
-        @decorate
-        def train_step(self, batch):
-            loss = Own.train_step(self, batch)["loss"]
-            self.tracker.update_state(loss)
-            return {"tracked": self.tracker.result(), "twice": 2.0 * self.tracker.result()}
-
-    model = linear(Tracking)
-    x, y = data(8)
-    first = model.train_on_batch(x, y, return_dict=True)
-    bad = overflowing()
-    joined = np.concatenate([x, bad[0]]), np.concatenate([y, bad[1]])
-    batches = Batches()
-    model.fit(*joined, batch_size=8, shuffle=False, verbose=0, callbacks=[batches])
-    assert [logs["tracked"] for logs in batches.seen] == [first["tracked"]] * 2
-    assert np.isnan(batches.seen[1]["twice"])  # A number of its own.
-
-
 def test_numbers_of_other_types_are_left():
     class Odd(Own):
         def train_step(self, batch):
@@ -246,17 +220,6 @@ def test_keras_keeps_a_later_epoch_as_the_best(monitor, mode, first_bad, tmp_pat
     assert np.isfinite(value)
     assert best.best == stop.best == reduce.best == value
     assert stop.best_epoch >= first_bad
-
-
-@pytest.mark.exhaustive
-def test_a_skip_of_an_overflow_alone_does_not_end_a_run_that_stops_at_nan():
-    """Only the scaled gradients overflow: the loss of this batch is a number, and shown."""
-    model = compiled(strategy=scaler.Dynamic(2.0**40, growth_interval=10**6))
-    x, y = data(48)
-    history = model.fit(x, y, batch_size=8, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN()]).history
-    assert model.optimizer.loss_scaler.counters.attempted == 6
-    assert model.optimizer.loss_scaler.counters.skipped >= 1
-    assert not np.isnan(history["loss"]).any()
 
 
 def reaches_five(y, _):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_cases import SCALE, data, fit, make_model
+from keras_cases import SCALE, data, make_model
 from rigs import raw
 
 import scaler
@@ -92,20 +92,6 @@ def test_in_a_graph_each_gradient_tells_whether_it_was_unscaled_by_hand(then):
 
     step()
     assert [float(weight) for weight in weights] == [-3.0, -5.0]
-
-
-@pytest.mark.exhaustive
-def test_a_compiled_train_step_of_keras_2_goes_on_in_fit():
-    optimizer, model = optimizer_and_model()
-    model.compile(optimizer, loss="mse", jit_compile=False)
-    keras_2(optimizer, model, *data(8))
-    plain = make_model(stateful=False)
-    plain.compile(keras.optimizers.SGD(0.1), loss="mse", auto_scale_loss=False, jit_compile=False)
-    plain.set_weights(model.get_weights())
-    for one in (model, plain):
-        fit(one)
-    for ours, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-3)
 
 
 def test_attributes():

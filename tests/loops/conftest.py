@@ -6,7 +6,6 @@ from crash_cases import end, run_to_end
 from processes import start
 
 from loops import tasks
-from loops.run.train import RunOptions, train
 
 
 @pytest.fixture(scope="session")
@@ -47,19 +46,3 @@ def whole(tmp_path_factory):
     process.join(300)
     assert process.exitcode == 0
     return end(place)
-
-
-@pytest.fixture(scope="session")
-def run(digits, tmp_path_factory):
-    """Trains 20 steps in float32 with other options as given; every set of options is trained once."""
-    done = {}
-
-    def trained(**options):
-        key = repr(sorted(options.items()))
-        if key not in done:
-            usual = {"policy": "float32", "strategy": "none", "steps": 20, "seed": 0}
-            out = tmp_path_factory.mktemp("run")
-            done[key] = train(digits, RunOptions(**{**usual, **options}), out), out
-        return done[key]
-
-    return trained

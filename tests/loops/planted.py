@@ -103,12 +103,6 @@ def nan_batch():
     return two(), {"x": inputs_with(np.nan, (9, 3))}
 
 
-@program(4)
-def nan_column():
-    """A column that is NaN in every example."""
-    return two(), {"x": inputs_with(np.nan, (slice(None), 3))}
-
-
 @program(12)
 def nan_batch_then_overflow():
     """NaN in the third batch, and from the next on inputs whose exponentials float16 does not hold."""
@@ -117,12 +111,6 @@ def nan_batch_then_overflow():
     x[12:] *= 400
     exponential = keras.layers.Lambda(keras.ops.exp, name="exponential", dtype="mixed_float16")
     return two(exponential, activation="relu"), {"x": x, "y": inputs(64, 1)}
-
-
-@program(6)
-def nan_batches_then_fine():
-    """NaN in the third and the fourth batch."""
-    return two(), {"x": inputs_with(np.nan, (9, 3), (13, 2), count=64), "y": inputs(64, 1)}
 
 
 @program(24)
@@ -228,19 +216,6 @@ def root_under_an_overflow():
     return model, {"loss": lambda y, prediction: 1e3 * squares(y, prediction)}
 
 
-class Length(keras.layers.Layer):
-    """The length of each vector, in float32."""
-
-    def call(self, x):
-        return tf.sqrt(tf.reduce_sum(tf.square(tf.cast(x, tf.float32)), -1, keepdims=True))
-
-
-@program(8)
-def rare_root():
-    """A root at 0 for one example, in a run that a log of four updates shows as a scale that finds its level."""
-    return two(Length(name="length"), use_bias=False), {"x": inputs_with(0.0, 6), "accumulate": 2}
-
-
 class SmallRoot(keras.layers.Layer):
     """A square root with an epsilon that float16 does not hold."""
 
@@ -267,13 +242,6 @@ class Stubborn(keras.layers.Layer):
 
     def call(self, x):
         return keras.ops.square(tf.matmul(tf.cast(x, tf.float16), self.kernel))
-
-
-@program(2)
-def stubborn():
-    """A layer that overflows and runs in float16 alone."""
-    model = dense(Stubborn(name="stubborn", dtype="mixed_float16"), plain(1, "out"))
-    return model, {"x": np.abs(inputs(16, 8)) + 1e3}
 
 
 @program(2)
@@ -333,14 +301,6 @@ def loss_over_zero():
     return two(), {"loss": relative, "y": y}
 
 
-@program(2)
-def regularizer():
-    """A penalty that overflows in float16: 0.01 * 64 * 100^2 would not, its sum before does."""
-    hundred, penalty = keras.initializers.Constant(100.0), keras.regularizers.L2(0.01)
-    big = keras.layers.Dense(8, name="big", dtype="float16", kernel_initializer=hundred, kernel_regularizer=penalty)
-    return two(big), {"x": inputs(16, 8) * 1e-2, "allow_16bit_updates": True}
-
-
 def clamped_loss(y, probability):
     kept = tf.clip_by_value(probability, 1e-6, 1 - 1e-6)
     losses = tf.cast(y, kept.dtype) * tf.math.log(kept) + tf.cast(1 - y, kept.dtype) * tf.math.log(1 - kept)
@@ -364,22 +324,6 @@ def norm_in_the_loss():
         return squares(y, prediction) + tf.cast(penalty, tf.float32)
 
     return dense(first, plain(1, "out")), {"loss": loss}
-
-
-class Distance(keras.layers.Layer):
-    """Adds the norm of a weight that is 0 to its input."""
-
-    def build(self, shape):
-        self.kernel = self.add_weight(shape=(8,), name="kernel", initializer="zeros")
-
-    def call(self, x):
-        return x * 0.0 + keras.ops.sqrt(keras.ops.sum(keras.ops.square(self.kernel)))
-
-
-@program(2)
-def distance():
-    """Nothing that is tried helps, and predictions that are clipped have no gradient."""
-    return dense(Distance(name="distance", dtype="mixed_float16")), {"y": inputs(16, 8)}
 
 
 class Sampling(keras.layers.Layer):
@@ -419,14 +363,6 @@ def healthy():
     return two(activation="relu"), {"strategy": scaler.Dynamic(initial_scale=2.0**19)}
 
 
-@program(20)
-def short_interval():
-    """Nothing: a scale that grows every few steps, and is taken back each time."""
-    strategy = scaler.Dynamic(initial_scale=2.0**15, growth_interval=3)
-    unusual = {"x": inputs(4, 8), "y": inputs(4, 1), "strategy": strategy, "optimizer": keras.optimizers.SGD(1e-9)}
-    return two(activation="relu"), unusual
-
-
 @program(6)
 def window():
     """NaN in the first micro-batch of a window."""
@@ -451,12 +387,6 @@ def second_moment():
     layers = [keras.layers.Dense(units, name=name, dtype="float16") for units, name in ((8, "first"), (1, "out"))]
     unusual = {"x": inputs(16, 8) * 1e-3, "y": inputs(16, 1) * 1e-3, "allow_16bit_updates": True}
     return dense(*layers), {**unusual, "optimizer": keras.optimizers.Adam(1e-3, epsilon=1e-8)}
-
-
-@program(8)
-def early_window():
-    """NaN in the first micro-batch of a window, with a checkpoint after it."""
-    return two(), {"x": inputs_with(np.nan, (17, 0), count=40), "y": inputs(40, 1), "accumulate": 4}
 
 
 @program(8)

@@ -82,17 +82,6 @@ def test_an_output_named_step_does_not_hide_the_number_of_the_step(tmp_path):
     assert [line["step"] for line in read(path)] in ([1, 2], [])
 
 
-def test_a_file_that_cannot_be_written_is_said_before_training(tmp_path):
-    (tmp_path / "file").write_text("")
-    taken = []
-    for path in (tmp_path / "file" / "steps.jsonl", tmp_path):
-        loop = looping(loops.JsonLines(path), taken.append)
-        with pytest.raises(OSError, match=tmp_path.name):
-            loop.run(3)
-        assert loop.counters == loops.Counters()
-    assert not taken
-
-
 def test_lines_are_written_only_inside_of_a_run(tmp_path):
     with pytest.raises(RuntimeError, match="with statement"):
         loops.JsonLines(tmp_path / "steps.jsonl")(None)

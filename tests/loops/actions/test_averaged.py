@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import batch, dataset, line, static
+from loop_cases import batch, line, static
 from models import plain_model, squared_error, stateful_model
 from rigs import raw
 
@@ -69,33 +69,6 @@ def test_each_weight_has_its_own_average_whatever_the_order_that_the_optimizer_w
         assert second.bias.numpy().tolist() == [1.0] * 4
 
 
-@pytest.mark.exhaustive
-def test_evaluating_it_is_evaluating_a_model_of_these_weights():
-    step = make()
-    averaged = loops.Averaged(step.model, step.optimizer)
-    metrics = [keras.metrics.MeanSquaredError(name="mse")]
-    evaluate = loops.Evaluate(averaged, dataset(3), metrics, every=3)
-    own = loops.Evaluate(step.model, dataset(3), [keras.metrics.MeanSquaredError(name="mse")], every=3)
-    found = []
-
-    def check(visit):
-        before = raw(held(step))
-        evaluate(visit)
-        assert raw(held(step)) == before
-        own(visit)
-        with averaged.swapped() as model:
-            by_hand = keras.metrics.MeanSquaredError()
-            for x, y in dataset(3):
-                by_hand.update_state(y, tf.cast(model(x, training=False), tf.float32))
-        assert raw(held(step)) == before
-        found.append((evaluate.results["mse"], float(by_hand.result()), own.results["mse"]))
-
-    loops.Loop(step, dataset(6, bad=[0]), steps_per_call=3, actions=[check]).run(6)
-    for ours, by_hand, weights in found:
-        np.testing.assert_allclose(ours, by_hand, rtol=1e-3)
-        assert abs(ours - weights) > 1e-3
-
-
 @pytest.mark.slow
 def test_layers_of_any_name_in_a_graph():
     """Keras opens a scope named as the layer is, and at the root of a graph none may begin with an underscore."""
@@ -137,20 +110,6 @@ def test_weights_come_back_after_an_error():
     with pytest.raises(RuntimeError, match="in the export"):
         fail()
     assert raw(held(step)) == before
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_resumed_run_has_the_same_average(tmp_path):
-    whole = make()
-    loops.Loop(whole, dataset(6, bad=[2])).run(6)
-    for goal in (3, 6):
-        step = make()
-        loops.Loop(step, dataset(6, bad=[2]), actions=[loops.Checkpoint(tmp_path, every=100, resume=True)]).run(goal)
-    assert raw(held(step)) == raw(held(whole))
-    assert raw(loops.Averaged(step.model, step.optimizer).weights()) == raw(
-        loops.Averaged(whole.model, whole.optimizer).weights()
-    )
 
 
 def test_what_cannot_work_is_named():

@@ -210,17 +210,6 @@ def test_an_error_of_the_thread_is_told_beside_that_of_a_step(tmp_path, monkeypa
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
 
 
-def test_any_error_of_the_thread_names_the_step(tmp_path, monkeypatch):
-    def broken(place, number, copied):
-        raise RuntimeError("of no kind\nthat is known")
-
-    monkeypatch.setattr(saves, "write", broken)
-    with pytest.raises(
-        loops.CheckpointError, match=r"step 3 could not be saved \(RuntimeError: of no kind that is known"
-    ):
-        Counting(tmp_path, background=True, every=100).go(3)
-
-
 def test_the_folder_is_locked_until_the_last_save_is_whole(tmp_path, monkeypatch):
     disk = Disk(monkeypatch)
     threading.Timer(0.2, disk.open).start()

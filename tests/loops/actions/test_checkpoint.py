@@ -226,16 +226,6 @@ def test_one_checkpoint_alone_is_refused(tmp_path):
         loops.Checkpoint(tmp_path, every=1, keep=1)
 
 
-def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        run = Counting(place)
-        with pytest.raises(loops.CheckpointError, match=r"cannot be written \(.+\)\. Choose another"):
-            run.go(3)
-        assert run.loop.counters == loops.Counters()
-    assert (tmp_path / "file").read_text() == "mine"
-
-
 @pytest.mark.parametrize(
     ("resume", "how", "background"), [(True, "", False), (False, r"with Checkpoint\(resume=True\) ", True)]
 )

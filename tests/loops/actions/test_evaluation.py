@@ -191,19 +191,6 @@ def test_a_stopped_run_stays_stopped(tmp_path):
     assert again.measured == []
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("eagerly")
-def test_the_best_step_is_kept_beside_the_newest(tmp_path):
-    run = Run([9.0, 2.0, 3.0, 4.0, 5.0], tmp_path, patience=9, keep=2, background=True)
-    run.loop.run(5)
-    assert folder.numbers(tmp_path / "best") == [2]
-    number, facts, damaged = folder.newest_whole(tmp_path / "best")
-    assert (number, facts["counters"]["data"], damaged) == (2, 2, {})
-    back = Run([9.0, 2.0, 3.0, 4.0], tmp_path / "best", resume=True)
-    back.loop.run(3)
-    assert [one["value"] for one in back.measured] == [3.0]
-
-
 @pytest.mark.usefixtures("eagerly")
 def test_a_run_that_goes_back_takes_the_best_step_back_or_says_so(tmp_path):
     def gone_back(keep):

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import time
 
 import keras
 import numpy as np
@@ -14,7 +13,6 @@ from rigs import Rig, raw
 import loops
 import scaler
 from loops.actions import rewind as rewinding
-from loops.actions import saves
 from loops.actions.rewind import NAME, UNDER_WAY, LeftOut, next_of
 from loops.loop.state import folder
 from loops.run.rewind import rewind
@@ -79,20 +77,6 @@ def clean(tmp_path_factory):
     return Run(tmp_path_factory.mktemp("clean"), without(25, 36), rewind=False, call=1).run().bits()
 
 
-@pytest.mark.exhaustive
-def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean, monkeypatch):
-    """To a checkpoint that a thread is still writing when the spikes are seen."""
-    write = saves.write
-    monkeypatch.setattr(saves, "write", lambda *parts: (time.sleep(1), write(*parts)))
-    run = Run(tmp_path, batches(), background=True, every=24).run()
-    assert run.said() == [{"first": 25, "last": 36, "rewound_to": 24}]
-    assert run.bits() == clean
-    rows = run.rows()
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-    assert all(row["applied"] for row in rows)
-    assert (run.loop.stopped, run.loop.counters.data) == (None, STEPS)
-
-
 def test_a_run_that_is_stopped_and_resumes_is_the_same(tmp_path, clean):
     """After it went back, to a checkpoint that the save of the same visit did not remove."""
     Run(tmp_path, batches(), call=1, every=3, keep=3).run(36)
@@ -100,16 +84,6 @@ def test_a_run_that_is_stopped_and_resumes_is_the_same(tmp_path, clean):
     assert run.bits() == clean
     assert run.said() == [{"first": 25, "last": 36, "rewound_to": 24}]
     assert folder.numbers(tmp_path / "ckpt") == [STEPS, STEPS - 2, STEPS - 5]
-
-
-@pytest.mark.slow
-def test_a_person_may_name_batches_and_take_them_out(tmp_path, clean):
-    (tmp_path / "ckpt").mkdir()
-    path = tmp_path / "ckpt" / NAME
-    path.write_text('{"skip": [{"first": 33, "last": 36}, {"first": 25, "last": 34}]}')
-    run = Run(tmp_path, batches(), call=7).run()
-    assert run.bits() == clean
-    assert run.said() == [{"first": 33, "last": 36}, {"first": 25, "last": 34}]
 
 
 def test_the_next_batches_to_leave_out():

@@ -1,7 +1,7 @@
 """Guards the command line: what it prints and writes, and one line with a status for everything that cannot be."""
 
 import importlib
-import json
+import math
 import shutil
 import subprocess
 import sys
@@ -51,73 +51,19 @@ def test_a_change_needs_a_run_that_goes_on(capsys, tmp_path):
     assert "also give --resume" in said
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_digits")
-def test_train_prints_json_alone(capsys, tmp_path):
-    status, printed, _ = run(capsys, "train", "digits", "--steps", 2, "--out", tmp_path, "--json")
-    assert status == 0
-    assert strict(printed) == strict((tmp_path / "summary.json").read_text())
-
-
-def test_train_prints_json_that_others_can_read_when_the_loss_is_nan(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        sys.modules["loops.run.train"], "train", lambda *_, **__: {"final_loss": float("nan"), "accuracy": 0.1}
-    )
-    status, printed, _ = run(capsys, "train", "digits", "--out", tmp_path, "--json")
-    assert status == 0
-    assert strict(printed) == {"final_loss": None, "accuracy": 0.1}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("small_digits")
-def test_study_writes_a_report(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    status, printed, _ = run(
-        capsys,
-        "lab",
-        "study",
-        "--setup",
-        "float32",
-        "--setup",
-        "mixed-dynamic",
-        "--steps",
-        2,
-        "--seeds",
-        1,
-        "--out",
-        tmp_path,
-    )
-    assert status == 0
-    summary = strict((tmp_path / "summary.json").read_text())
-    assert [row["name"] for row in summary["setups"]] == ["float32", "mixed-dynamic"]
-    for name in ("float32", "mixed-dynamic"):
-        assert name in printed
-    written = printed.partition("wrote ")[2].strip().split(", ")
-    assert written
-    assert all(path.startswith(str(tmp_path)) for path in written)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("small_digits")
-def test_study_compares_strategies(capsys, tmp_path):
-    strategies = ["headroom", "static:2**10"]
-    arguments = [word for text in strategies for word in ("--strategy", text)]
-    status, printed, _ = run(capsys, "lab", "study", *arguments, "--steps", 2, "--seeds", 1, "--out", tmp_path)
-    assert status == 0
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert [row["name"] for row in summary["setups"]] == ["float32", "headroom", "static-2-10"]
-    assert [run["strategy"] for run in summary["runs"]] == ["none", *strategies]
-    again = "halfstep lab study digits --steps 2 --seeds 1 --strategy headroom --strategy &#39;static:2**10&#39;"
-    assert again in (tmp_path / "report.html").read_text()
-    assert "headroom" in printed
-
-
-def test_study_prints_json_alone_also_with_nan(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("loops.study.compare.run_study", lambda *_, **__: {"setups": [{"final_loss": float("nan")}]})
+@pytest.mark.parametrize(
+    ("command", "found", "said"),
+    [
+        ("train digits", {"final_loss": math.nan, "accuracy": 0.1}, {"final_loss": None, "accuracy": 0.1}),
+        ("lab study", {"setups": [{"final_loss": math.nan}]}, {"setups": [{"final_loss": None}]}),
+    ],
+)
+def test_json_alone_is_printed_also_with_nan(capsys, tmp_path, monkeypatch, command, found, said):
+    monkeypatch.setattr(sys.modules["loops.run.train"], "train", lambda *_, **__: found)
+    monkeypatch.setattr("loops.study.compare.run_study", lambda *_, **__: found)
     monkeypatch.setattr("loops.study.page.report_study", lambda out: [])
-    status, printed, _ = run(capsys, "lab", "study", "--out", tmp_path, "--json")
-    assert status == 0
-    assert strict(printed) == {"setups": [{"final_loss": None}]}
+    status, printed, _ = run(capsys, *command.split(), "--out", tmp_path, "--json")
+    assert (status, strict(printed)) == (0, said)
 
 
 GRAPH, XLA, PLAIN_GRAPH, PLAIN_XLA = layer_times.SETTINGS

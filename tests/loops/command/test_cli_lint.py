@@ -56,17 +56,6 @@ def program(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("program")
-def test_a_loop_with_a_note_is_fine(capsys):
-    status, printed, errors = run(capsys, "lint", "--build", "program_of_lint:make_loop", "--json")
-    (found,) = json.loads(printed)
-    assert (status, errors) == (0, "")
-    assert list(found) == ["layer", "finding", "measured", "instead", "kind", "severity"]
-    assert found["layer"] == "odd"
-    assert found["finding"].startswith("note: tensor cores")
-
-
 @pytest.mark.usefixtures("program")
 def test_what_hurts_has_a_status_of_its_own(capsys):
     status, printed, _ = run(capsys, "lint", "--build", "program_of_lint:parts", "--json")

@@ -60,12 +60,6 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(capsys, tmp_path, un
     assert (out / "steps.jsonl").read_text() == (uninterrupted / "steps.jsonl").read_text()
 
 
-def test_resume_in_an_empty_folder_starts_from_the_beginning(uninterrupted):
-    assert (uninterrupted / "steps.jsonl").read_text().startswith('{"step": 1, ')
-    assert json.loads((uninterrupted / "summary.json").read_text())["attempted"] == 30
-    assert folder.numbers(uninterrupted / "checkpoints") == [30, 25, 20]
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     out = tmp_path_factory.mktemp("saved")
@@ -73,22 +67,16 @@ def saved(tmp_path_factory):
     return out
 
 
-@pytest.mark.exhaustive_with(
-    "arguments4-2-has already taken 6 steps",
-    "arguments2-1-run.policy was 'mixed_float16'",
-    "arguments0-1-resume=True (on the command line --resume)",
-    "arguments1-1-run.seed was 0 and is 1",
-)
+@pytest.mark.exhaustive_with("not resumed", "steps")
 @pytest.mark.parametrize(
     ("arguments", "status", "named"),
     [
         (["--checkpoint-every", 2], 1, "resume=True (on the command line --resume)"),
-        (["--checkpoint-every", 2, "--resume", "--seed", 1], 1, "run.seed was 0 and is 1"),
-        (["--checkpoint-every", 2, "--resume", "--policy", "float32"], 1, "run.policy was 'mixed_float16'"),
         (["--checkpoint-every", 2, "--resume", "--strategy", "static:8"], 1, "run.strategy was 'dynamic'"),
         (["--checkpoint-every", 2, "--resume", "--steps", 3], 2, "has already taken 6 steps"),
         (["--resume"], 2, "--checkpoint-every N"),
     ],
+    ids=["not resumed", "strategy", "steps", "no interval"],
 )
 def test_what_cannot_be_resumed_is_one_line_and_harms_nothing(capsys, saved, arguments, status, named):
     before = contents(saved)

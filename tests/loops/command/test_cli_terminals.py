@@ -329,14 +329,6 @@ def test_a_narrow_terminal_cuts_no_number_of_progress(width):
     assert "\u2026" not in text.getvalue()
 
 
-def test_a_dumb_terminal_gets_lines_of_progress(monkeypatch):
-    monkeypatch.setenv("TERM", "dumb")
-    text = io.StringIO()
-    progress = terminal.Progress("digits", console=terminal.Console(file=text, force_terminal=True))
-    with progress:
-        assert progress._bar is None
-
-
 @pytest.mark.parametrize(("columns", "width"), [("44", 44), ("0", None), ("wide", None), ("", None)])
 def test_columns_overrides_the_width_also_of_a_pipe(monkeypatch, capsys, columns, width):
     monkeypatch.setenv("COLUMNS", columns)

@@ -105,23 +105,6 @@ def test_where_training_parts_from_the_replay_is_said(run, capsys, monkeypatch):
     assert "parts at step 6: 4 trained, 8 replayed; step 5 had other gradients" in printed
 
 
-@pytest.mark.exhaustive
-def test_a_run_beside_itself_with_another_strategy(run, capsys):
-    status, printed, _ = called(
-        capsys, run, "--live", "--step", 4, "--json", "--strategy", "static:64", "--strategy", HIGH
-    )
-    assert status == 0
-    said = json.loads(printed)
-    assert (said["began_at"], said["steps"], said["differs"]) == (5, STEPS - 5, None)
-    same, high = said["strategies"]
-    assert {name: same[name] for name in said["recorded"] if name != "strategy"} == {
-        name: value for name, value in said["recorded"].items() if name != "strategy"
-    }
-    assert high["skips"] > 0
-    assert high["mean_log2_scale"] > 6
-    assert "as it was" in str(live(run, named_strategies(["none"]), STEPS))
-
-
 def test_a_run_that_cannot_be_laid_beside(run, tmp_path, small):
     train(small, RunOptions("float32", "none", 2, 0, batch_size=32), tmp_path)
     with pytest.raises(loops.LoopError, match="no checkpoint before its last step"):
@@ -161,23 +144,6 @@ def test_a_figure_of_many_steps_and_strategies():
     (axes,) = figure.axes
     assert len(axes.lines) == 9
     assert all(len(line.get_xdata()) <= 2000 for line in axes.lines)
-
-
-@pytest.mark.exhaustive
-def test_tuning_finds_what_loses_least():
-    """Gradients of 2^-40 are zero below the scale 2^15, and those of 1 overflow from 2^16 on."""
-    counts = {step: {150 - 20: 1} for step in range(1, 31)}
-    trace = tables([1.0] * 30, scale=2.0**4, counts=counts)
-    found = tune(trace, "static")
-    # Recorded at 2^4, a value of 2^-20 is zero from 2^-1 on.
-    assert (found.best, found.default_held_out, found.gain) == ("static:1024", 0.0, 0.0)
-    high = tables([2.0**-30] * 30, scale=2.0**20, counts={step: {150 - 24: 1} for step in range(1, 31)})
-    found = tune([high, high], "static")
-    assert found.best == "static:2**20"
-    assert (found.default_held_out, found.held_out, found.gain) == (1.0, 0.0, 1.0)
-    assert found.flushed == (0.0, 1.0)
-    assert found.gain_interval == (1.0, 1.0)
-    assert "It gains 100.0000%" in str(found)
 
 
 def flushing(seed, spread, share):

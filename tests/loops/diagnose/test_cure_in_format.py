@@ -1,7 +1,5 @@
 """Guards `cure(format=...)`: which layers may be in a format at a past step, by the step's own gradients."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import tensorflow as tf
 
 import loops
 import scaler
-from halfstep import main
 from halfstep.commands.past_steps import text_of_format
 from loops.diagnose.explain.cure_in_format import FormatCure, find_format_cure
 from loops.observe import cure
@@ -105,17 +102,6 @@ def test_the_layer_whose_weights_are_flushed_is_left_out(build, tmp_path):
         assert not any("call" in vars(layer) for layer in model.layers)
         assert [layer.compute_dtype for layer in model.layers] == ["float16", "float16", "float32"]
         assert len(before) == len(model.variables)
-
-
-@pytest.mark.exhaustive
-def test_the_command_says_it_as_text_and_as_json(tmp_path, capsys):
-    of(by_step, tmp_path)
-    command = ["lab", "cure", str(tmp_path), "--build", f"{__name__}:by_step", "--step", "4", "--format", FP8]
-    assert main(command) == 0
-    assert capsys.readouterr().out.startswith("Step 4: 2 of 3 layers may be in float8_e4m3fn. Together they move")
-    assert main([*command, "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert (answer["step"], answer["left_out"], answer["format"]) == (4, ["first"], FP8)
 
 
 def test_the_text_for_all_and_for_none():

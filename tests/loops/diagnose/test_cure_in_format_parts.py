@@ -130,27 +130,6 @@ def test_the_layers_of_each_part_are_judged_by_the_gradients_of_that_part(tmp_pa
         assert all(one.alone[path] <= one.limit for one in found.parts.values())
 
 
-def together(run):
-    """Two parts about which one scaler decides."""
-    generator, critic = models()
-    of_critic, of_generator = losses(generator, critic)
-    parts = [
-        loops.Part("critic", critic, of_critic, keras.optimizers.SGD(0.01)),
-        loops.Part("generator", generator, of_generator, keras.optimizers.SGD(0.01)),
-    ]
-    step = loops.ComposedStep(parts, forward=lambda batch: batch, loss_scaler=scaler.LossScaler())
-    return loops.Loop(step, tf.data.Dataset.from_tensor_slices(batches()), actions=actions(run))
-
-
-@pytest.mark.exhaustive
-def test_one_decision_about_several_parts_is_said(tmp_path):
-    found = find_format_cure(of(together, tmp_path), 3, FP8)
-    assert (found.joint, found.parts) == (["critic", "generator"], {})
-    assert "One scaler decides about 'critic' and 'generator', so their gradients are judged as one." in text_of_format(
-        3, found
-    )
-
-
 def hidden(run, seen=True):
     """A function whose model is in a dict that belongs to another function."""
     _, model = models()
@@ -173,12 +152,6 @@ def hidden(run, seen=True):
         return {"loss": loss, "applied": outcome.finite}
 
     return loops.Loop(step, tf.data.Dataset.from_tensor_slices(batches()), actions=actions(run))
-
-
-@pytest.mark.exhaustive
-def test_a_model_that_the_step_does_not_name_is_found_by_its_calls(tmp_path):
-    found = find_format_cure(of(hidden, tmp_path), 3, FP8)
-    assert sorted(found.inside + found.left_out) == ["c_in", "c_out"]
 
 
 def test_a_step_without_any_layer_is_told_how_to_name_its_model(tmp_path):

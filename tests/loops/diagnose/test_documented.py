@@ -46,15 +46,6 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("my_run", None)
 
 
-@pytest.mark.exhaustive
-def test_the_first_explanation(capsys):
-    """Both commands, as they stand there."""
-    (commands,) = [block for block in blocks("docs/diagnosis.md", "sh") if "halfstep explain pinned" in block]
-    (expected,) = [block for block in blocks("docs/diagnosis.md", "text") if block.startswith("Step 1 was skipped")]
-    _, explained = (printed(capsys, line) for line in commands.splitlines())
-    assert without_losses(explained) == without_losses(expected)
-
-
 @pytest.mark.filterwarnings("ignore::scaler.StuckWarning")
 def test_the_explanation_of_a_program(folder, capsys):
     """The program, the command with its picture, and the cure."""

@@ -5,13 +5,12 @@ import json
 
 import keras
 import numpy as np
-import planted
 import pytest
 import rich.console
 import tensorflow as tf
 from loop_cases import line
 from mirrored import mirrored
-from models import batch, squared_error, stateful_model
+from models import batch, squared_error
 from rigs import raw
 
 import loops
@@ -19,7 +18,7 @@ import scaler
 from loops.diagnose.explain import action as explain_action
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.remedies import Kind
-from loops.observe import explain, explain_batch
+from loops.observe import explain_batch
 
 SIZE = 8
 
@@ -163,15 +162,6 @@ def test_a_run_that_went_back_is_explained_anew(tmp_path, monkeypatch):
     assert (written["step"], [one.step for one in found.explanations]) == (skipped, [skipped])
 
 
-@pytest.mark.exhaustive
-def test_a_fault_is_explained_once_where_the_step_does_not_say_its_kind():
-    """The scaler knows the variable of a call's last skip, and of no other: the fourth step, but not the fifth."""
-    (shown, progress), found = quiet(), loops.Explain(seconds=0)
-    loops.Loop(Own("loss_scale").take, batches(4, 5), steps_per_call=2, actions=[progress, found]).run(6)
-    assert [one.step for one in found.explanations] == [4]
-    assert shown.getvalue().count("was skipped at loss scale") == 1
-
-
 def test_a_stuck_run_says_why_in_its_error():
     found, step = loops.Explain(seconds=0), Own(stuck=scaler.StuckPolicy(consecutive_skips=1))
     loop = loops.Loop(step.take, batches(1), steps_per_call=1, actions=[found])
@@ -221,48 +211,6 @@ def test_a_file_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatc
 def test_arguments_that_cannot_work_are_refused(wrong):
     with pytest.raises(scaler.InvalidArgument, match=f"Explain.{next(iter(wrong))}="):
         loops.Explain(**wrong)
-
-
-@pytest.mark.exhaustive
-def test_a_run_that_is_stuck_at_its_floor_is_explained_then(tmp_path):
-    """An overflow is none of the skips that are explained by themselves."""
-    found, loop = loops.Explain(), planted.high_floor(tmp_path)
-    loop.actions.append(found)
-    loop.train_step.loss_scaler.stuck = scaler.StuckPolicy(consecutive_skips=3)
-    with pytest.raises(scaler.StuckError) as error:
-        loop.run(20)
-    (one,) = found.explanations
-    assert (one.verdict, one.where, one.layer, one.fits_at) == ("floor", "backward", "out", 4096.0)
-    assert str(error.value).endswith(one.sentence)
-
-
-def with_states(loop):
-    """Before and after the actions of each visit, the bytes of all that a run with this step moves."""
-    step, states = loop.train_step, []
-    window = step.window.variables if step.window else []
-
-    def now():
-        return raw(step.model.variables, step.optimizer.variables, step.loss_scaler.variables, window)
-
-    loop.actions.insert(0, lambda visit: states.append([now()]))
-    loop.actions.append(lambda visit: states[-1].append(now()))
-    return states
-
-
-@pytest.mark.exhaustive
-def test_it_finds_what_is_found_of_the_past_run(tmp_path):
-    """The weights had not moved since: the first skip lies at the end of a call."""
-    here, loop = loops.Explain(), planted.outlier_in_a_window(tmp_path)
-    loop.actions.append(here)
-    states = with_states(loop)
-    loop.run(planted.STEPS["outlier_in_a_window"])
-    assert all(before == after for before, after in states)
-    first = here.explanations[0]
-    there = explain(planted.outlier_in_a_window(tmp_path), first.step)
-    for field in ("step", "verdict", "where", "layer", "kind", "fits_at", "octaves_over", "example", "reproduced"):
-        assert getattr(first, field) == getattr(there, field), field
-    helped = {one.name for one in there.remedies if one.helps and not one.since_checkpoint}
-    assert {one.name for one in first.remedies if one.helps} == helped
 
 
 @pytest.mark.slow
@@ -320,29 +268,3 @@ def test_every_replica_repeats_the_step_at_its_scale(tmp_path):
     loops.Loop(step, batches(1), strategy=strategy, steps_per_call=1, actions=actions).run(1)
     (one,) = here.explanations
     assert (one.step, one.loss_scale, one.differs, one.reproduced) == (1, 2.0**10, None, True)
-
-
-@pytest.mark.exhaustive
-def test_the_first_replica_is_looked_at_alone(tmp_path, monkeypatch):
-    """As on several workers, whose others do not take part."""
-    strategy, step = on_two_replicas(stateful_model, keras.optimizers.Adam)
-    here = loops.Explain(seconds=0, most=1)
-    loop = loops.Loop(step, batches(2, 3), strategy=strategy, steps_per_call=1, actions=[quiet()[1], here])
-    loop.run(1)
-    monkeypatch.setattr(loop.workers, "count", 2)
-    monkeypatch.setattr(loop.workers, "gather", lambda values: [list(values)] * 2)
-    states = []
-
-    def note(visit):
-        states.append(raw(step.model.variables, step.optimizer.variables))
-
-    loop.actions.insert(0, note)
-    loop.actions.append(note)
-    loop.run(2)
-    assert states[0] == states[1]
-    (one,) = here.explanations
-    assert (one.step, one.where, one.example, one.replicas) == (2, "data", 2, None)
-    assert one.sentence.endswith(
-        "Only the share of the batch that replica 0 takes was looked at. Not everything was "
-        "tried: the time of 0 seconds was over."
-    )

@@ -44,13 +44,6 @@ def test_a_spike_is_told_with_its_limit(tmp_path):
     assert "the norm, the loss or the norm of one gradient was far beyond that of the steps before" in page
 
 
-@pytest.mark.exhaustive
-def test_a_spike_of_a_window_is_told_with_the_step_that_ended_it(tmp_path):
-    program(tmp_path, 2).run(SPIKE + 1)
-    found = explain(program(tmp_path, 2))
-    assert (found.step, found.verdict, found.applied, found.spike[0]) == (SPIKE + 1, "spike", False, "norm")
-
-
 @pytest.mark.slow
 @pytest.mark.exhaustive_with("clip")
 @pytest.mark.parametrize("by_tensor", ["skip", "clip"])

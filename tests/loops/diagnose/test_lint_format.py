@@ -56,15 +56,6 @@ def test_a_layer_whose_weights_are_flushed_is_named_and_the_other_is_noted():
     assert "second" in rest.measured
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("format", ["float8_e4m3fn", "mxfp8_e4m3"])
-def test_of_ordinary_layers_there_is_a_note_alone(format):
-    (one,) = found(False, format)
-    assert one.is_note
-    assert "first" in one.measured
-    assert "second" in one.measured
-
-
 def test_another_format_is_refused_first():
     with pytest.raises(scaler.InvalidArgument, match="float8"):
         lint(None, None, None, None, format="float8")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from loops.diagnose.explain.measured import at_share_to_blame, in_whole_batch
 from loops.diagnose.graph.changes import slower
-from loops.observe import cure, explain
+from loops.observe import explain
 from loops.run.rewind import rewind
 
 
@@ -31,11 +31,6 @@ def test_the_share_is_found(run):
     assert not found.tensor.startswith("replica_1/")
     assert "every layer in float32" in {one.name for one in found.remedies if one.finite}
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["replicas"] == [1]
-
-
-@pytest.mark.exhaustive
-def test_the_cure_is_found(run):
-    assert cure(planted.on_replicas(run), 3) == ["first", "out"]
 
 
 @pytest.mark.exhaustive

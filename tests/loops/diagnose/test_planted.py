@@ -26,7 +26,6 @@ EXPECTED = {
     "attention_mask": ("loss", "forward", "masked", "inf", "mask_value=-30000 in 'masked'"),
     "root_at_zero": ("backward", "backward", "root", "inf", ZEROED),
     "root_under_an_overflow": ("backward", "backward", "root", "inf", ZEROED),
-    "rare_root": ("backward", "backward", "length", "inf", "inputs of 'length' moved by 0.001"),
     "clamp": ("loss", "forward", "sure", "inf", "the loss in float32"),
     "float16_softmax": ("loss", "forward", "softmax", "inf", "'softmax' in float32"),
     "healthy": ("healthy", "backward", "first", "inf", "loss scale 16384"),
@@ -34,7 +33,6 @@ EXPECTED = {
     "second_moment": ("loss", "weights", "first", "nan", "epsilon=0.001 in the optimizer for the last 1 step"),
     "outlier_in_a_window": ("loss", "forward", "first", "inf", "another batch"),
     "beyond_float16": ("loss", "data", None, "inf", "another batch"),
-    "early_window": ("loss", "data", None, "nan", "another batch"),
     "schedule": ("loss", "forward", "out", "inf", "0.001 of the learning rate for the last 4 steps"),
     "before_a_loop": ("loss", "forward", "units", "inf", "'units' and all after it in float32"),
     "compiled": ("floor", "backward", "out", "inf", "loss scale 4096"),
@@ -141,13 +139,11 @@ def test_a_literal_of_a_call_is_named_as_lint_names_it(runs, name, layer, value)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("through", ["weight decay", "learning rate"])
-def test_what_made_the_weights_grow_is_said(explained, through):
+def test_what_made_the_weights_grow_is_said(explained):
     """A lower rate lowers the decay, too, so that it alone would not tell."""
-    found = explained(through.replace(" ", "_"))
-    assert (found.blame, found.grown_through) == ("weights", through)
-    if through == "weight decay":
-        assert remedy_of(found, found.remedies[0].name).advice.startswith("Change the sign of weight_decay=-9e+06")
+    found = explained("weight_decay")
+    assert (found.blame, found.grown_through) == ("weights", "weight decay")
+    assert found.remedies[0].advice.startswith("Change the sign of weight_decay=-9e+06")
 
 
 @pytest.mark.exhaustive
@@ -176,50 +172,6 @@ def test_an_outlier_of_a_healthy_run_blames_nobody(runs):
     assert (found.verdict, found.blame, found.grown_through) == ("healthy", None, None)
     asked = explain(planted.outlier(run), 7)
     assert (asked.example, asked.grown_through) == (2, None)
-
-
-@pytest.mark.exhaustive
-def test_what_an_action_did_to_a_weight_is_seen_from_the_checkpoint_that_holds_it(tmp_path):
-    """Taken again from the beginning the weight is as it was."""
-
-    def made():
-        loop = planted.healthy(tmp_path)
-        kernel = loop.train_step.model.trainable_variables[0]
-
-        def spoil(visit):
-            if visit.counters.data == 4:
-                kernel.assign(tf.tensor_scatter_nd_update(kernel.value, [[0, 0]], [1e6]))
-
-        return loops.Loop(loop.train_step, loop.position.dataset, actions=[spoil, *loop.actions])
-
-    made().run(7)
-    found = explain(made())
-    assert found.reproduced
-    assert (found.step, found.where, found.blame) == (5, "weights", "weights")
-
-
-@pytest.mark.exhaustive
-def test_a_remedy_that_leaves_no_gradient_is_none(runs):
-    """A prediction that is clipped away passes nothing back."""
-    found = explain(planted.distance(runs("distance")))
-    clipped = remedy_of(found, "predictions clipped to [0.001, 0.999]")
-    assert (clipped.finite, clipped.gradients_left, clipped.helps) == (True, 0.0, False)
-    assert not any(one.helps for one in found.remedies)
-
-
-@pytest.mark.exhaustive
-def test_a_remedy_whose_loss_is_far_from_the_usual_is_none(explained):
-    """Float32 holds a variance of 1e6 and trains nothing with it; the usual loss is that of another remedy."""
-    found = explained("unbounded_variance")
-    wide, clipped = (
-        remedy_of(found, name) for name in ("every layer in float32", "inputs of 'sampling' clipped to [-5, 5]")
-    )
-    assert (wide.finite, wide.helps, clipped.helps, clipped.loss_ratio) == (True, False, True, 1.0)
-    assert wide.loss_ratio > 1e5
-    assert wide.why_not is not None
-    assert wide.gradients_left > 0.9
-    values = json.loads(json.dumps(found.to_dict(), allow_nan=False))["remedies"][0]
-    assert {"gradients_left", "loss_ratio", "helps", "why_not"} <= set(values)
 
 
 @contextlib.contextmanager
@@ -268,27 +220,6 @@ def test_a_loss_is_a_loss_by_any_name(runs, tried):
 
 
 @pytest.mark.exhaustive
-def test_a_step_that_was_applied_is_told_to_be(runs):
-    """Nothing is tried for it."""
-    found = explain(planted.nan_batch(runs("nan_batch")), 2)
-    assert (found.verdict, found.applied, found.remedies, found.masked) == ("healthy", True, (), ())
-
-
-@pytest.mark.exhaustive
-def test_every_skip_of_a_short_growth_interval_is_accounted_for(runs):
-    """Such a strategy skips a step for each growth, and that is said."""
-    found = explain(planted.short_interval(runs("short_interval")))
-    skips = [row["step"] for row in rows(runs("short_interval")) if not row["applied"]]
-    at_start = next(number for number, step in enumerate(skips) if step > number + 1)
-    assert found.verdict == "healthy"
-    assert found.sentence.startswith(
-        f"Nothing is wrong: {len(skips)} of the 20 steps in the log were skipped: {at_start} while the scale found its "
-        f"level, {len(skips) - at_start} after it had grown, which took it back. The last was step {skips[-1]}, which "
-    )
-    assert found.sentence.endswith("A longer growth interval skips less often.")
-
-
-@pytest.mark.exhaustive
 def test_the_step_is_traced_once_for_each_change_and_the_folder_is_only_read(runs, monkeypatch):
     """Tracing takes most of the time: the step unchanged, measured, and for each remedy that changes it."""
     traced, run = [], runs("nan_batch")
@@ -310,45 +241,8 @@ def test_the_step_is_traced_once_for_each_change_and_the_folder_is_only_read(run
 
 
 @pytest.mark.exhaustive
-def test_a_log_that_another_run_wrote_is_noticed(runs, tmp_path):
-    """What follows from a replay that differs from the run, says so first."""
-    run = runs("nan_batch")
-    loop = planted.nan_batch(tmp_path)
-    (tmp_path / "steps.jsonl").write_text(
-        "".join(json.dumps({**row, "loss": 7.0} if row["step"] == 1 else row) + "\n" for row in rows(run))
-    )
-    found = explain(loop, 3)
-    assert not found.reproduced
-    assert found.differs.startswith("Loss of step 1 was 7.0 ")
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "layers"), [("small_epsilon", ["norm"]), ("nan_batch", None), ("healthy", [])])
 def test_the_cure_is_the_smallest_set_of_layers(runs, name, layers):
     """None where float32 does not help, and nothing where the step passes."""
     step = {"small_epsilon": 2, "nan_batch": 3, "healthy": 12}[name]
     assert cure(getattr(planted, name)(runs(name)), step) == layers
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
-def test_a_scale_too_high_is_measured_along_the_model_and_everything_is_put_back(runs):
-    loop = planted.high_floor(runs("high_floor"))
-    step = loop.train_step
-    before = [layer.dtype_policy.name for layer in step.model.layers], step.loss_fn, step.optimizer.learning_rate
-    found = explain(loop, 2)
-    # The true value is computed in float32, and the scale is the largest at which the step passes. The first value
-    # that is too large asks for no lower scale than all of them do.
-    assert (found.loss_scale, found.fits_at) == (2.0**23, 8192.0)
-    assert 2.0**23 / 2 ** math.ceil(found.octaves_over) >= 8192.0
-    # One row a layer, in the order of the forward pass.
-    first, out = found.magnitudes
-    assert (first.layer, first.dtype, out.layer, out.dtype) == ("first", "float16", "out", "float16")
-    assert 0 < first.forward < 100
-    assert math.isinf(out.backward) or math.isnan(out.backward)
-    assert ([layer.dtype_policy.name for layer in step.model.layers], step.loss_fn) == before[:2]
-    assert step.optimizer.learning_rate is before[2]
-    assert not {"scale", "apply", "unscale"} & set(vars(step.loss_scaler))
-    assert not any("call" in vars(layer) for layer in step.model.layers)
-    assert int(step.loss_scaler.counters.attempted) == 1
-    assert tf.reduce_all(tf.math.is_finite(step.model.trainable_variables[0]))

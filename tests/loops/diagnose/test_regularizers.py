@@ -1,28 +1,9 @@
 """A penalty that overflows is of the layer whose weights or outputs it is for."""
 
 import keras
-import planted
-import pytest
 import tensorflow as tf
 
 from loops.diagnose.graph.calls import recording_layers
-from loops.observe import explain
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
-def test_a_penalty_in_float16_is_named_and_float32_helps_it(tmp_path):
-    """Its layer's variables are float16: in float32 they are float32, and so is the penalty."""
-    planted.regularizer(tmp_path).run(planted.STEPS["regularizer"])
-    loop = planted.regularizer(tmp_path)
-    found = explain(loop, 1)
-    assert (found.verdict, found.where, found.layer, found.regularizer) == ("loss", "forward", "big", True)
-    assert (found.where, found.kind, found.operation) == ("forward", "inf", "Sum")
-    helped = {one.name for one in found.remedies if one.finite}
-    assert {"'big' in float32", "every layer in float32", "bfloat16"} <= helped
-    big = loop.train_step.model.get_layer("big")
-    assert (big.kernel.dtype, big.kernel.value.dtype) == ("float16", tf.float16)
-    assert type(big.kernel.regularizer) is keras.regularizers.L2
 
 
 def test_penalties_of_outputs_and_of_parts_are_noted():

@@ -2,14 +2,12 @@
 
 import keras
 import numpy as np
-import planted
 import pytest
 import tensorflow as tf
 
 import loops
 import scaler
 from loops.diagnose.graph.calls import recording_scaler_calls
-from loops.observe import explain
 
 STEPS = 6
 SPIKE = 4
@@ -98,21 +96,6 @@ def test_several_scalers_that_overflowed_each_have_a_scale_that_fits(tmp_path):
     assert "loss scales: 32768 lowered to 4096, 1024 lowered to 8" in [one.name for one in found.remedies if one.helps]
 
 
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore:a train step returned an 'applied'")
-def test_a_step_that_its_program_alone_did_not_apply_is_said_to_be_that(tmp_path):
-    def make():
-        step = two_optimizers(says_cause=True)
-
-        def guarded(first, second):
-            return {**step(first, second), "applied": second[0] < 2.0}
-
-        return guarded
-
-    found = explained(tmp_path, make, second=4.0)
-    assert (found.verdict, found.applied, found.attempted, found.finite_again) == ("healthy", False, True, False)
-
-
 @pytest.mark.parametrize("moves", [True, False])
 def test_gradients_that_a_step_takes_again_are_seen(moves):
     weight, own = tf.Variable([1.0]), scaler.LossScaler(scaler.Dynamic(2.0**10))
@@ -132,27 +115,3 @@ def test_gradients_that_a_step_takes_again_are_seen(moves):
     assert (len(calls.gradients), calls.owners) == (1, [own])
     assert not bool(outcome.finite)
     assert all(tf.is_tensor(value) for value in outcome)
-
-
-@pytest.mark.exhaustive
-def test_the_forward_pass_of_a_later_part_is_not_called_its_backward_pass(tmp_path):
-    """It lies behind the gradients of the first."""
-
-    def square(prediction):
-        return tf.reduce_mean(tf.cast(prediction, tf.float32) ** 2)
-
-    def program(run):
-        keras.utils.set_random_seed(1)
-        root = keras.layers.Lambda(lambda x: tf.sqrt(x - 100.0), name="root")
-        models = [planted.dense(planted.plain(1, "one")), planted.dense(planted.plain(1, "two"), root)]
-        parts = [
-            loops.Part(name, model, lambda x, model=model: square(model(x)), keras.optimizers.SGD(0.01))
-            for name, model in zip("ab", models, strict=True)
-        ]
-        data = tf.data.Dataset.from_tensors(tf.ones([4, 8])).repeat()
-        actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=1, resume=True)]
-        return loops.Loop(loops.ComposedStep(parts), data, actions=actions, steps_per_call=1)
-
-    program(tmp_path).run(2)
-    found = explain(program(tmp_path), 2)
-    assert (found.where, found.layer.rpartition("/")[2], found.kind) == ("forward", "root", "nan")

@@ -99,12 +99,6 @@ def explained(tmp_path_factory):
 
 
 @pytest.mark.exhaustive
-def test_a_column_that_is_nan_in_every_example_is_a_fault_of_the_dataset(explained):
-    found = explained("nan_column")
-    assert (found.step, found.blame, found.columns) == (1, "dataset", ((0, 3),))
-
-
-@pytest.mark.exhaustive
 def test_a_second_fault_in_the_same_streak_is_explained(explained):
     """The bad batch cost one step, what follows the run."""
     found = explained("nan_batch_then_overflow")
@@ -113,16 +107,3 @@ def test_a_second_fault_in_the_same_streak_is_explained(explained):
         "Step 3, where the streak of these 9 further skips began, was skipped for another reason: the batch held a"
         in (found.sentence)
     )
-
-
-@pytest.mark.exhaustive
-def test_a_bad_batch_that_was_asked_for_is_not_the_only_fault(explained):
-    found = explained("nan_batch_then_overflow", step=3)
-    assert (found.step, found.where, found.blame) == (3, "data", "batch")
-    assert not any(one.finite for one in found.remedies if one.kind is Kind.ANOTHER_BATCH)
-
-
-@pytest.mark.exhaustive
-def test_two_bad_batches_in_a_row_have_no_second_fault(explained):
-    found = explained("nan_batches_then_fine")
-    assert (found.step, found.where, found.blame, found.columns) == (3, "data", "dataset", ())

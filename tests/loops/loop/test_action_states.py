@@ -152,12 +152,6 @@ def test_a_new_writer_before_an_old_one_takes_nothing_from_it(tmp_path):
     assert written(tmp_path, "b") == [[5, 6]] * 3
 
 
-def test_a_run_that_begins_anew_begins_its_file_anew(tmp_path):
-    loop(tmp_path / "one", loops.JsonLines(tmp_path / "a")).run(4)
-    loop(tmp_path / "two", loops.JsonLines(tmp_path / "a")).run(2)
-    assert WRITERS[loops.JsonLines](tmp_path / "a") == [1, 2]
-
-
 def test_a_damaged_trace_that_a_checkpoint_does_not_know_is_copied_first(tmp_path):
     path = tmp_path / "trace.arrow"
     loop(tmp_path, loops.Trace(path)).run(4)
@@ -248,10 +242,3 @@ def test_a_state_of_another_form_is_one_sentence(tmp_path, made, state):
     del facts["actions"]["JsonLines" if made is loops.JsonLines else "Trace"]
     with pytest.raises(loops.CheckpointError, match="cannot take the state that was saved for it"):
         ActionStates([action], tmp_path / "ckpt").restore("ckpt-3", facts, 3)
-
-
-def test_a_trace_that_is_said_to_be_huge_takes_no_memory(tmp_path):
-    trace = loops.Trace(tmp_path / "trace.arrow")
-    (tmp_path / "trace.arrow").write_bytes(b"no trace")
-    with pytest.warns(loops.ResumeWarning, match="is damaged"):
-        trace.load_state({**trace.save_state(), "end": 2**62})

@@ -92,15 +92,6 @@ def test_so_it_is_for_a_model_that_is_not_built():
         loops.Loop(step(subclassed()), make()).run(8)
 
 
-@pytest.mark.slow
-def test_a_loss_that_needs_no_y_and_other_odd_batches_are_fine():
-    no_y = step(loss_fn=lambda y, prediction: tf.reduce_mean(tf.square(prediction)))
-    assert loops.Loop(no_y, slices(X).batch(8)).run(8).applied == 8
-    temperature = step(loss_fn=lambda y, prediction: tf.reduce_mean(tf.square(prediction)) * y)
-    pairs = slices(X).batch(8).map(lambda x: (x, 2.0))
-    assert loops.Loop(temperature, pairs).run(8).applied == 8
-
-
 def test_errors_of_a_users_own_stay_what_they_are():
     def loss_fn(y, prediction):
         raise RuntimeError("of my own")
@@ -214,6 +205,8 @@ PLACES = {
     "TensorBoard": lambda place: loops.TensorBoard(place),
     "Profile": lambda place: loops.Profile(place),
     "Checkpoint": lambda place: loops.Checkpoint(place, every=1),
+    "Trace": lambda place: loops.Trace(place / "trace.arrow"),
+    "KeepBatches": lambda place: loops.KeepBatches(place),
 }
 
 

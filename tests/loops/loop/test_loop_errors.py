@@ -137,14 +137,6 @@ def test_a_number_of_steps_that_cannot_be_is_named(steps):
     assert f"run(steps)={steps!r}: expected an integer of at least 1." == str(caught.value)
 
 
-def test_a_run_cannot_go_backwards():
-    loop = loops.Loop(lambda n: {"loss": n}, numbers(), steps_per_call=4)
-    loop.run(5)
-    with pytest.raises(scaler.InvalidArgument, match=r"run\(3\): this loop has already taken 5 steps"):
-        loop.run(3)
-    assert loop.counters.data == 5
-
-
 def test_an_action_alone_is_no_list():
     with pytest.raises(scaler.InvalidArgument, match=r"Loop\(actions=.*expected a list of actions"):
         loops.Loop(lambda n: {"loss": n}, numbers(), actions=loops.Progress())

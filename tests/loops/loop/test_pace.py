@@ -231,11 +231,3 @@ def test_functions_that_run_eagerly_are_called_one_by_one():
     finally:
         tf.config.run_functions_eagerly(False)
     assert loop.counters.data == 3
-
-
-def test_data_that_ends_inside_of_a_call_ends_the_run(lengths):
-    lengths([100] * 99)
-    visits = []
-    with pytest.raises(loops.OutOfData, match="after 9 of 20 steps"):
-        loops.Loop(lambda n: {"loss": n}, tf.data.Dataset.range(9), actions=[visits.append]).run(20)
-    assert visits[-1].counters.data == 9

@@ -80,27 +80,6 @@ def test_what_can_save_its_position_goes_on_without_a_warning(kind, tmp_path):
     assert seen + again == whole
 
 
-@pytest.mark.slow
-def test_a_position_in_a_dataset_built_otherwise_is_refused(tmp_path):
-    looping(numbers(20), tmp_path)[0].run(3)
-    other = numbers(20).map(lambda n: n).shuffle(5, seed=0)
-    with pytest.raises(loops.CheckpointError, match=r"does not fit this dataset.*other operations"):
-        looping(other, tmp_path, resume=True)[0].run(5)
-
-
-def test_a_shuffle_without_a_seed_is_named(tmp_path):
-    # A global seed counts as one, so that this says what a script without any sees.
-    tf.random.set_seed(None)
-    loop, _, _ = looping(numbers(5).shuffle(5).repeat().batch(1).map(lambda n: n[0]), tmp_path)
-    with pytest.warns(loops.ResumeWarning, match=r"shuffled without a seed.*seed=0"):
-        loop.run(2)
-    for dataset in (numbers(5).shuffle(5, seed=0), numbers(5).shuffle(5, reshuffle_each_iteration=False)):
-        loop, _, _ = looping(dataset, tmp_path, resume=True)
-        assert loop.caveats() == []
-    tf.random.set_seed(0)
-    assert looping(numbers(5).shuffle(5), tmp_path)[0].caveats() == []
-
-
 def test_a_position_in_one_kind_of_dataset_is_not_taken_for_that_of_another(tmp_path):
     looping(numbers(20), tmp_path)[0].run(2)
     with pytest.raises(loops.CheckpointError, match="holds a position in the data"):

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 import loops
 from loops.backend import captured, steps
-from loops.run.rewind import rewind
 
 CPUS = ["CPU:0", "CPU:1"]
 
@@ -342,11 +341,6 @@ def test_an_ordinary_step_is_warned_of_nothing(kind):
     assert looping(HEALTHY[kind])[0].caveats() == []
 
 
-@pytest.mark.slow
-def test_replicas_are_warned_of_nothing():
-    assert looping(layers, strategy=tf.distribute.MirroredStrategy(CPUS))[0].caveats() == []
-
-
 # ---------------------------------------------------------------------------------------------- folders
 
 
@@ -357,23 +351,6 @@ def test_other_tables_are_those_of_another_run(tmp_path):
         looping(with_dense_table, tmp_path)[0].run(4)
     with pytest.raises(loops.CheckpointError, match="another train step"):
         looping(lambda: flowing, tmp_path)[0].run(4)
-
-
-@pytest.mark.slow
-def test_a_past_step_is_taken_again_from_the_same_tables_and_iterators(tmp_path):
-    def make():
-        parts = [with_mutable_table(), with_dense_table(), with_iterator()]
-        return lambda batch: parts[0](batch) + parts[1](batch) + parts[2](batch)
-
-    def build():
-        return looping(make, tmp_path / "ckpt", actions=[loops.JsonLines(tmp_path / "steps.jsonl")])[0]
-
-    build().run(12)
-    moment = rewind(build(), 9)
-    assert moment.reproduced
-    losses = [float(moment.outputs()["loss"]) for _ in range(3)]
-    assert losses[0] == losses[1] == losses[2]
-    assert float(moment.from_checkpoint(lambda loop: None)[-1]["loss"]) == losses[0]
 
 
 # ---------------------------------------------------------------------------------------------- private names

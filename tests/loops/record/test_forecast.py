@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import loops
 import scaler
-from loops.record.forecast import LAG, LOSS_OF, MEAN_OF, RISE, Seen
+from loops.record.forecast import LOSS_OF, RISE, Seen
 
 pytestmark = pytest.mark.slow
 
@@ -54,27 +54,6 @@ def test_both_together_are_an_alarm():
         assert said in str(alarm)
 
 
-@pytest.mark.parametrize(
-    ("critical", "loss"),
-    [
-        (falling(60), rising(STEPS)),
-        (20 + (np.arange(STEPS) >= 30), rising(60)),
-        (falling(60), 1 / rising(60)),
-        (20 + 0.1 * np.arange(STEPS), rising(60)),
-        (falling(60), np.full(STEPS, np.nan)),
-    ],
-)
-def test_one_of_them_alone_is_none(critical, loss):
-    assert loops.observe.forecast(columns(critical, loss)) is None
-
-
-def test_too_few_steps_are_no_ground():
-    steps = MEAN_OF + LAG
-    short = {name: values[: steps - 1] for name, values in columns(falling(0, 1), rising(0, 1)).items()}
-    assert loops.observe.forecast(short) is None
-    assert loops.observe.forecast(columns(falling(0, 1), rising(0, 1))).step == steps
-
-
 def test_steps_that_say_nothing_are_left_out():
     known = np.arange(STEPS) % 3 > 0
     known[0] = True
@@ -82,10 +61,6 @@ def test_steps_that_say_nothing_are_left_out():
     part = {name: values[known] for name, values in columns(falling(60), rising(60)).items()}
     found = loops.observe.forecast({**part, "step": np.arange(1, np.sum(known) + 1)})
     assert loops.observe.forecast(whole) == found._replace(step=part["step"][found.step - 1])
-
-
-def test_a_negative_loss_rises_too():
-    assert loops.observe.forecast(columns(falling(60), rising(60) - 3)).rise >= RISE
 
 
 def test_columns_that_are_missing_are_named():
@@ -164,12 +139,6 @@ def test_an_action_that_begins_in_the_middle_says_that_it_is_of_no_use(step):
     with pytest.warns(loops.ResumeWarning, match="begins at step 41"):
         action(rest[0])
     action(rest[1])
-
-
-def test_a_loss_near_zero_is_restless_and_a_rise_of_little_is_none():
-    """It trebles, and is far below where it began."""
-    loss = np.concatenate([np.linspace(1, 0.01, 60), np.linspace(0.01, 0.03, STEPS - 60)])
-    assert loops.observe.forecast(columns(falling(60), loss)) is None
 
 
 def test_probes_without_gradients_are_refused():

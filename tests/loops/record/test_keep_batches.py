@@ -306,14 +306,6 @@ def test_arguments_that_cannot_work():
         loops.KeepBatches(3)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "batches").touch()
-    loop = build(tmp_path)
-    with pytest.raises(loops.NotWritable, match=r"KeepBatches\('.*batches'\): it cannot be written"):
-        loop.run(1)
-    assert loop.counters.data == 0
-
-
 def test_loops_that_it_does_not_fit(tmp_path):
     data = fresh().batch(4, drop_remainder=True)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -1,6 +1,5 @@
 """Guards what a `Trace`, TensorBoard and a report make of the probes of the parts of a `ComposedStep`."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -107,29 +106,6 @@ def test_of_one_scaler_the_critical_scale_is_that_of_the_step(tmp_path, watched)
     # A part that is not measured may overflow first.
     expected = 2.0 ** np.floor(np.log2(65520 * scale / largest)) if len(watched) == 2 else np.full(2, np.nan)
     np.testing.assert_array_equal(tables.steps["critical_low"].to_numpy(), expected)
-
-
-@pytest.mark.filterwarnings("ignore:TensorBoard is not installed")
-@pytest.mark.exhaustive
-def test_a_run_of_parts_resumes_its_trace_and_its_curves(tmp_path):
-    def run(folder, stops):
-        for stop in stops:
-            keras.utils.clear_session()
-            players = Players("shared", every=2, dropout=0.0, accumulate=2)
-            step = probed(players, kinds=[*KINDS, "noise_scale"])
-            actions = [
-                loops.Trace(folder / "trace.arrow", every=1),
-                loops.TensorBoard(folder / "board", every=1),
-                loops.Checkpoint(folder / "checkpoints", every=2, resume=True),
-            ]
-            loops.Loop(step, dataset(12), steps_per_call=2, actions=actions).run(stop)
-        return loops.observe.read(folder / "trace.arrow").steps, curves(folder / "board")[0]
-
-    whole, stopped = run(tmp_path / "whole", [12]), run(tmp_path / "stopped", [4, 6, 12])
-    np.testing.assert_equal(stopped[0].to_pydict(), whole[0].to_pydict())
-    for name in ("noise_scale/critic", "noise_scale/actor", "update_rms/actor/dense"):
-        assert len(whole[1][name]) == len({step for step, _ in whole[1][name]})
-        assert sorted(map(str, whole[1][name])) == sorted(map(str, stopped[1][name]))
 
 
 def test_noise_scales_by_name():

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import batch
 from models import plain_model, squared_error
 
 import loops
@@ -59,18 +58,3 @@ def test_what_the_largest_gradient_is_not_in():
     assert lacks_of(step(model, accumulate=2), 1) == ["micro-batches"]
     assert lacks_of(step(model, {"kinds": ["activations"]}), 1) == ["weights"]
     assert lacks_of(step(model, {"layers": [model.layers[0].name]}), 1) == ["weights"]
-
-
-@pytest.mark.exhaustive
-def test_a_trace_of_micro_batches_says_so_and_is_replayed_by_windows(tmp_path):
-    model = plain_model("float16")
-    step = loops.TrainStep(
-        model, squared_error, keras.optimizers.SGD(0.0), accumulate=2, probes=scaler.observe.watch(model)
-    )
-    data = tf.data.Dataset.from_tensors(batch()).repeat()
-    loops.Loop(step, data, steps_per_call=5, actions=[loops.Trace(tmp_path / "trace.arrow", every=1)]).run(5)
-    assert loops.observe.read(tmp_path / "trace.arrow").lacks == ("micro-batches",)
-    found = loops.observe.replay(tmp_path, "static:2**30")
-    assert (found.steps, found.strategies[0].skips, found.numbers.tolist()) == (2, 2, [2, 4])
-    with pytest.raises(loops.LoopError, match="accumulate=1"):
-        loops.observe.replay(tmp_path, "headroom")

@@ -15,7 +15,6 @@ from rigs import raw
 
 import loops
 import scaler
-from loops.loop.state import folder
 from loops.loop.state.resources import StepResources
 from loops.run.rewind import batches as kept
 from loops.run.rewind import read_log, rewind
@@ -94,21 +93,6 @@ def test_a_step_is_had_as_it_was(request, run, moment):
     assert outputs["loss"].tolist() == moment.logged["loss"] or not np.isfinite(outputs["loss"])
 
 
-@pytest.mark.exhaustive
-def test_every_group_of_variables_is_as_the_checkpoint_has_it(run, from_a_checkpoint):
-    """The step before the one after a saved step: nothing is left out of what is put back."""
-    moment = rewind(from_a_checkpoint.loop, 13)
-    assert moment.began_at == 12
-    assert moment.before == []
-    reader = tf.train.load_checkpoint(folder.prefix(run / "ckpt", 12))
-    groups = moment.loop.state({}, actions=()).groups
-    assert set(groups) >= {"model", "optimizer", "masters", "loss_scaler"}
-    for group, found in groups.items():
-        for place, variable in enumerate(found):
-            key = f"{group}/{place}/.ATTRIBUTES/VARIABLE_VALUE"
-            assert reader.get_tensor(key).tobytes() == variable.numpy().tobytes()
-
-
 def test_reset_is_exact_after_anything(from_the_start):
     moment = from_the_start
     moment.reset()
@@ -173,14 +157,6 @@ def test_nothing_in_the_folder_changes(counted):
 
 
 @pytest.mark.exhaustive
-def test_the_kinds_of_loop_agree(tmp_path):
-    """Mid-window, taken in calls of three and again one by one, and the other way round."""
-    for there, here in ((3, 1), (1, 3)):
-        place = went(tmp_path / str(there), counting, steps_per_call=there)
-        assert [rewind(counting(place, steps_per_call=here), step).differs for step in (3, 11)] == [None, None]
-
-
-@pytest.mark.exhaustive
 def test_a_window_is_had_in_its_middle(tmp_path):
     place = went(tmp_path / "window", stateful, accumulate=2, steps_per_call=2, steps=6)
     moment = rewind(stateful(place, accumulate=2, steps_per_call=1), 6)
@@ -191,39 +167,10 @@ def test_a_window_is_had_in_its_middle(tmp_path):
 # ---------------------------------------------------------------------------------------------- from earlier on
 
 
-@pytest.mark.exhaustive
-def test_the_steps_since_the_checkpoint_again_and_otherwise(from_a_checkpoint):
-    """Two steps before the last one the rate and the clipping change: until then they are the run's."""
-    moment = from_a_checkpoint
-    before, logged = raw(variables(moment)), losses(moment.rows)
-
-    def slower(loop):
-        step = loop.train_step
-        step.optimizer.learning_rate, step.clip_norm = 1e-6, 1e-3
-        return lambda: setattr(step, "clip_norm", None)
-
-    outputs = moment.from_checkpoint(slower, steps_back=2)
-    assert len(outputs) == 3
-    assert float(outputs[0]["loss"]) == logged[10]
-    assert all(float(one["loss"]) != logged[step] for step, one in enumerate(outputs[1:], 11))
-    assert all(one["clipped_norm"] <= 1.001e-3 < one["grad_norm"] for one in outputs)
-    assert raw(variables(moment)) == before
-    assert moment.loop.train_step.clip_norm is None
-    assert moment.outputs()["clipped_norm"].tolist() == moment.logged["clipped_norm"]
-
-
 def test_the_steps_again_are_the_runs_if_nothing_changes(counted):
     moment = rewind(counting(counted, steps_per_call=3), 11)
     outputs = moment.from_checkpoint(lambda loop: None)
     assert [float(one["loss"]) for one in outputs] == [losses(moment.rows)[step] for step in (9, 10, 11)]
-
-
-def test_from_the_beginning_on_too(counted):
-    moment = rewind(counting(counted, every=100), 3)
-    assert moment.began_at == 0
-    for _ in range(2):
-        outputs = moment.from_checkpoint(lambda loop: None)
-        assert [float(one["loss"]) for one in outputs] == [losses(moment.rows)[step] for step in (1, 2, 3)]
 
 
 @pytest.mark.exhaustive_with("-1", "2")
@@ -319,21 +266,6 @@ def test_the_first_difference_is_told_with_both_values(counted):
     # The step itself is compared, too.
     changed(counted, 9, loss=None)
     assert "Loss of step 9 was not finite" in rewind(moment.loop, 9).differs
-
-
-@pytest.mark.exhaustive
-def test_other_data_are_seen_and_their_cause_is_told(tmp_path):
-    tf.random.set_seed(None)
-
-    def shuffled():
-        # So many that the first two do not happen to be the same.
-        return tf.data.Dataset.range(1, 100_001).shuffle(100_000)
-
-    went(tmp_path / "a", counting, dataset=shuffled(), every=100)
-    moment = rewind(counting(tmp_path / "a", shuffled(), every=100), 9)
-    assert not moment.reproduced
-    assert "of step 1 was" in moment.differs
-    assert "shuffled without a seed" in moment.differs
 
 
 def test_actions_that_change_the_training_are_seen(tmp_path):

@@ -1,13 +1,10 @@
 """Guards runs that share a trace: each is the run that it is alone, whatever the one before it did."""
 
-import dataclasses
 import re
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-import scaler
 from loops.run.train import RunOptions, train
 from loops.study.compare import SharedTrace
 
@@ -35,31 +32,6 @@ def test_a_later_run_is_the_run_that_it_is_alone(small, tmp_path, strategy):
     assert shared == alone
     rows = [unnumbered((tmp_path / name / "steps.jsonl").read_text()) for name in ("shared1", "alone")]
     assert rows[0] == rows[1]
-
-
-def mostly_nan(task):
-    """Of ten images eight are NaN, so that batches of one are skipped, but not too many in a row."""
-    spoiled = np.arange(len(task.images)) % 10 < 8
-    return dataclasses.replace(task, images=np.where(spoiled[:, None, None, None], np.float32(np.nan), task.images))
-
-
-@pytest.mark.exhaustive
-def test_a_later_run_is_stuck_at_the_same_step_as_alone(small, tmp_path):
-    trace = SharedTrace()
-    kept = RunOptions("mixed_float16", "dynamic", steps=400, batch_size=1, seed=0)
-    train(small, kept, tmp_path / "kept", built_by=trace.build)
-
-    def told(**built):
-        with pytest.raises(scaler.StuckError) as raised:
-            train(
-                mostly_nan(small),
-                RunOptions("mixed_float16", "dynamic", steps=400, batch_size=1, seed=1),
-                tmp_path / "stuck",
-                **built,
-            )
-        return unnumbered(str(raised.value))
-
-    assert told(built_by=trace.build) == told()
 
 
 @pytest.mark.exhaustive

@@ -115,17 +115,6 @@ def test_a_window_that_is_not_filled_moves_no_weight(rig):
     assert kept() == before
 
 
-@pytest.mark.slow
-def test_a_spoiled_window_moves_the_scale_once():
-    loss_scaler = scaler.LossScaler(scaler.Dynamic(64.0))
-    step = loops.TrainStep(
-        plain_model(), squared_error, keras.optimizers.SGD(0.1), loss_scaler=loss_scaler, accumulate=3
-    )
-    calls = [step(batch(number, bad=np.inf if number in (0, 1) else None)) for number in range(6)]
-    assert [float(call["loss_scale"]) for call in calls] == [64.0] * 3 + [32.0] * 3
-    assert [bool(call["applied"]) for call in calls] == [False] * 5 + [True]
-
-
 def test_a_sum_that_overflows_skips_the_window():
     def steep(y, prediction):
         return 6e38 / 64.0 * tf.reduce_mean(tf.reduce_sum(prediction, axis=-1))  # The bias has 3e38 of each.

@@ -226,34 +226,6 @@ def test_with_one_scaler_all_take_theirs_again():
     assert [float(one[0]) for one in pair.weights] == [-(2.0**-20), -(2.0**-10)]
 
 
-@pytest.mark.exhaustive
-def test_a_dropout_that_two_losses_share_drops_the_same_again():
-    """Each loss function moves its seed, so that the second one's mask depends on the first one's call."""
-    drop, weights = keras.layers.Dropout(0.5, seed=1), [tf.Variable(tf.ones([32])), tf.Variable(tf.ones([32]))]
-    drop.build([32])
-    calls = tf.Variable(0, trainable=False)
-
-    def loss(place):
-        def of(x):
-            calls.assign_add(1)
-            return tf.reduce_sum(drop(weights[place] * x, training=True))
-
-        return of
-
-    scalers = {name: scaler.LossScaler(strategy_from(LOW)(), name=name) for name in "ab"}
-    parts = [
-        part(name, [weights[place], drop], loss(place), loss_scaler=scalers[name]) for place, name in enumerate("ab")
-    ]
-    call, variables = (
-        tf.function(loops.ComposedStep(parts, lambda x: x, retry=True)),
-        [*weights, *drop.variables, calls],
-    )
-    (_, end), (outputs, other_end) = runs(variables, scalers.values(), call, [tf.fill([32], 2.0**24)] * 2)
-    assert int(calls) == 4
-    assert min(int(outputs[0]["a/retries"]), int(outputs[0]["b/retries"])) > 0
-    assert raw(end) == raw(other_end)
-
-
 def test_a_random_generator_in_a_turn_draws_the_same_again():
     """The pass lies in a branch, and what it draws from is put back for the retry."""
     random, weight = tf.random.Generator.from_seed(3), tf.Variable(tf.ones([4]))

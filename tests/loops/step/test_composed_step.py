@@ -18,6 +18,9 @@ FAULTS = ((2, "critic"), (4, "actor"))
 """The actor takes its turn at every second step."""
 
 
+MODES = ["eager", "graph", "loop", "xla"]
+
+
 def outputs_of(players, mode, count=STEPS, **arguments):
     """The outputs of each step, taken in one of the modes of a step."""
     if mode == "loop":
@@ -30,13 +33,10 @@ def outputs_of(players, mode, count=STEPS, **arguments):
 
 
 @pytest.mark.exhaustive_with(
-    *(f"turns-1-{mode}" for mode in ("eager", "graph", "loop", "xla")),
-    *(f"shared-2-{mode}" for mode in ("eager", "graph", "loop", "xla")),
-    *(f"one scaler-1-{mode}" for mode in ("graph", "loop", "xla")),
-    *(f"turns-2-{mode}" for mode in ("graph", "loop", "xla")),
-    "one scaler-1-eager",
+    *(f"turns-2-{mode}" for mode in MODES[1:]),
+    *(f"{shape}-{mode}" for shape in ("turns-1", "shared-2", "one scaler-1") for mode in MODES),
 )
-@pytest.mark.parametrize("mode", ["eager", "graph", "loop", "xla"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("shape", "every"), [("turns", 2), ("turns", 1), ("shared", 2), ("one scaler", 1)])
 def test_it_is_the_step_by_hand(shape, every, mode):
     """In float32, where a fault skips the part that it is in, or both where one scaler decides."""

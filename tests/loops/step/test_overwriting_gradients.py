@@ -23,7 +23,6 @@ from loops.diagnose.lint.graph_rules import lost_share
 
 LARGEST = 3.0
 ERROR = keras.losses.MeanSquaredError()
-ERROR_OF = lambda pair: ERROR(*pair)  # noqa: E731
 
 
 def quantized():
@@ -47,27 +46,6 @@ def windows(size):
     """Micro-batches of which the first of each window has the largest input."""
     batches = [data(), *(data(LARGEST / (2 + place)) for place in range(size - 1))]
     return tf.data.Dataset.from_tensor_slices(tuple(map(tf.stack, zip(*batches, strict=True)))).repeat()
-
-
-def accumulates_in_parts(model):
-    own = part("only", model, ERROR_OF, keras.optimizers.SGD(0.01), scale=8.0)
-    step = loops.ComposedStep([own], lambda batch: (batch[1], model(batch[0], training=True)), accumulate=2)
-    loops.Loop(step, windows(2)).run(8)
-
-
-def accumulates_in_fit(model):
-    optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=4)
-    model.compile(scaler.LossScaleOptimizer(optimizer, scaler.Static(8.0)), loss="mse")
-    model.fit(windows(4), steps_per_epoch=8, verbose=0, shuffle=False)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("trains", [accumulates_in_parts, accumulates_in_fit])
-@pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
-def test_a_history_of_float8_holds_the_largest_input(trains):
-    model = quantized()
-    trains(model)
-    assert history(model) == LARGEST
 
 
 def test_the_largest_gradient_of_an_output_counts_of_several_losses():
@@ -149,29 +127,21 @@ KINDS = ["weight_gradients", "weights", "updates", "slots", "update_rms", "noise
 NEW_VALUES = ("scale", "history")
 
 
-@pytest.mark.exhaustive_with("parts")
-@pytest.mark.parametrize("makes", ["a step", pytest.param("parts", marks=pytest.mark.slow)])
-def test_probes_leave_new_values_out(makes):
+def test_probes_leave_new_values_out():
     """The micro-batches are alike, so that their gradients have no noise."""
     model, optimizer = quantized(), keras.optimizers.SGD(0.01, momentum=0.5)
-    watch, prefix = scaler.observe.watch(model, kinds=KINDS), "" if makes == "a step" else "p/"
-    if makes == "a step":
-        step = loops.TrainStep(model, ERROR, optimizer, loss_scaler=static(8.0), probes=watch, accumulate=2)
-    else:
-        forward = lambda batch: (batch[1], model(batch[0], training=True))  # noqa: E731
-        own = part("p", model, ERROR_OF, optimizer, scale=8.0)
-        step = loops.ComposedStep([own], forward, accumulate=2, probes={"p": watch})
-    take = tf.function(step)
+    watch = scaler.observe.watch(model, kinds=KINDS)
+    take = tf.function(loops.TrainStep(model, ERROR, optimizer, loss_scaler=static(8.0), probes=watch, accumulate=2))
     for _ in range(2):
         outputs = take(data())
-    assert outputs[prefix + "applied"]
+    assert outputs["applied"]
     assert len(watch.names) == 2 * 3 + 2
     assert not [name for name in watch.names if name.endswith(NEW_VALUES)]
     gradients = [name.startswith("weight_gradients/") for name in watch.names]
-    largest = np.max(outputs[prefix + "amax"].numpy()[gradients])
-    norm = float(outputs[prefix + "grad_norm"])
+    largest = np.max(outputs["amax"].numpy()[gradients])
+    norm = float(outputs["grad_norm"])
     assert largest <= 8.0 * norm
-    noise, signal = outputs[prefix + "noise_scale"].numpy()
+    noise, signal = outputs["noise_scale"].numpy()
     np.testing.assert_allclose([noise, signal], [0.0, norm**2], atol=1e-4 * norm**2)
 
 

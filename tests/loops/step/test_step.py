@@ -73,20 +73,6 @@ def test_the_models_own_losses_are_added():
         np.testing.assert_array_equal(kernel.numpy(), old / 2)
 
 
-@pytest.mark.slow
-def test_sample_weights_reach_the_loss_function():
-    def weighted(y, prediction, weight):
-        return tf.reduce_sum(weight * tf.square(prediction - y)) / tf.reduce_sum(weight)
-
-    x, y = batch(count=8)
-    weight = tf.constant([[1.0], [0.0]] * 4)
-    rig = Rig(plain_model(), keras.optimizers.SGD(0.1), weighted, example=(x, y, weight))
-    half = Rig(plain_model(), keras.optimizers.SGD(0.1), example=(x[::2], y[::2]))
-    np.testing.assert_allclose(rig.run([(x, y, weight)])[0]["loss"], half.run([(x[::2], y[::2])])[0]["loss"], rtol=1e-6)
-    for ours, theirs in zip(rig.step.model.variables, half.step.model.variables, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.slow_with("float32-inf")
 @pytest.mark.exhaustive_with("float16-1000000.0")
 @pytest.mark.parametrize(("kind", "bad"), [("float32", np.inf), ("float16", np.nan), ("float16", 1e6)])

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import batch, dataset, static
+from loop_cases import batch, static
 from models import one_layer, plain_model, squared_error
-from rigs import Rig, raw
+from rigs import Rig
 
 import loops
 import scaler
@@ -37,20 +37,6 @@ def test_a_model_is_built_inside_of_the_compiled_step_and_nothing_is_traced_twic
     assert [bool(compiled(batch(number))["applied"]) for number in range(4)] == [False, True, False, True]
     assert model.built
     assert traced == [(8, 1)]
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive_with("1")
-@pytest.mark.parametrize("steps_per_call", [1, 3])
-def test_a_model_built_in_a_loop_learns_what_one_built_before_does(steps_per_call):
-    late = loops.TrainStep(unbuilt(), squared_error, keras.optimizers.Adam(0.01))
-    loops.Loop(late, dataset(3), steps_per_call=steps_per_call).run(3)
-    model = unbuilt()
-    model.build([8, 4])
-    early = Rig(model, keras.optimizers.Adam(0.01))
-    early.run(list(dataset(3)))
-    assert raw(late.model.variables) == raw(model.variables)
-    assert raw(late.optimizer.variables) == raw(early.step.optimizer.variables)
 
 
 @pytest.mark.slow_with("float16")

@@ -7,7 +7,6 @@ import pytest
 import replica_cases as cases
 import tensorflow as tf
 from models import squared_error
-from rigs import raw
 
 import loops
 import scaler
@@ -50,36 +49,6 @@ def test_each_group_finds_its_scale_and_every_layer_trains(arguments):
     slots = [variable for variable in step.optimizer.variables if "momentum" in variable.path]
     assert len(slots) == len(before) == 6
     assert all(np.any(slot.numpy()) for slot in slots)
-
-
-@pytest.mark.exhaustive
-def test_a_micro_batch_that_overflows_moves_scales_and_no_weights():
-    step = layered(accumulate=2)
-    run = tf.function(step)
-    for seed in range(12):
-        run(batch(seed))
-    before = raw(step.masters.weights)
-    first = exponents(step)
-    x, y = batch()
-    run((x, y * 1e10))
-    assert exponents(step) < first
-    assert not run((x, y))["applied"]
-    assert raw(step.masters.weights) == before
-
-
-@pytest.mark.exhaustive
-def test_layerwise_in_a_loop_on_two_replicas():
-    strategy = cases.mirrored(2)
-    with strategy.scope():
-        step = layered(loss_scaler=scaler.LossScaler(scaler.NoScaling()))
-    dataset = tf.data.Dataset.from_tensor_slices(cases.batch(size=32)).repeat().batch(8)
-    loop = loops.Loop(step, dataset, strategy=strategy, steps_per_call=4)
-    loop.run(8)
-    assert loop.counters.attempted == 8
-    assert loop.counters.applied > 0
-    assert cases.agree(step.layerwise.variables)
-    assert exponents(step)[0] < exponents(step)[1] < exponents(step)[2]
-    assert cases.agree([*step.masters.weights, *step.model.trainable_variables])
 
 
 def narrow():
@@ -128,26 +97,3 @@ def test_masters_swallow_nothing_to_tell():
     step = loops.TrainStep(narrow(), squared_error, keras.optimizers.SGD(2.0**-9))
     assert "swallowed" not in step(batch())
     assert type(step.masters) is scaler.MasterWeights
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive_with("Kahan", "stochastic")
-@pytest.mark.parametrize("mode", MODES)
-def test_a_mode_in_a_loop_on_two_replicas_and_resumed(tmp_path, mode):
-    strategy = cases.mirrored(2)
-
-    def run(steps, folder=None):
-        with strategy.scope():
-            step = rounding(MODES[mode])
-        dataset = tf.data.Dataset.from_tensor_slices(cases.batch(size=32)).repeat().batch(8)
-        seen = []
-        actions = [lambda visit: seen.append(visit.outputs["swallowed"])]
-        actions += [loops.Checkpoint(folder, every=4, resume=True)] if folder else []
-        loops.Loop(step, dataset, strategy=strategy, steps_per_call=4, actions=actions).run(steps)
-        assert cases.agree(step.model.trainable_variables)
-        assert 0.0 < np.mean(seen) < 1.0
-        return raw(step.model.trainable_variables)
-
-    whole = run(8)
-    assert run(4, tmp_path / "run") != whole
-    assert run(8, tmp_path / "run") == whole

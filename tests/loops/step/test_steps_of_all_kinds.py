@@ -7,10 +7,9 @@ import pytest
 import tensorflow as tf
 from loop_cases import batch, dataset, static
 from models import plain_model, squared_error
-from rigs import Rig, raw
+from rigs import Rig
 
 import loops
-import scaler
 
 
 def two_terms(y, prediction):
@@ -33,14 +32,6 @@ def test_terms_of_a_loss_are_outputs(jit_compile, accumulate):
         np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-6)
     for one, other in zip(ours.moved(), alone.moved(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_terms_reach_the_actions_of_a_loop(tmp_path):
-    seen = []
-    step = loops.TrainStep(plain_model(), two_terms, keras.optimizers.SGD(0.1))
-    loops.Loop(step, dataset(4), steps_per_call=3, actions=[seen.append]).run(4)
-    assert [visit.outputs["fit"].shape for visit in seen] == [(3,), (1,)]
 
 
 class Bag(keras.Model):
@@ -102,43 +93,6 @@ def test_batches_by_name_in_a_loop(steps_per_call):
         plain(one)
     for ours, theirs in zip(named.variables, plain.model.variables, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
-
-
-class Deep(keras.Model):
-    """Two layers whose activations are kept, or computed again for the backward pass."""
-
-    def __init__(self, kind, again):
-        super().__init__(dtype=kind)
-        keras.utils.set_random_seed(1)
-        self.hidden = [keras.layers.Dense(8, activation="tanh", dtype=kind) for _ in range(2)]
-        self.last = keras.layers.Dense(1, dtype=kind)
-        self.again = again
-
-    def build(self, input_shape):
-        # `tf.recompute_grad` wants variables that are there already.
-        for layer, size in zip([*self.hidden, self.last], (4, 8, 8), strict=True):
-            layer.build((None, size))
-
-    def call(self, x, training=None):
-        def block(h):
-            return self.hidden[1](self.hidden[0](h))
-
-        return self.last(tf.recompute_grad(block)(x) if self.again else block(x))
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive_with("float16")
-@pytest.mark.parametrize("kind", ["float32", "float16"])
-def test_gradient_checkpointing_changes_no_bit(kind):
-    found = []
-    for again in (False, True):
-        loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**8))
-        step = loops.TrainStep(Deep(kind, again), squared_error, keras.optimizers.Adam(0.01), loss_scaler=loss_scaler)
-        data = dataset(5, bad=[2]).map(lambda x, y: (tf.cast(x, kind), y))
-        assert loops.Loop(step, data, steps_per_call=5).run(5) == loops.Counters(5, 5, 4)
-        masters = step.masters.weights if step.masters else []
-        found.append(raw([*step.model.variables, *masters, *step.optimizer.variables]))
-    assert found[0] == found[1]
 
 
 class Norm(keras.layers.Layer):

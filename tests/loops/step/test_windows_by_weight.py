@@ -154,12 +154,13 @@ def test_a_bad_micro_batch_of_any_weight_skips_its_window(of_three):
 
 
 @pytest.mark.parametrize("arguments", [{}, {"accumulate": 2, "last_window": "apply"}], ids=["alone", "window"])
-@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
-def test_a_weight_that_cannot_be_skips(weight, arguments):
-    step = train_step(lambda y, prediction: loops.WeightedLoss(unweighted(y, prediction), weight), **arguments)
-    if arguments:
-        step.end_window()
-    assert_skipped(step, step, [micro_batch(0)])
+def test_a_weight_that_cannot_be_skips(arguments):
+    weights = iter([-1.0, np.nan, np.inf])
+    step = train_step(lambda y, prediction: loops.WeightedLoss(unweighted(y, prediction), next(weights)), **arguments)
+    for _ in range(3):
+        if arguments:
+            step.end_window()
+        assert_skipped(step, step, [micro_batch(0)])
 
 
 @pytest.mark.parametrize("tokens", [3, 0])
@@ -168,22 +169,14 @@ def test_without_accumulation_a_weighted_loss_is_its_mean(tokens):
     assert_large_batch(step, step, [micro_batch(0, tokens)])
 
 
-@functools.cache
-def on_replicas(replicas, accumulate):
-    """What begins again takes two micro-batches a step."""
-    strategy = mirrored(replicas) if replicas > 1 else None
-    with strategy.scope() if strategy else contextlib.nullcontext():
-        step = train_step(accumulate=accumulate)
-    return afresh(step, dataset([micro_batch(0)] * 2, 2), strategy=strategy, steps_per_call=1)
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_weights_that_differ_between_replicas(accumulate):
     """Also where one of them, or both have nothing to learn from; and a window goes on in the next run."""
     batches = [micro_batch(number, count) for number, count in enumerate([4, 1, 0, 3, 0, 0, 0, 0])]
-    seen = []
-    loop = on_replicas(2, accumulate)(dataset(batches, 2), seen.append)
-    step = loop.train_step
+    strategy, seen = mirrored(2), []
+    with strategy.scope():
+        step = train_step(accumulate=accumulate)
+    loop = loops.Loop(step, dataset(batches, 2), strategy=strategy, steps_per_call=1, actions=[seen.append])
     for begin in (0, accumulate):
         own = batches[2 * begin : 2 * (begin + accumulate)]
         expected = by_hand(step.model, own)[1]
@@ -195,27 +188,6 @@ def test_weights_that_differ_between_replicas(accumulate):
         for number, (visit, loss) in enumerate(zip(seen[begin:], losses, strict=True), 1):
             np.testing.assert_allclose(visit.outputs["loss"], [loss], rtol=1e-5)
             assert visit.outputs["attempted"] == [number == accumulate]
-
-
-@pytest.mark.dear("three runs, two of them on two replicas, each with a trace of its own")
-def test_an_open_window_of_weights_goes_on_with_other_replicas(tmp_path):
-    """From two replicas to one in the first window, and back in the second."""
-    batches = [micro_batch(number, count) for number, count in enumerate([4, 1, 0, 3, 2, 1, 4, 3])]
-    before, own = None, model()
-    for replicas, goals in ((2, [1]), (1, [2, 3]), (2, [4])):
-        checkpoint = loops.Checkpoint(tmp_path, every=1, resume=True, changed=["replicas"])
-        loop = on_replicas(replicas, 2)(dataset(batches, 2), checkpoint)
-        for goal in goals:
-            loop.run(goal)
-            weights = loop.train_step.model.get_weights()
-            if goal % 2:
-                assert before is None or np.array_equal(before, weights)
-            else:
-                expected = by_hand(own, batches[2 * goal - 4 : 2 * goal])[1]
-                moved = [old - new for old, new in zip(own.get_weights(), weights, strict=True)]
-                np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-6)
-                own.set_weights(weights)
-            before = weights
 
 
 @pytest.fixture(scope="module")
@@ -258,18 +230,23 @@ def decided(loop, goals):
     return attempted
 
 
+@pytest.fixture(scope="module")
+def of_four():
+    step = train_step(accumulate=4, last_window="apply")
+    return afresh(step, dataset([micro_batch(0)]).repeat(), steps_per_call=50)
+
+
 @pytest.mark.parametrize("steps_per_call", [1, 50])
-def test_a_run_ends_its_last_window(steps_per_call):
+def test_a_run_ends_its_last_window(of_four, steps_per_call):
     """Also one that its only step begins; and that of a step that somebody wrote around it."""
-    inner = train_step(accumulate=4, last_window="apply")
-    step = inner if steps_per_call == 50 else lambda batch: inner(batch)
-    loop = loops.Loop(step, dataset([micro_batch(0)]).repeat(), steps_per_call=steps_per_call)
+    data, inner = dataset([micro_batch(0)]).repeat(), train_step(accumulate=4, last_window="apply")
+    loop = of_four(data) if steps_per_call == 50 else loops.Loop(lambda batch: inner(batch), data, steps_per_call=1)
     assert decided(loop, [1, 7, 8, 15]) == [1, 5, 7, 8, 12, 15]
 
 
-def test_a_dataset_that_ends_before_the_goal_ends_the_window_if_it_knows():
+def test_a_dataset_that_ends_before_the_goal_ends_the_window_if_it_knows(of_four):
     data = dataset([micro_batch(number) for number in range(6)])
-    loop = loops.Loop(train_step(accumulate=4, last_window="apply"), data)
+    loop = of_four(data)
     for attempted in (2, 1):
         with pytest.raises(loops.OutOfData):
             loop.run(100)

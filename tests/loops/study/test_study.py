@@ -11,7 +11,6 @@ import tensorflow as tf
 import loops
 import scaler
 from loops.run.train import RunOptions, train
-from loops.study import page
 from loops.study.compare import run_study, summarise
 from loops.study.measured import HIGHEST, LOWEST, GradientProbe
 from loops.study.setups import EMULATED, SETUPS, SMALL, Setup, choose_setups, strategy_setups
@@ -181,17 +180,6 @@ def test_set_ups_are_chosen_by_name_in_the_order_of_the_study():
 def test_set_ups_in_emulated_formats_run_if_they_are_named():
     assert [setup.name for setup in choose_setups(["emulated-nvfp4", "float32"])] == ["float32", "emulated-nvfp4"]
     assert not {setup.name for setup in choose_setups([])} & {setup.name for setup in EMULATED}
-
-
-@pytest.mark.exhaustive
-def test_a_study_trains_in_an_emulated_format(small, tmp_path):
-    summary = run_study(small, choose_setups(["float32", "emulated-float8"]), steps=20, seeds=2, out=tmp_path)
-    assert not [run for run in summary["runs"] if "error" in run]
-    assert [run.get("emulated") for run in summary["runs"]] == [None, None, "float8_e4m3fn", "float8_e4m3fn"]
-    assert len({run["final_loss"] for run in summary["runs"]}) == 4
-    assert [run["costs"]["bytes"] is None for run in summary["runs"]] == [False, False, True, True]
-    assert "--setup emulated-float8" in page.command(summary)
-    assert "gradients in E5M2" in page.result_sentence(summary)
 
 
 def test_every_set_up_makes_valid_options():

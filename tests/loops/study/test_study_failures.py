@@ -1,16 +1,14 @@
 """Guards a study in which a run fails: the others run, the failure is told everywhere, and a script sees it."""
 
-import json
-
 import pytest
 import tensorflow as tf
-from command_cases import run, strict
+from command_cases import run
 
 import scaler
 from halfstep.commands.study import exit_status
 from loops import tasks
 from loops.study import compare, setups
-from loops.study.setups import Setup, strategy_setups
+from loops.study.setups import Setup
 from loops.support.errors import LoopError
 
 pytestmark = pytest.mark.usefixtures("small_digits")
@@ -43,46 +41,6 @@ def study(capsys, out, *strategies, json_too=False):
     return run(
         capsys, "lab", "study", *words, "--steps", 2, "--seeds", 1, "--out", out, *(["--json"] if json_too else [])
     )
-
-
-@pytest.mark.exhaustive
-def test_a_stuck_candidate_does_not_end_the_study(small, tmp_path):
-    setups = strategy_setups([BAD, GOOD])
-    summary = compare.run_study(small, setups[1:], steps=110, seeds=1, out=tmp_path)
-    stuck, good = summary["runs"]
-    assert stuck["error"]["type"] == "StuckError"
-    assert stuck["error"]["step"] == 100
-    assert "stuck" in stuck["error"]["message"]
-    assert stuck["strategy"] == BAD
-    assert "accuracy" not in stuck
-    assert (tmp_path / stuck["folder"] / "steps.jsonl").read_text().count("\n") == 100
-    assert not (tmp_path / stuck["folder"] / "summary.json").exists()
-    assert stuck["gradients"]["weights"]["overflowed"] > 0
-    assert good["applied"] == 110
-    assert "error" not in good
-    assert [row["failed"] for row in summary["setups"]] == [1, 0]
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary
-
-
-@pytest.mark.exhaustive
-def test_a_failure_is_in_the_table_the_json_and_the_report_and_has_status_3(capsys, tmp_path, failing, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    status, printed, errors = study(capsys, tmp_path, BAD, GOOD)
-    assert status == 3
-    assert "static-2-100" in printed
-    assert "failed" in printed
-    assert "static-1024" in printed
-    assert "halfstep: static-2-100 seed 0 failed before its first step: StuckError: It is stuck.\n" in errors
-    assert "wrote" in printed
-    page = (tmp_path / "report.html").read_text()
-    assert "static-2-100 seed 0 failed before its first step: StuckError: It is stuck." in page
-    summary = strict((tmp_path / "summary.json").read_text())
-    assert [row["accuracy"] is None for row in summary["setups"]] == [False, True, False]
-    assert [run.get("error") for run in summary["runs"]] == [
-        None,
-        {"type": "StuckError", "message": "It is stuck.", "step": 0},
-        None,
-    ]
 
 
 @pytest.mark.slow

@@ -6,10 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-import halfstep as cli
 import loops
 from loops import tasks
-from loops.run.train import POLICIES, RunOptions, train
+from loops.run.train import POLICIES
 from loops.tasks import text
 
 
@@ -83,46 +82,7 @@ def test_perplexity_is_what_it_is_called(tiny):
     assert tiny.scores(Constant(1e4))["perplexity"] == math.inf
 
 
-@pytest.mark.exhaustive
-def test_it_learns_in_float16_and_goes_on_bit_for_bit(tiny, tmp_path):
-    def run(place, steps, **arguments):
-        options = RunOptions("float16", "dynamic", steps, 1, learning_rate=1e-2, batch_size=4)
-        return train(tiny, options, tmp_path / place, checkpoint_every=100, **arguments)
-
-    whole = run("whole", 40)
-    run("parts", 15)
-    resumed = run("parts", 40, resume=True)
-    assert resumed["weights_digest"] == whole["weights_digest"]
-    assert resumed["perplexity"] == whole["perplexity"] < 30
-
-
-@pytest.mark.exhaustive
-def test_float16_ends_at_the_perplexity_of_float32_over_three_seeds(tmp_path):
-    task = tasks.load("text")
-
-    def mean(policy, strategy):
-        runs = [
-            train(task, RunOptions(policy, strategy, 400, seed), tmp_path / f"{policy}-{seed}") for seed in range(3)
-        ]
-        return sum(run["perplexity"] for run in runs) / len(runs)
-
-    float32 = mean("float32", "none")
-    assert float32 < 10  # Guessing would be 96.
-    assert mean("mixed_float16", "dynamic") == pytest.approx(float32, rel=0.01)
-    assert mean("float16", "dynamic") == pytest.approx(float32, rel=0.05)
-
-
 def test_a_python_without_its_source_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(loops.LoopError, match="has no source"):
         tasks.load("text")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_the_command_line_knows_it(monkeypatch, tiny, tmp_path, capsys):
-    monkeypatch.setitem(tasks._TASKS, "text", lambda: tiny)
-    assert cli.main(["train", "text", "--policy", "float16", "--steps", "3", "--out", str(tmp_path)]) == 0
-    assert "perplexity" in capsys.readouterr().out
-    assert cli.main(["lab", "study", "text", "--out", str(tmp_path)]) != 0
-    assert "expected one of digits, mnist" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """Guards the report of a run: one file that opens offline, with words and numbers for each figure, of any run."""
 
 import base64
-import html.parser
 import json
 import re
 
@@ -10,44 +9,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from page_cases import Page
 from recorded_cases import NAMES, write_run
 
 import loops
 import scaler
 from loops.views.chart import ALL_ZERO, INFINITE, NOT_A_NUMBER
 
-VOID = {"meta", "br", "img"}
 FETCHED = re.compile(r"(?:src|href|url|import|fetch|XMLHttpRequest)\s*[=(]|//[a-z]+\.", re.IGNORECASE)
-
-
-class Page(html.parser.HTMLParser):
-    """The elements of a page with their attributes and texts; every one has to be closed."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.open = [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        one = {"tag": tag, "text": "", "inside": [other["tag"] for other in self.open], **dict(attributes)}
-        self.elements.append(one)
-        if tag not in VOID:
-            self.open.append(one)
-
-    def handle_startendtag(self, tag, attributes):
-        self.elements.append({"tag": tag, "text": "", "inside": [], **dict(attributes)})
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()["tag"] == tag
-
-    def handle_data(self, data):
-        for one in self.open:
-            one["text"] += data
-
-    def all(self, tag):
-        return [one for one in self.elements if one["tag"] == tag]
 
 
 def report(capsys, *arguments):
@@ -97,12 +66,6 @@ def test_each_figure_has_words_and_numbers(text):
 
 def test_a_step_that_does_not_say_why_is_told_how_to_once(text):
     assert text.count("have the step return <code>outcome.cause</code> as <code>cause</code>, and") == 1
-
-
-def test_it_is_for_light_and_dark_and_for_phones(text):
-    assert "prefers-color-scheme: dark" in text
-    assert 'name="viewport"' in text
-    assert "max-width: 600px" in text
 
 
 def test_every_skip_has_a_mark(text):
