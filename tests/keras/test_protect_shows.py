@@ -149,6 +149,32 @@ def test_validation_is_shown_beside_a_step_of_its_own():
     assert set(history) == {"loss", "val_loss", "val_mae"}
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("plain")
+@pytest.mark.parametrize("decorate", [tf.function, lambda step: step], ids=["graph", "plain"])
+def test_results_of_metrics_are_computed_anew_however_they_are_returned(decorate):
+    class Tracking(keras.Sequential):
+        def __init__(self, layers):
+            super().__init__(layers)
+            self.tracker = keras.metrics.Mean(name="tracked")
+
+        @decorate
+        def train_step(self, batch):
+            loss = Own.train_step(self, batch)["loss"]
+            self.tracker.update_state(loss)
+            return {"tracked": self.tracker.result(), "twice": 2.0 * self.tracker.result()}
+
+    model = linear(Tracking)
+    x, y = data(8)
+    first = model.train_on_batch(x, y, return_dict=True)
+    bad = overflowing()
+    joined = np.concatenate([x, bad[0]]), np.concatenate([y, bad[1]])
+    batches = Batches()
+    model.fit(*joined, batch_size=8, shuffle=False, verbose=0, callbacks=[batches])
+    assert [logs["tracked"] for logs in batches.seen] == [first["tracked"]] * 2
+    assert np.isnan(batches.seen[1]["twice"])  # A number of its own.
+
+
 def test_numbers_of_other_types_are_left():
     class Odd(Own):
         def train_step(self, batch):

@@ -65,6 +65,20 @@ def test_other_settings_of_a_step_of_ones_own_are_named(tmp_path):
         assert named in said
 
 
+@pytest.mark.slow
+def test_a_schedule_is_not_said_to_continue(tmp_path):
+    def rate(steps):
+        return keras.optimizers.schedules.CosineDecay(0.1, steps)
+
+    of_own_step(tmp_path, layers("first"), rate=rate(4)).run(2)
+    with pytest.warns(loops.ResumeWarning) as said:
+        of_own_step(tmp_path, layers("first"), rate=rate(8)).run(3)
+    settings, rates = (str(one.message) for one in said)
+    assert "SGD.learning_rate.config.decay_steps was 4 and is 8. A constant learning rate goes on as it" in settings
+    assert "a schedule, and everything else, is this program's" in settings
+    assert rates.endswith("at update 2 of SGD the learning rate was to be 0.05, and is 0.0853553.")
+
+
 def test_what_a_changed_schedule_gives_is_told():
     def of(steps):
         optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, steps))

@@ -164,6 +164,16 @@ def test_an_optimizer_that_cannot_go_on_has_no_way_out_but_its_weights(place, ch
     assert "If that is meant" not in str(caught.value)
 
 
+@pytest.mark.slow
+def test_the_weights_alone_go_on_as_that_message_says(place, tmp_path):
+    whole = looping(place)
+    whole.run(4)
+    whole.train_step.model.save_weights(tmp_path / "all.weights.h5")
+    anew = looping(tmp_path / "new", optimizer=keras.optimizers.SGD())
+    anew.train_step.model.load_weights(tmp_path / "all.weights.h5")
+    assert weights(anew) == weights(whole)
+
+
 def test_another_strategy_of_a_scaler_that_the_step_only_uses_is_refused(tmp_path):
     def loop(strategy, changed=()):
         keras.utils.set_random_seed(0)

@@ -1,6 +1,7 @@
 """Guards that a learning rate wrong by any factor is found, also that of a part, and that only what was tried helps."""
 
 import contextlib
+import itertools
 import json
 import types
 
@@ -236,6 +237,18 @@ def test_a_rate_that_was_not_tried_is_not_said_to_help(diverged, monkeypatch, tr
 
 
 @pytest.mark.slow
+def test_while_a_run_goes_on_the_rates_of_earlier_steps_are_no_remedy(tmp_path, tried):
+    tried(Kind.ANOTHER_BATCH, Kind.LEARNING_RATE)
+    here, loop = loops.Explain(), far_off(tmp_path)
+    loop.actions.append(here)
+    loop.run(2)
+    (one,) = here.explanations
+    assert (one.step, rates_of(one)) == (2, [])
+    assert (one.growth.moved, one.growth.learning_rate) == (None, 1e6)
+    assert one.sentence.endswith("were not tried: `halfstep explain` repeats these steps.")
+
+
+@pytest.mark.slow
 def test_an_update_that_leaves_nothing_of_the_weights_does_not_help(tmp_path, tried):
     """Adam at 1e4 is held back at the first step; at 10 the step is finite, and moves the weights far away."""
     tried(Kind.LEARNING_RATE)
@@ -248,6 +261,34 @@ def test_an_update_that_leaves_nothing_of_the_weights_does_not_help(tmp_path, tr
     assert not any(one.helps for one in no_help)
     assert [one.why_not for one in no_help if one.finite]
     assert all("times as large as the weights" in one.why_not for one in no_help if one.finite)
+
+
+@pytest.mark.slow
+def test_the_schedule_of_a_compiled_step_of_ones_own_is_changed(tmp_path, tried):
+    """Its first trace has the schedule as it was."""
+    tried(Kind.ANOTHER_BATCH, Kind.LEARNING_RATE)
+
+    def made():
+        model, loss_scaler = one_layer(), scaler.LossScaler(scaler.Dynamic(2.0**10))
+        optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(1e6, 10, 0.9))
+
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = squared_error(y, model(x, training=True))
+                scaled = loss_scaler.scale(loss)
+            grads = tape.gradient(scaled, model.trainable_variables)
+            return {"loss": loss, "applied": loss_scaler.apply(optimizer, grads, model.trainable_variables).finite}
+
+        return planted.loop_of(step, planted.inputs(16, 8), planted.inputs(16, 1), tmp_path)
+
+    made().run(2)
+    found = explain(made(), 2)
+    (helps,) = (one for one in rates_of(found) if one.helps)
+    assert (helps.name, helps.advice) == (
+        "1e-06 of the learning rate for the last 1 step",
+        "Lower the learning rate to 1e-06 of its value.",
+    )
 
 
 @pytest.mark.slow
@@ -272,3 +313,20 @@ def test_the_rate_of_the_part_that_failed_is_tried(tmp_path, tried):
     assert found.grown_through == "learning rate"
     assert not any("'a'" in one.name for one in rates_of(found))
     assert all(one.why_not for one in found.remedies if one.kind is Kind.ALL_IN_FLOAT32 and one.finite)
+
+
+@pytest.mark.slow
+def test_steps_are_repeated_with_their_own_turns(tmp_path):
+    """A part's turn in the step explained is no reason to let it move in those before."""
+    rates = {"a": 0.001, "b": 3.0}
+    loop_of_parts(tmp_path, rates, 3).run(6)
+    attempts = Attempts(rewind(loop_of_parts(tmp_path, rates, 3), 6, at_least=10))
+    attempts.part = "b"
+    rates = itertools.takewhile(lambda one: one.kind is Kind.LEARNING_RATE, try_since_checkpoint(attempts))
+    loss = float(next(rates).loss)
+    # The same by hand: the part moves in step 3 alone, at a tenth of its rate.
+    keras.utils.set_random_seed(1)
+    by_hand = tf.function(composed({"a": 0.001, "b": 0.3}, 3))
+    for _ in range(6):
+        outputs = by_hand(PAIR)
+    assert loss == pytest.approx(float(outputs["b/loss"]), rel=1e-3)

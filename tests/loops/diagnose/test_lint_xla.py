@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import scaler
 from loops.diagnose.lint.subject import Kind
@@ -34,6 +35,22 @@ def test_a_layer_without_a_kernel_is_named_once_with_what_helps():
     assert "__inference" not in one.measured
 
 
+@keras.saving.register_keras_serializable(package="test")
+class InFloat32Alone(L.Layer):
+    """Calls Python in 16 bits, which XLA cannot."""
+
+    def call(self, x):
+        if x.dtype == tf.float32:
+            return tf.sqrt(x + 1.0)
+        return tf.ensure_shape(tf.numpy_function(lambda value: np.sqrt(value + 1), [x], x.dtype), x.shape)
+
+
+@pytest.mark.slow
+def test_float32_is_proposed_where_it_compiles():
+    (one,) = found(InFloat32Alone, xla=True)
+    assert "dtype='float32'" in one.instead
+
+
 @pytest.mark.slow
 def test_the_layer_is_named_whose_gradient_another_refuses():
     """XLA makes the gradient of a bilinear resize float32, and ReLU refuses that: each compiles by itself."""
@@ -41,6 +58,21 @@ def test_the_layer_is_named_whose_gradient_another_refuses():
     (one,) = found(lambda dtype: L.Conv2D(4, 3, activation="relu", dtype=dtype), resize, xla=True)
     assert (one.layer, one.finding) == ("up", "XLA cannot compile the backward pass of UpSampling2D in mixed_float16.")
     assert "UpSampling2D(..., dtype='float32')" in one.instead
+
+
+class FailsBackward(L.Layer):
+    def call(self, x):
+        @tf.custom_gradient
+        def same(x):
+            return tf.identity(x), lambda dy: tf.ensure_shape(tf.numpy_function(lambda v: v, [dy], dy.dtype), dy.shape)
+
+        return same(x)
+
+
+@pytest.mark.slow
+def test_a_backward_pass_is_told_from_a_forward_pass():
+    (one,) = found(FailsBackward, xla=True)
+    assert "the backward pass of FailsBackward" in one.finding
 
 
 @pytest.mark.slow

@@ -1,6 +1,10 @@
 """Guards the counts of a step's bytes: those of a small model by hand, and what optimizers and allocators say."""
 
 import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
 
 import keras
 import pytest
@@ -179,6 +183,40 @@ def test_what_a_loop_keeps_for_its_gradient_is_counted():
     # The states that each turn gives, those it was given, and the inputs that it read.
     assert found.layers["rnn"].activations >= 2 * states + read
     assert found.layers["rnn"].activations < 4 * states + 3 * read
+
+
+MEASURED = """
+import keras, tensorflow as tf
+from loops.diagnose.memory.footprint import footprints
+layers = [keras.layers.Dense(1024, activation="gelu") for _ in range(6)]
+model = keras.Sequential([keras.Input([256]), *layers, keras.layers.Dense(8)])
+batch = tf.random.normal([2048, 256]), tf.zeros([2048, 8])
+loss = lambda y, prediction: tf.reduce_mean((prediction - y) ** 2)
+(found,) = footprints(model, loss, batch, keras.optimizers.SGD(), policies=(), checkpointing=False)
+@tf.function
+def step():
+    with tf.GradientTape() as tape:
+        value = loss(batch[1], model(batch[0], training=True))
+    return tf.add_n([tf.reduce_sum(one) for one in tape.gradient(value, model.trainable_variables)])
+step()
+tf.config.experimental.reset_memory_stats("CPU:0")
+before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+step().numpy()
+print(tf.config.experimental.get_memory_info("CPU:0")["peak"] - before, found.all.activations, found.all.gradients)
+"""
+
+
+@pytest.mark.exhaustive
+def test_the_allocator_agrees(tmp_path):
+    """Its peak is what is kept, and a little more: what an operation at work needs."""
+    root = str(pathlib.Path(__file__).parents[3])
+    environment = {**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "1", "PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    peak, activations, gradients = map(int, done.stdout.split())
+    assert 0.95 * activations < peak < 1.1 * (activations + gradients)
 
 
 @pytest.mark.parametrize("name", ["memory.png", "memory.html"])

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import loops
 from loops.backend import captured, steps
+from loops.run.rewind import rewind
 
 CPUS = ["CPU:0", "CPU:1"]
 
@@ -351,6 +352,23 @@ def test_other_tables_are_those_of_another_run(tmp_path):
         looping(with_dense_table, tmp_path)[0].run(4)
     with pytest.raises(loops.CheckpointError, match="another train step"):
         looping(lambda: flowing, tmp_path)[0].run(4)
+
+
+@pytest.mark.slow
+def test_a_past_step_is_taken_again_from_the_same_tables_and_iterators(tmp_path):
+    def make():
+        parts = [with_mutable_table(), with_dense_table(), with_iterator()]
+        return lambda batch: parts[0](batch) + parts[1](batch) + parts[2](batch)
+
+    def build():
+        return looping(make, tmp_path / "ckpt", actions=[loops.JsonLines(tmp_path / "steps.jsonl")])[0]
+
+    build().run(12)
+    moment = rewind(build(), 9)
+    assert moment.reproduced
+    losses = [float(moment.outputs()["loss"]) for _ in range(3)]
+    assert losses[0] == losses[1] == losses[2]
+    assert float(moment.from_checkpoint(lambda loop: None)[-1]["loss"]) == losses[0]
 
 
 # ---------------------------------------------------------------------------------------------- private names

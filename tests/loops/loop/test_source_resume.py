@@ -3,7 +3,9 @@
 import shutil
 import warnings
 
+import numpy as np
 import pytest
+import resume_cases
 from mirrored import mirrored
 from processes import kill_when, wait_for
 from rewind_cases import counting
@@ -167,3 +169,43 @@ def test_a_run_is_taken_back_to_one_of_its_steps(tmp_path):
     made().run(12)
     moment = rewind(made(), 11)
     assert (moment.began_at, moment.reproduced, float(moment.batch)) == (8, True, 11)
+
+
+class Batches:
+    """Arrays in an order that differs between epochs; the fifth batch overflows."""
+
+    def __init__(self):
+        random = np.random.default_rng(5)
+        self.x = random.normal(size=(56, 4)).astype(np.float32)
+        self.y = random.normal(size=(56, 1)).astype(np.float32)
+        self.given = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        epoch, place = divmod(self.given, 7)
+        rows = np.random.default_rng([3, epoch]).permutation(56)[8 * place : 8 * place + 8]
+        self.given += 1
+        return self.x[rows] * (np.float32(np.inf) if self.given == 5 else 1), self.y[rows]
+
+    def get_state(self):
+        return {"given": self.given}
+
+    def set_state(self, state):
+        self.given = state["given"]
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("graph on 2")
+@pytest.mark.parametrize("name", ["skip just before", "graph on 2"])
+def test_a_whole_run_is_resumed_exactly(tmp_path, name):
+    """With dropout, masters, a batch that overflows, and on two replicas a window that is open."""
+    case = resume_cases.CASES[name]
+    resume_cases.prepare(1)
+    run = resume_cases.Run(case, tmp_path / "whole", dataset=Batches()).go(resume_cases.STOP)
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    whole = run.go(resume_cases.END).fingerprint()
+    resume_cases.prepare(2)
+    resumed = resume_cases.Run(case, tmp_path / "killed", resume=True, dataset=Batches()).go(resume_cases.END)
+    assert resumed.fingerprint() == whole

@@ -80,6 +80,19 @@ def test_cut_anywhere_exactly_the_whole_batches_are_there(parts):
         assert found.whole == (cut in [0, *ends])
 
 
+@pytest.mark.exhaustive
+def test_every_flipped_byte_is_found(parts):
+    """Batches before it are read; nothing of its own and none after it."""
+    data, ends = b"".join(parts), list(itertools.accumulate(map(len, parts)))
+    # 0x20 makes a capital of a letter, which is the same digit.
+    for place, flip in itertools.product(range(len(data)), (0x01, 0x20, 0xFF)):
+        damaged = bytearray(data)
+        damaged[place] ^= flip
+        found = contents(bytes(damaged))
+        assert found.end == max([end for end in ends if end <= place], default=0), (place, flip)
+        assert len(found.batches) == max(sum(end <= place for end in ends) - 1, 0)
+
+
 @pytest.mark.slow_with("3")
 @pytest.mark.parametrize("kept", [1, 2, 3])
 def test_reading_says_up_to_which_step_it_went(path, parts, kept):
