@@ -18,6 +18,7 @@ OF_OURS = {
     "_halfstep_loss_finite",
     "_halfstep_steps",
     "_scaler_protected",
+    "_tensor_state",
     "_window",
     "_noinline",
     "_",
