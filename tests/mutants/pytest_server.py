@@ -29,6 +29,9 @@ QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovi
 
 def serve(path: str) -> None:
     """Answers requests, one at a time, until it or who started it has ended."""
+    # As in conftest.py, which is read when TensorFlow has its settings already.
+    if "avx512_fp16" in pathlib.Path("/proc/cpuinfo").read_text(errors="replace"):
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     import hypothesis.extra.numpy
     import keras
     import ml_dtypes
