@@ -228,8 +228,7 @@ def test_a_study_in_which_all_failed_has_a_report(tmp_path):
     setups = [FLOAT32, DYNAMIC, SMALL_DYNAMIC]
     broken = {(setup.name, seed): seed for setup in setups for seed in (0, 1)}
     folder = write_study(tmp_path, setups, broken=broken)
-    report_study(folder)
-    assert "No run on digits finished." in Page(folder / "report.html").text
+    assert "No run on digits finished." in page_of(folder).text
 
 
 def test_every_number_of_the_table_has_its_heading_for_a_narrow_page(tmp_path):
