@@ -23,9 +23,9 @@ class Snapshot:
     """Copies of variables in the host's memory, bit for bit, and the states of the process's random generators.
 
     Args:
-        variables: Variables on one device each, from `loops.loop.state.variables.components`.
+        variables: Variables on one device each, from `loops.backend.variables.components`.
         held: The step's tables and iterators.
-        kernels: The argument of `loops.loop.state.randomness.set_generators`: True if the step has random operations
+        kernels: The argument of `loops.backend.generators.set_generators`: True if the step has random operations
             without a generator, so that they draw the same numbers each time.
         random: Whether the random generators are restored.
     """

@@ -187,7 +187,7 @@ def test_what_a_loop_keeps_for_its_gradient_is_counted():
 
 MEASURED = """
 import keras, tensorflow as tf
-from loops.diagnose.memory.footprint import footprints
+from loops.diagnose.memory import footprints
 layers = [keras.layers.Dense(1024, activation="gelu") for _ in range(6)]
 model = keras.Sequential([keras.Input([256]), *layers, keras.layers.Dense(8)])
 batch = tf.random.normal([2048, 256]), tf.zeros([2048, 8])
