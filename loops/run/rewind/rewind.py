@@ -66,7 +66,25 @@ def _of_program(run: pathlib.Path, text: str) -> Loop:
             f"--build {text}: the loop that it returned has no hs.Checkpoint among its actions: expected that of "
             f"the run, such as hs.Checkpoint(run / {CHECKPOINTS!r}, every=500)."
         )
+    _check_same_run(loop, run, text)
     return loop
+
+
+def _check_same_run(loop: Loop, run: pathlib.Path, text: str) -> None:
+    """Otherwise what is told would be of another run than the one that was named."""
+    for action in loop.actions:
+        if isinstance(action, Checkpoint):
+            name, used = CHECKPOINTS, action.directory
+        elif isinstance(action, JsonLines):
+            name, used = STEPS, action.path
+        else:
+            continue
+        if (run / name).exists() and run.resolve() not in pathlib.Path(used).resolve().parents:
+            raise scaler.InvalidArgument(
+                f"--build {text}: the loop that it returned has {used} among its files, but {run} has {name} of its "
+                "own: expected the loop of that run. Let the function take the folder as its argument, and write below "
+                "it; or name the folder that it writes to."
+            )
 
 
 def _of_train(run: pathlib.Path) -> Loop:

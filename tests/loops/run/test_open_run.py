@@ -77,6 +77,7 @@ def test_checkpoints_of_another_program_are_told_apart(tmp_path):
 
 
 PROGRAM = """
+import pathlib
 import sys
 import tensorflow as tf
 import loops
@@ -89,6 +90,9 @@ def build(run):
         return {"loss": tf.identity(total)}
     actions = [loops.JsonLines(run / "log" / "steps.jsonl"), loops.Checkpoint(run / "ckpt", every=2)]
     return loops.Loop(step, numbers(), actions=actions)
+
+def elsewhere():
+    return build(pathlib.Path("elsewhere"))
 
 def nothing(run): ...
 
@@ -131,6 +135,20 @@ def test_a_program_builds_its_own_loop(program):
     moment = rewind(open_run(program / "run", "rewound_program:build"), 4)
     assert (moment.differs, moment.began_at, moment.batch.numpy()) == (None, 2, 3)
     assert sys.path == path
+
+
+@pytest.mark.parametrize("kept", ["checkpoints", "steps.jsonl"])
+def test_a_program_that_writes_elsewhere_is_not_taken_for_the_run(program, kept):
+    """What is in the folder that was named would go unread."""
+    assert len(open_run("run", "rewound_program:elsewhere").actions) == 2
+    (program / "run" / kept).mkdir()
+    with pytest.raises(
+        scaler.InvalidArgument,
+        match=rf"has elsewhere/[a-z/.]+ among its files, but run has {kept} of its own: expected",
+    ):
+        open_run("run", "rewound_program:elsewhere")
+    (program / "elsewhere").mkdir()
+    open_run("elsewhere", "rewound_program:elsewhere")
 
 
 @pytest.mark.parametrize(
