@@ -53,7 +53,7 @@ def test_an_action_is_pinned_by_its_commit(job, step):
 
 def test_a_change_is_tested_as_a_submission_is():
     """What .ci/run makes, on every Python that is claimed."""
-    made = set(re.findall(r"[\w-]+", " ".join(re.findall(r"^both (.*)$", (ROOT / ".ci/run").read_text(), re.M))))
+    made = set(re.findall(r"[\w-]+", " ".join(re.findall(r"^together (.*)$", (ROOT / ".ci/run").read_text(), re.M))))
     jobs = loaded(".github/workflows/tests.yml")["jobs"]
     run = {
         target for job in jobs.values() for step in job["steps"] if "run" in step for target in targets_of(job, step)
