@@ -94,6 +94,15 @@ def test_an_action_that_raises_ends_the_run_and_the_next_one_goes_on(tmp_path, s
     assert total.numpy() == 36
 
 
+def test_of_two_actions_that_raise_at_one_visit_the_first_is_named():
+    log = []
+    actions = [Watched("a", log, raise_at=4, error=RuntimeError), Watched("b", log, raise_at=4, error=ValueError)]
+    loop = loops.Loop(lambda n: {"loss": tf.cast(n, tf.float32)}, numbers(), steps_per_call=2, actions=actions)
+    with pytest.raises(RuntimeError, match="stop"):
+        loop.run(8)
+    assert "b 4" in log
+
+
 def test_an_action_that_cannot_be_entered_leaves_those_before_it():
     log = []
 
