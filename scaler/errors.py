@@ -101,7 +101,7 @@ class StuckWarning(UserWarning):
 
 
 class ScaleWarning(UserWarning):
-    """A step is probably not what was meant: a loss that nobody scaled, a loss in float16, a missing snapshot.
+    """A step is probably not what was meant: an unscaled loss, a loss in float16, a missing snapshot.
 
     The step is taken as it was written, and may train wrongly or not at all. The end of the message says what to do.
     In tests make it an error: `warnings.simplefilter("error", halfstep.ScaleWarning)`.

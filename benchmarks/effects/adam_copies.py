@@ -70,7 +70,7 @@ def train(setups: Sequence[Setup], *, seeds: int, factors: Sequence[float]) -> C
         factors: What the loss of each step is multiplied by: as many steps are taken.
     """
     problem, steps, count = networks.digits(), len(factors), len(setups)
-    each = Setup(*(np.repeat(values, seeds) for values in zip(*setups, strict=True)))  # type: ignore[arg-type]
+    each = Setup(*(np.repeat(values, seeds) for values in zip(*setups, strict=True)))
 
     factor = tf.constant(factors, tf.float32)
 

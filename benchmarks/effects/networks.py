@@ -71,8 +71,8 @@ def digits() -> Problem:
         loops.LoopError: If scikit-learn is not installed.
     """
     task = tasks.load("digits")
-    flat = [tf.constant(np.reshape(images, (len(images), -1))) for images in (task.images, task.test_images)]  # type: ignore[union-attr]
-    return Problem(flat[0], tf.constant(task.labels), flat[1], tf.constant(task.test_labels))  # type: ignore[union-attr]
+    flat = [tf.constant(np.reshape(images, (len(images), -1))) for images in (task.images, task.test_images)]
+    return Problem(flat[0], tf.constant(task.labels), flat[1], tf.constant(task.test_labels))
 
 
 def start(seeds: int, setups: int = 1, sizes: Sequence[int] = SIZES) -> list[tf.Tensor]:

@@ -201,7 +201,7 @@ def train(
         held_out: What `pairs_of` returns for the characters of the held-out losses; None takes all of the text.
     """
     task, count = text(), len(setups)
-    each = Setup(*(np.repeat(values, seeds) for values in zip(*setups, strict=True)))  # type: ignore[arg-type]
+    each = Setup(*(np.repeat(values, seeds) for values in zip(*setups, strict=True)))
     z = tf.constant(np.repeat(coefficients, seeds), tf.float32)
     characters = tf.constant(task.characters)
     if held_out is None:

@@ -31,7 +31,7 @@ def text(**sizes: int) -> TextTask:
     Raises:
         loops.LoopError: If this Python was installed without its source.
     """
-    return dataclasses.replace(tasks.load("text"), **sizes)  # type: ignore[type-var, return-value]
+    return dataclasses.replace(tasks.load("text"), **sizes)
 
 
 def held_out(task: Task) -> tuple[tf.Tensor, tf.Tensor]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from halfstep.commands.shared import FORMS, TUNED, count
-
-if TYPE_CHECKING:
-    pass
 
 
 def add_replay(commands: Any) -> None:

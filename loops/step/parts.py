@@ -223,7 +223,7 @@ class OwnStep(tf.Module):
 
         Args:
             who: The class and name of the step, for the sentence.
-            advice: What to make anew after other weights are trained, as a sentence.
+            advice: A sentence that says what to create anew once other weights are trained.
 
         Raises:
             scaler.InvalidArgument: With what was changed.

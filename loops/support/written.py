@@ -149,7 +149,7 @@ class AppendFile:
         """Appends bytes: all of them, or none if they cannot be written.
 
         Raises:
-            OSError: If they cannot be written, or if the file is no longer at its path, so that they would be lost.
+            OSError: If they cannot be written, or if the file has left its path, where they would be lost.
         """
         found = os.fstat(self._file.fileno())
         with contextlib.suppress(FileNotFoundError):

@@ -140,7 +140,7 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
                 take_windows_over(inner)
                 self._window = Window(steps, targets)
             if not inner.built:
-                inner.gradient_accumulation_steps = None  # Keras would create accumulators that nobody uses.
+                inner.gradient_accumulation_steps = None  # Keras would create accumulators that are never used.
                 try:
                     build_optimizer(inner, targets)
                 finally:

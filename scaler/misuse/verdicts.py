@@ -19,7 +19,7 @@ from scaler.misuse.units import Mixed, Note, Power, Unit, Unknown, Why, sources_
 from scaler.weights.trainable import listed, name_of
 
 NOT_SCALED = "not scaled"
-"""The mistake of gradients that nobody scaled."""
+"""The mistake of unscaled gradients."""
 NEVER_ASKED = "neither scale(loss) (scale_loss of a LossScaleOptimizer) nor loss_scale was ever used"
 _CLIPS = ("clip_by_global_norm", "clip_by_norm", "clip_by_value")
 _ONE_BY_ONE = (
@@ -153,7 +153,7 @@ def still_scaled(units: Sequence[Unit], wanted: frozenset) -> str | None:
 
 
 def not_scaled(why: str) -> str:
-    """The warning for gradients of a loss that nobody scaled."""
+    """The warning for gradients of an unscaled loss."""
     return (
         f"the gradients are divided by the loss scale, but {why}: they seem to be gradients of an unscaled loss, and "
         "the step would be too small by this factor. Differentiate scale(loss). If you scale by hand, read the factor "
@@ -178,7 +178,7 @@ def _is_foreign(unit: Power, owner: object) -> bool:
 
 
 def _is_unscaled_part(unit: Power, moves: bool) -> bool:
-    """Whether a gradient of this unit is one of a loss that nobody scaled."""
+    """Whether a gradient of this unit comes from an unscaled loss."""
     if unit.powers or unit.notes & {Note.UNSCALED, Note.CANCELLED, Note.DOUBTFUL}:
         return False
     # A constant factor may be the scale, if that never moves.

@@ -265,7 +265,7 @@ class LastSkip:
         numbers = {name: tf.cast(kept[name], tf.int64) for name in ("cause", "index", "count", "nearest")}
         place = tf.cast(kept["name_offset"], tf.int64)
         known = tf.reduce_any(tf.equal(tf.constant([0, *lists], tf.int64), place))
-        # The positions of a list that nobody knows here are left beyond any list.
+        # Positions of a list that is unknown here stay beyond any list.
         for name in ("index", "nearest"):
             at = numbers[name]
             numbers[name] = choose(tf.logical_or(known, at < 0), at, at + place)
