@@ -37,7 +37,7 @@ _ENLARGES = Texts(
 _NOT_STRESSED = Texts(
     Kind.NOT_STRESSED,
     "this layer could not be stressed, so its behaviour in float16 is unknown.",
-    "Run alone, it raised {error}",
+    "Run alone, it raised {error}.",
     "Check its limits in float16 yourself, or give it dtype='float32'.",
     Severity.NOTE,
 )
