@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
 import platform
+import re
 import select
 import signal
 import sys
 import threading
 import types
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from halfstep.commands import examine, other_strategies, past_steps, read_runs, shared
 from halfstep.commands.completion import add_completion
@@ -44,11 +46,25 @@ _EXPERIMENTS = (
 )
 
 
+class Parser(argparse.ArgumentParser):
+    """Answers a wrong command or option with the nearest one, and a wrong option with the usage of its own command."""
+
+    def parse_known_args(self, *arguments: Any) -> Any:  # Also of a command inside, which argparse lets keep the rest.
+        """Refuses arguments that are not known."""
+        found, rest = super().parse_known_args(*arguments)
+        return (found, rest) if not rest else self.error(f"unrecognized arguments: {' '.join(rest)}")
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the usage and the message, and exits."""
+        wrong = re.search(r"invalid choice: '([^']+)'|unrecognized arguments: (--[\w-]+)", message)
+        known = re.findall(r"(?<![\w-])-*\w[\w-]*", f"{self.format_usage()} {message.partition('choose from')[2]}")
+        near = difflib.get_close_matches(wrong[1] or wrong[2], known, n=1) if wrong else []
+        super().error(message + "".join(f". Did you mean {one!r}?" for one in near))
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands; it stores the name of the chosen one as `command`, and its function as `run`."""
-    result = argparse.ArgumentParser(
-        prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart."
-    )
+    result = Parser(prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart.")
     result.add_argument("--version", action=PrintVersions, help="print this version, and TensorFlow's and Keras's")
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in _COMMANDS:

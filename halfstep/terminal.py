@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ from loops.actions import Progress
 
 _BAR = 20
 """Columns of a bar; the rest of the line is for the status."""
+_EVERY = 10.0
+"""Seconds between the lines where there is no bar, as for `Progress`."""
 
 
 class Console(rich.console.Console):
@@ -64,7 +67,7 @@ def quiet() -> None:
 
 @contextlib.contextmanager
 def working(label: str, moving: bool = True) -> Iterator[Callable[[str], object]]:
-    """Shows a bar without a known end on standard error if that is a terminal; shows nothing otherwise.
+    """Shows a bar without a known end on standard error, or a line now and then if that is no terminal.
 
     Args:
         label: The text before the bar.
@@ -75,7 +78,16 @@ def working(label: str, moving: bool = True) -> Iterator[Callable[[str], object]
     """
     console = Console(stderr=True)
     if not console.is_terminal or console.is_dumb_terminal:
-        yield lambda text: None
+        last = time.monotonic()
+
+        def tell(text: str) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= _EVERY:
+                last = now
+                console.print(f"{label}  {text}", markup=False, highlight=False, soft_wrap=True)
+
+        yield tell
         return
     columns = (
         rich.progress.TextColumn("{task.description}", markup=False),

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from scaler.backend.autograph import nested, no_autograph, with_user_autograph
 from scaler.backend.graphs import at_each_call, repeat_checks
-from scaler.backend.layers import alive, calls_through
+from scaler.backend.layers import alive, calls_through, direction_of
 from scaler.backend.variables import outside_the_graph, owner_of
 from scaler.checks import did_you_mean, from_keras, suggest_arguments
 from scaler.gate.layer_state import LayerState
@@ -39,6 +39,7 @@ __all__ = [
     "check_connected",
     "check_precision",
     "did_you_mean",
+    "direction_of",
     "from_keras",
     "nested",
     "no_autograph",

@@ -27,7 +27,7 @@ class Evaluate:
 
         accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
         evaluate = loops.Evaluate(model, test_data, [accuracy], every=500)
-        loop = loops.Loop(step, dataset, actions=[evaluate, loops.EarlyStop(loops.Best(evaluate, "accuracy", "max"))])
+        loop = loops.Loop(step, dataset, actions=[evaluate, loops.EarlyStop(loops.Best(evaluate, "accuracy"))])
 
     The model is called with `training=False`, so the state of the training run does not change. Metrics get its
     predictions in float32, with the mask that Keras stores on them. They are reset before each pass, stay on the device
@@ -209,6 +209,20 @@ def _check(model: object, dataset: object, metrics: list) -> None:
         )
 
 
+_BETTER = {
+    "min": ("loss", "error", "mse", "mae", "rmse", "perplexity"),
+    "max": ("accuracy", "acc", "auc", "precision", "recall", "f1", "f1_score", "iou"),
+}
+"""Which way the metrics of these names, or with such an ending, are better."""
+
+
+def _better(metric: Any) -> str | None:
+    """The mode in which a metric is better, by what Keras says of it or else by its name; None if unknown."""
+    known = {"down": "min", "up": "max"}.get(scaler.authoring.direction_of(metric))
+    words = ((mode, word) for mode, several in _BETTER.items() for word in several)
+    return known or next((mode for mode, word in words if f"_{metric.name.lower()}".endswith(f"_{word}")), None)
+
+
 class Best:
     """Follows one metric of an `Evaluate`. An `EarlyStop` and a `Checkpoint` may share one.
 
@@ -217,7 +231,8 @@ class Best:
     Args:
         evaluate: One of the same loop's actions, before those that use this.
         metric: The name of one of its metrics.
-        mode: "min" or "max", whichever is better.
+        mode: "min" or "max", whichever is better. Default: as Keras says of the metric, or as its name does, such as
+            "loss", "error", "accuracy" or "auc", also at its end: "top_k_accuracy".
         min_delta: The smallest change that counts as an improvement, in the metric's units.
 
     Attributes:
@@ -229,9 +244,12 @@ class Best:
         scaler.InvalidArgument: For an argument that cannot work.
     """
 
-    def __init__(self, evaluate: Evaluate, metric: str, mode: str = "min", *, min_delta: float = 0.0):
+    def __init__(self, evaluate: Evaluate, metric: str, mode: str | None = None, *, min_delta: float = 0.0):
         check(f"Best({evaluate!r})", isinstance(evaluate, Evaluate), "an hs.Evaluate")
         check(f"Best(metric={metric!r})", metric in evaluate.metric_names, f"one of {', '.join(evaluate.metric_names)}")
+        if mode is None:
+            mode = _better(next(one for one in evaluate._metrics if one.name == metric))
+            check(f"Best(metric={metric!r})", mode, "mode='min' or mode='max' as well: its name does not say which")
         check(f"Best(mode={mode!r})", mode in ("min", "max"), "'min' or 'max', whichever is better")
         check(f"Best(min_delta={min_delta!r})", min_delta >= 0, "a number of at least 0")
         self._evaluate, self._metric, self._mode, self._min_delta = evaluate, metric, mode, float(min_delta)

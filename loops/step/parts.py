@@ -80,7 +80,7 @@ class Part:
         check_count(f"{who}: every={self.every!r}", self.every)
         check_teacher(who, self.teacher, self.model, self.momentum)
         object.__setattr__(self, "optimizer", as_optimizer(who, self.optimizer))
-        scaler.authoring.check_arguments(self.optimizer, clip_norm=self.clip_norm, clip=self.clip)
+        scaler.authoring.check_arguments(self.optimizer, clip_norm=self.clip_norm, clip=self.clip, who=who)
 
     def _given(self) -> list:
         return list(self.model) if isinstance(self.model, (list, tuple)) else [self.model]

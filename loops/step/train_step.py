@@ -149,7 +149,7 @@ class TrainStep(OwnStep):
         self.allow_16bit_updates = allow_16bit_updates
         check_masters(masters, allow_16bit_updates, layerwise)
         check_scaling(model, optimizer, self.loss_scaler, layerwise)
-        scaler.authoring.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
+        scaler.authoring.check_arguments(optimizer, clip_norm=clip_norm, clip=clip, who="TrainStep")
         self._make_masters, self.layerwise = masters, layerwise
         check_retry(retry, layerwise, jit_compile, probes)
         self.retry = retry

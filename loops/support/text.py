@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 _OF_USER_CODE = re.compile(r"\n +\w*Error: ")
 """Separates TensorFlow's stack of calls from the error itself."""
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_NOT_FOR_PEOPLE = re.compile(r"\x1b\[[0-9;]*m|\{\{function_node [^}]*\}\} ?| \[Op:\w+\](?: name: )?")
+"""Colours, and the wrapper and operation that TensorFlow names of a function of its own."""
 
 
 def one_line(error: Exception, longest: int = 240) -> str:
@@ -17,7 +18,7 @@ def one_line(error: Exception, longest: int = 240) -> str:
         error: An error of Python, TensorFlow or Keras.
         longest: The most characters to return.
     """
-    text = " ".join(_OF_USER_CODE.split(_ESCAPES.sub("", str(error)))[-1].split())
+    text = " ".join(_OF_USER_CODE.split(_NOT_FOR_PEOPLE.sub("", str(error)))[-1].split())
     text = text.partition(" Arguments received by")[0]
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 

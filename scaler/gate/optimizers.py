@@ -17,23 +17,23 @@ from scaler.errors import InvalidArgument
 Optimizer: TypeAlias = Any
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Refuses what cannot update variables, and an optimizer that scales by itself."""
+def check_optimizer(optimizer: Optimizer, who: str = "apply") -> None:
+    """Refuses what cannot update variables, and an optimizer that scales by itself. `who` was called."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise InvalidArgument(
-            f"apply: {type(optimizer).__name__} scales losses by itself. Pass its inner_optimizer: "
+            f"{who}: {type(optimizer).__name__} scales losses by itself. Pass its inner_optimizer: "
             "one loss scaler is enough."
         )
     if getattr(optimizer, "loss_scale_factor", None) is not None:
         raise InvalidArgument(
-            f"apply: the optimizer divides gradients by loss_scale_factor={optimizer.loss_scale_factor!r}, after they "
+            f"{who}: the optimizer divides gradients by loss_scale_factor={optimizer.loss_scale_factor!r}, after they "
             "were unscaled already. Leave loss_scale_factor unset."
         )
     if replicas.replica_count() > 1:
         _check_on_replicas(optimizer)
     if hasattr(optimizer, "get_scaled_loss"):
         raise InvalidArgument(
-            f"apply: {type(optimizer).__name__} of tf-keras scales losses by itself. Pass its inner_optimizer: one "
+            f"{who}: {type(optimizer).__name__} of tf-keras scales losses by itself. Pass its inner_optimizer: one "
             "loss scaler is enough."
         )
     if isinstance(optimizer, type) or not (
@@ -43,7 +43,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
         several = isinstance(optimizer, (list, tuple))
         shown = f"a {type(optimizer).__name__} of {len(optimizer)}" if several else repr(optimizer)
         raise InvalidArgument(
-            f"apply: optimizer={shown}: expected a Keras optimizer such as keras.optimizers.Adam(), or "
+            f"{who}: optimizer={shown}: expected a Keras optimizer such as keras.optimizers.Adam(), or "
             "a function of (grads, variables)."
             + (" Create it before the first step: it keeps its moments." if isinstance(optimizer, str) else "")
             + (

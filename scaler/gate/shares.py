@@ -62,14 +62,24 @@ class Share(NamedTuple):
 
 
 def check_arguments(
-    optimizer: Any, *, clip_norm: float | tf.Tensor | None = None, clip: ClipByNorm | ClipByValue | None = None
+    optimizer: Any,
+    *,
+    clip_norm: float | tf.Tensor | None = None,
+    clip: ClipByNorm | ClipByValue | None = None,
+    who: str = "apply",
 ) -> None:
     """Checks the arguments that `apply` would refuse at the first step.
+
+    Args:
+        optimizer: As of `apply`.
+        clip_norm: The same.
+        clip: The same.
+        who: What the user called, to begin the message with.
 
     Raises:
         InvalidArgument: If `optimizer` is not an optimizer or scales losses itself, or the clipping is invalid.
     """
-    check_optimizer(optimizer)
+    check_optimizer(optimizer, who)
     clipping_of(clip_norm, clip)
 
 

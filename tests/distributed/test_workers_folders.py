@@ -144,7 +144,7 @@ def test_what_workers_could_do_at_different_steps_is_refused(tmp_path):
     import keras
 
     evaluate = loops.Evaluate(lambda x, training: x, data, [keras.metrics.Mean(name="m")], every=1)
-    best = loops.Checkpoint(tmp_path, every=2, best=loops.Best(evaluate, "m"))
+    best = loops.Checkpoint(tmp_path, every=2, best=loops.Best(evaluate, "m", "min"))
     with pytest.raises(loops.CheckpointError, match=r"best=.*several workers.*each would keep another step"):
         numbers_loop(best, evaluate).run(3)
     assert not list(tmp_path.iterdir())

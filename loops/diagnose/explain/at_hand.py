@@ -172,10 +172,9 @@ class StepAtHand:
             found = difference([self.logged], {self.step: outputs})
         said = [] if found is None else [found.sentence]
         if recent.updates is None:
-            said.append("it is unknown how many updates lie between the step and this repetition")
+            said.append("it is repeated with weights that may have moved since")
         elif recent.updates:
-            verb = "lies" if recent.updates == 1 else "lie"
-            said.append(f"{amount(recent.updates, 'update')} {verb} between the step and this repetition")
+            said.append(f"it is repeated with weights that have moved since, by {amount(recent.updates, 'update')}")
         if said:
             self.reproduced, self.comparable = False, found is not None and found.known
             text = "; ".join(said)

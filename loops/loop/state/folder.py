@@ -18,6 +18,7 @@ import tensorflow as tf
 from loops.loop.workers import Workers
 from loops.support.errors import CheckpointError
 from loops.support.json_values import read_object
+from loops.support.text import one_line
 
 NAME = "ckpt"
 _FACTS = "facts/.ATTRIBUTES/py_state"
@@ -60,7 +61,7 @@ def read_facts(path: str, *, whole: bool = True) -> dict[str, Any]:
             tf.raw_ops.RestoreV2(prefix=path, tensor_names=[key], shape_and_slices=[""], dtypes=[dtype])
         return parse(reader.get_tensor(_FACTS))
     except Exception as error:  # TensorFlow raises RuntimeError, IndexError or OpError, by what is damaged.
-        raise Damaged(" ".join(str(error).split())[:200]) from error
+        raise Damaged(one_line(error)) from error
 
 
 def _check_sizes(path: str, reader: Any) -> None:

@@ -126,6 +126,7 @@ def test_when_none_is_whole_nothing_is_touched(eight):
         run.go(12)
     for text in ("step 8: ", "step 6: ", "step 4: ", "remove them"):
         assert text in str(caught.value)
+    assert "{{" not in str(caught.value)
     assert sorted(path.name for path in eight.iterdir()) == before
     assert run.loop.counters == loops.Counters()
 

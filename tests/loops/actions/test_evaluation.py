@@ -41,7 +41,7 @@ class Run:
         self.evaluate = loops.Evaluate(
             lambda x, training: tf.cast(weight + 0.0 * x, tf.float16), held_out(), [Value(name="value")], every=every
         )
-        self.best = loops.Best(self.evaluate, "value")
+        self.best = loops.Best(self.evaluate, "value", "min")
         self.early = loops.EarlyStop(self.best, patience=patience)
         actions = [self.evaluate, self.early, lambda visit: self.measured.append(dict(self.evaluate.results))]
         if checkpoint:
@@ -166,6 +166,34 @@ def test_better_is_what_was_asked_for(mode, min_delta, values, step):
     assert best.since == 4 - step
 
 
+@pytest.mark.parametrize(
+    ("metric", "mode"),
+    [
+        ("accuracy", "max"),
+        (keras.metrics.AUC(name="area"), "max"),  # Keras knows it.
+        (keras.metrics.MeanSquaredError(name="m"), "min"),
+        (Value(name="top_5_accuracy"), "max"),
+        (Value(name="f1_score"), "max"),
+        (Value(name="Loss"), "min"),
+        (Value(name="accuracy_loss"), "min"),
+        (Value(name="flacc"), None),
+        (Value(name="accuracy_gap"), None),
+    ],
+)
+def test_which_is_better_is_taken_from_the_metric_or_asked_for(metric, mode):
+    evaluate = loops.Evaluate(lambda x, training: x, held_out(), [metric], every=1)
+    (name,) = evaluate.metric_names
+    if mode is None:
+        with pytest.raises(scaler.InvalidArgument, match=rf"Best\(metric='{name}'\).+ mode='min' or mode='max'"):
+            loops.Best(evaluate, name)
+        return
+    best = loops.Best(evaluate, name)
+    for evaluate.step, value in enumerate([2.0, 3.0, 1.0], 1):
+        evaluate.results = {name: value}
+        best.look()
+    assert best.value == (3.0 if mode == "max" else 1.0)
+
+
 @pytest.mark.usefixtures("eagerly")
 def test_a_run_that_goes_on_stops_where_the_whole_one_does(tmp_path):
     values = [9.0, 8.0, math.nan, math.inf, 5.0, 6.0, 4.0, 7.0, 7.0, 7.0]
@@ -278,12 +306,12 @@ def test_bad_evaluations_are_refused(changed, said):
 
 def test_bad_followers_are_refused(tmp_path):
     evaluate = loops.Evaluate(**GOOD)
-    best = loops.Best(evaluate, "m")
+    best = loops.Best(evaluate, "m", "min")
     for wrong, said in [
         (lambda: loops.Best(3, "m"), "hs.Evaluate"),
         (lambda: loops.Best(evaluate, "loss"), "expected one of m"),
         (lambda: loops.Best(evaluate, "m", "up"), "'min' or 'max'"),
-        (lambda: loops.Best(evaluate, "m", min_delta=math.nan), "min_delta"),
+        (lambda: loops.Best(evaluate, "m", "max", min_delta=math.nan), "min_delta"),
         (lambda: loops.EarlyStop(evaluate), "hs.Best"),
         (lambda: loops.EarlyStop(best, patience=0), "patience"),
         (lambda: loops.Checkpoint(tmp_path, every=1, best="m"), "hs.Best"),

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from command_cases import run, strict
 
 import loops
+from halfstep.command import main
 from loops.diagnose.doctor import layer_times
 from loops.run.train import POLICIES
 
@@ -43,6 +45,26 @@ def test_train_goes_on_with_a_change_that_is_named(capsys, tmp_path):
     status, _, progress = run(capsys, *other, "--changed", "loss_scaler")
     assert status == 0
     assert "digits  resumed from step 2; strategy was" in progress
+
+
+@pytest.mark.parametrize(
+    ("typed", "usage", "said"),
+    [
+        ("repport", "usage: halfstep [-h]", "choose from '?train.+ Did you mean 'report'\\?$"),
+        ("lab cur run", "usage: halfstep lab [-h]", " Did you mean 'cure'\\?$"),
+        ("train digits --stpes 3", "usage: halfstep train [-h]", "arguments: --stpes 3. Did you mean '--steps'\\?$"),
+        ("lab cure run --step 3 --jsno", "usage: halfstep lab cure [-h]", "--jsno. Did you mean '--json'\\?$"),
+        ("zzz", "usage: halfstep [-h]", "invalid choice: 'zzz' [^?]+$"),
+        ("train digits more", "usage: halfstep train [-h]", "unrecognized arguments: more$"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_nearest(capsys, typed, usage, said):
+    with pytest.raises(SystemExit) as exited:
+        main(typed.split())
+    assert exited.value.code == 2
+    printed, errors = capsys.readouterr()
+    assert (printed, errors.startswith(usage)) == ("", True)
+    assert re.search(said, errors.strip())
 
 
 def test_a_change_needs_a_run_that_goes_on(capsys, tmp_path):

@@ -386,6 +386,15 @@ def test_a_bar_moves_on_a_terminal_and_nothing_is_printed_elsewhere(monkeypatch,
     assert bool(text.getvalue()) == is_terminal
 
 
+def test_without_a_bar_long_work_tells_how_far_it_is_every_ten_seconds(monkeypatch, capsys):
+    now = iter(range(0, 100, 4))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(now))
+    with terminal.working("cure") as show:
+        for times in range(1, 7):
+            show(f"ran the step [{times}] times")
+    assert capsys.readouterr() == ("", "cure  ran the step [3] times\ncure  ran the step [6] times\n")
+
+
 @pytest.mark.parametrize("moving", [True, False])
 def test_a_bar_wraps_in_no_terminal_and_is_none_in_a_dumb_one(monkeypatch, moving):
     monkeypatch.setenv("TERM", "xterm")

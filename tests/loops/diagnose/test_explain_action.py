@@ -138,7 +138,7 @@ def test_a_scale_that_the_step_does_not_return_is_not_guessed():
     assert (one.step, one.loss_scale, one.where, one.kind) == (1, None, "data", "nan")
     assert "loss scale" not in one.sentence.partition(":")[0]
     assert (one.reproduced, one.other_batch) == (False, "next")
-    assert "2 updates lie" in one.sentence
+    assert "weights that have moved since, by 2 updates." in one.sentence
 
 
 def test_a_run_that_went_back_is_explained_anew(tmp_path, monkeypatch):

@@ -189,9 +189,9 @@ def test_evaluations_that_changed_places_keep_their_results(tmp_path):
 
 def test_a_best_that_follows_another_evaluation_starts_new(tmp_path):
     one, two = evaluations()
-    loop(tmp_path, one, two, loops.EarlyStop(loops.Best(one, "e"))).run(2)
+    loop(tmp_path, one, two, loops.EarlyStop(loops.Best(one, "e", "min"))).run(2)
     one, two = evaluations()
-    best = loops.Best(two, "e")
+    best = loops.Best(two, "e", "min")
     with pytest.warns(loops.ResumeWarning, match="no state of EarlyStop 'min e of two': it starts new"):
         loop(tmp_path, one, two, loops.EarlyStop(best)).run(4)
     assert (best.value, best.step) == (4.0, 4)
@@ -199,9 +199,9 @@ def test_a_best_that_follows_another_evaluation_starts_new(tmp_path):
 
 def test_a_best_with_another_min_delta_goes_on(tmp_path):
     one, _ = evaluations()
-    loop(tmp_path, one, loops.EarlyStop(loops.Best(one, "e"))).run(2)
+    loop(tmp_path, one, loops.EarlyStop(loops.Best(one, "e", "min"))).run(2)
     one, _ = evaluations()
-    best = loops.Best(one, "e", min_delta=0.5)
+    best = loops.Best(one, "e", "min", min_delta=0.5)
     loop(tmp_path, one, loops.EarlyStop(best)).run(4)
     assert (best.step, best.since) == (2, 1)
 
@@ -213,7 +213,7 @@ def test_a_metric_that_an_evaluation_no_longer_has_is_not_shown(tmp_path):
 
     loop(tmp_path, one("e", "f")).run(2)
     other = one("f", "g")
-    best = loops.Best(other, "g")
+    best = loops.Best(other, "g", "min")
     with pytest.warns(loops.ResumeWarning, match="no state of EarlyStop 'min g of validation'"):
         loop(tmp_path, other, loops.EarlyStop(best)).run(2)
     assert other.results == {"f": 9.0}

@@ -95,4 +95,4 @@ def test_explain_names_the_layer_of_the_part_whose_turn_it_was():
     (found,) = explain.explanations
     assert (found.step, found.verdict, found.layer) == (2, "loss", "second/grows")
     assert "second/grows" in found.sentence
-    assert "1 update lies between the step and this repetition" in found.differs
+    assert "weights that have moved since, by 1 update." in found.differs
