@@ -30,7 +30,7 @@ from scaler.misuse.marks import check_rescaled, marked_unscaled
 from scaler.misuse.trace import not_judged
 from scaler.outcome.outcome import Cause, LastSkip, Outcome, Skip, note_skip_in_trace, skip_in_trace
 from scaler.outcome.skip_sentence import Names, Run, none_skipped, pinned
-from scaler.outcome.stuck import StuckPolicy, Watch
+from scaler.outcome.stuck import Reading, StuckPolicy, Watch
 from scaler.strategies import Dynamic, Event, Strategy
 from scaler.strategies.base import (
     check_event,
@@ -573,8 +573,11 @@ class LossScaler(ByName):
         self._calls.use.check_ended(now.attempted)
         if unseen and not now.consecutive_skips:
             self._calls.warn_of_unseen_loss(f"The last of {now.attempted:,} attempted steps")
+        self._look(self._watch, now)
+
+    def _look(self, watch: Watch, now: Reading, advice: str = "") -> None:
         bounds, spikes = host_bounds_of(self.strategy), self._spikes.too_many(now.consecutive_skips)
-        self._watch.look(self._who, now, *bounds, lambda: self.explain() if now.skipped else "", spikes)
+        watch.look(self._who, now, *bounds, lambda: f"{self.explain() if now.skipped else ''}{advice}", spikes)
 
     def _reading(self) -> tf.Tensor:
         """What `check` looks at, as one tensor, float64 [7], for a `tf.function` to return with other results."""

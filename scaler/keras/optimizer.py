@@ -28,12 +28,15 @@ from scaler.misuse.losses import undivided_mean
 from scaler.misuse.marks import UNSCALED, as_given
 from scaler.misuse.trace import kinds_behind
 from scaler.outcome.outcome import Outcome
+from scaler.outcome.stuck import StuckPolicy, Watch
 from scaler.strategies import NoScaling, Static, Strategy
 from scaler.strategies.spike_guard import unguarded
 from scaler.weights.masters import MasterWeights
 
 _SAVED_AT_TIMES = ("masters", "_window", "step_counter", "dynamic_scale")
 """Parts that some checkpoints of a loss scale optimizer lack, ours or Keras's."""
+_UNCHECKED = StuckPolicy("warn", consecutive_skips=20, consecutive_bad_losses=5)
+"""When a run in `fit` that nobody checks is worth a word, at the end of an epoch: an epoch may be short."""
 
 
 @keras.saving.register_keras_serializable(package="scaler")
@@ -109,6 +112,7 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         self._window: Window | None = None
         self._unscaled = replicas.local_variable(False, "unscaled")
         self._by_hand = False
+        self._unchecked = Watch(_UNCHECKED)
         self._made_in = tf.distribute.get_strategy()
         self._order = Order()
         warn_if_hook_missing()
@@ -343,8 +347,16 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         """Whether any step traced so far had a gradient for the variable."""
         return self._order.updates(variable)
 
+    def _warn_if_stuck(self) -> None:
+        """Warns of no progress that no `check` looks at: after each epoch with `protect`, else at the end of `fit`."""
+        own = self.loss_scaler
+        if len(own._watch.history.readings) < 2 and own.stuck.action != "continue":
+            own._look(self._unchecked, own._stored.read(), " hs.LossScaleLogger() among the callbacks ends such a run.")
+
     def finalize_variable_values(self, var_list: Sequence) -> None:
         """Assigns the inner optimizer's EMA to variables and masters. Keras calls it at the end of `fit`."""
+        if tf.executing_eagerly():
+            self._warn_if_stuck()
         inside = (self.inner_optimizer, *getattr(self.inner_optimizer, "optimizers", ()))
         if not any(getattr(each, "use_ema", False) for each in inside):
             self.inner_optimizer.finalize_variable_values(var_list)

@@ -164,7 +164,12 @@ def protect(model: keras.Model) -> keras.Model:
 
     @functools.wraps(own_results)
     def get_metrics_result() -> dict[str, Any]:
-        return shown.at_rest() if tf.executing_eagerly() else shown.note(own_results())
+        if not tf.executing_eagerly():
+            return shown.note(own_results())
+        if shown.put_back:
+            for optimizer in loss_scale_optimizers(model).values():
+                optimizer._warn_if_stuck()
+        return shown.at_rest()
 
     setattr(train_step, _MARK, True)
     model.train_step = train_step

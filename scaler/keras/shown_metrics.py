@@ -188,9 +188,14 @@ class Shown:
         # As a truth of Python's a variable of several replicas is always true.
         own = {name for name, flag in self._own.items() if any(map(bool, replicas.replica_values(flag)))}
         shown = {name: value for name, value in self._used_results().items() if name not in own}
-        if _first(self._put_back) and not _first(self._kept):
+        if self.put_back and not _first(self._kept):
             return {name: _filled(value, _worst_of(self._model, name)) for name, value in shown.items()}
         return {name: _filled(value, float("nan")) if name in never else value for name, value in shown.items()}
+
+    @property
+    def put_back(self) -> float:
+        """How many steps were rolled back since the metrics were reset; read between steps."""
+        return _first(self._put_back)
 
     def _never(self) -> set[str]:
         """The metrics that were finite in no step that was kept. Warns of those that were not in some, of each once."""

@@ -194,5 +194,5 @@ class Watch:
             if self.policy.action == "raise":
                 raise StuckError(message)
             if not self._was_stuck:
-                warnings.warn(message, StuckWarning, stacklevel=3)
+                warnings.warn(message, StuckWarning, stacklevel=4)
         self._was_stuck = problem is not None

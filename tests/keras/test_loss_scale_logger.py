@@ -46,6 +46,50 @@ def test_a_run_without_progress_is_stopped(mode):
     assert model.optimizer.loss_scaler.counters.skipped == (5 if mode else 4)
 
 
+def told(model, x, y, epochs=1, **arguments):
+    """The epochs after which a run that nobody checks is told to make no progress, and the sentences."""
+    found = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", scaler.StuckWarning)
+        after = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: found.append(len(caught)))
+        callbacks = [after, *arguments.pop("callbacks", [])]
+        model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=callbacks, **arguments)
+    return found, [str(one.message) for one in caught if one.category is scaler.StuckWarning]
+
+
+def test_a_run_without_progress_is_told_without_it():
+    """Once, at the end of the first epoch, and without `protect` at the end of `fit`."""
+    x, y = overflowing(48)
+    x[:] = 1e30
+    model = compiled(stateful=False)
+    counts, said = told(model, x, y, epochs=2)
+    assert counts == [1, 1]
+    assert len(said) == 1
+    assert "6 steps since the last applied one were skipped because of a loss that was not finite" in said[0]
+    assert "the loss itself was not finite" in said[0]
+    assert "hs.LossScaleLogger()" in said[0]
+    assert told(model, x, y)[1] == []
+    told(model, *data(8))
+    assert len(told(model, x, y)[1]) == 1  # It trained in between.
+    counts, said = told(compiled(stateful=False, protect=False), x, y, epochs=2)
+    assert (counts, len(said)) == ([0, 0], 1)
+
+
+def test_a_run_is_told_nothing_that_its_policy_or_progress_speaks_against():
+    x, y = overflowing(48)
+    x[:] = 1e30
+    model = compiled(stateful=False)
+    loss_scaler = model.optimizer.loss_scaler
+    loss_scaler.stuck = scaler.StuckPolicy("continue")
+    assert told(model, x, y)[1] == []
+    loss_scaler.stuck = scaler.StuckPolicy()
+    assert told(model, x, y, callbacks=[scaler.LossScaleLogger()])[1] == []  # Its own policy allows more of them.
+    loss_scaler.stuck = scaler.StuckPolicy()
+    x[:8] = 1.0
+    assert told(model, x[:40], y[:40], shuffle=False)[1] == []
+    assert loss_scaler.counters.consecutive_skips == 4
+
+
 def test_it_says_what_it_needs():
     with pytest.raises(scaler.InvalidArgument, match=r"stuck='warn'.*StuckPolicy"):
         scaler.LossScaleLogger(stuck="warn")
