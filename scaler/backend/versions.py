@@ -25,8 +25,8 @@ _CPU = pathlib.Path("/proc/cpuinfo")
 SLOW = (
     "float16 is slow on this processor: TensorFlow gives its products with a bias to oneDNN, which took up to 100 "
     "times as long as float32. Set the environment variable TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, or "
-    "have XLA compile the step: tf.function(jit_compile=True), in fit compile(jit_compile=True). float32 is no slower "
-    "here, however float16 is run."
+    "have XLA compile the step: tf.function(jit_compile=True), in fit compile(jit_compile=True). float32 (on the "
+    "command line --policy float32) is no slower here, however float16 is run."
 )
 
 

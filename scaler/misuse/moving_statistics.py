@@ -277,7 +277,7 @@ def warn_of_narrow_statistics(model: keras.layers.Layer) -> None:
         warnings.warn(
             f"BatchNormalization {narrow[0].path!r}{others}: its moving statistics are {dtype}. Small updates are "
             "rounded away, and a variance beyond the range is dropped: inference may differ from training. Give the "
-            f"layer dtype='mixed_{dtype}', which keeps them in float32.",
+            f"layer dtype='mixed_{dtype}' (on the command line --policy mixed_{dtype}), which keeps them in float32.",
             ScaleWarning,
             stacklevel=2,
         )

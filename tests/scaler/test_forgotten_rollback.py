@@ -429,3 +429,10 @@ def test_weights_that_another_optimizer_moved_are_no_state():
     before = raw(discriminator.variables)
     assert not step(np.ones((8, 4), "float32"), np.float32("nan"))
     assert raw(discriminator.variables) != before
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_statistics_in_16_bits_are_told_with_the_ways_out(dtype):
+    """Of code, and of who wrote none and only ran the command."""
+    with pytest.warns(scaler.ScaleWarning, match=f"dtype='mixed_{dtype}' .*--policy mixed_{dtype}"):
+        scaler.authoring.warn_of_narrow_statistics(network(dtype))

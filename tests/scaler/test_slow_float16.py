@@ -53,7 +53,9 @@ def test_a_step_in_a_graph_is_warned_of_once_a_process(on_a):
     said = said_by_steps("mixed_float16")
     assert len(said) == 1
     assert said[0].category is scaler.ScaleWarning
-    assert all(way in str(said[0].message) for way in ("TF_ENABLE_ONEDNN_OPTS=0", "jit_compile=True"))
+    assert all(
+        way in str(said[0].message) for way in ("TF_ENABLE_ONEDNN_OPTS=0", "jit_compile=True", "--policy float32")
+    )
 
 
 @pytest.mark.parametrize(
