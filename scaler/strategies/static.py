@@ -33,7 +33,7 @@ class Static:
         non-finite:  nothing changes; the step is skipped
 
     Choose a power of two: then scaling and unscaling change exponents only, and no bit of a gradient. Too small a scale
-    skips nothing, and float16 makes small gradients zero: `halfstep.observe.find_scale` measures how many of each layer.
+    skips nothing, and float16 makes small gradients zero: `halfstep.observe.find_scale` counts those of each layer.
 
     Args:
         loss_scale: A number in [2^-126, 2^126].
