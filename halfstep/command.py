@@ -49,6 +49,9 @@ _EXPERIMENTS = (
 class Parser(argparse.ArgumentParser):
     """Answers a wrong command or option with the nearest one, and a wrong option with the usage of its own command."""
 
+    elsewhere: Sequence[str] = ()
+    """What may have been meant beside its own commands."""
+
     def parse_known_args(self, *arguments: Any) -> Any:  # Also of a command inside, which argparse lets keep the rest.
         """Refuses arguments that are not known."""
         found, rest = super().parse_known_args(*arguments)
@@ -58,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         """Prints the usage and the message, and exits."""
         wrong = re.search(r"invalid choice: '([^']+)'|unrecognized arguments: (--[\w-]+)", message)
         known = re.findall(r"(?<![\w-])-*\w[\w-]*", f"{self.format_usage()} {message.partition('choose from')[2]}")
-        near = difflib.get_close_matches(wrong[1] or wrong[2], known, n=1) if wrong else []
+        near = difflib.get_close_matches(wrong[1] or wrong[2], [*known, *self.elsewhere], n=1) if wrong else []
         super().error(message + "".join(f". Did you mean {one!r}?" for one in near))
 
 
@@ -77,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     experiments = lab.add_subparsers(dest="command", required=True, metavar="EXPERIMENT")
     for add in _EXPERIMENTS:
         add(experiments)
+    result.elsewhere = [f"lab {name}" for name in experiments.choices]
     return result
 
 

@@ -17,7 +17,7 @@ from scaler.backend.autograph import nested, no_autograph, with_user_autograph
 from scaler.backend.graphs import at_each_call, repeat_checks
 from scaler.backend.layers import alive, calls_through, direction_of
 from scaler.backend.variables import outside_the_graph, owner_of
-from scaler.checks import did_you_mean, from_keras, suggest_arguments
+from scaler.checks import did_you_mean, from_keras, suggest_arguments, takes_one
 from scaler.gate.layer_state import LayerState
 from scaler.gate.proofs import selects_here
 from scaler.gate.shares import check_arguments
@@ -51,6 +51,7 @@ __all__ = [
     "selects",
     "spike_limits",
     "suggest_arguments",
+    "takes_one",
     "warn_of_narrow_statistics",
     "warn_of_no_decision",
     "warn_of_unseen_loss",

@@ -102,6 +102,17 @@ def check_flag(name: str, value: object) -> None:
         raise InvalidArgument(f"{name}={value!r} ({type(value).__name__}): expected True or False.")
 
 
+def takes_one(function: Any) -> bool:
+    """Whether it can be called with one argument, as far as Python shows it."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None)
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # It has no signature that Python could read.
+    return True
+
+
 def as_variables(method: str, variables: object) -> list:
     """A list of variables; raises `InvalidArgument` for anything else."""
     found = list(variables) if isinstance(variables, Iterable) and not tf.is_tensor(variables) else [variables]
@@ -162,7 +173,7 @@ def as_loss(loss: Any) -> tf.Tensor:
     """
     if loss is None:
         raise InvalidArgument("scale(None): expected the loss, a floating-point scalar. Does its function return it?")
-    if isinstance(loss, (tuple, list, dict)):
+    if isinstance(loss, (tuple, list, dict)) or callable(loss):
         raise InvalidArgument(f"scale({type(loss).__name__}): expected a scalar, the loss alone.")
     loss = tf.convert_to_tensor(loss)
     if not loss.dtype.is_floating:

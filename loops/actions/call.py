@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+import scaler
 from loops.loop.visit import Cadence, Seconds, Visit
 from loops.support.errors import check
 
@@ -26,7 +29,7 @@ class Call:
     """
 
     def __init__(self, function: Callable[[Visit], object], *, every: int | Seconds):
-        check(f"Call({function!r})", callable(function), "a function that takes a Visit")
+        check(f"Call({function!r})", scaler.authoring.takes_one(function), "a function that takes a Visit")
         self._function, self._cadence = function, Cadence("Call", every)
 
     def next_visit(self, done: int) -> int | None:
@@ -55,7 +58,7 @@ class StopWhen:
     """
 
     def __init__(self, condition: Callable[[Visit], object], *, every: int | Seconds = 1):
-        check(f"StopWhen({condition!r})", callable(condition), "a function from a Visit to a bool")
+        check(f"StopWhen({condition!r})", scaler.authoring.takes_one(condition), "a function from a Visit to a bool")
         self._condition, self._cadence = condition, Cadence("StopWhen", every)
         self.stopped: str | None = None
 
@@ -69,5 +72,10 @@ class StopWhen:
 
     def __call__(self, visit: Visit) -> None:
         """Evaluates the condition, if it is due."""
-        if self._cadence.due(visit) and self._condition(visit):
+        if not self._cadence.due(visit):
+            return
+        answer = np.asarray(self._condition(visit))
+        good = answer.ndim == 0 and answer.dtype.kind in "biuf"
+        check(f"StopWhen(condition): it returned {answer!r:.100}", good, "True or False, as of a call's last loss")
+        if answer:
             self.stopped = f"StopWhen's condition was true at step {visit.counters.data}"

@@ -121,8 +121,10 @@ class Checkpoint:
             run is None or isinstance(run, Mapping),
             "a dict of names and values, such as {'seed': 0}",
         )
-        self._keep, self._resume, self._best = int(keep), bool(resume), best
-        self._background = bool(background)
+        for name, flag in {"resume": resume, "background": background}.items():
+            check(f"Checkpoint({name}={flag!r})", isinstance(flag, bool), "True or False")
+        self._keep, self._resume, self._best = int(keep), resume, best
+        self._background = background
         self._run = _said(run or {})
         if best:  # Its state is saved with that of the actions.
             self.save_state, self.load_state = best.save_state, best.load_state

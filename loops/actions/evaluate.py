@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -251,7 +252,8 @@ class Best:
             mode = _better(next(one for one in evaluate._metrics if one.name == metric))
             check(f"Best(metric={metric!r})", mode, "mode='min' or mode='max' as well: its name does not say which")
         check(f"Best(mode={mode!r})", mode in ("min", "max"), "'min' or 'max', whichever is better")
-        check(f"Best(min_delta={min_delta!r})", min_delta >= 0, "a number of at least 0")
+        number = isinstance(min_delta, numbers.Real) and min_delta >= 0
+        check(f"Best(min_delta={min_delta!r})", number, "a number of at least 0")
         self._evaluate, self._metric, self._mode, self._min_delta = evaluate, metric, mode, float(min_delta)
         self.value: float | None = None
         self.step = self.since = self._seen = 0

@@ -177,7 +177,7 @@ def _shape_and_dtype(name: object, value: Any) -> tuple[tf.TensorShape, tf.DType
     try:
         value = value if isinstance(value, tf.TensorSpec) else tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
-        raise BadOutputs(f"the train step returned {name!r}: {value!r}: expected a tensor.") from error
+        raise BadOutputs(f"the train step returned {name!r}: {value!r:.100}: expected a tensor.") from error
     return value.shape, value.dtype
 
 

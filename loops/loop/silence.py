@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -81,11 +81,13 @@ class Checks:
 UNDECIDED, AT_END = 1000, 100
 """So many undecided steps are worth a word, in a run and at its end, where fewer may be an incomplete window."""
 
-SKIPPED, SHORT, SHARE = 20, 50, 0.7
-"""A run of 20 attempted steps without an applied one is reported, and one of 50 that skipped more than this share."""
+BAD, SKIPPED, SHORT, SHARE = 5, 20, 50, 0.7
+"""A run of 20 attempted steps without an applied one is reported, of 5 if their loss was not finite, which no scale
+helps, and one of 50 that skipped more than this share.
+"""
 
 
-def warn_if_most_were_skipped(before: Counters, now: Counters, scalers: Iterable[scaler.LossScaler]) -> None:
+def warn_if_most_were_skipped(before: Counters, now: Counters, scalers: Collection[scaler.LossScaler]) -> None:
     """Warns at the end of a run that applied few of its steps or none, and was too short to be stopped as stuck.
 
     Args:
@@ -94,7 +96,9 @@ def warn_if_most_were_skipped(before: Counters, now: Counters, scalers: Iterable
         scalers: The loss scalers of its steps.
     """
     steps, applied = now.attempted - before.attempted, now.applied - before.applied
-    few = (steps >= SKIPPED and not applied) or (steps >= SHORT and steps - applied > SHARE * steps)
+    none = not applied and steps >= BAD
+    hopeless = none and any(int(one.last_skip.cause) == scaler.Cause.LOSS for one in scalers)
+    few = hopeless or (none and steps >= SKIPPED) or (steps >= SHORT and steps - applied > SHARE * steps)
     if few and now.known:
         said = f"only {applied:,} of its {steps:,}" if applied else f"none of its {steps:,}"
         why = " ".join(one.explain() for one in scalers)

@@ -167,7 +167,7 @@ def check_arguments(
             raise scaler.InvalidArgument(
                 f"Loop(actions=[{action.__name__}]): expected an action, and this is its class: {action.__name__}(...)."
             )
-        check(f"Loop(actions=[{action!r}])", callable(action), "callables that take a Visit")
+        check(f"Loop(actions=[{action!r}])", scaler.authoring.takes_one(action), "callables that take a Visit")
 
 
 def _check_strategy(strategy: object, jit_compile: bool) -> None:

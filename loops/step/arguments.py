@@ -10,7 +10,7 @@ import keras
 import scaler
 from loops.backend.steps import schedule
 from loops.step.losses import LOSSES
-from loops.support.errors import check_count, is_count
+from loops.support.errors import check, check_count, is_count
 
 if TYPE_CHECKING:
     from loops.step.parts import Part
@@ -56,9 +56,9 @@ def check_masters(masters: object, allow_16bit_updates: bool, layerwise: object)
 
 
 def check_retry(retry: object, layerwise: object, jit_compile: bool, probes: object) -> None:
-    """Refuses a `retry` that is no bool, and steps whose gradients cannot be taken again."""
-    if not isinstance(retry, bool):
-        raise scaler.InvalidArgument(f"TrainStep(retry={retry!r}): expected True or False.")
+    """Refuses flags that are no bool, and steps whose gradients cannot be taken again."""
+    for name, flag in {"retry": retry, "jit_compile": jit_compile}.items():
+        check(f"TrainStep({name}={flag!r})", isinstance(flag, bool), "True or False")
     if retry and layerwise is not None:
         raise scaler.InvalidArgument(
             "TrainStep(retry=True, layerwise=...): each group of layers has a scale of its own, which moves by itself. "
@@ -200,7 +200,7 @@ def check_parts(model: object, loss_fn: object) -> None:
             f"TrainStep(model={model!r}): expected a keras.Model. For anything else write the step yourself: any "
             "callable from a batch to a dict of scalar tensors is a train step."
         )
-    if not callable(loss_fn):
+    if not callable(loss_fn) or isinstance(loss_fn, type):
         raise scaler.InvalidArgument(
             f"TrainStep(loss_fn={loss_fn!r}): expected a function of (y, prediction), or the name of a Keras loss such "
             f"as 'mse'.{scaler.authoring.did_you_mean(loss_fn, LOSSES)}"

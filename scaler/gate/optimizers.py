@@ -45,10 +45,10 @@ def check_optimizer(optimizer: Optimizer, who: str = "apply") -> None:
         raise InvalidArgument(
             f"{who}: optimizer={shown}: expected a Keras optimizer such as keras.optimizers.Adam(), or "
             "a function of (grads, variables)."
-            + (" Create it before the first step: it keeps its moments." if isinstance(optimizer, str) else "")
+            + (" Create it before the first step: it keeps its moments." if isinstance(optimizer, (str, type)) else "")
             + (
                 " Of tf-keras it takes those with `build`, such as tf_keras.optimizers.Adam(), and no legacy ones."
-                if hasattr(optimizer, "apply_gradients")
+                if hasattr(optimizer, "apply_gradients") and not isinstance(optimizer, type)
                 else ""
             )
         )

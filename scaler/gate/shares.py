@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +9,7 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.autograph import no_autograph
-from scaler.checks import as_flag, as_variables
+from scaler.checks import as_flag, as_variables, takes_one
 from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import check_optimizer
 from scaler.gate.rollback import Snapshot
@@ -105,7 +104,7 @@ def check_apply(
             "taken before the forward pass, or None."
         )
     for name, function in functions.items():
-        if function is not None and not _takes_one(function):
+        if function is not None and not takes_one(function):
             raise InvalidArgument(f"apply({name}={function!r}): expected a function of a scalar tensor, or None.")
     if functions["again"] is not None:
         if grads is not None:
@@ -123,17 +122,6 @@ def check_apply(
             "apply(optimizer, grads): expected two lists, apply(optimizer, grads, variables). Pairs of a gradient "
             "and a variable are for optimizer.apply_gradients alone."
         )
-
-
-def _takes_one(function: Any) -> bool:
-    """Whether it can be called with one argument, as far as Python shows it."""
-    if not callable(function):
-        return False
-    try:
-        inspect.signature(function).bind(None)
-    except (TypeError, ValueError) as error:
-        return isinstance(error, ValueError)  # It has no signature that Python could read.
-    return True
 
 
 @no_autograph

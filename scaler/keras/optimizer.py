@@ -16,7 +16,7 @@ from scaler.backend.apply_steps import take_windows_over
 from scaler.backend.autograph import no_autograph
 from scaler.backend.packed import ChecksRestoredParts, warn_if_hook_missing
 from scaler.backend.variables import outside_the_graph
-from scaler.checks import as_loss
+from scaler.checks import as_loss, as_variables
 from scaler.errors import InvalidArgument
 from scaler.gate.loss_scaler import LossScaler
 from scaler.gate.optimizers import build_optimizer, move_nothing, waits_for_values
@@ -222,7 +222,8 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         grads = as_list("apply", grads)
         if trainable_variables is None and not self.built:
             raise InvalidArgument("apply(grads): pass the variables, too, or call build(variables) first.")
-        variables = self._order.variables if trainable_variables is None else list(trainable_variables)
+        given_variables = self._order.variables if trainable_variables is None else trainable_variables
+        variables = as_variables("apply", given_variables)
         given = (v for g, v in zip(grads, variables, strict=False) if g is not None)
         with applies(self, given):
             return self._apply(grads, variables)

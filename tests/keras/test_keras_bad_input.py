@@ -65,6 +65,7 @@ def trained():
         "ours().apply([None], [tf.Variable(1.0)])",
         "ours().apply([], [tf.Variable(1.0)])",
         "ours().apply(3, [tf.Variable(1.0)])",
+        "ours().apply([tf.Variable(1.0)], [tf.constant(1.0)])",
         "ours().apply_gradients([])",
         "trained().apply([tf.constant([1.0, 2.0])] * 2)",
         "trained().apply([tf.constant(1.0)], [tf.Variable(1.0, name='other')])",

@@ -104,6 +104,7 @@ def rows():
     yield lambda: scaler.all_finite({"w": tf.ones([2])}), "all_finite", "dict", "Pass list(grads.values())"
     yield lambda: scaler.all_finite(None), "all_finite", "NoneType", "expected a list"
     yield lambda: LossScaler().scale(None), "scale(None)", "expected the loss"
+    yield lambda: LossScaler().scale(lambda: 1.0), "scale(function)", "the loss alone"
     yield lambda: apply(grads=[tf.ones([3])]), "(3,)", "(2,)", "w:0"
     yield lambda: apply(grads=[tf.ones([2, 1])]), "(2, 1)", "(2,)", "w:0"
     sparse = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([0]), tf.constant([4, 3]))

@@ -282,6 +282,13 @@ def test_stop_when_ends_the_run_and_is_asked_again():
     assert loop.run(50).data == 6
 
 
+@pytest.mark.parametrize("answer", [None, "no", np.array([True, False])], ids=str)
+def test_stop_when_refuses_an_answer_that_is_none(answer):
+    loop = loops.Loop(lambda x: {"loss": x}, tf.data.Dataset.range(9), actions=[loops.StopWhen(lambda visit: answer)])
+    with pytest.raises(scaler.InvalidArgument, match=r"StopWhen\(condition\): it returned .+: expected True or F"):
+        loop.run(3)
+
+
 GOOD = dict(model=lambda x, training: x, dataset=held_out(), metrics=[keras.metrics.Mean(name="m")], every=1)
 
 
@@ -316,8 +323,14 @@ def test_bad_followers_are_refused(tmp_path):
         (lambda: loops.EarlyStop(best, patience=0), "patience"),
         (lambda: loops.Checkpoint(tmp_path, every=1, best="m"), "hs.Best"),
         (lambda: loops.Checkpoint(tmp_path, every=0), "every=0"),
+        (lambda: loops.Checkpoint(tmp_path, every=1, resume="no"), "resume='no'.*: expected True or False"),
+        (lambda: loops.Checkpoint(tmp_path, every=1, background=1), "background=1.*: expected True or False"),
+        (lambda: loops.Best(evaluate, "m", "max", min_delta="0.1"), "min_delta='0.1'"),
         (lambda: loops.StopWhen(3), "function"),
+        (lambda: loops.StopWhen(lambda: True), "function"),
         (lambda: loops.Call(3, every=1), "function"),
+        (lambda: loops.Call(lambda: None, every=1), "function"),
+        (lambda: loops.Loop(lambda x: {}, held_out(), actions=[lambda: None]), "callables that take a Visit"),
         (lambda: loops.Seconds(math.nan), "finite"),
     ]:
         with pytest.raises(scaler.InvalidArgument, match=said):

@@ -206,21 +206,27 @@ def test_nothing_is_said_of_others(make, steps):
 
 def test_a_run_that_applied_few_steps_says_so_at_its_end():
     """And not one that is a step shorter, or has a step more applied."""
-    step = loops.TrainStep(one_layer(), "mse", "sgd", loss_scaler=scaler.Dynamic())
+    step = loops.TrainStep(
+        one_layer(), lambda y, p: tf.reduce_mean(tf.sqrt(p * p * y)), "sgd", loss_scaler=scaler.Dynamic()
+    )
+    no_gradient, no_loss = (1.0, 0.0), (np.nan, 1.0)  # The square root has a slope of infinity at zero.
     runs = {
-        (silence.SKIPPED - 1, 0): None,
-        (silence.SKIPPED, 0): "none of its 20 attempted steps was applied.",
-        (silence.SHORT, 15): None,
-        (silence.SHORT, 14): "only 14 of its 50 attempted steps were applied.",
+        (silence.SKIPPED - 1, 0, no_gradient): None,
+        (silence.SKIPPED, 0, no_gradient): "none of its 20 attempted steps was applied.",
+        (silence.SHORT, 15, no_gradient): None,
+        (silence.SHORT, 14, no_gradient): "only 14 of its 50 attempted steps were applied.",
+        (silence.BAD - 1, 0, no_loss): None,
+        (silence.BAD, 0, no_loss): "none of its 5 attempted steps was applied.",
     }
-    values = [1.0 if at < sound else np.nan for steps, sound in runs for at in range(steps)]
-    data = tf.data.Dataset.from_tensor_slices(values).map(lambda value: (tf.fill([2, 4], value), tf.ones([2, 1])))
+    values = [(1.0, 1.0) if at < sound else bad for steps, sound, bad in runs for at in range(steps)]
+    data = tf.data.Dataset.from_tensor_slices(values).map(lambda xy: (tf.fill([2, 4], xy[0]), tf.fill([2, 1], xy[1])))
     loop, goal = loops.Loop(step, data, steps_per_call=10), 0
-    for (steps, _), expected in runs.items():
+    for (steps, _, bad), expected in runs.items():
         goal += steps
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always", scaler.StuckWarning)
             loop.run(goal)
         messages = [str(one.message) for one in found if issubclass(one.category, scaler.StuckWarning)]
         assert len(messages) == (expected is not None)
-        assert all(f"{expected} The step was skipped because the loss" in one for one in messages)
+        why = "the loss itself" if bad is no_loss else "the backward pass overflow"
+        assert all(f"{expected} The step was skipped because {why}" in one for one in messages)
