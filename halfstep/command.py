@@ -52,9 +52,9 @@ class Parser(argparse.ArgumentParser):
     elsewhere: Sequence[str] = ()
     """What may have been meant beside its own commands."""
 
-    def parse_known_args(self, *arguments: Any) -> Any:  # Also of a command inside, which argparse lets keep the rest.
-        """Refuses arguments that are not known."""
-        found, rest = super().parse_known_args(*arguments)
+    def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
+        """Refuses arguments that are not known, also those of a command inside, which argparse passes on."""
+        found, rest = super().parse_known_args(*arguments, **named)
         return (found, rest) if not rest else self.error(f"unrecognized arguments: {' '.join(rest)}")
 
     def error(self, message: str) -> NoReturn:

@@ -219,7 +219,7 @@ _BETTER = {
 
 def _better(metric: Any) -> str | None:
     """The mode in which a metric is better, by what Keras says of it or else by its name; None if unknown."""
-    known = {"down": "min", "up": "max"}.get(scaler.authoring.direction_of(metric))
+    known = {"down": "min", "up": "max"}.get(scaler.authoring.direction_of(metric) or "")
     words = ((mode, word) for mode, several in _BETTER.items() for word in several)
     return known or next((mode for mode, word in words if f"_{metric.name.lower()}".endswith(f"_{word}")), None)
 
@@ -261,15 +261,16 @@ class Best:
         known = f"{mode} {metric} of {evaluate.name}"
         self.state_keys = [f"{known}, by {self._min_delta!r}", known]
 
-    def check(self, loop: Loop, user: str) -> None:
-        """Makes sure that the evaluation belongs to the loop.
+    def check(self, loop: Loop, user: str, action: EarlyStop | None = None) -> None:
+        """Makes sure that the evaluation belongs to the loop, and acts before an action that looks at it in its turn.
 
         Raises:
             LoopError: If it does not.
         """
-        if self._evaluate not in loop.actions:
+        before = loop.actions if action is None else loop.actions[: loop.actions.index(action)]
+        if self._evaluate not in before:
             raise LoopError(
-                f"{user}: the hs.Evaluate that it follows is not among the loop's actions. Put it before it."
+                f"{user}: the hs.Evaluate that it follows is not among the loop's actions before it. Put it there."
             )
 
     def look(self) -> None:
@@ -338,7 +339,7 @@ class EarlyStop:
         Raises:
             LoopError: If it is not.
         """
-        self._best.check(loop, "EarlyStop")
+        self._best.check(loop, "EarlyStop", self)
 
     def __call__(self, visit: Visit) -> None:
         """Reads the newest results."""

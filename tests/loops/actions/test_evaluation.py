@@ -339,6 +339,9 @@ def test_bad_followers_are_refused(tmp_path):
         loop = loops.Loop(lambda x: {"loss": x}, tf.data.Dataset.range(9), actions=[action])
         with pytest.raises(loops.LoopError, match="not among the loop's actions"):
             loop.run(1)
+    loop = loops.Loop(lambda x: {"loss": x}, tf.data.Dataset.range(9), actions=[loops.EarlyStop(best), evaluate])
+    with pytest.raises(loops.LoopError, match=r"EarlyStop: .* not among the loop's actions before it"):
+        loop.run(1)
 
 
 @pytest.mark.parametrize("binary", [True, False])
