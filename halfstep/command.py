@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -139,7 +140,7 @@ def _answered(arguments: list[str]) -> int:
     options = asked.parse_args(arguments)
     options.arguments, options.parser = arguments, asked
     try:
-        with _termination_is_an_exit():
+        with _termination_is_an_exit(), _warnings_without_code():
             return _run(options)
     except KeyboardInterrupt:
         return _fail("interrupted; what was written so far is kept.", shared.EXIT_INTERRUPTED)
@@ -206,6 +207,17 @@ def _termination_is_an_exit() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _warnings_without_code() -> Iterator[None]:
+    """Prints a warning as the command prints an error: the line of Halfstep that gives it tells its user nothing."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, category, *_: f"halfstep: {category.__name__}: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _fail(message: str, status: int) -> int:

@@ -6,12 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 
 import keras
 import pytest
 from command_cases import run, strict
 
 import loops
+from halfstep import command
 from halfstep.command import main
 from loops.diagnose.doctor import layer_times
 from loops.run.train import POLICIES
@@ -65,6 +67,17 @@ def test_a_mistyped_word_is_answered_with_the_nearest(capsys, typed, usage, said
     printed, errors = capsys.readouterr()
     assert (printed, errors.startswith(usage)) == ("", True)
     assert re.search(said, errors.strip())
+
+
+def test_a_warning_is_printed_without_the_line_that_gives_it(capsys, monkeypatch):
+    def warn(options):
+        print(warnings.formatwarning("float16 is slow", UserWarning, "somewhere.py", 3, "code = 1"), end="")
+
+    monkeypatch.setattr(command, "_run", warn)
+    before = warnings.formatwarning
+    assert main(["doctor"]) is None
+    assert capsys.readouterr().out == "halfstep: UserWarning: float16 is slow\n"
+    assert warnings.formatwarning is before
 
 
 def test_a_change_needs_a_run_that_goes_on(capsys, tmp_path):
@@ -282,5 +295,5 @@ def test_python_m_is_the_same_command(module):
     )
     assert result.returncode == 0
     assert result.stdout.startswith("usage: halfstep")
-    for command in ("train", "doctor", "lab"):
-        assert command in result.stdout
+    for name in ("train", "doctor", "lab"):
+        assert name in result.stdout
