@@ -96,9 +96,8 @@ def warn_if_most_were_skipped(before: Counters, now: Counters, scalers: Collecti
         scalers: The loss scalers of its steps.
     """
     steps, applied = now.attempted - before.attempted, now.applied - before.applied
-    none = not applied and steps >= BAD
-    hopeless = none and any(int(one.last_skip.cause) == scaler.Cause.LOSS for one in scalers)
-    few = hopeless or (none and steps >= SKIPPED) or (steps >= SHORT and steps - applied > SHARE * steps)
+    hopeless = not applied and steps >= BAD and any(map(_has_no_loss, scalers))
+    few = hopeless or (steps >= SKIPPED and not applied) or (steps >= SHORT and steps - applied > SHARE * steps)
     if few and now.known:
         said = f"only {applied:,} of its {steps:,}" if applied else f"none of its {steps:,}"
         why = " ".join(one.explain() for one in scalers)
@@ -107,6 +106,11 @@ def warn_if_most_were_skipped(before: Counters, now: Counters, scalers: Collecti
             scaler.StuckWarning,
             stacklevel=4,
         )
+
+
+def _has_no_loss(one: scaler.LossScaler) -> bool:
+    """Whether a scaler skipped its last steps, and the last of them because its loss was not finite."""
+    return int(one.counters.consecutive_skips) >= BAD and int(one.last_skip.cause) == scaler.Cause.LOSS
 
 
 class Undecided:
