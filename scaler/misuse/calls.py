@@ -95,7 +95,7 @@ class Calls:
         loss_scale, finite = owned(self._scale_now(), LOSS_SCALE, self), tf.math.is_finite(loss)
         if self._in_a_loss:
             # A penalty may be infinite because its gradients overflowed. Bad data shows in the loss that they are of.
-            finite, self._in_a_loss = tf.logical_or(finite, self._loss_was_finite()), False
+            finite, self._in_a_loss = tf.logical_or(finite, self.step.loss_finite), False
         self.step.begin(loss, finite, knows_its_loss(loss_scale, finite))
         self._eager.scales(loss_scale, finite)
         return loss_scale
@@ -306,23 +306,20 @@ class Calls:
         elif divides:
             known = self._eager.carried(method, grads, variables, self.step.used, self)
         if known is not None:
-            finite = self._loss_was_finite() if known.loss_finite is None else known.loss_finite
+            finite = self.step.loss_finite if known.loss_finite is None else known.loss_finite
             return Carried(known.loss_scale, finite)
         carried = self._last_scale()
         if in_doubt and not may_be_unscaled:
             carried = one_scale(self.step.decided, carried, self._scale_now())
-        return Carried(tf.identity(carried), self._loss_was_finite())
+        return Carried(tf.identity(carried), self.step.loss_finite)
 
     def named(self, loss_scale: tf.Tensor) -> Carried:
         """What gradients carry whose scale the user names, of the losses that were scaled last."""
-        return Carried(scale_or_nan(loss_scale), self._loss_was_finite())
+        return Carried(scale_or_nan(loss_scale), self.step.loss_finite)
 
     def _last_scale(self) -> tf.Tensor:
         now = self._scale_now()
         return self.step.scale_of_gradients(now) if self._moves else now
-
-    def _loss_was_finite(self) -> tf.Tensor:
-        return self.step.loss_finite
 
     def _check_scales(self, grads: Sequence, model: Sequence, unscaled: Any, when: Any, named: Any) -> bool:
         """Refuses gradients that this scaler's scale does not divide, and warns of those that seem to carry none.

@@ -184,7 +184,8 @@ class EagerSteps:
             return retried
         if self._some_are_unseen and self._steps and float(tf.convert_to_tensor(used)) not in self._steps[-1].scales:
             self._steps, self._passes = [], []
-        wanted, sources = _ids(variables), set()
+        wanted = _ids(variables)
+        sources: set[_Step] = set()
         for made in self._made_before(grads):
             # One that is as a tape returned it belongs to the last loss that the tape passed.
             sources.update([step for step in made if step.waits_for(wanted)], made[-1:])

@@ -91,7 +91,7 @@ def _listed(op: Any, units: Sequence[Unit]) -> Unit:
 _VIEW, _MOVE = {"moves": True, "is_view": True}, {"moves": True}
 
 
-def _rows(names: str, unit: _Rule | None = None, **others: bool) -> dict[str, Operation]:
+def _rows(names: str, unit: _Rule | None, **others: bool) -> dict[str, Operation]:
     return dict.fromkeys(names.split(), Operation(unit, **others))
 
 
@@ -159,10 +159,11 @@ _OPERATIONS = {
     **_rows("OnesLike", lambda op, units: GUARD, **_MOVE),  # A choice between a number and 1 avoids a division by 0.
     **_rows("Shape", lambda op, units: ONE, **_MOVE),
     **_rows("IsFinite IsInf IsNan ShapeN Size Rank TensorListLength BroadcastGradientArgs", lambda op, units: ONE),
-    **_rows("IdentityN", **_VIEW),  # Of what has several outputs `units_of_results` makes the units.
+    **_rows("IdentityN", None, **_VIEW),  # Of what has several outputs `units_of_results` makes the units.
     **_rows(
         "TensorListPopBack Assert Assign AssignAddVariableOp AssignSubVariableOp AssignVariableOp Const NoOp "
         "Placeholder ReadVariableOp ResourceGather VarHandleOp",
+        None,
         **_MOVE,
     ),
 }

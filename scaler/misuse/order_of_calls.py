@@ -129,9 +129,11 @@ class Use:
 
     def check_unscaled(self, grads: Sequence) -> None:
         """Warns in eager mode about gradients that seem to come from `unscale`. In a graph their marks tell."""
+        if not self.unscaled or not tf.executing_eagerly():
+            return
         values = _values(grads)
         are_alike = [one.shape for one in values] == [shape for _, shape in self.unscaled]
-        if tf.executing_eagerly() and self.unscaled and are_alike and not any(map(self.was_unscaled, values)):
+        if are_alike and not any(map(self.was_unscaled, values)):
             self.say_once(
                 "apply(grads): these gradients seem to be computed from the result of unscale, and are divided by the "
                 "loss scale again: pass unscaled=True, or the gradients of the scaled loss themselves."
