@@ -135,7 +135,8 @@ class EagerSteps:
             return
         if loss not in step.losses:
             step.losses.add(loss)
-            step.is_over = False
+            # An `apply` before it took the gradients of another loss.
+            step.is_over = step.is_over and not step.served
         if not self._passes or self._passes[-1][1] is not step:
             self._passes.append((_age_now(), step))
 
