@@ -24,6 +24,7 @@ from scaler.gate.shares import check_arguments
 from scaler.gradients.lists import Gradient
 from scaler.misuse.losses import divided_sum, float16_loss, float16_probabilities
 from scaler.misuse.moving_statistics import no_forward_pass, warn_of_narrow_statistics
+from scaler.misuse.operations import operation_of_type
 from scaler.misuse.verdicts import without_gradient
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ __all__ = [
     "nested",
     "no_autograph",
     "no_forward_pass",
+    "operation_of_type",
     "outside_the_graph",
     "owner_of",
     "reading",

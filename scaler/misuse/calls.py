@@ -18,16 +18,15 @@ from scaler.misuse.carried import (
     carried_in_graph,
     divided_by_another_scale,
     knows_its_loss,
-    retried_eagerly,
     scale_read,
 )
+from scaler.misuse.eager import EagerSteps
 from scaler.misuse.kept_sums import kept_elsewhere, look_at_end
 from scaler.misuse.losses import float16_loss, float16_probabilities_behind, is_computed_slowly, resized_in_xla
 from scaler.misuse.marks import LOSS_SCALE, READ, SCALED, mark, marked_retried, of_last_loss, owned
 from scaler.misuse.moving_statistics import Moved
-from scaler.misuse.open_losses import OpenLosses
 from scaler.misuse.open_step import OpenStep, unseen_loss
-from scaler.misuse.order_of_calls import Unscaled, Use, one_scale, undivided
+from scaler.misuse.order_of_calls import Use, one_scale, undivided
 from scaler.misuse.trace import trace_here, units_of
 from scaler.misuse.units import Mixed, Note, Power, Unit, sources_of
 from scaler.misuse.verdicts import (
@@ -71,7 +70,7 @@ class Calls:
         self.use, self.step = Use(), OpenStep(needs_of(strategy).loss, counted)
         self._stored, self._scale_now = stored, scale_now
         self._moves = only_scale(strategy) is None
-        self._losses = OpenLosses(scale_now if self._moves else None)
+        self._eager = EagerSteps(scale_now if self._moves else None)
         self._has_retried = self._in_a_loss = False
         self._is_constant = isinstance(unguarded(strategy), (NoScaling, Static))
         self.is_one = self._is_constant and bool(tf.get_static_value(tf.equal(strategy.init().loss_scale, 1.0)))
@@ -96,23 +95,23 @@ class Calls:
         loss_scale, finite = owned(self._scale_now(), LOSS_SCALE, self), tf.math.is_finite(loss)
         if self._in_a_loss:
             # A penalty may be infinite because its gradients overflowed. Bad data shows in the loss that they are of.
-            finite, self._in_a_loss = tf.logical_or(finite, self._loss_was_finite()), False
+            finite, self._in_a_loss = tf.logical_or(finite, self.step.loss_finite), False
         self.step.begin(loss, finite, knows_its_loss(loss_scale, finite))
-        self._losses.opened(loss_scale, finite)
+        self._eager.scales(loss_scale, finite)
         return loss_scale
 
     def scaled(self, loss: tf.Tensor) -> tf.Tensor:
         """Marks a loss that was multiplied by what `scales` returned, and returns it."""
-        return mark(loss if self.is_one else self._losses.scaled(loss), SCALED)
+        return mark(loss if self.is_one else self._eager.scaled(loss), SCALED)
 
     def scales_by_hand(self) -> tf.Tensor:
         """Records that the user reads the scale to multiply a loss by it, and returns it."""
         self.use.scales_by_hand()
         self._in_a_loss = True
-        self._losses.scaled_by_hand()
         now = self._scale_now()
         opened = self.step.begin_by_hand(now)
-        self._losses.opened(opened, tf.constant(True))
+        self._eager.scales(opened, tf.constant(True))
+        self._eager.differentiated()
         # An open step of a foreign checkpoint may have had another scale, which `apply` would not divide by.
         return owned(opened if self._moves else now, LOSS_SCALE, self)
 
@@ -144,11 +143,11 @@ class Calls:
             self.use.say_once(verdict.sentence, verdict.mistake)
         elif trace is not None:
             trace.unscaled.append((self, grads))
-        unasked = self._losses.taken("unscale", grads)
+        not_scaled = self._eager.not_scaled("unscale", grads)
         self.use.begins()
         if named is not None:
             return scale_or_nan(named)
-        self.use.say_once(unasked, "not scaled")
+        self.use.say_once(not_scaled, NOT_SCALED)
         self.use.check_one_scale("unscale", self.step, self._scale_now)
         loss_scale = self.carried("unscale", grads).loss_scale
         # A second backward pass through the division divides by it, too.
@@ -157,8 +156,8 @@ class Calls:
     def unscaled(self, grads: Sequence[gradients.Gradient], result: Sequence[gradients.Gradient]) -> None:
         """Records what `unscale` made of gradients. Where a tape records, a loss is computed from them."""
         self._in_a_loss = tape_records()
-        self._losses.ends(grads)
-        self.use.unscales(Unscaled.of(grads, result))
+        self._eager.takes(grads)
+        self.use.unscales(grads, result)
 
     def applies(
         self,
@@ -211,7 +210,7 @@ class Calls:
             )
         else:
             carried = self.named(loss_scale)
-        self._losses.ends(grads, targets)
+        self._eager.takes(grads, targets)
         return carried, moved
 
     def undivided(
@@ -239,7 +238,7 @@ class Calls:
         self._has_retried = True
         loss_scale = owned(loss_scale, LOSS_SCALE, self)
         self.step.retried(carried.loss_scale, loss_scale)
-        self._losses.retried(grads, carried.loss_scale, loss_scale)
+        self._eager.retries(grads, carried.loss_scale, loss_scale)
         return marked_retried(found, knows_its_loss(loss_scale, carried.loss_finite), self), loss_scale
 
     def decided(self, apart: tf.Tensor | None) -> None:
@@ -253,7 +252,7 @@ class Calls:
         """Checks a call of `update`, and records the end of its step."""
         self.use.check_open(self.step)
         self.use.ends()
-        self._losses.end_all(finite)
+        self._eager.ends(finite)
 
     def warn_of_unseen_loss(self, step: str) -> None:
         """Warns once that a step was applied though its loss was not finite.
@@ -305,28 +304,22 @@ class Calls:
             if is_kept:
                 look_at_end(method, values, units, variables or (), self, always, now, self.use.say_once)
         elif divides:
-            # A new value of a variable may be older than the loss.
-            grads = grads if variables is None else gradients.derivatives(grads, variables)
-            known = retried_eagerly(method, [gradients.values_of(one) for one in grads if tf.is_tensor(one)], self)
-            known = known or self._losses.of(method, grads, variables, self.step.used)
+            known = self._eager.carried(method, grads, variables, self.step.used, self)
         if known is not None:
-            finite = self._loss_was_finite() if known.loss_finite is None else known.loss_finite
+            finite = self.step.loss_finite if known.loss_finite is None else known.loss_finite
             return Carried(known.loss_scale, finite)
         carried = self._last_scale()
         if in_doubt and not may_be_unscaled:
             carried = one_scale(self.step.decided, carried, self._scale_now())
-        return Carried(tf.identity(carried), self._loss_was_finite())
+        return Carried(tf.identity(carried), self.step.loss_finite)
 
     def named(self, loss_scale: tf.Tensor) -> Carried:
         """What gradients carry whose scale the user names, of the losses that were scaled last."""
-        return Carried(scale_or_nan(loss_scale), self._loss_was_finite())
+        return Carried(scale_or_nan(loss_scale), self.step.loss_finite)
 
     def _last_scale(self) -> tf.Tensor:
         now = self._scale_now()
         return self.step.scale_of_gradients(now) if self._moves else now
-
-    def _loss_was_finite(self) -> tf.Tensor:
-        return self.step.loss_finite
 
     def _check_scales(self, grads: Sequence, model: Sequence, unscaled: Any, when: Any, named: Any) -> bool:
         """Refuses gradients that this scaler's scale does not divide, and warns of those that seem to carry none.
@@ -351,7 +344,7 @@ class Calls:
             elif verdict is not None:
                 self.use.say_once(verdict.sentence, verdict.mistake)
             if named is None:
-                self.use.say_once(self._losses.taken("apply", grads), NOT_SCALED)
+                self.use.say_once(self._eager.not_scaled("apply", grads), NOT_SCALED)
             self.use.check_unscaled(grads)
         return not self.use.asked or (verdict is not None and verdict.mistake == NOT_SCALED)
 

@@ -198,7 +198,7 @@ def divided_by_another_scale(units: Sequence[Unit], owner: object, now: Any) -> 
     return None
 
 
-def retried_eagerly(method: str, values: Sequence[tf.Tensor], owner: object) -> Carried | None:
+def of_one_retry(method: str, values: Sequence[tf.Tensor], owner: object) -> Carried | None:
     """What the values of gradients carry in eager mode, if `retry` returned all of them; else None.
 
     Raises:

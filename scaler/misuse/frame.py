@@ -148,7 +148,9 @@ class Frame:
             if kind in CALLS:
                 found = self._call(op, given)
             elif kind.startswith(_BEGIN_MEMORIES):
-                found = _given_out(op)
+                # What was put in there, perhaps by an earlier call.
+                name = next(name for begin, name in _MEMORIES.items() if kind.startswith(begin))
+                found = [Unknown(frozenset([Kept(id(op), name, is_variable=False)]))] * len(op.outputs)
             elif memory:
                 found = self._memory(op, given)
             elif kind == "Identity":
@@ -257,12 +259,6 @@ class Frame:
 _MOST_TURNS = 6
 """How often a loop is interpreted at most: what one of its variables passes on to the next shows one turn later."""
 _UNITS = (Power, Mixed, Unknown, Special, Either)
-
-
-def _given_out(op: Any) -> list[Unit]:
-    """The units of what was put into a queue or a table, perhaps by an earlier call."""
-    name = next(name for begin, name in _MEMORIES.items() if op.type.startswith(begin))
-    return [Unknown(frozenset([Kept(id(op), name, is_variable=False)]))] * len(op.outputs)
 
 
 def of_mark(tensor: tf.Tensor, before: Unit = UNKNOWN) -> Unit | None:

@@ -57,8 +57,10 @@ def marked_unscaled(
     def one(grad: gradients.Gradient, before: gradients.Gradient, same: bool) -> gradients.Gradient:
         def marked(values: tf.Tensor, _: None) -> tf.Tensor:
             result = mark(values, UNSCALED)
-            if same or _may_be_kept(before):
-                setattr(result, _GIVEN, _SAME if same else before)
+            if same:
+                setattr(result, _GIVEN, _SAME)
+            elif isinstance(before, tf.Tensor) and (not is_eager(before) or before.shape.num_elements() <= _SMALL):
+                setattr(result, _GIVEN, before)  # Which is kept alive: in a graph that is nothing.
             return result
 
         return gradients.limit(grad, marked)
@@ -77,11 +79,6 @@ def given_to_unscale(values: tf.Tensor) -> tf.Tensor | None:
     """The gradient of which `unscale` made these values; None if they are no such result, or it is forgotten."""
     given = getattr(values, _GIVEN, None)
     return values if given is _SAME else given
-
-
-def _may_be_kept(grad: gradients.Gradient) -> bool:
-    """Whether it costs little to keep a gradient alive: in a graph nothing, in eager mode its memory."""
-    return isinstance(grad, tf.Tensor) and (not is_eager(grad) or grad.shape.num_elements() <= _SMALL)
 
 
 def marked_retried(

@@ -1,9 +1,9 @@
-"""What each operation does with units. One that is not here makes what is unknown of what depends on a scale."""
+"""What each operation does: one table. One that is not in it makes what is unknown of what depends on a scale."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -31,62 +31,142 @@ from scaler.misuse.units import (
 
 _S, _C = "sign", "curve"
 """Inputs of which only the sign counts, and inputs that no factor passes through."""
+_Rule = tuple | Callable[[Any, Sequence[Unit]], Unit]
 
 
-def _alike(rule: tuple, names: str) -> dict[str, tuple]:
-    return dict.fromkeys(names.split(), rule)
+class Operation(NamedTuple):
+    """What one type of operations does: a row of a table in which each column is a question.
+
+    Attributes:
+        unit: The exponent of each input of a product, where those beyond have to be plain; or a function of the
+            operation and the units of its inputs. None if nothing is known.
+        moves: Whether it only stores, reads or moves values, and so rounds none.
+        is_view: Whether its output shares the buffer of an input.
+    """
+
+    unit: _Rule | None = None
+    moves: bool = False
+    is_view: bool = False
 
 
-_PRODUCTS: dict[str, tuple] = {
-    **_alike(
+def operation_of_type(name: str) -> Operation:
+    """What a type of operations of TensorFlow does, such as "MatMul"."""
+    return _OPERATIONS.get(name, _OTHER)
+
+
+def _sum(op: Any, units: Sequence[Unit]) -> Unit:
+    # A backward pass adds up the derivatives of different paths, which have little reason to cancel.
+    return total(units, Why.SUM, op.name, may_cancel=op.type != "AddN")
+
+
+def _difference(op: Any, units: Sequence[Unit]) -> Unit:
+    return ZERO if _same(op.inputs[0]) is _same(op.inputs[1]) else _sum(op, units)
+
+
+def _sum_at_places(op: Any, units: Sequence[Unit]) -> Unit:
+    return _sum(op, [unit for unit, one in zip(units, op.inputs, strict=True) if not one.dtype.is_integer])
+
+
+def _chosen(op: Any, units: Sequence[Unit]) -> Unit:
+    return units[1] if _replaces_zero(op) else choice(units[0], units[1:], op.name)
+
+
+def _cast(op: Any, units: Sequence[Unit]) -> Unit:
+    if op.outputs[0].dtype.is_bool:
+        return sign(units[0])
+    rounds = op.inputs[0].dtype.is_floating and not op.outputs[0].dtype.is_floating
+    return _of_unknown(units) if rounds else units[0]
+
+
+def _power(op: Any, units: Sequence[Unit]) -> Unit:
+    exponent = _number(op.inputs[1])
+    return product([(units[0], exponent)]) if exponent is not None else _of_unknown(units)
+
+
+def _listed(op: Any, units: Sequence[Unit]) -> Unit:
+    pairs = zip(units, op.inputs, strict=True)
+    return beside([unit for unit, one in pairs if not one.dtype.is_integer or len(units) == 1])
+
+
+_VIEW, _MOVE = {"moves": True, "is_view": True}, {"moves": True}
+
+
+def _rows(names: str, unit: _Rule | None, **others: bool) -> dict[str, Operation]:
+    return dict.fromkeys(names.split(), Operation(unit, **others))
+
+
+_OTHER = Operation()
+_OPERATIONS = {
+    **_rows("Identity StopGradient PreventGradient EnsureShape Reshape Squeeze ExpandDims", (1,), **_VIEW),
+    **_rows(
+        "Transpose Slice StridedSlice Reverse ReverseV2 Tile BroadcastTo Gather GatherV2 GatherNd Unpack SplitV "
+        "TensorListStack TensorListFromTensor TensorListGetItem",
         (1,),
-        "Identity StopGradient PreventGradient CheckNumerics CheckNumericsV2 EnsureShape Snapshot Reshape Squeeze "
-        "ExpandDims Transpose Slice StridedSlice Reverse ReverseV2 Pad PadV2 MirrorPad Tile BroadcastTo Gather "
-        "GatherV2 GatherNd Unpack SplitV Sum Mean Max Min Cumsum SegmentSum UnsortedSegmentSum Neg Abs Relu LeakyRelu "
-        "Conj Real CollectiveReduce CollectiveReduceV2 CollectiveReduceV3 NcclAllReduce AvgPool MaxPool BiasAddGrad "
-        "Diag DiagPart MatrixDiagPartV3 MatrixDiagV3 MatrixBandPart TensorListStack TensorListFromTensor "
-        "TensorListGetItem TensorListGather TensorListConcatV2 TensorListResize OptionalFromValue OptionalGetValue "
-        "SpaceToBatchND BatchToSpaceND DepthToSpace SpaceToDepth ResizeBilinear ResizeNearestNeighbor "
-        "ResizeBilinearGrad TensorListElementShape",
+        **_MOVE,
     ),
-    **_alike((1, 1), "Mul MulNoNan MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative"),
-    **_alike((0, 1), "Split Fill AvgPoolGrad ScatterNd"),
-    **_alike((1, 0, 1), "Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter Conv3DBackpropFilterV2"),
-    **_alike((0, 1, 1), "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2"),
-    **_alike((1, -1), "RealDiv Div DivNoNan Xdivy"),
-    **_alike((-1,), "Reciprocal Inv MatrixInverse"),
-    **_alike((-1, 1), "MatrixSolve MatrixTriangularSolve"),
-    **_alike((0, 1, 0, 1), "SparseTensorDenseMatMul"),
-    **_alike((2, 1), "ReciprocalGrad InvGrad"),
-    **_alike((2,), "Square L2Loss"),
-    **_alike((1, _S), "ReluGrad LeakyReluGrad"),
-    **_alike((1, _C), "SoftplusGrad SoftsignGrad EluGrad SeluGrad Relu6Grad"),
-    **_alike((_C, 1), "TanhGrad SigmoidGrad"),
-    **{"Sqrt": (0.5,), "Rsqrt": (-0.5,), "SqrtGrad": (-1, 1), "RsqrtGrad": (3, 1), "StridedSliceGrad": (0, 0, 0, 0, 1)},
-    **{"MaxPoolGrad": (_S, _S, 1), "FusedBatchNormGradV3": (1, _C, 1, _C, _C, _C), "Sign": (_S,)},
-    **_alike(
-        (_C,),
+    **_rows(
+        "CheckNumerics CheckNumericsV2 Snapshot Pad PadV2 MirrorPad Sum Mean Max Min Cumsum SegmentSum "
+        "UnsortedSegmentSum Neg Abs Relu LeakyRelu Conj Real CollectiveReduce CollectiveReduceV2 CollectiveReduceV3 "
+        "NcclAllReduce AvgPool MaxPool BiasAddGrad Diag DiagPart MatrixDiagPartV3 MatrixDiagV3 MatrixBandPart "
+        "TensorListGather TensorListConcatV2 TensorListResize OptionalFromValue OptionalGetValue SpaceToBatchND "
+        "BatchToSpaceND DepthToSpace SpaceToDepth ResizeBilinear ResizeNearestNeighbor ResizeBilinearGrad "
+        "TensorListElementShape",
+        (1,),
+    ),
+    **_rows("Mul MulNoNan MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative", (1, 1)),
+    **_rows("Split Fill", (0, 1), **_MOVE),
+    **_rows("AvgPoolGrad ScatterNd", (0, 1)),
+    **_rows("Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter Conv3DBackpropFilterV2", (1, 0, 1)),
+    **_rows("Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2", (0, 1, 1)),
+    **_rows("RealDiv Div DivNoNan Xdivy", (1, -1)),
+    **_rows("Reciprocal Inv MatrixInverse", (-1,)),
+    **_rows("MatrixSolve MatrixTriangularSolve", (-1, 1)),
+    **_rows("SparseTensorDenseMatMul", (0, 1, 0, 1)),
+    **_rows("ReciprocalGrad InvGrad", (2, 1)),
+    **_rows("Square L2Loss", (2,)),
+    **_rows("Sqrt", (0.5,)),
+    **_rows("Rsqrt", (-0.5,)),
+    **_rows("SqrtGrad", (-1, 1)),
+    **_rows("RsqrtGrad", (3, 1)),
+    **_rows("StridedSliceGrad", (0, 0, 0, 0, 1), **_MOVE),
+    **_rows("ReluGrad LeakyReluGrad", (1, _S)),
+    **_rows("SoftplusGrad SoftsignGrad EluGrad SeluGrad Relu6Grad", (1, _C)),
+    **_rows("TanhGrad SigmoidGrad", (_C, 1)),
+    **_rows("MaxPoolGrad", (_S, _S, 1)),
+    **_rows("FusedBatchNormGradV3", (1, _C, 1, _C, _C, _C)),
+    **_rows("Sign", (_S,)),
+    **_rows(
         "Exp Expm1 Log1p Tanh Sigmoid Softplus Softsign Elu Selu Relu6 Sin Cos Erf Sinh Cosh Atan Softmax LogSoftmax",
+        (_C,),
+    ),
+    **_rows("AddV2 Add AddN BiasAdd", _sum),
+    **_rows("Sub", _difference),
+    **_rows("TensorScatterAdd TensorScatterSub", _sum_at_places),
+    **_rows("Maximum Minimum", lambda op, units: total(units, Why.LIMIT, op.name)),
+    **_rows("Select SelectV2", _chosen),
+    **_rows(
+        "Less LessEqual Greater GreaterEqual Equal NotEqual LogicalAnd LogicalOr LogicalNot All Any",
+        lambda op, units: sign(total(units, Why.SIZE, op.name)),
+    ),
+    **_rows("Cast", _cast),
+    **_rows("Einsum", lambda op, units: product((unit, 1) for unit in units)),
+    **_rows("SquaredDifference", lambda op, units: product([(total(units, Why.SUM, op.name), 2)])),
+    **_rows("Pow", _power),
+    **_rows("Pack ConcatV2 TensorListSetItem TensorListPushBack", _listed, **_MOVE),
+    **_rows("Complex TensorScatterUpdate ParallelConcat", _listed),
+    **_rows("ZerosLike TensorListReserve", lambda op, units: ZERO, **_MOVE),
+    **_rows("EmptyTensorList OptionalNone", lambda op, units: ZERO),
+    **_rows("OnesLike", lambda op, units: GUARD, **_MOVE),  # A choice between a number and 1 avoids a division by 0.
+    **_rows("Shape", lambda op, units: ONE, **_MOVE),
+    **_rows("IsFinite IsInf IsNan ShapeN Size Rank TensorListLength BroadcastGradientArgs", lambda op, units: ONE),
+    **_rows("IdentityN", None, **_VIEW),  # Of what has several outputs `units_of_results` makes the units.
+    **_rows(
+        "TensorListPopBack Assert Assign AssignAddVariableOp AssignSubVariableOp AssignVariableOp Const NoOp "
+        "Placeholder ReadVariableOp ResourceGather VarHandleOp",
+        None,
+        **_MOVE,
     ),
 }
-"""The exponent of each input of a product. Inputs beyond those named have to be plain."""
-_SUMS = {
-    **dict.fromkeys(("AddV2", "Add", "AddN", "Sub", "BiasAdd", "TensorScatterAdd", "TensorScatterSub"), Why.SUM),
-    **dict.fromkeys(("Maximum", "Minimum"), Why.LIMIT),
-}
-_LISTS = frozenset(
-    ("Pack", "ConcatV2", "Complex", "TensorListSetItem", "TensorListPushBack", "TensorScatterUpdate", "ParallelConcat")
-)
-_COMPARISONS = frozenset(
-    (
-        *("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"),
-        *("LogicalAnd", "LogicalOr", "LogicalNot", "All", "Any"),
-    )
-)
-_PLAIN = frozenset(
-    ("IsFinite", "IsInf", "IsNan", "Shape", "ShapeN", "Size", "Rank", "TensorListLength", "BroadcastGradientArgs")
-)
-_ZEROS = frozenset(("ZerosLike", "TensorListReserve", "EmptyTensorList", "OptionalNone"))
 _OF_NO_SCALE = frozenset([Note.UNSCALED, Note.CANCELLED, Note.MODEL, Note.DOUBTFUL])
 """Notes of a factor that is not made of scales and constants alone."""
 _LARGEST_READ = 4096
@@ -98,16 +178,22 @@ _LARGEST_OF_FORMATS = (448.0, 57344.0, 65504.0)
 
 def units_of_results(op: Any, units: Sequence[Unit], products: dict[tuple, Unit]) -> list[Unit]:
     """The units of what an operation makes of inputs of these units; `products` keeps those of factors."""
-    kind, rule = op.type, _PRODUCTS.get(op.type)
-    if rule is not None:
-        return [_of_product(kind, rule, units, products)] * len(op.outputs)
+    kind = op.type
+    rule = _OPERATIONS.get(kind, _OTHER).unit
     if kind == "IdentityN":
         return list(units)
     if kind == "TensorListPopBack":
         return [units[0], units[0]]
     if kind == "TopKV2":
         return [units[0], ONE]  # A factor changes no order.
-    return [_unit_of_result(op, kind, units)] * len(op.outputs)
+    if isinstance(rule, tuple):
+        found = _of_product(kind, rule, units, products)
+    elif rule is not None:
+        found = rule(op, units)
+    else:
+        found = _of_unknown(units)
+        found = UNKNOWN if is_plain(found) and _may_give_a_scale(op, kind) else found
+    return [found] * len(op.outputs)
 
 
 def _of_product(kind: str, rule: tuple, units: Sequence[Unit], products: dict[tuple, Unit]) -> Unit:
@@ -135,44 +221,6 @@ def _of_product(kind: str, rule: tuple, units: Sequence[Unit], products: dict[tu
             found = Power(found.powers, found.notes | {Note.UNSCALED})
         products[key] = found
     return products[key]
-
-
-def _unit_of_result(op: Any, kind: str, units: Sequence[Unit]) -> Unit:
-    if kind == "Sub" and _same(op.inputs[0]) is _same(op.inputs[1]):
-        return ZERO
-    if kind in _SUMS:
-        parts = units
-        if kind[0] == "T":
-            parts = [unit for unit, one in zip(units, op.inputs, strict=True) if not one.dtype.is_integer]
-        # A backward pass adds up the derivatives of different paths, which have little reason to cancel.
-        return total(parts, _SUMS[kind], op.name, may_cancel=kind != "AddN")
-    if kind in ("Select", "SelectV2"):
-        return units[1] if _replaces_zero(op) else choice(units[0], units[1:], op.name)
-    if kind in _COMPARISONS:
-        return sign(total(units, Why.SIZE, op.name))
-    if kind == "Cast":
-        if op.outputs[0].dtype.is_bool:
-            return sign(units[0])
-        rounds = op.inputs[0].dtype.is_floating and not op.outputs[0].dtype.is_floating
-        return _of_unknown(units) if rounds else units[0]
-    if kind == "Einsum":
-        return product((unit, 1) for unit in units)
-    if kind == "SquaredDifference":
-        return product([(total(units, Why.SUM, op.name), 2)])
-    if kind == "Pow":
-        exponent = _number(op.inputs[1])
-        return product([(units[0], exponent)]) if exponent is not None else _of_unknown(units)
-    if kind in _LISTS:
-        pairs = zip(units, op.inputs, strict=True)
-        return beside([unit for unit, one in pairs if not one.dtype.is_integer or len(units) == 1])
-    if kind in _ZEROS:
-        return ZERO
-    if kind == "OnesLike":
-        return GUARD  # A choice between a number and one avoids a division by zero.
-    if kind in _PLAIN:
-        return ONE
-    found = _of_unknown(units)
-    return UNKNOWN if is_plain(found) and _may_give_a_scale(op, kind) else found
 
 
 def _same(tensor: Any) -> Any:

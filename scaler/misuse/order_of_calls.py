@@ -40,7 +40,8 @@ class Use:
         asked: Whether anyone scaled a loss, unscaled gradients or read the scale.
         read: Whether the scale was read outside a tape since a loss was last scaled. Gradients may then carry it.
         has_unscaled: Whether `unscale` was ever called.
-        unscaled: The gradients of the last `unscale`, in eager mode, if no other step was opened since.
+        unscaled: What the last `unscale` was given in eager mode, as weak references, and the shapes of what it made.
+            Empty if another step was opened since.
         statistics_are_kept: Whether somebody else rolls back what a model's forward pass moved, as `protect` does.
         unconnected_are_named: Whether somebody else names variables without a gradient: a `LossScaleOptimizer` knows
             which of them its caller passed.
@@ -48,14 +49,14 @@ class Use:
 
     def __init__(self) -> None:
         self.asked = self.read = self.statistics_are_kept = self.unconnected_are_named = False
-        self.unscaled: Unscaled | None = None
+        self.unscaled: list[tuple[weakref.ref, Any]] = []
         self.has_unscaled = self._stepped = self._ends = False
         self._said: set[str] = set()
         self._ended_in: Any = None
 
     def __getstate__(self) -> dict:
         # What refers to a graph or to gradients does not go into another process.
-        return {**vars(self), "_ended_in": None, "unscaled": None}
+        return {**vars(self), "_ended_in": None, "unscaled": []}
 
     def begins(self) -> None:
         """Records an open step: something was scaled, unscaled or left to `update`."""
@@ -65,15 +66,22 @@ class Use:
     def scales(self) -> None:
         """Records that a loss was scaled."""
         self.begins()
-        self.read, self.unscaled = False, None
+        self.read, self.unscaled = False, []
 
     def scales_by_hand(self) -> None:
         """Records that the scale was read while a tape records."""
-        self.asked, self.unscaled = True, None
+        self.asked, self.unscaled = True, []
 
-    def unscales(self, result: Unscaled | None) -> None:
-        """Records what `unscale` returned, in eager mode."""
-        self.unscaled, self.has_unscaled = result, True
+    def unscales(self, grads: Sequence, result: Sequence) -> None:
+        """Records what `unscale` was given and returned."""
+        self.unscaled, self.has_unscaled = [], True
+        if tf.executing_eagerly():
+            made = zip(_values(grads), _values(result), strict=True)
+            self.unscaled = [(weakref.ref(before), after.shape) for before, after in made]
+
+    def was_unscaled(self, values: tf.Tensor) -> bool:
+        """Whether these values are a gradient that the last `unscale` was given, in eager mode."""
+        return any(given() is values for given, _ in self.unscaled)
 
     def check_ended(self, attempted: int) -> None:
         """Warns if gradients were unscaled and nothing counts steps: neither `apply` nor `update` was ever called.
@@ -121,7 +129,11 @@ class Use:
 
     def check_unscaled(self, grads: Sequence) -> None:
         """Warns in eager mode about gradients that seem to come from `unscale`. In a graph their marks tell."""
-        if tf.executing_eagerly() and self.unscaled is not None and self.unscaled.seem_to_be(grads):
+        if not self.unscaled or not tf.executing_eagerly():
+            return
+        values = _values(grads)
+        are_alike = [one.shape for one in values] == [shape for _, shape in self.unscaled]
+        if are_alike and not any(map(self.was_unscaled, values)):
             self.say_once(
                 "apply(grads): these gradients seem to be computed from the result of unscale, and are divided by the "
                 "loss scale again: pass unscaled=True, or the gradients of the scaled loss themselves."
@@ -181,30 +193,6 @@ def one_scale(decided: tf.Tensor, used: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
         return tf.identity(used)
 
 
-class Unscaled:
-    """Gradients before and after `unscale`: weak references to those given, and the shapes of the results."""
-
-    def __init__(self, given: list, shapes: list) -> None:
-        self._given, self._shapes = given, shapes
-
-    @classmethod
-    def of(cls, grads: Sequence, result: Sequence) -> Unscaled | None:
-        """Makes one in eager mode, else returns None. It keeps no gradient alive."""
-        if not tf.executing_eagerly():
-            return None
-        return cls([weakref.ref(values) for values in _values(grads)], [values.shape for values in _values(result)])
-
-    def was_given(self, values: tf.Tensor) -> bool:
-        """Whether these values are a gradient that `unscale` was given."""
-        return any(known() is values for known in self._given)
-
-    def seem_to_be(self, grads: Sequence) -> bool:
-        """Whether these gradients have the shapes of the results and are not those that `unscale` was given."""
-        given = {id(values()) for values in self._given}
-        values = _values(grads)
-        return [value.shape for value in values] == self._shapes and not any(id(value) in given for value in values)
-
-
 def _values(grads: Sequence) -> list:
     return [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
 
@@ -255,7 +243,7 @@ def _undivided(grad: gradients.Gradient, variable: object, use: Use) -> gradient
 
 def _may_be_divided(values: tf.Tensor, use: Use) -> bool:
     if is_eager(values):
-        return use.has_unscaled and not (use.unscaled is not None and use.unscaled.was_given(values))
+        return use.has_unscaled and not use.was_unscaled(values)
     *_, last = _passed_on(values)
     if last.op.type in _DIVISIONS and any(kind_of(one) in (LOSS_SCALE, READ) for one in _passed_on(last.op.inputs[1])):
         return True

@@ -158,6 +158,21 @@ def test_an_ended_loss_that_was_differentiated_last_is_not_taken_for_one_that_wa
         program.loss_scaler.unscale([program.kept[1][1]])
 
 
+@pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
+def test_a_gradient_that_was_applied_is_not_taken_for_one_of_a_loss_that_waits():
+    program = Program()
+    program.scale(0)
+    program.differentiate(0, False)
+    program.update(True)
+    program.scale(1)
+    program.differentiate(0, False)
+    _, (_, again) = program.kept
+    ours, named = program.loss_scaler, program.loss_scaler.scale_of_gradients
+    ours.apply(plain_descent, [again], [program.weights[1]], loss_scale=named)
+    with pytest.raises(scaler.InvalidArgument, match="may carry a scale of 1024 or 2048"):
+        ours.unscale([again])
+
+
 def test_a_persistent_tape_that_is_asked_again_after_the_scale_moved():
     loss_scaler, weight = scaler.LossScaler(scaler.Dynamic(INITIAL, growth_interval=1)), tf.Variable([1.0])
     with tf.GradientTape(persistent=True) as tape:
@@ -188,3 +203,31 @@ def test_losses_that_nobody_differentiates_do_not_stand_in_the_way():
         program.differentiate(0, False)
         program.unscale(1)
         program.update(finite)
+
+
+def test_a_step_that_an_error_broke_off_does_not_stand_in_the_way():
+    program = Program()
+    program.scale(0)  # No tape ever differentiates it.
+    program.taped.clear()
+    for _ in range(3):
+        for which in (0, 1):
+            program.scale(which)
+            program.differentiate(0, False)
+            program.apply(1)
+    assert [float(weight[0]) for weight in program.weights] == [-3.0, -9.0]
+
+
+def test_a_loss_that_is_differentiated_when_another_of_its_scale_was_applied():
+    program = Program()
+    program.scale(0)
+    program.scale(1)
+    program.differentiate(0, False)
+    program.apply(1)
+    program.differentiate(0, False)
+    program.scale(0)
+    program.differentiate(0, False)
+    (_, early), _ = program.kept
+    with pytest.raises(scaler.InvalidArgument, match="may carry a scale of 1024 or 2048"):
+        program.loss_scaler.apply(plain_descent, [early * 1.0], [program.weights[1]])
+    program.apply(1)
+    assert [float(weight[0]) for weight in program.weights] == [-1.0, -3.0]

@@ -1,7 +1,6 @@
-"""What the operations of a graph do: one table for the census, lint, memory, doctor and explain, and walks along them.
+"""Kinds of operations, for the census, lint, memory, doctor and explain, and walks along a graph.
 
-A column is a question, and its rows are the types of operations for which the answer is yes. What an operation does
-with a loss scale is another table, `scaler/misuse/operations.py`.
+What each type of operations does is a row of the table in `scaler/misuse/operations.py`.
 """
 
 from __future__ import annotations
@@ -11,23 +10,10 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from scaler.authoring import operation_of_type
+
 _Node = TypeVar("_Node", bound=Hashable)
 
-VIEWS = frozenset(
-    ["EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape", "Squeeze", "StopGradient"]
-)
-"""Does the output share the buffer of an input?"""
-MOVES = VIEWS | frozenset(
-    [
-        *("Assert", "Assign", "AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp", "BroadcastTo"),
-        *("ConcatV2", "Const", "Fill", "Gather", "GatherNd", "GatherV2", "NoOp", "OnesLike", "Pack", "Placeholder"),
-        *("ReadVariableOp", "ResourceGather", "Reverse", "ReverseV2", "Shape", "Slice", "Split", "SplitV"),
-        *("StridedSlice", "StridedSliceGrad", "TensorListFromTensor", "TensorListGetItem", "TensorListPopBack"),
-        *("TensorListPushBack", "TensorListReserve", "TensorListSetItem", "TensorListStack", "Tile", "Transpose"),
-        *("Unpack", "VarHandleOp", "ZerosLike"),
-    ]
-)
-"""Does it only store, read or move values, and so rounds none?"""
 BRANCHES = frozenset(["If", "StatelessIf", "Case", "StatelessCase"])
 """Does it run at most one of its functions?"""
 LOOPS = frozenset(["While", "StatelessWhile"])
@@ -46,7 +32,7 @@ CONVOLUTIONS = frozenset(["Conv2D", "Conv3D"])
 
 def root_of(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor that owns the buffer of this one."""
-    while tensor.op.type in VIEWS:
+    while operation_of_type(tensor.op.type).is_view:
         tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
     return tensor
 
