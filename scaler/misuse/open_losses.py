@@ -200,6 +200,8 @@ class OpenLosses:
     def _called(self, function: Any, does: Collection[str]) -> None:
         assert self._now is not None
         takes, retries = "takes" in does, "retries" in does
+        if takes and not self._groups:
+            return  # No loss waits, and none begins to: a run of one function asks nothing more at each step.
         if "scales" not in does and (takes or not retries):
             # Another function made what it takes.
             for group in self._groups:
@@ -352,10 +354,10 @@ class FunctionsSeen:
             self._seen.setdefault(graph, set()).add(what)
 
     def _look(self, graph: Any) -> None:
-        seen = sorted(self._seen.get(graph, ()))
+        seen = self._seen.get(graph, ())
         if tf.executing_eagerly():
             self._called(graph, seen)
             return
         # Another function calls this one, while it is traced.
-        for what in seen:
+        for what in sorted(seen):
             self.does(what)
