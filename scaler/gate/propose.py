@@ -185,10 +185,11 @@ class _Groups:
         sparse = [pair for pair in others if isinstance(pair[0], tf.IndexedSlices)]
         dense = [pair for pair in others if not isinstance(pair[0], tf.IndexedSlices)]
         self._move_some(sparse, self._update_one_by_one, learning_rate)
-        if not self._layout.compiles:
-            self._move_some(dense, self._update, learning_rate)
-            return
-        for group in balanced(dense):
+        # XLA takes as long over a small one as over a large one, which alone makes up for it.
+        large = [pair for pair in dense if _cost(pair[1]) >= _WORTH_COMPILING // 32] if self._layout.compiles else []
+        compiled = {id(variable) for _, variable in large}
+        self._move_some([pair for pair in dense if id(pair[1]) not in compiled], self._update, learning_rate)
+        for group in balanced(large):
             self._move_compiled(group, learning_rate)
 
     def _place(self, variable: Any) -> int:
