@@ -93,7 +93,7 @@ def test_a_kept_run_makes_a_report(kept, capsys):
 
 def test_a_format_of_the_future_is_refused_by_name(kept, monkeypatch):
     monkeypatch.setattr(folder, "READ", (99,))
-    with pytest.raises(folder.Damaged, match=r"its format is 2, and this version reads 99"):
+    with pytest.raises(folder.Damaged, match=r"its format is 3, and this version reads 99"):
         folder.read_facts(folder.prefix(kept / "checkpoints", keep.STEPS))
     for reader in (file, stream):
         monkeypatch.setattr(reader, "VERSION", "99")

@@ -28,6 +28,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph
+from scaler.backend.graphs import has_gpu
 from scaler.backend.variables import check_restored_shape
 from scaler.backend.versions import say_once
 
@@ -65,9 +66,9 @@ class Packed:
         Args:
             of: Where to read them. Default: the variable, and in a replica its component.
         """
-        flat = tf.identity(self.variable if of is None else of)
+        flat = of if tf.is_tensor(of) else tf.identity(self.variable if of is None else of)
         count = len(self._scalars)
-        if flat.dtype.is_integer or not count:  # `tf.unstack` of int64 is the host's on a GPU.
+        if not count or (flat.dtype.is_integer and has_gpu()):  # `tf.unstack` of int64 is the host's on a GPU.
             return {key: self._part(flat, key) for key in self._shapes}
         scalars = tf.unstack(flat if count == len(self._shapes) else flat[:count], num=count)
         others = {key: self._part(flat, key) for key, shape in self._shapes.items() if shape}
@@ -76,10 +77,6 @@ class Packed:
     def one(self, key: str) -> tf.Tensor:
         """The tensor of one name."""
         return self._part(tf.identity(self.variable), key)
-
-    def first_of(self, key: str) -> tf.Tensor:
-        """The first element of one name, scalar."""
-        return tf.identity(self.variable)[self._places[key]]
 
     def _part(self, flat: tf.Tensor, key: str) -> tf.Tensor:
         """One tensor of the flat one."""

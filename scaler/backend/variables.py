@@ -24,6 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.graphs import is_eager
 from scaler.backend.versions import say_once
 from scaler.errors import InvalidArgument
 
@@ -266,6 +267,23 @@ def _scatter_where(
     return type(part).scatter_update(part, tf.IndexedSlices(rows, slices.indices), **options)
 
 
+def either(flag: tf.Tensor, one: Callable[[], tuple], other: Callable[[], tuple]) -> tuple:
+    """What `one` returns where the flag is true, else what `other` returns: tuples of tensors.
+
+    In a branch that knows the flag only one of the two is traced.
+    """
+    known = _known(flag)
+    if known is not None:
+        return one() if known else other()
+    return tuple(choose(flag, *pair) for pair in zip(one(), other(), strict=True))
+
+
+def _known(flag: tf.Tensor) -> bool | None:
+    """A constant of a graph; None for what only a step knows. An eager tensor may be on a GPU."""
+    is_symbolic = isinstance(flag, tf.Tensor) and not is_eager(flag)
+    return tf.get_static_value(flag) if is_symbolic and flag.op.type == "Const" else None
+
+
 def choose(flag: tf.Tensor, one: Any, other: Any) -> tf.Tensor:
     """Returns `one` where the flag is true, else `other`, bit for bit.
 
@@ -282,6 +300,9 @@ def choose(flag: tf.Tensor, one: Any, other: Any) -> tf.Tensor:
         other = tf.convert_to_tensor(other, one.dtype)
     alike = one.shape.rank is not None and one.shape.is_compatible_with(other.shape)
     if flag.shape.rank == 0 and alike:
+        known = _known(flag)
+        if known is not None:
+            return one if known else other
         # On a CPU it passes one of the two on. `tf.where` writes a new tensor, as if the flag had a value for each
         # element: for 16,384 float32 that takes 25 microseconds.
         return tf.raw_ops.Select(condition=flag, x=one, y=other)

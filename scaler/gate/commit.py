@@ -2,8 +2,8 @@
 
 A step commits in one of two ways. A branch moves the variables or puts back what the forward pass moved, and waits for
 the decision. Selecting waits for nothing: every assignment of the update stores `where(applied, new, old)`. On a GPU a
-branch waits until the device is done, and XLA fuses less across it: see `proofs.selects`. A small step on a CPU does
-both: it selects new values, and what is told of a skip is in a branch.
+branch waits until the device is done, and XLA fuses less across it: see `proofs.selects`. In a branch the strategy
+moves, too, so that an applied step computes nothing that only a skip needs.
 
 An optimizer of which nothing is proven is tried first: its new values are looked at, and put back if one of them is not
 finite. That takes a branch.
@@ -11,9 +11,10 @@ finite. That takes a branch.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -59,7 +60,8 @@ class Proposal:
         blame: As `Committed.replica`, where the step is skipped.
         on_skip: Called with the reason, `Committed.replica`, and whether the step is skipped, or None in the branch of
             a skip. It returns why, which it may know better.
-        selects: Whether `branch` selects new values, and branches for the rest.
+        count: Called once the variables have moved, with whether the step was applied, and whether it was not because
+            of its loss: the strategy sees the step, and it is counted.
     """
 
     targets: Targets
@@ -70,37 +72,40 @@ class Proposal:
     explain: Callable[[bool], tf.Tensor]
     blame: Callable[[], tf.Tensor | None]
     on_skip: Callable[[tf.Tensor, tf.Tensor | None, tf.Tensor | None], tf.Tensor]
-    selects: bool
+    count: Callable[[tf.Tensor, tf.Tensor], None]
 
-    def _move_where(self, applied: tf.Tensor) -> None:
-        """Moves the variables where a step is applied, scalar bool, without a branch."""
-        with assigned_where(applied, [variable for part in self.targets.parts for variable in part.movable]):
-            self.move()
+    def _count(self, applied: tf.Tensor, of_loss: tf.Tensor) -> None:
+        # An update that breaks off is not counted.
+        with after_side_effects():
+            self.count(applied, of_loss)
 
     def select(self, strategy: Any, sound: tf.Tensor, when: tf.Tensor) -> Committed:
         """Commits where `sound` and `when`, scalar bools, are true, without a branch. What is proven needs no trial."""
         applied = tf.logical_and(sound, when)
-        self._move_where(applied)
+        with assigned_where(applied, [variable for part in self.targets.parts for variable in part.movable]):
+            self.move()
         kept = applied if tf.get_static_value(when) else tf.logical_or(applied, tf.logical_not(when))
         put_back_non_finite(strategy, self.state, kept)
         skipped = tf.logical_and(when, tf.logical_not(applied))
         reason, replica = choose(skipped, self.explain(False), not_skipped()), self.blame()
         replica = None if replica is None else choose(skipped, replica, -1)
         norms = tuple(choose(applied, norm, float("nan")) for norm in self.clipped_norms())
-        return Committed(applied, norms, self.on_skip(reason, replica, skipped), replica)
+        reason = self.on_skip(reason, replica, skipped)
+        self._count(applied, _is_of_loss(reason))
+        return Committed(applied, norms, reason, replica)
 
     def branch(self, strategy: Any, sound: tf.Tensor) -> Committed:
         """Commits in a branch of a step that there is."""
         trial = self.trial
         applied = sound if trial is None else trial.try_update(sound, self.move)
-        if self.selects:
-            self._move_where(applied)
 
         def apply() -> tuple[tuple[tf.Tensor, ...], tf.Tensor, tf.Tensor | None]:
-            if trial is None and not self.selects:
+            if trial is None:
                 self.move()
             put_back_non_finite(strategy, self.state)
-            return self.clipped_norms(), not_skipped(), no_replica(strategy)
+            norms = self.clipped_norms()
+            self._count(tf.constant(True), tf.constant(False))
+            return norms, not_skipped(), no_replica(strategy)
 
         def skip() -> tuple[tuple[tf.Tensor, ...], tf.Tensor, tf.Tensor | None]:
             put_back(strategy, self.state)
@@ -110,12 +115,33 @@ class Proposal:
                 # An update that was taken back began with weights that the forward pass may have assigned.
                 put_back(strategy, [pair for pair in self.state if getattr(pair[0], "trainable", False)])
             replica = self.blame()
-            norms = (tf.constant(float("nan")),) * len(self.targets.parts)
-            return norms, self.on_skip(reason, replica, None), replica
+            reason = self.on_skip(reason, replica, None)
+            self._count(tf.constant(False), _is_of_loss(reason))
+            return (tf.constant(float("nan")),) * len(self.targets.parts), reason, replica
 
         # Several workers meet in operations that a function of its own cannot hold.
         skip_apart = skip if tf.distribute.has_strategy() else functools.partial(call_noninlined, skip)
         return Committed(applied, *tf.cond(applied, apply, skip_apart))
+
+
+def _is_of_loss(reason: tf.Tensor) -> tf.Tensor:
+    return tf.equal(tf.unstack(reason)[0], float(Cause.LOSS))
+
+
+@contextlib.contextmanager
+def after_side_effects() -> Iterator[None]:
+    """What is traced inside runs once all that was traced before has run.
+
+    Otherwise a graph runs an assertion of the loss beside the update, which may be half done when it fails; and the
+    update beside what counts it.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    before = tf.group(*(operation for operation in operations if operation.op_def.is_stateful))
+    with tf.control_dependencies([before]):
+        yield
 
 
 def no_replica(strategy: tf.distribute.Strategy) -> tf.Tensor | None:

@@ -13,16 +13,16 @@ from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.graphs import call_noninlined
 from scaler.backend.variables import choose
-from scaler.gate.commit import Committed, Proposal, Trial, no_replica
+from scaler.gate.commit import Committed, Proposal, Trial, after_side_effects, no_replica
 from scaler.gate.joined import Joined
 from scaler.gate.judge import Spikes, Verdict, judge
 from scaler.gate.measure import Measured, event_of, measure, to_be_summed
 from scaler.gate.optimizers import build_optimizer
-from scaler.gate.proofs import moves_by_selecting, needs_trial, selects
+from scaler.gate.proofs import needs_trial, selects
 from scaler.gate.propose import finish_all, move, propose
 from scaler.gate.rollback import Snapshot, put_back_non_finite
 from scaler.gate.targets import Part, Targets
-from scaler.outcome.outcome import Cause, Outcome, Skip, int64, not_skipped
+from scaler.outcome.outcome import Outcome, Skip, int64, not_skipped
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
 
@@ -108,7 +108,7 @@ class Gate:
         loss_finite: tf.Tensor,
         rollback: Snapshot | None,
         when: tf.Tensor,
-        after: Callable[[Event, tf.Tensor, tf.Tensor], Any],
+        count: Callable[[Event, tf.Tensor, tf.Tensor], Any],
         losses: tuple[tf.Tensor, ...],
     ) -> Decision:
         """Decides once for all replicas; every replica calls it.
@@ -118,7 +118,7 @@ class Gate:
             loss_finite: Scalar bool, of this replica.
             rollback: Of this replica, or None.
             when: Scalar bool, whether to decide at all: it does where all replicas say so.
-            after: Called once for all replicas with what was seen, whether the step was skipped because of its loss,
+            count: Called once for all replicas with what was seen, whether the step was skipped because of its loss,
                 which says nothing of the scale, and whether there was a step, scalar bools.
             losses: The loss of this replica, scalar float32; empty if the strategy does not need it.
         """
@@ -136,21 +136,27 @@ class Gate:
             state = list(zip(variables, before, strict=True))
 
             def now(when: tf.Tensor) -> Decision:
-                decision, event = self._decide(strategy, grads, loss_finite, state, when, losses)
-                after(event, tf.equal(decision.skip.cause, int(Cause.LOSS)), when)
-                return decision
+                return self._decide(strategy, grads, loss_finite, state, when, losses, count)
 
             if self.selects or tf.get_static_value(when):
                 return now(when)
-            true = tf.constant(True)
-            return tf.cond(_after_side_effects(when), lambda: now(true), lambda: self._no_decision(strategy, state))
+            with after_side_effects():
+                when = tf.identity(when)
+            return tf.cond(when, lambda: now(tf.constant(True)), lambda: self._no_decision(strategy, state))
 
         return replicas.merge(decide, grads, before, loss_finite, when, losses)
 
     def _decide(
-        self, strategy: Any, grads: list, loss_finite: tf.Tensor, state: list[tuple], when: tf.Tensor, losses: tuple
-    ) -> tuple[Decision, Event]:
-        """One step, in its order: measure, judge, propose, commit, and what the strategy is to be told."""
+        self,
+        strategy: Any,
+        grads: list,
+        loss_finite: tf.Tensor,
+        state: list[tuple],
+        when: tf.Tensor,
+        losses: tuple,
+        count: Callable[[Event, tf.Tensor, tf.Tensor], Any],
+    ) -> Decision:
+        """One step, in its order: measure, judge, propose, commit."""
         measured = measure(
             strategy,
             self.targets,
@@ -162,23 +168,28 @@ class Gate:
         )
         loss = replicas.sum_of(strategy, losses[0]) if losses else None
         verdict = judge(strategy, self.targets, measured, self.spikes, loss, duplicates=not self.sum_duplicates)
-        sound = _after_side_effects(verdict.sound)
-        proposal = self._propose(strategy, measured, verdict, loss_finite, state, when)
+        guard, spike = verdict.guard, verdict.spike
+        own, summed = self.targets.derivatives(grads), self.targets.derivatives(measured.summed)
+        seen = (guard.norm, loss, guard.norms) if guard else (measured.norm, loss)
+        event = event_of(strategy, self.needs, verdict.sound, own, summed, self.loss_scale, *seen)
+
+        def tell(applied: tf.Tensor, of_loss: tf.Tensor) -> None:
+            # The guard sees for itself that it was a spike.
+            finite = applied if spike is None else choose(applied, True, spike)
+            count(event._replace(finite=finite), of_loss, when)
+
+        proposal = self._propose(strategy, measured, verdict, loss_finite, state, when, tell)
+        with after_side_effects():
+            sound = tf.identity(verdict.sound)
         done = proposal.select(strategy, sound, when) if self.selects else proposal.branch(strategy, sound)
 
-        # An update that breaks off is not counted.
-        guard, applied = verdict.guard, _after_side_effects(done.applied)
-        told, counted, unlimited = (), None, applied
-        if guard is not None and verdict.spike is not None:
-            spike = tf.logical_and(verdict.spike, when)
-            of_guard = guard.verdict
-            told = tuple(choose(spike, one, 0.0) for one in (of_guard.value, of_guard.usual, of_guard.limit))
-            counted = None if guard.clipped is None else choose(applied, guard.clipped, 0)
-            # The guard sees for itself that it was a spike.
-            unlimited = tf.logical_or(applied, spike)
-        decision = Decision(
+        told, counted = (), None
+        if guard is not None and spike is not None:
+            told = tuple(choose(tf.logical_and(spike, when), one, 0.0) for one in guard.verdict[2:5])
+            counted = None if guard.clipped is None else choose(done.applied, guard.clipped, 0)
+        return Decision(
             attempted=when,
-            finite=applied,
+            finite=done.applied,
             norms=tuple(_where(when, norm) for norm in self._norms(measured)),
             clipped_norms=done.clipped_norms,
             norm=_where(when, measured.norm),
@@ -188,12 +199,16 @@ class Gate:
             spike=told,
             clipped=counted,
         )
-        own, summed = self.targets.derivatives(grads), self.targets.derivatives(measured.summed)
-        seen = (guard.norm, loss, guard.norms) if guard else (measured.norm, loss)
-        return decision, event_of(strategy, self.needs, unlimited, own, summed, self.loss_scale, *seen)
 
     def _propose(
-        self, strategy: Any, measured: Measured, verdict: Verdict, loss_finite: Any, state: list[tuple], when: tf.Tensor
+        self,
+        strategy: Any,
+        measured: Measured,
+        verdict: Verdict,
+        loss_finite: Any,
+        state: list[tuple],
+        when: tf.Tensor,
+        count: Callable[[tf.Tensor, tf.Tensor], None],
     ) -> Proposal:
         """What the step would do. Nothing has moved yet."""
         targets, guard = self.targets, verdict.guard
@@ -223,8 +238,7 @@ class Gate:
 
         trial = Trial(strategy, targets) if needs_trial(targets) else None
         blame = functools.partial(_first_bad_replica, strategy, measured.own, loss_finite)
-        light = moves_by_selecting(self.select, targets)
-        return Proposal(targets, move_all, trial, state, clipped_norms, explain, blame, self.on_skip, light)
+        return Proposal(targets, move_all, trial, state, clipped_norms, explain, blame, self.on_skip, count)
 
     def _norms(self, measured: Measured) -> tuple[tf.Tensor, ...]:
         """The global norm of each part's gradients, float32."""
@@ -289,16 +303,3 @@ def _first_bad_replica(strategy: Any, grads: list, loss_finite: Any) -> tf.Tenso
 
     look = functools.partial(call_noninlined, spoiled)
     return replicas.first_of(strategy, replicas.map_replicas(strategy, look, grads, loss_finite))
-
-
-def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:
-    """`flag`, once all that was traced before it has run.
-
-    Otherwise a graph runs an assertion of the loss beside the update, which may be half done when it fails; and the
-    update beside what counts it.
-    """
-    if tf.executing_eagerly():
-        return flag
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    with tf.control_dependencies([operation for operation in operations if operation.op_def.is_stateful]):
-        return tf.identity(flag)

@@ -71,7 +71,7 @@ class Verdict(NamedTuple):
         some = last >= 0.0
         first = tf.gather(positions, tf.argmax(choose(some, ones, squares)))
         found = Skip(
-            cause=presumed_cause(loss_finite, tf.logical_not(some if overflowed is None else overflowed)),
+            cause=presumed_cause(loss_finite, some if overflowed is None else overflowed),
             has_nan=tf.reduce_any(tf.math.is_nan(squares)),
             index=first,
             count=tf.reduce_sum(ones),

@@ -71,8 +71,7 @@ class LossScaler(ByName):
             `where(finite, new, old)`, and nothing waits for the decision. With False the update stands in a branch, for
             which a GPU waits at each step, and a skip is looked at more closely: docs/concepts/skips.md has the table.
             Default: True on a GPU, and where XLA compiles the whole step, for optimizers of Keras that are proven to
-            keep finite values finite. Else False, but that a small step selects its new values all the same, and only
-            looks at a skip in a branch.
+            keep finite values finite. Else False.
             Weights, slots and scales are the same either way, but for last bits where XLA compiles the whole step.
 
     Raises:
@@ -419,13 +418,16 @@ class LossScaler(ByName):
                 grads = undivided
             if moved:
                 rollback = Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
-            loss_scale, floor = carried.loss_scale, float_bounds_of(self.strategy)[0]
+            loss_scale = carried.loss_scale
             alone = replicas.replica_count() == 1
             parts = [Part.of(share, self.sum_duplicates) for share in shares]
 
+            def floor() -> tf.Tensor:
+                return float_bounds_of(self.strategy)[0]
+
             def on_skip(reason: tf.Tensor, replica: tf.Tensor | None, where: tf.Tensor | None) -> tf.Tensor:
                 if diagnose is not None and alone and where is None:
-                    reason = cause_from_second_pass(Skip.of(reason), loss_scale, floor, diagnose).packed()
+                    reason = cause_from_second_pass(Skip.of(reason), loss_scale, floor(), diagnose).packed()
                 return self._kept.keep(loss_scale, reason, replica, name_offset(), where, counted=update)
 
             def name_offset() -> int:
@@ -455,7 +457,7 @@ class LossScaler(ByName):
             self._calls.decided(None if update else decision.attempted)
             skip = decision.skip
             if diagnose is not None and not alone and not gate.selects:
-                skip = cause_from_second_pass_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
+                skip = cause_from_second_pass_on_replicas(skip, loss_scale, floor(), diagnose, self._kept.correct)
             if not update:
                 note_skip_in_trace(self._kept, skip.cause)
             outcome = decision.outcome(skip, loss_scale, name_offset())._replace(retries=retries)

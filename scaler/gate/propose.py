@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -152,7 +153,7 @@ class _Groups:
     def __init__(self, part: Part, layout: Layout, loss_scale: tf.Tensor, limit: Limiter | None):
         self._optimizer, self._masters, self._layout = part.optimizer, part.masters, layout
         self._variables = part.updated
-        self._loss_scale, self._inverse, self._limit = loss_scale, 1.0 / loss_scale, limit
+        self._loss_scale, self._limit = loss_scale, limit
         self._places = {id(replicas.native(variable)): place for place, variable in enumerate(self._variables)}
 
     def move(self, grads: Sequence) -> None:
@@ -184,10 +185,11 @@ class _Groups:
         sparse = [pair for pair in others if isinstance(pair[0], tf.IndexedSlices)]
         dense = [pair for pair in others if not isinstance(pair[0], tf.IndexedSlices)]
         self._move_some(sparse, self._update_one_by_one, learning_rate)
-        if not self._layout.compiles:
-            self._move_some(dense, self._update, learning_rate)
-            return
-        for group in balanced(dense):
+        # XLA takes as long over a small one as over a large one, which alone makes up for it.
+        large = [pair for pair in dense if _cost(pair[1]) >= _WORTH_COMPILING // 32] if self._layout.compiles else []
+        compiled = {id(variable) for _, variable in large}
+        self._move_some([pair for pair in dense if id(pair[1]) not in compiled], self._update, learning_rate)
+        for group in balanced(large):
             self._move_compiled(group, learning_rate)
 
     def _place(self, variable: Any) -> int:
@@ -200,13 +202,17 @@ class _Groups:
         with model_follows(self._masters, [own for _, own in pairs]):
             update(ready, [self._place(own) for _, own in pairs], learning_rate)
 
+    @functools.cached_property
+    def _inverse(self) -> tf.Tensor:
+        return 1.0 / self._loss_scale
+
     def _move_compiled(self, pairs: Sequence[tuple], learning_rate: tf.Tensor) -> None:
         variables = [own for _, own in pairs]
-        places = [self._place(own) for own in variables]
+        places, inverse = [self._place(own) for own in variables], self._inverse
 
         @tf.function(jit_compile=True, autograph=False)
         def compiled_update(grads: list, learning_rate: tf.Tensor) -> None:
-            unscaled = gradients.multiply(grads, self._inverse)
+            unscaled = gradients.multiply(grads, inverse)
             ready = [_limited(grad, self._limit, place) for grad, place in zip(unscaled, places, strict=True)]
             with model_follows(self._masters, variables):
                 self._update(ready, places, learning_rate)

@@ -12,6 +12,7 @@ from scaler.backend import replicas
 from scaler.backend.packed import Entry, Packed, awaited_shape, scope_of
 from scaler.backend.variables import (
     choose,
+    either,
     explain_other_shapes,
     mark_owner,
     outside_the_graph,
@@ -83,7 +84,7 @@ class StoredState:
         stored |= {f"{_BEFORE}{field}": tf.zeros_like(fields[field]) for field in self._retried}
         floats, whole = ({k: v for k, v in stored.items() if v.dtype == kind} for kind in _PACKED)
         self.floats = Packed(floats, "loss_scaler_state", shared_variable)
-        self.counts = Packed({_COUNTERS: tf.zeros([5], tf.int64)} | whole, "counts", shared_variable)
+        self.counts = Packed(dict.fromkeys(_COUNTS, tf.constant(0, tf.int64)) | whole, "counts", shared_variable)
         others = {name: value for name, value in stored.items() if value.dtype not in _PACKED}
         self.apart = {name: shared_variable(value, name.replace(".", "_")) for name, value in others.items()}
         self._fields = tuple(fields)
@@ -119,7 +120,7 @@ class StoredState:
                 self._make_awaited()
 
         state = {name: self._entry(_STATE, name) for name in self._fields}
-        counts = {_COUNTERS: Entry(self.counts, _COUNTERS, on_restored=restored)}
+        counts = {name: Entry(self.counts, name, on_restored=restored) for name in _COUNTS}
         if self._owner() is owner:
             when_restored(self.counts.variable, restored)  # Where a checkpoint holds the variable itself.
         return state, counts, {name: self._entry(_BEFORE, name) for name in self._retried}
@@ -223,12 +224,13 @@ class StoredState:
 
     def attempted(self) -> tf.Tensor:
         """How many steps were counted, scalar float32: modulo 2^24, up to where that is exact."""
-        return tf.cast(self.counts.first_of(_COUNTERS) % 2**24, tf.float32)
+        return tf.cast(self.counts.read()["attempted"] % 2**24, tf.float32)
 
     def counters(self) -> Counters:
         """The counters as tensors."""
-        counts = self.counts.one(_COUNTERS)
-        return Counters(counts[0], counts[1], counts[0] - counts[1], counts[2])
+        counts = self.counts.read()
+        attempted, applied = counts["attempted"], counts["applied"]
+        return Counters(attempted, applied, attempted - applied, counts["consecutive_skips"])
 
     def in_words(self) -> str:
         """The loss scale and the counters, for a person; in eager mode."""
@@ -241,7 +243,8 @@ class StoredState:
     def looked_at(self) -> tf.Tensor:
         """What `reading` takes, float64 [6]: the counters, and the loss scale as it is stored."""
         scale = tf.cast(self.floats.one(_SCALE), tf.float64)
-        return tf.concat([tf.cast(self.counts.one(_COUNTERS), tf.float64), [scale]], 0)
+        counts = self.counts.read()
+        return tf.stack([*(tf.cast(counts[name], tf.float64) for name in _COUNTS), scale])
 
     def reading(self, *numbers: float) -> Reading:
         """The numbers of `looked_at` on the host, with a loss scale that a step may use."""
@@ -313,6 +316,7 @@ class StoredState:
         """
         if event.norms is not None:
             self.remember_tensors(event.norms.shape[0])
+        event = event._replace(finite=tf.convert_to_tensor(event.finite))
         stored = self._read()
         before = self._state_in(stored)
         state = after_step(self._strategy, before, event, of_loss)
@@ -327,11 +331,7 @@ class StoredState:
                 after[key] = _like(stored[key], getattr(state, name))
         if self._retried:
             after[f"{_BEFORE}loss_scale"] = tf.constant(0.0)
-        applied, bad = tf.cast(moved, tf.int64), tf.cast(of_loss, tf.int64)
-        one = tf.constant(1, tf.int64)
-        skipped = one - applied
-        step, kept = tf.stack([one, applied, one, bad, bad]), tf.stack([one, one, skipped, one, skipped])
-        after[_COUNTERS] = (stored[_COUNTERS] + step) * kept
+        after |= _counted(stored, moved, of_loss)
         always = when is None or tf.get_static_value(when)
         self._assign(after, None if always else when, stored)
         return moved
@@ -340,8 +340,22 @@ class StoredState:
 _STATE, _BEFORE = "state.", "before."
 _SCALE = f"{_STATE}loss_scale"
 _PACKED = (tf.float32, tf.int64)
-_COUNTERS = "counters"
-"""Attempted steps, applied ones, skips in a row, skips because of the loss, and those since the last applied step."""
+_COUNTS = ("attempted", "applied", "consecutive_skips", "bad_losses", "consecutive_bad_losses")
+"""What is counted: attempted steps, applied ones, skips in a row, skips because of the loss, and those in a row."""
+
+
+def _counted(counts: Mapping[str, tf.Tensor], applied: tf.Tensor, of_loss: tf.Tensor) -> dict[str, tf.Tensor]:
+    """The counts after a step that was applied, or else skipped, perhaps because of its loss: scalar bools."""
+    attempted, moved, in_a_row, bad, bad_in_a_row = (counts[name] for name in _COUNTS)
+
+    def moved_on() -> tuple[tf.Tensor, ...]:
+        zero = tf.zeros_like(in_a_row)
+        return moved + 1, zero, bad, zero
+
+    def stood_still() -> tuple[tf.Tensor, ...]:
+        return moved, in_a_row + 1, *(choose(of_loss, one + 1, one) for one in (bad, bad_in_a_row))
+
+    return dict(zip(_COUNTS, (attempted + 1, *either(applied, moved_on, stood_still)), strict=True))
 
 
 def _like(own: tf.Tensor, value: tf.Tensor) -> tf.Tensor:

@@ -249,13 +249,15 @@ class EagerSteps:
 
     def _called(self, function: Any) -> None:
         """Records that a function is called, or that another one calls it, while that is traced."""
-        does, name = sorted(self._functions.get(function, ())), id(function)
+        does, name = self._functions.get(function, ()), id(function)
         if not tf.executing_eagerly():
-            for what in does:
+            for what in sorted(does):
                 self._leaves_to_functions(what)
             return
-        assert self._now is not None
         takes = "takes" in does
+        if takes and not self._steps:
+            return  # No loss waits, and none begins to: a run of one function asks nothing more at each step.
+        assert self._now is not None
         if takes and "scales" not in does:
             # Another function made what it takes.
             for step in self._steps:

@@ -65,7 +65,7 @@ class OpenStep:
         """Records that a loss, which is finite or not, was multiplied by the scale."""
         kept, counted = self._kept.read(), self._counted()
         decided = tf.not_equal(kept["opened"], counted)
-        finite = tf.cast(tf.logical_and(loss_finite, tf.logical_or(decided, kept["finite"] >= 1.0)), tf.float32)
+        finite = choose(loss_finite, choose(decided, 1.0, kept["finite"]), 0.0)
         now = {"used": loss_scale, "finite": finite, "opened": counted}
         if self._sums:
             share = (loss if self.losses == 1 else loss / self.losses) * replicas.replica_count()

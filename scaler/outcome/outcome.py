@@ -71,8 +71,6 @@ class Skip(NamedTuple):
 
     def packed(self) -> tf.Tensor:
         """All fields, tensors or numbers, as one tensor, float32 [6], which holds each exactly: a `reason`."""
-        if not any(map(tf.is_tensor, self)):
-            return tf.constant([float(field) for field in self])
         return side_by_side(self)
 
     @classmethod
@@ -85,6 +83,9 @@ class Skip(NamedTuple):
 
 def side_by_side(numbers: Iterable) -> tf.Tensor:
     """Scalar tensors of any dtype and numbers as one tensor, float32 [n]."""
+    numbers = list(numbers)
+    if not any(map(tf.is_tensor, numbers)):
+        return tf.constant([float(one) for one in numbers])
     return tf.stack([tf.cast(one, tf.float32) if tf.is_tensor(one) else float(one) for one in numbers])
 
 
@@ -157,14 +158,14 @@ class Outcome(NamedTuple):
         return choose(tf.greater_equal(self.nearest, 0), self.nearest, self.index)
 
 
-def presumed_cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor) -> tf.Tensor:
+def presumed_cause(loss_finite: tf.Tensor, overflowed: tf.Tensor) -> tf.Tensor:
     """The `Cause` of a skipped step, scalar float32. Without a diagnosis it is OVERFLOW where it may be BACKWARD.
 
     Args:
         loss_finite: Scalar bool.
-        scaled_finite: Scalar bool, whether every gradient was finite before unscaling.
+        overflowed: Scalar bool, whether a gradient was not finite before unscaling.
     """
-    scaled = choose(scaled_finite, float(Cause.TOO_LARGE), float(Cause.OVERFLOW))
+    scaled = choose(overflowed, float(Cause.OVERFLOW), float(Cause.TOO_LARGE))
     return choose(loss_finite, scaled, float(Cause.LOSS))
 
 
@@ -212,8 +213,8 @@ class LastSkip:
 
         It returns the reason. `counted` is False if a later call of `count` belongs to the same step.
         """
-        others = loss_scale, -1 if replica is None else replica, name_offset, not counted
-        new = tf.concat([reason, side_by_side(others)], 0)
+        others = side_by_side([-1 if replica is None else replica, name_offset, not counted])
+        new = tf.concat([reason, [loss_scale], others], 0)
         self.variable.assign(new if where is None else choose(where, new, self.variable))
         return reason
 

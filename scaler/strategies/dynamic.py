@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph
-from scaler.backend.variables import choose
+from scaler.backend.variables import choose, either
 from scaler.checks import (
     as_count,
     as_float,
@@ -112,20 +112,22 @@ class Dynamic:
     @no_autograph
     def update(self, state: DynamicState, event: Event) -> DynamicState:
         """The state after a step that was attempted with `state` and showed `event`."""
-        finite, hysteresis = event.finite, as_count(self.hysteresis, state.budget)
-        interval = as_count(self.growth_interval, state.good_steps)
-        zero, one = tf.zeros_like(state.good_steps), tf.ones_like(state.good_steps)
+        hysteresis = as_count(self.hysteresis, state.budget)
+        last, zero = as_count(self.growth_interval - 1, state.good_steps), tf.zeros_like(state.good_steps)
         # A checkpoint may bring counts that this strategy cannot reach; the largest integer plus 1 is negative.
-        counted, left = within(state.good_steps, zero, interval - one), tf.minimum(state.budget, hysteresis)
-        good_steps = choose(finite, counted + one, zero)
-        budget = choose(finite, left, tf.maximum(left - 1, 0))
-        grow = good_steps >= interval
-        growth = choose(grow, as_float(self.growth_factor), 1.0)
-        backoff = choose(budget > 0, 1.0, as_float(self.backoff_factor))
-        factor = choose(finite, growth, backoff)
-        refill = tf.logical_or(grow, tf.logical_and(finite, self.consecutive_hysteresis))
-        return DynamicState(
-            loss_scale=bounded(self, state.loss_scale * factor),
-            good_steps=choose(grow, zero, good_steps),
-            budget=choose(refill, hysteresis, budget),
-        )
+        left = tf.minimum(state.budget, hysteresis)
+
+        def finite() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            good_steps = within(state.good_steps, zero, last)
+            grow = good_steps >= last
+            factor = choose(grow, as_float(self.growth_factor), 1.0)
+            consecutive = self.consecutive_hysteresis
+            refill = grow if consecutive is False else tf.logical_or(grow, consecutive)
+            return factor, choose(grow, zero, good_steps + 1), choose(refill, hysteresis, left)
+
+        def non_finite() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            budget = tf.maximum(left - 1, 0)
+            return choose(budget > 0, 1.0, as_float(self.backoff_factor)), zero, budget
+
+        factor, good_steps, budget = either(event.finite, finite, non_finite)
+        return DynamicState(bounded(self, state.loss_scale * factor), good_steps, budget)

@@ -42,7 +42,7 @@ def test_the_numbers_of_the_causes_are_those_in_old_checkpoints():
 
 @pytest.mark.parametrize(("loss_finite", "scaled_finite"), list(itertools.product([False, True], [False, True])))
 def test_the_presumed_cause_of_every_combination(loss_finite, scaled_finite):
-    got = presumed_cause(tf.constant(loss_finite), tf.constant(scaled_finite))
+    got = presumed_cause(tf.constant(loss_finite), tf.constant(not scaled_finite))
     assert int(got) == (Cause.LOSS if not loss_finite else Cause.TOO_LARGE if scaled_finite else Cause.OVERFLOW)
     assert (got.dtype, got.shape) == (tf.float32, [])
 

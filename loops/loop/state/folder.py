@@ -295,9 +295,9 @@ def newest_common(where: pathlib.Path, workers: Workers, found: Found) -> Found:
     return number, facts, damaged
 
 
-FORMAT = 2
+FORMAT = 3
 """The format of a checkpoint that is saved."""
-READ = (2,)
+READ = (3,)
 """The formats that are read: those of every release."""
 _MISSING = object()
 

@@ -336,9 +336,9 @@ def test_a_checkpoint_that_is_not_ours_is_named(tmp_path):
 
 
 def test_a_checkpoint_of_a_later_format_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("loops.loop.state.state.FORMAT", 3)
+    monkeypatch.setattr("loops.loop.state.state.FORMAT", 4)
     Counting(tmp_path).go(2)
-    with pytest.raises(loops.CheckpointError, match="its format is 3, and this version reads 2"):
+    with pytest.raises(loops.CheckpointError, match="its format is 4, and this version reads 3"):
         Counting(tmp_path, resume=True).go(4)
 
 
