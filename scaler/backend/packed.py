@@ -66,7 +66,8 @@ class Packed:
         Args:
             of: Where to read them. Default: the variable, and in a replica its component.
         """
-        flat = of if tf.is_tensor(of) else tf.identity(self.variable if of is None else of)
+        source = self.variable if of is None else of
+        flat = source if isinstance(source, tf.Tensor) else tf.identity(source)
         count = len(self._scalars)
         if not count or (flat.dtype.is_integer and has_gpu()):  # `tf.unstack` of int64 is the host's on a GPU.
             return {key: self._part(flat, key) for key in self._shapes}
