@@ -168,9 +168,11 @@ def test_history_of_one_step():
 
 
 def test_refused_with_the_value_and_what_is_allowed(snapshot):
-    given = [{"action": "stop"}, *({"consecutive_skips": value} for value in (0, 2.5))]
-    given += [{"skip_rate": value} for value in (0, 1.0, 1.5, -0.5)]
+    given = [{"action": value} for value in ("stop", None)]
+    given += [{"consecutive_skips": value} for value in (0, 2.5, True)]
+    given += [{"skip_rate": value} for value in (0, 1.0, 1.5, -0.5, float("nan"), "often")]
     given += [{"consecutive_bad_losses": 0}, {"bad_loss_rate": 1}, {"over": 0}, {"over": None}]
+    given += [{"at_floor": "yes"}, {"at_ceiling": "yes"}]
     assert [said(lambda one=one: StuckPolicy(**one)) for one in given] == snapshot
 
 
