@@ -5,17 +5,23 @@ import warnings
 import pytest
 import tensorflow as tf
 from scaler_cases import gradients_of
+from step_programs import trace_no_branches
 
 import scaler
 
 ZERO = tf.constant(0, tf.int64)
 
 
+@pytest.fixture(autouse=True)
+def _without_branches(monkeypatch):
+    trace_no_branches(monkeypatch)
+
+
 class Step:
     """A step that passes its gradient through something, `keep(self, grad)`."""
 
     def __init__(self, keep, strategy=None):
-        self.weight, self.loss_scaler = tf.Variable([1.0, 2.0]), scaler.LossScaler(strategy, select=True)
+        self.weight, self.loss_scaler = tf.Variable([1.0, 2.0]), scaler.LossScaler(strategy)
         self.queue = tf.queue.FIFOQueue(4, [tf.float32], [[2]])
         self.queue.enqueue(tf.zeros(2))
         self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, tf.zeros(2))

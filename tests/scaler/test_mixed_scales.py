@@ -4,14 +4,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scaler_cases import descent
+from step_programs import trace_no_branches
 
 import scaler
 
 
+@pytest.fixture(autouse=True)
+def _without_branches(monkeypatch):
+    trace_no_branches(monkeypatch)
+
+
 def parts(make):
     """Two losses of the slopes 1 and 2, and the gradients that `make(tape, first, second, u, v)` takes of them."""
-    # What a step selects is traced in half the time of what it branches to.
-    first, second = (scaler.LossScaler(scaler.Dynamic(scale), select=True) for scale in (8.0, 1024.0))
+    first, second = (scaler.LossScaler(scaler.Dynamic(scale)) for scale in (8.0, 1024.0))
     u, v = tf.Variable([0.0, 0.0]), tf.Variable([0.0])
     optimizer = descent(u, v)
 
@@ -107,25 +112,7 @@ def test_sums_of_one_scale_are_taken(make):
     assert v.numpy().tolist() == [-7.0]
 
 
-def test_losses_with_a_scale_each_are_added_up():
-    losses = scaler.PerLoss({"first": scaler.Dynamic(8.0), "second": scaler.Dynamic(1024.0)})
-    u = tf.Variable([0.0])
-    optimizer = descent(u)
-
-    @tf.function
-    def steps(count):
-        for _ in tf.range(count):
-            with tf.GradientTape(persistent=True) as tape:
-                scaled = losses.scale({"first": tf.reduce_sum(u), "second": 2.0 * tf.reduce_sum(u)})
-            grads = {name: [tape.gradient(loss, u)] for name, loss in scaled.items()}
-            losses.apply(optimizer, grads, [u])
-
-    steps(3)
-    assert u.numpy().tolist() == [-9.0]
-
-
-@pytest.mark.slow_with("each takes its own")
-@pytest.mark.parametrize("how", ["one takes both", "each takes its own", "in its branch"])
+@pytest.mark.parametrize("how", ["one takes both", "in its branch"])
 def test_branches_of_two_scalers(how):
     one, other = (scaler.LossScaler(scaler.Static(scale), select=True) for scale in (2.0**10, 2.0**6))
     weight = tf.Variable([0.0])
@@ -139,9 +126,6 @@ def test_branches_of_two_scalers(how):
         grads = tape.gradient(scaled, [weight])
         if how == "one takes both":
             one.apply(optimizer, grads, [weight])
-        elif how == "each takes its own":
-            one.apply(optimizer, grads, [weight], when=first)
-            other.apply(optimizer, grads, [weight], when=tf.logical_not(first))
         else:
             tf.cond(
                 first,

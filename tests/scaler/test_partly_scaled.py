@@ -5,16 +5,21 @@ import warnings
 import keras
 import pytest
 import tensorflow as tf
+from step_programs import trace_no_branches
 
 import scaler
 
 SAID = "only a part of them comes from a scaled loss"
 
 
+@pytest.fixture(autouse=True)
+def _without_branches(monkeypatch):
+    trace_no_branches(monkeypatch)
+
+
 class Model:
     def __init__(self):
-        # What a step selects is traced in half the time of what it branches to.
-        self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10), select=True)
+        self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10))
         self.first, self.second = tf.Variable(tf.ones([3, 2]), name="first"), tf.Variable(tf.ones([2]), name="second")
         self.weights = [self.first, self.second]
         self.momentum = tf.Variable(tf.zeros([3, 2]), trainable=False)
@@ -134,35 +139,3 @@ def test_a_branch_that_does_not_scale_is_noticed(other):
         warnings.simplefilter("always")
         step.get_concrete_function(tf.TensorSpec([4, 3]), tf.TensorSpec([], tf.bool))
     assert any(SAID in str(one.message) for one in said) == (other == "plain")
-
-
-def test_a_gradient_that_is_a_new_value_is_not_scaled():
-    model = Model()
-    model.second.overwrite_with_gradient = True
-
-    @tf.function(autograph=False)
-    def step(x):
-        scaled, _ = model.grads(x, penalty)
-        model.loss_scaler.apply(scaler.move_nothing, [scaled[0], tf.square(model.second) * 0.5], model.weights)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", scaler.ScaleWarning)
-        step.get_concrete_function(tf.TensorSpec([4, 3]))
-
-
-def test_a_step_along_the_normalised_gradient_is_no_sum_of_gradients():
-    """As sharpness-aware minimisation takes it: the second forward pass adds scaled gradients to weights."""
-    model = Model()
-
-    @tf.function(autograph=False)
-    def step(x):
-        first, _ = model.grads(x, penalty)
-        moved = [own + grad / tf.norm(grad) for own, grad in zip(model.weights, first, strict=True)]
-        with tf.GradientTape() as tape:
-            tape.watch(moved)
-            scaled = model.loss_scaler.scale(tf.reduce_mean(tf.square(tf.tanh(x @ moved[0]) + moved[1])))
-        model.loss_scaler.apply(scaler.move_nothing, tape.gradient(scaled, moved), model.weights)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", scaler.ScaleWarning)
-        step.get_concrete_function(tf.TensorSpec([4, 3]))

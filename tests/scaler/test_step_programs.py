@@ -1,4 +1,4 @@
-"""What is said of 164 steps, right and wrong, while they are traced."""
+"""What is said of steps, right and wrong, while they are traced."""
 
 import warnings
 
@@ -16,7 +16,6 @@ MISSED = {
 WHOLE = {
     "replicas: right",
     "replicas: squared",
-    "replicas: penalty outside",
     "each_applies_in_a_branch_of_another_condition",
     "squared_and_applied_in_a_branch",
 }
