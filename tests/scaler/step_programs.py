@@ -129,6 +129,11 @@ def G(right, static=None, **options):
 # --- functions of the loss
 OF_LOSS = {
     "plain": ("ok", lambda s, v: s.scale(one(v))),
+    "penalty_outside": ("wrong", lambda s, v: s.scale(one(v)) + tf.reduce_sum(tf.square(v))),
+    "penalty_inside": ("ok", lambda s, v: s.scale(one(v) + tf.reduce_sum(tf.square(v)))),
+    "cond_one_scales": ("wrong", lambda s, v: tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: other(v))),
+    "cond_or_nothing": ("ok", lambda s, v: tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: tf.constant(0.0))),
+    "cond_both_scale": ("ok", lambda s, v: tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: s.scale(other(v)))),
     "scaled_twice_behind_a_function": ("wrong", lambda s, v: s.scale(tf.function(lambda: 0.5 * s.scale(one(v)))())),
     "logsumexp_of_two": ("wrong", lambda s, v: tf.reduce_logsumexp(tf.stack([s.scale(one(v)), s.scale(other(v))]))),
     "map_fn_per_example": (
@@ -223,6 +228,21 @@ def gn(grads, limit):
     return tf.clip_by_global_norm(grads, limit)[0]
 
 
+def each_way(grads, limit):
+    """The first by its value, the second by its norm, and both by the global one."""
+    return gn([tf.clip_by_value(grads[0], -limit, limit), tf.clip_by_norm(grads[1], limit)], limit)
+
+
+@G("ok", 1024.0)
+def clip_static_by_hand(s, g, v, w):
+    return each_way(g, 1024.0)
+
+
+@G("ok", 1024.0, unscaled=True)
+def divided_by_a_constant_that_is_the_scale(s, g, v, w):
+    return [one / 1024.0 for one in g]
+
+
 @G("wrong")
 def clip_by_hand(s, g, v, w):
     return [one * tf.minimum(1.0, 1.0 / (tf.norm(one) + 1e-6)) for one in g]
@@ -254,14 +274,61 @@ def top_values_only(s, g, v, w):
     return [keep(one) for one in g]
 
 
+def plain(v):
+    """The gradient of a penalty that nobody scaled."""
+    return slopes(lambda: tf.reduce_sum(tf.square(v)), v)
+
+
+_outside = tf.Variable(tf.zeros([3, 2]), trainable=False)
+UNSCALED = {"unscaled": True}
 OF_GRADIENTS = {
+    "clip_while_scaled": ("wrong", lambda s, g, v, w: gn(g, 1.0)),
+    "clip_by_norm_while_scaled": ("wrong", lambda s, g, v, w: [tf.clip_by_norm(one, 1.0) for one in g]),
+    "clip_by_value_while_scaled": ("wrong", lambda s, g, v, w: [tf.clip_by_value(one, -1.0, 1.0) for one in g]),
+    "clip_after_unscale": ("ok", lambda s, g, v, w: each_way(s.unscale(g), 1.0), UNSCALED),
+    "clip_limit_times_S": ("ok", lambda s, g, v, w: each_way(g, 1.0 * s.scale_of_gradients)),
+    "noise": ("wrong", lambda s, g, v, w: [one + tf.random.normal(one.shape) for one in g]),
+    "weight_decay_by_hand": ("wrong", lambda s, g, v, w: [g[0] + 0.1 * v[0], g[1]]),
+    "unscaled_are_added": ("wrong", lambda s, g, v, w: [one + plain(own) for one, own in zip(g, v, strict=True)]),
+    "times_a_number_are_added": (
+        "wrong",
+        lambda s, g, v, w: [one + plain(own) * 1024.0 for one, own in zip(g, v, strict=True)],
+    ),
+    "scaled_by_hand_are_added": (
+        "ok",
+        lambda s, g, v, w: [one + plain(own) * s.loss_scale for one, own in zip(g, v, strict=True)],
+    ),
+    "one_of_a_list_is_not_scaled": ("wrong", lambda s, g, v, w: [g[0], plain(v[1])]),
+    "zeros_for_one": ("ok", lambda s, g, v, w: [g[0], tf.zeros_like(v[1])]),
+    "epsilon_added": ("ok", lambda s, g, v, w: [one + 1e-8 for one in g]),
+    "a_variable_outside_of_the_model_added": ("ok", lambda s, g, v, w: [g[0] + _outside, g[1]]),
+    "centred": ("ok", lambda s, g, v, w: [one - tf.reduce_mean(one) for one in g]),
+    "unscaled_then_said": ("ok", lambda s, g, v, w: s.unscale(g), UNSCALED),
+    "unscaled_and_more": ("ok", lambda s, g, v, w: [tf.clip_by_norm(one, 1e6) + 0.0 for one in s.unscale(g)], UNSCALED),
+    "divided_by_what_they_carry": ("ok", lambda s, g, v, w: [one / s.scale_of_gradients for one in g], UNSCALED),
+    "divided_by_hand": ("ok", lambda s, g, v, w: [one / s.loss_scale for one in g], UNSCALED),
+    "times_inverse": ("ok", lambda s, g, v, w: [one * (1.0 / s.loss_scale) for one in g], UNSCALED),
+    "times_a_constant": ("ok", lambda s, g, v, w: [one * (1.0 / 1024.0) for one in g], UNSCALED),
+    "times_the_reciprocal": ("ok", lambda s, g, v, w: [one * tf.math.reciprocal(s.loss_scale) for one in g], UNSCALED),
+    "divided_through_integers": (
+        "ok",
+        lambda s, g, v, w: [one / tf.cast(tf.cast(s.loss_scale, tf.int32), tf.float32) for one in g],
+        UNSCALED,
+    ),
+    "said_unscaled_but_is_not": ("wrong", lambda s, g, v, w: [one + 0.0 for one in g], UNSCALED),
+    "one_forgotten": ("wrong", lambda s, g, v, w: [g[0], *s.unscale([0.5 * g[1]])], UNSCALED),
+    "one_unscaled": ("wrong", lambda s, g, v, w: [g[0], *s.unscale([0.5 * g[1]])]),
+    "python_between": (
+        "ok",
+        lambda s, g, v, w: [tf.ensure_shape(tf.py_function(lambda x: x, [one], tf.float32), one.shape) for one in g],
+    ),
     "clip_then_cast": ("wrong", lambda s, g, v, w: [0.5 * one for one in gn(g, 1.0)]),
     "sign_of_scaled": ("wrong", lambda s, g, v, w: [tf.sign(one) for one in g]),
     "normalised": ("wrong", lambda s, g, v, w: [one / (tf.norm(one) + 1e-12) for one in g]),
     "noise_after_unscale": (
         "ok",
         lambda s, g, v, w: [one + tf.random.normal(one.shape) for one in s.unscale(g)],
-        {"unscaled": True},
+        UNSCALED,
     ),
     "through_float16": ("ok", lambda s, g, v, w: [tf.cast(tf.cast(one, tf.float16), tf.float32) for one in g]),
     "weight_decay_times_S": ("ok", lambda s, g, v, w: [g[0] + 0.1 * v[0] * s.scale_of_gradients, g[1]]),
@@ -271,6 +338,29 @@ for name, (right, function, *unscaled) in OF_GRADIENTS.items():
 
 
 # --- two losses, two scalers
+@ok
+def two_losses_one_scale(w):
+    s, v = w.scaler(), w.weights()
+
+    def step():
+        with tf.GradientTape(persistent=True) as t:
+            a, b = s.scale(one(v)), s.scale(other(v))
+        s.apply(descent, [t.gradient(a, v) + t.gradient(b, v)], [v])
+
+    return step, ()
+
+
+@wrong
+def unscaled_with_a_penalty_outside(w):
+    s, v = w.scaler(), w.weights()
+
+    def step():
+        grad = slopes(lambda: s.scale(one(v)) + tf.reduce_sum(tf.square(v)), v)
+        s.apply(descent, s.unscale([grad]), [v], unscaled=True)
+
+    return step, ()
+
+
 def _two(right, name, use):
     def make(w):
         s, t, (u, v) = w.scaler("S"), w.scaler("T"), w.weights([0.5, 1.0], [1.0])
@@ -288,6 +378,41 @@ def _two(right, name, use):
     PROGRAMS.append((name, right, make))
 
 
+def zipped(function, first, second):
+    return [function(x, y) for x, y in zip(first, second, strict=True)]
+
+
+_two(
+    "wrong",
+    "losses_of_two_scalers_added",
+    lambda s, t, tape, a, b, both, u, v: s.apply(descent, tape.gradient(both, [u, v]), [u, v]),
+)
+_two(
+    "wrong",
+    "gradients_of_two_scalers_added",
+    lambda s, t, tape, a, b, both, u, v: s.apply(
+        descent, zipped(tf.add, tape.gradient(a, [u, v]), tape.gradient(b, [u, v])), [u, v]
+    ),
+)
+_two(
+    "wrong",
+    "subtracted_behind_a_product",
+    lambda s, t, tape, a, b, both, u, v: s.apply(
+        descent, zipped(lambda x, y: 0.5 * (x - y), tape.gradient(a, [u, v]), tape.gradient(b, [u, v])), [u, v]
+    ),
+)
+_two(
+    "wrong",
+    "list_of_two_scalers",
+    lambda s, t, tape, a, b, both, u, v: s.apply(descent, [tape.gradient(a, u), tape.gradient(b, v)], [u, v]),
+)
+_two(
+    "wrong",
+    "unscaled_and_scaled_summed",
+    lambda s, t, tape, a, b, both, u, v: s.apply(
+        descent, zipped(tf.add, s.unscale(tape.gradient(a, [u, v])), tape.gradient(a, [u, v])), [u, v]
+    ),
+)
 _two(
     "ok",
     "each_its_own",
@@ -301,11 +426,35 @@ _two(
     "unscaled_each_and_summed",
     lambda s, t, tape, a, b, both, u, v: s.apply(
         descent,
-        [x + y for x, y in zip(s.unscale(tape.gradient(a, [u, v])), t.unscale(tape.gradient(b, [u, v])), strict=True)],
+        zipped(tf.add, s.unscale(tape.gradient(a, [u, v])), t.unscale(tape.gradient(b, [u, v]))),
         [u, v],
         unscaled=True,
     ),
 )
+
+
+@ok
+def penalty_by_another(w):
+    """The other's scale is divided out by hand, in the forward pass."""
+    s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
+
+    def step():
+        with tf.GradientTape() as tape:
+            slope = slopes(lambda: tf.reduce_sum(v**2) * t.loss_scale, v) / t.scale_of_gradients
+            total = s.scale(one(v) + tf.reduce_sum(tf.square(slope)))
+        s.apply(descent, [tape.gradient(total, v)], [v])
+
+    return step, ()
+
+
+@wrong
+def cond_of_two_scalers(w):
+    s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
+
+    def step(first):
+        s.apply(descent, [slopes(lambda: tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v))), v)], [v])
+
+    return step, (tf.constant(True),)
 
 
 @ok
@@ -367,6 +516,52 @@ def filled_by_another_function(w, s, v, k, n):
     s.apply(descent, [k.read_value()], [v])
 
 
+ZERO = tf.constant(0, tf.int64)
+
+
+def through(memory, static=None, looked=lambda s, late: late, **options):
+    """A program whose gradients pass through a queue or a table, and come out of it at another call."""
+
+    def make(w):
+        s, v = w.scaler(static=static), w.weights([0.5])
+        w.keep = queue = tf.queue.FIFOQueue(4, [tf.float32], [[1]])
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, tf.zeros(1))
+
+        def step():
+            grad = looked(s, grad_of(s, v))
+            if memory == "queue":
+                late = queue.dequeue()
+                queue.enqueue(grad)
+            else:
+                table.insert(ZERO, 0.5 * table.lookup(ZERO) + grad)
+                late = tf.ensure_shape(table.lookup(ZERO), [1])
+            s.apply(descent, [late], [v], **options)
+
+        return step, ()
+
+    return make
+
+
+PROGRAMS += [
+    ("out_of_a_queue", "wrong", through("queue")),
+    ("out_of_a_table", "wrong", through("table")),
+    ("unscaled_through_a_queue", "ok", through("queue", looked=lambda s, g: s.unscale([g])[0], unscaled=True)),
+    ("through_a_queue_with_a_scale", "ok", through("queue", loss_scale=1.0)),
+    ("through_a_queue_of_a_fixed_scale", "ok", through("queue", static=1024.0)),
+]
+
+
+@ok
+def looked_up_in_the_forward_pass(w):
+    s, v = w.scaler(), w.weights([0.5])
+    w.keep = table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, tf.ones(1))
+
+    def step():
+        s.apply(descent, [slopes(lambda: s.scale(tf.reduce_sum(v * table.lookup(ZERO))), v)], [v])
+
+    return step, ()
+
+
 @_kept("ok")
 def loop_of_steps(w, s, v, k, n):
     for _ in tf.range(4):
@@ -381,6 +576,39 @@ def window_in_a_loop(w, s, v, k, n):
         for _ in tf.range(2):
             total += grad_of(s, v)
         s.apply(descent, [total], [v])
+
+
+@wrong
+def by_hand_said_unscaled(w):
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step():
+        read = s.loss_scale
+        s.apply(descent, [slopes(lambda: tf.reduce_sum(v**2) * read, v) + 0.0], [v], unscaled=True)
+
+    return step, ()
+
+
+@ok
+def by_hand_and_divided(w):
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step():
+        read = s.loss_scale
+        s.apply(descent, [slopes(lambda: tf.reduce_sum(v**2) * read, v) / read], [v], unscaled=True)
+
+    return step, ()
+
+
+@ok
+def divided_by_arguments(w):
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step(scale, inverse):
+        s.apply(descent, [grad_of(s, v) / scale], [v], unscaled=True)
+        s.apply(descent, [grad_of(s, v) * inverse], [v], unscaled=True)
+
+    return step, (s.loss_scale + 0.0, 1.0 / s.loss_scale)
 
 
 @ok
