@@ -78,7 +78,7 @@ def test_weights_that_were_set_before_a_swap_are_there_after_it():
 
 
 @pytest.mark.slow
-def test_steps_that_run_eagerly_are_not_taken_for_a_swap(policy):
+def test_steps_that_run_eagerly_are_not_taken_for_a_swap():
     runs = []
     for eager in (False, True):
         model = averaging("mixed_float16", run_eagerly=eager)
