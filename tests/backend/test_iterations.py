@@ -15,15 +15,9 @@ LOSS_SCALER = scaler.LossScaler(scaler.NoScaling())
 SHAPES = [(2, 3), (3,), (300, 300), (5, 5, 2)]
 ADAPTIVE = {
     "Adam": lambda: keras.optimizers.Adam(0.01),
-    "AMSGrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
-    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
-    "Adamax": lambda: keras.optimizers.Adamax(0.01),
-    "Nadam": lambda: keras.optimizers.Nadam(0.01),
-    "Lamb": lambda: keras.optimizers.Lamb(0.01),
     "Adafactor": lambda: keras.optimizers.Adafactor(0.01),
     "averaged": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=2),
     "accumulating": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
-    "scheduled": lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 10)),
 }
 
 
@@ -58,7 +52,6 @@ def alone(name):
 
 
 @pytest.mark.slow_with("Adafactor", "accumulating")
-@pytest.mark.exhaustive_with("AMSGrad", "AdamW", "Adamax", "Lamb", "Nadam", "scheduled")
 @pytest.mark.parametrize("name", [name for name in ADAPTIVE if name != "Adam"])
 def test_an_optimizer_moves_as_by_itself(name):
     counts, found = trained(ADAPTIVE[name], gated)
@@ -147,18 +140,16 @@ def test_without_iterations_it_is_read_for_each_variable(monkeypatch):
         assert own.tobytes() == other.tobytes()
 
 
-@pytest.mark.exhaustive_with("1")
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_replicas_read_it_once_each(replicas):
+def test_replicas_read_it_once_each():
     def reads_of_each(shapes, steps):
-        strategy = mirrored(replicas)
+        strategy = mirrored(2)
         with strategy.scope():
             variables = [keras.Variable(np.full(shape, 2.0, np.float32)) for shape in shapes]
             optimizer, loss_scaler = keras.optimizers.Adam(0.01), scaler.LossScaler(scaler.NoScaling())
             optimizer.build(variables)
 
         def update(*grads):
-            loss_scaler.apply(optimizer, [grad / replicas for grad in grads], variables)
+            loss_scaler.apply(optimizer, [grad / 2 for grad in grads], variables)
 
         step = tf.function(lambda *grads: strategy.run(update, args=grads), autograph=False)
         for number in range(steps):

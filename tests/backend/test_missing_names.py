@@ -15,7 +15,6 @@ from versions import needs_keras
 
 import scaler
 from scaler.backend import apply_steps, graphs, layers, optimizers, packed
-from scaler.backend.autograph import no_autograph
 from scaler.backend.versions import say_once
 from scaler.gate import joined
 from scaler.gate.proofs import largest_learning_rate
@@ -67,16 +66,6 @@ def trained(optimizer, by_hand=False, strategy=None):
 
 
 MOVED = (np.array(START) * 0.75**2).tolist()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_without_autograph_artifact_functions_are_rewritten_as_well(monkeypatch):
-    tf.function(lambda: None)()
-    # For us alone: TensorFlow itself has its own by now.
-    monkeypatch.setitem(sys.modules, "tensorflow.python.autograph.impl.api", types.ModuleType("api"))
-    assert no_autograph(sgd) is sgd
-    assert trained(plain_sgd) == MOVED
 
 
 @pytest.mark.slow_with("tf_convert", "control_status_ctx")

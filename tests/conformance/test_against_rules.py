@@ -57,7 +57,6 @@ VARIANTS = [(preset, fixed) for preset, (_, variants) in CASES.items() for fixed
 
 
 @pytest.mark.slow_with("apex-{}")
-@pytest.mark.exhaustive_with("colossalai-{}", "deepspeed-{'consecutive_hysteresis': False}")
 @pytest.mark.parametrize(("preset", "fixed"), VARIANTS, ids=str)
 def test_scales_are_those_of_the_rule(preset, fixed):
     rng = np.random.default_rng(0)
@@ -165,22 +164,10 @@ def small(preset):
     return ODD.get(preset, few)
 
 
-def all_presets(finite):
-    return {name: scales_of(getattr(presets, name)(**small(name)), finite) for name in STRATEGIES}
-
-
-MODES = {
-    "eager": all_presets,
-    "loop": tf.function(all_presets),
-    "xla": tf.function(all_presets, jit_compile=True),
-}
-
-
-@pytest.mark.exhaustive_with("loop-40", "xla-40")
-@pytest.mark.parametrize(("mode", "steps"), [("eager", 7), ("loop", 40), ("xla", 40)])
-def test_every_way_to_run_a_step_gives_the_same_scales_for_numbers_of_python(mode, steps):
-    word = np.array([letter == "1" for letter in "1110111101100100111111111111010100111011"[:steps]])
-    for name, got in MODES[mode](tf.constant(word)).items():
+def test_scales_are_those_of_the_rule_for_numbers_of_python():
+    word = np.array([letter == "1" for letter in "1110111"])
+    for name in STRATEGIES:
+        got = scales_of(getattr(presets, name)(**small(name)), tf.constant(word))
         np.testing.assert_array_equal(got, originals.trace(name, small(name), word), err_msg=name)
 
 

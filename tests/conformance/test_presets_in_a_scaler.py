@@ -119,12 +119,6 @@ def test_a_growth_factor_below_1_shrinks_the_scale_as_in_mindspore():
     np.testing.assert_array_equal(drive(LossScaler(presets.mindspore(**arguments)), word), want)
 
 
-@pytest.mark.exhaustive
-def test_dalle_divides_again_after_125_steps_and_not_before():
-    word = [step % 7 != 0 for step in range(300)] + [False] * 300
-    np.testing.assert_array_equal(drive(LossScaler(presets.dalle()), word), originals.trace("dalle", {}, word))
-
-
 def test_mindspores_policy_raises_at_its_step():
     policy, word = presets.mindspore_stuck(), [False] * 1002
     assert their_first_raise("mindspore", {}, word) == 1000

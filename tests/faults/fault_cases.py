@@ -9,6 +9,7 @@ import functools
 import keras
 import models
 import numpy as np
+import pytest
 import tensorflow as tf
 from rigs import assert_finite, raw
 
@@ -17,6 +18,11 @@ import scaler
 
 # Every mode and both styles.
 RIGS = (("composed", "eager"), ("by hand", "graph"), ("composed", "loop"), ("by hand", "xla"))
+
+
+def of_rigs(*places):
+    """Some of the rigs."""
+    return pytest.mark.parametrize("rig", [RIGS[place] for place in places], indirect=True, ids="-".join)
 
 
 def batch(seed=0, *, x=None, y=None, factor=1.0):

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fault_cases import batch, batches, run_in
+from fault_cases import batch, batches, of_rigs, run_in
 
 import scaler
 
@@ -17,7 +17,7 @@ INFINITE = np.nan, np.inf, -np.inf
 
 
 @pytest.mark.slow_with("by hand-xla")
-@pytest.mark.exhaustive_with("by hand-graph")
+@of_rigs(0, 2, 3)
 def test_the_scale_rests_at_its_floor_and_training_goes_on(rig):
     for low, steps in ((2.0**-14, 40), (2.0**-126, 300)):
         # Steps one by one are slow, so they begin just above the floor.

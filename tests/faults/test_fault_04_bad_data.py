@@ -8,14 +8,9 @@ step, and is updated only `if applied` beside a `TrainStep`.
 
 import numpy as np
 import pytest
-from fault_cases import RIGS, batch, batches
+from fault_cases import batch, batches, of_rigs
 
 import scaler
-
-
-def of_rigs(*places):
-    """Some of the rigs."""
-    return pytest.mark.parametrize("rig", [RIGS[place] for place in places], indirect=True, ids="-".join)
 
 
 def fixed(rig):
@@ -38,7 +33,7 @@ BAD = [
 
 @pytest.mark.dear("XLA compiles a whole step with an optimizer")
 @pytest.mark.slow_with("by hand-graph")
-@pytest.mark.exhaustive_with("composed-loop")
+@of_rigs(0, 1, 3)
 def test_a_run_that_saw_a_bad_batch_equals_one_that_did_not(rig):
     fixed(rig).run(batches(1, 2))
     never, inferred = rig.bits(), rig.infer()

@@ -54,7 +54,7 @@ class Summed:
 
 
 @pytest.mark.slow_with("xla")
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("mode", ["eager", "xla"])
 def test_sums_of_rows_and_of_squares_that_overflow_are_skipped(mode):
     summed = Summed(mode)
     # Rows of float16 are summed in float32.
@@ -99,10 +99,8 @@ def accumulated(mode):
     return run, [*model.variables, *optimizer.variables], [*step.variables, *model.variables]
 
 
-@pytest.mark.exhaustive_with("loop", "xla")
-@pytest.mark.parametrize("mode", ["eager", "loop", "xla"])
-def test_a_window_whose_sum_overflows_is_one_skipped_step_and_stores_no_infinity(mode):
-    run, moved, every = accumulated(mode)
+def test_a_window_whose_sum_overflows_is_one_skipped_step_and_stores_no_infinity():
+    run, moved, every = accumulated("eager")
     assert run(batches(1, 2, 3, 4))[3]["applied"]
     before = raw(moved)
     # The bias has this gradient in each. Of one it is the square that overflows, of two the sum.

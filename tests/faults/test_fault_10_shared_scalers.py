@@ -103,10 +103,9 @@ def test_growth_by_the_first_does_not_reach_the_second(mode):
         np.testing.assert_array_equal(weight.numpy(), pair.weights[0].numpy())
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_one_update_for_both_moves_the_scale_once(mode):
+def test_one_update_for_both_moves_the_scale_once():
     for bad in range(2):
-        pair = started(mode, True)
+        pair = started("eager", True)
         before, other = pair.bits(bad), pair.bits(1 - bad)
         gradients = [0.5, 0.5]
         gradients[bad] = np.nan
@@ -183,10 +182,8 @@ class Gan:
         return raw([*self.models[which].variables, *masters, *optimizer])
 
 
-@pytest.mark.exhaustive_with("loop")
-@pytest.mark.parametrize("mode", ["eager", "loop"])
-def test_a_gan_whose_one_half_overflows_trains_the_other(mode):
-    gan, random = Gan(mode), np.random.default_rng(0)
+def test_a_gan_whose_one_half_overflows_trains_the_other():
+    gan, random = Gan("eager"), np.random.default_rng(0)
 
     def data(generator=1.0, discriminator=1.0):
         draws = random.normal(size=(2, 8, 4)).astype(np.float32)

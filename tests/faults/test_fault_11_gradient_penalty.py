@@ -76,22 +76,18 @@ def unscaled():
     return losses, [variable.numpy() for variable in plain.model.variables]
 
 
-@pytest.mark.exhaustive_with("xla-32768.0")
-@pytest.mark.parametrize(("mode", "loss_scale"), [("eager", 2.0**-10), ("eager", 2.0**15), ("xla", 2.0**15)])
-def test_a_scaled_penalty_equals_the_unscaled_one(mode, loss_scale):
-    scaled, (losses, weights) = Critic(mode, loss_scale), unscaled()
+@pytest.mark.parametrize("loss_scale", [2.0**-10, 2.0**15])
+def test_a_scaled_penalty_equals_the_unscaled_one(loss_scale):
+    scaled, (losses, weights) = Critic("eager", loss_scale), unscaled()
     outputs = scaled.run(batches(1, 2))
     assert all(output["applied"] for output in outputs)
-    tolerance = 0 if mode == "eager" else 1e-5  # Graphs are rewritten and rounded differently.
-    np.testing.assert_allclose([output["loss"] for output in outputs], losses, rtol=tolerance)
+    assert [output["loss"] for output in outputs] == losses
     for variable, weight in zip(scaled.model.variables, weights, strict=True):
-        np.testing.assert_allclose(variable.numpy(), weight, rtol=tolerance, atol=tolerance)
+        np.testing.assert_array_equal(variable.numpy(), weight)
 
 
-@pytest.mark.exhaustive_with("xla-float16")
-@pytest.mark.parametrize(("mode", "kind"), [("graph", "float16"), ("xla", "float16")])
-def test_an_overflow_in_the_inner_pass_skips(mode, kind):
-    critic = Critic(mode, 2.0**10, kind)
+def test_an_overflow_in_the_inner_pass_skips():
+    critic = Critic("graph", 2.0**10, "float16")
     assert critic.run(batches(1))[0]["applied"]
     before = raw(critic.variables())
     for factor in (np.inf, np.nan, 1e37):

@@ -20,7 +20,6 @@ import scaler
 OPTIMIZERS = {
     "accumulation": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3),
     "EMA": lambda: keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
-    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
     "global_clipnorm": lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.05),
     "Muon": lambda: keras.optimizers.Muon(0.01, exclude_layers=["last"]),
 }
@@ -81,16 +80,14 @@ def equals_an_unscaled_run(name, mode, steps, spoiled):
             np.testing.assert_allclose(our.numpy(), their.numpy(), rtol=tolerance, atol=tolerance, err_msg=our.name)
 
 
-@pytest.mark.parametrize("name", parameters(OPTIMIZERS))
+@pytest.mark.parametrize("name", parameters([name for name in OPTIMIZERS if name != "global_clipnorm"]))
 def test_every_bit_is_that_of_an_unscaled_run(name):
     """In eager mode, where the two are equal to the last bit."""
     equals_an_unscaled_run(name, "eager", steps=3, spoiled=1)
 
 
-@pytest.mark.exhaustive_with("loop-accumulation", "xla-accumulation")
-@pytest.mark.parametrize(("mode", "name"), [("graph", "EMA"), ("loop", "accumulation"), ("xla", "accumulation")])
-def test_skips_leave_every_bit_and_the_rest_equals_that_run_in_graphs(name, mode):
-    equals_an_unscaled_run(name, mode, steps=7, spoiled=3)
+def test_skips_leave_every_bit_and_the_rest_equals_that_run_in_graphs():
+    equals_an_unscaled_run("EMA", "graph", steps=7, spoiled=3)
 
 
 @pytest.mark.slow_with("Muon")

@@ -85,15 +85,12 @@ def as_word(applied):
 
 
 CALIBRATING = {
-    "Headroom": (scaler.Headroom(), (1.0, 2.0**10)),
     "DelayedAmax": (scaler.DelayedAmax(), (1.0, 2.0**10)),
-    "LogNormal": (scaler.LogNormal(), (1.0, 2.0**10)),
     "Smooth": (scaler.Smooth(), (1.0, 2.0**10)),
-    "Warmup": (scaler.strategies.Warmup(Dynamic(), 100), (1.0, 2.0**10)),
 } | {
     # One of each rule. Scales that never move are left out: of a hundred skips in a row other tests tell.
     f"presets.{name}": (getattr(presets, name)(), (2.0**4, 2.0**10))
-    for name in ("chainer", "fairseq", "guided_diffusion", "metaseq", "mxnet", "nnabla", "pytorch")
+    for name in ("chainer", "fairseq", "metaseq", "nnabla")
 }
 
 
@@ -121,7 +118,6 @@ def test_dynamic_scaling_is_not_stuck_while_it_looks_for_its_level():
 
 
 @pytest.mark.slow_with("presets.fairseq")
-@pytest.mark.exhaustive_with("Headroom", "LogNormal", "Warmup")
 @pytest.mark.parametrize(("strategy", "levels"), CALIBRATING.values(), ids=CALIBRATING)
 def test_no_strategy_is_stuck_while_it_looks_for_its_level(strategy, levels):
     run = calibrating(strategy)

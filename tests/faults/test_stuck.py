@@ -4,7 +4,6 @@ Guards line 6 of the promise: it never sticks silently.
 """
 
 import functools
-import warnings
 
 import fault_cases
 import keras
@@ -137,31 +136,6 @@ def test_it_is_told_after_these_steps_and_not_before(policy, bounds, words, snap
     assert int(loss_scaler.counters.skipped) == sum(len(word) - word.count("1") for word, _ in words)
 
 
-def test_it_warns_once_each_time_it_gets_stuck():
-    loss_scaler, take = skipping(StuckPolicy("warn", consecutive_skips=3))
-
-    def warned():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            loss_scaler.check()
-        assert all(issubclass(one.category, scaler.StuckWarning) for one in caught)
-        assert all(one.filename == __file__ for one in caught)
-        return len(caught)
-
-    seen = []
-    for word in ("00", "0", "0", "1", "000", "0"):
-        take(word)
-        seen.append(warned())
-    assert seen == [0, 1, 0, 0, 1, 0]
-
-
-@pytest.mark.parametrize("strategy", [scaler.NoScaling(), scaler.Static(8.0)])
-def test_a_scale_that_cannot_move_is_at_no_bound(strategy):
-    loss_scaler = scaler.LossScaler(strategy, stuck=scaler.StuckPolicy(at_floor=True, at_ceiling=True))
-    loss_scaler.update(scaler.Event(tf.constant(False)))
-    loss_scaler.check()
-
-
 def test_it_goes_on_after_a_restored_checkpoint(tmp_path):
     loss_scaler, take = skipping(StuckPolicy(consecutive_skips=3, consecutive_bad_losses=3, skip_rate=0.5, over=4))
     checkpoint = tf.train.Checkpoint(loss_scaler=loss_scaler)
@@ -185,61 +159,19 @@ def test_it_goes_on_after_a_restored_checkpoint(tmp_path):
     assert "3 steps since the last applied one" in told(loss_scaler)
 
 
-@pytest.mark.exhaustive_with("continue-1", "warn-5")
-@pytest.mark.parametrize(("action", "steps_per_call"), [("raise", 5), ("warn", 5), ("continue", 1)])
-def test_a_loop_checks_at_each_visit(action, steps_per_call):
+def test_a_loop_checks_at_each_visit():
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
-    policy = scaler.StuckPolicy(action, consecutive_skips=5)
+    policy = scaler.StuckPolicy(consecutive_skips=5)
     loss_scaler = scaler.LossScaler(scaler.Dynamic(), stuck=policy)
     step = loops.TrainStep(model, fault_cases.loss_fn, keras.optimizers.SGD(), loss_scaler=loss_scaler)
     parts = [tf.stack([part] * 12) for part in fault_cases.batch(factor=np.nan)]
     visits = []
-    loop = loops.Loop(
-        step, tf.data.Dataset.from_tensor_slices(tuple(parts)), steps_per_call=steps_per_call, actions=[visits.append]
-    )
-    if action == "raise":
-        with pytest.raises(scaler.StuckError, match="5 steps in a row"):
-            loop.run(10)
-        # The actions have seen the steps by then.
-        assert visits[-1].counters.data == loop.counters.data == 5
-    elif action == "warn":
-        with pytest.warns(scaler.StuckWarning) as caught:
-            loop.run(10)
-        assert len(caught) == 1
-    else:
+    loop = loops.Loop(step, tf.data.Dataset.from_tensor_slices(tuple(parts)), steps_per_call=5, actions=[visits.append])
+    with pytest.raises(scaler.StuckError, match="5 steps in a row"):
         loop.run(10)
+    # The actions have seen the steps by then.
+    assert visits[-1].counters.data == loop.counters.data == 5
     assert loop.counters.skipped == loop.counters.data
-
-
-def test_it_is_refused_inside_a_graph():
-    loss_scaler = scaler.LossScaler()
-    with pytest.raises(scaler.InvalidArgument, match=r"outside of the tf\.function"):
-        tf.function(loss_scaler.check)()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"action": "stop"},
-        {"action": None},
-        {"consecutive_skips": 0},
-        {"consecutive_skips": 1.5},
-        {"consecutive_skips": True},
-        {"skip_rate": 0.0},
-        {"skip_rate": 1.0},
-        {"skip_rate": float("nan")},
-        {"skip_rate": "often"},
-        {"over": 0},
-        {"over": None},
-        {"at_floor": "yes"},
-        {"at_ceiling": "yes"},
-    ],
-    ids=str,
-)
-def test_bad_policies_are_refused_with_what_was_passed(arguments):
-    ((name, value),) = arguments.items()
-    with pytest.raises(scaler.InvalidArgument, match=f"{name}={value!r}"):
-        scaler.StuckPolicy(**arguments)
 
 
 def test_something_that_is_no_policy_is_refused():

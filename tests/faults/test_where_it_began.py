@@ -77,10 +77,7 @@ def inputs(rows=4, value=1.0):
 
 
 @pytest.mark.slow_with("mixed_float16-inf")
-@pytest.mark.exhaustive_with("float16-nan")
-@pytest.mark.parametrize(
-    ("policy", "bad"), [("float32", np.nan), ("mixed_float16", np.inf), ("float16", np.nan)], ids=str
-)
+@pytest.mark.parametrize(("policy", "bad"), [("float32", np.nan), ("mixed_float16", np.inf)], ids=str)
 def test_a_weight_that_is_not_finite_already_is_named(policy, bad):
     step, call = fresh(policy)
     assert call(inputs())["applied"]
@@ -125,14 +122,11 @@ def zero_model(policy):
     return keras.Sequential([keras.Input([3]), keras.layers.Dense(2, dtype=policy, kernel_initializer="zeros")])
 
 
-@pytest.mark.exhaustive_with("float16", "mixed_bfloat16", "float32")
-@pytest.mark.parametrize("policy", ["mixed_float16", "float16", "mixed_bfloat16", "float32"])
 @second_look
-def test_a_singular_derivative_is_not_called_an_overflow_though_float16_flushes_it(policy):
+def test_a_singular_derivative_is_not_called_an_overflow_though_float16_flushes_it():
     current = tf.Variable(1.0)
-    loss_scaler, call = looking_again(zero_model(policy), norm, scaler.Static(current))
-    scales = (2.0**15, 2.0**2, 2.0**100, 2.0**126) if policy == "mixed_float16" else (2.0**15,)
-    for scale, rows in itertools.product(scales, (8, 2048, 16384)):
+    loss_scaler, call = looking_again(zero_model("mixed_float16"), norm, scaler.Static(current))
+    for scale, rows in itertools.product((2.0**15, 2.0**2, 2.0**100, 2.0**126), (8, 2048, 16384)):
         current.assign(scale)
         outputs = call(inputs(rows))
         assert outputs["loss_scale"] == scale
@@ -155,29 +149,18 @@ def test_a_singular_derivative_beside_a_sound_one_is_not_said_to_be_cured_by_a_l
     )
 
 
-@pytest.mark.exhaustive_with("Dynamic", "Static", "floor")
-@pytest.mark.parametrize(
-    ("strategy", "factor", "helps"),
-    [
-        (scaler.Dynamic(2.0**30), 1.0, "helps."),
-        (scaler.Static(2.0**126), 1.0, "helps, but Static keeps it at 8.50706e+37: "),
-        (scaler.Dynamic(2.0**30, min_scale=2.0**30), 1.0, "helps, but 1.07374e+09 is the floor of Dynamic"),
-        (scaler.Dynamic(), 2.0**24, "may help; if it does not, "),
-    ],
-    ids=["Dynamic", "Static", "floor", "huge"],
-)
 @second_look
-def test_an_overflow_is_still_an_overflow(strategy, factor, helps):
+def test_an_overflow_is_still_an_overflow():
     def steep(y, prediction):
-        return factor * tf.reduce_mean(tf.cast(prediction, tf.float32) - y)
+        return 2.0**24 * tf.reduce_mean(tf.cast(prediction, tf.float32) - y)
 
-    loss_scaler, call = looking_again(model_of("mixed_float16"), steep, strategy)
+    loss_scaler, call = looking_again(model_of("mixed_float16"), steep, scaler.Dynamic())
     for rows in (4, 2048):
         outputs = call(inputs(rows))
         assert not outputs["finite"]
         assert Cause(int(outputs["cause"])) is Cause.OVERFLOW
-        assert f"A lower scale {helps}" in loss_scaler.explain()
-        assert bool(loss_scaler.last_skip.lower_helps) == helps.startswith("helps")
+        assert "A lower scale may help; if it does not, " in loss_scaler.explain()
+        assert not bool(loss_scaler.last_skip.lower_helps)
 
 
 @pytest.mark.slow_with("5")

@@ -41,17 +41,9 @@ def fitted(optimizer, *, built, protect=False, policy="float32", batch=X, **comp
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("protected", "by XLA")
-@pytest.mark.parametrize(
-    ("policy", "how"),
-    [
-        *(("float16", {}), ("float16", {"protect": True})),
-        *(("float32", {"jit_compile": True}), ("float32", {"run_eagerly": True})),
-    ],
-    ids=["float16", "protected", "by XLA", "eager"],
-)
+@pytest.mark.parametrize(("policy", "how"), [("float16", {}), ("float32", {"run_eagerly": True})])
 def test_a_model_that_fit_builds_trains_as_one_that_was_built(policy, how):
-    wanted, _ = fitted(CopiesWeights(0.1), built=True, policy=policy, **{**how, "protect": False})
+    wanted, _ = fitted(CopiesWeights(0.1), built=True, policy=policy, **how)
     got, optimizer = fitted(CopiesWeights(0.1), built=False, policy=policy, **how)
     assert got == wanted
     assert int(optimizer.iterations) == 4

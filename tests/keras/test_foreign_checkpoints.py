@@ -51,12 +51,10 @@ def test_one_of_keras_is_taken_over_and_one_that_was_not_wrapped_in_the_way_that
         np.testing.assert_array_equal(np.asarray(own), np.asarray(other))
 
 
-@pytest.mark.exhaustive_with("2-None-float32", "None-2-float32", "None-None-float32")
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(("saved", "now"), [(None, None), (2, None), (None, 2)])
-def test_one_of_ours_with_or_without_a_window_is_no_foreign_one(saved, now, dtype, tmp_path):
+@pytest.mark.parametrize(("saved", "now"), [(2, None), (None, 2)])
+def test_one_of_ours_with_or_without_a_window_is_no_foreign_one(saved, now, tmp_path):
     def make(steps, taken):
-        variable = keras.Variable(np.ones([3, 2], np.float32), dtype=dtype)
+        variable = keras.Variable(np.ones([3, 2], np.float32), dtype="float16")
         inner = keras.optimizers.Adam(0.1, gradient_accumulation_steps=steps)
         optimizer = scaler.LossScaleOptimizer(inner, scaler.Static(2.0))
         optimizer.build([variable])

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scaler_cases import modes
 
 import scaler
 
@@ -75,6 +76,7 @@ def test_a_part_of_the_variables_may_be_applied_and_not_another_part_in_its_wind
 ALL = ["first", "middle", "last"]
 
 
+@modes("eager", "graph")
 def test_a_spoiled_window_names_what_was_not_finite(execute):
     weights = [tf.Variable(1.0, name=name) for name in ALL]
     optimizer = window(scaler.Dynamic(8.0), *weights)
@@ -113,7 +115,7 @@ def moving(strategy):
 
 
 @pytest.mark.slow_with("xla")
-@pytest.mark.exhaustive_with("loop")
+@modes("graph", "xla")
 def test_an_update_in_the_middle(execute):
     weight, optimizer, micro_batch = moving(scaler.Dynamic(16.0, growth_interval=1))
     run = execute(micro_batch)
@@ -148,8 +150,7 @@ def test_a_scale_that_moves_beyond_float32_spoils_the_window(scales):
     np.testing.assert_array_equal(weight.numpy(), [-2.0] * 2)
 
 
-@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eager"])
-def test_the_loss_that_is_judged_is_the_mean_of_a_window_and_the_next_begins_anew(run_eagerly):
+def test_the_loss_that_is_judged_is_the_mean_of_a_window_and_the_next_begins_anew():
     """`SpikeGuard` under `fit`, which hands it the loss that the targets say."""
     usual, spike, after = [1.0, 3.0] * 4, [90.0, 110.0], [2.0, 4.0]
     guard = scaler.SpikeGuard(scaler.Static(8.0), window=4, norm=False, loss=True)
@@ -160,7 +161,7 @@ def test_the_loss_that_is_judged_is_the_mean_of_a_window_and_the_next_begins_ane
         own = tf.reduce_mean(prediction)
         return tf.reduce_mean(y) + own - tf.stop_gradient(own)
 
-    model.compile(optimizer, loss, run_eagerly=run_eagerly, jit_compile=False)
+    model.compile(optimizer, loss, run_eagerly=True)
     y = np.float32([[value] for value in usual + spike + after])
     model.fit(np.ones_like(y), y, batch_size=1, shuffle=False, verbose=0)
     last, counters = optimizer.loss_scaler.last_skip, optimizer.loss_scaler.counters

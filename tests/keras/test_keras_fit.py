@@ -10,14 +10,6 @@ from versions import needs_keras
 
 import scaler
 
-MODES = {
-    "graph": {},
-    "auto": {"jit_compile": "auto"},  # By XLA.
-    "eager": {"run_eagerly": True},
-    "several steps": {"steps_per_execution": 4},
-    "several by XLA": {"steps_per_execution": 4, "jit_compile": True},
-}
-
 
 def test_keras_does_not_wrap_it_once_more():
     model = compiled()
@@ -29,7 +21,7 @@ def test_another_strategy_goes_on_with_the_slots():
     model, inner = make_model("mixed_float16", stateful=False), keras.optimizers.SGD(1e-2, momentum=0.9)
     for steps, strategy in enumerate((scaler.Static(8.0), scaler.Dynamic(4.0)), 1):
         slots = raw(inner.variables)
-        model.compile(scaler.LossScaleOptimizer(inner, strategy), loss="mse", jit_compile=False)
+        model.compile(scaler.LossScaleOptimizer(inner, strategy), loss="mse", run_eagerly=True)
         assert raw(inner.variables) == slots
         model.train_on_batch(*data(8))
         assert int(inner.iterations) == steps
@@ -61,15 +53,9 @@ def test_clean_steps_are_those_of_keras_bit_for_bit():
     assert weights[0] == weights[1] == weights[2]
 
 
-@pytest.mark.dear("compiles and fits a model in each mode")
-@pytest.mark.exhaustive_with(
-    "float16-auto", "mixed_float16-eager", "mixed_float16-several by XLA", "mixed_float16-several steps"
-)
-@pytest.mark.parametrize(
-    ("policy", "mode"), [*(("mixed_float16", mode) for mode in MODES if mode != "auto"), ("float16", "auto")]
-)
-def test_an_overflow_moves_nothing_in_any_mode(policy, mode):
-    model = started(policy=policy, **MODES[mode])
+@pytest.mark.dear("compiles and fits a model")
+def test_an_overflow_moves_nothing():
+    model = started(policy="mixed_float16")
     fit(model)
     metrics = {id(variable) for variable in model.metrics_variables}  # These start anew with the epoch.
     moved = [*model.variables, *model.optimizer.inner_optimizer.variables]
@@ -122,19 +108,11 @@ def stopped_early(model):
     return worse.best
 
 
-def was_set(model):
-    wanted = [weight + 0.25 for weight in model.get_weights()]
-    model.set_weights(wanted)
-    return raw(wanted)
-
-
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("was_set")
-@pytest.mark.parametrize("assigned", [stopped_early, was_set], ids=lambda how: how.__name__)
-def test_masters_follow_weights_that_were_assigned(assigned):
+def test_masters_follow_weights_that_were_assigned():
     model = compiled("float16", stateful=False, inner=keras.optimizers.Adam(1e-2))
     fit(model)
-    wanted = assigned(model)
+    wanted = stopped_early(model)
     assert raw(model.weights) == wanted
     model.optimizer.learning_rate = 0.0
     fit(model)

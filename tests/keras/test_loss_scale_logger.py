@@ -5,7 +5,6 @@ import warnings
 
 import keras
 import models
-import numpy as np
 import pytest
 from keras_cases import SCALE, compiled, data, fit, make_model, overflowing
 
@@ -17,7 +16,7 @@ def messages_of(found):
 
 
 def test_history_files_and_the_progress_bar_see_it(tmp_path, capsys):
-    model = compiled(stateful=False)
+    model = compiled(stateful=False, run_eagerly=True)
     model.train_on_batch(*data(8))
     model.train_on_batch(*overflowing())
     log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
@@ -33,17 +32,15 @@ def test_history_files_and_the_progress_bar_see_it(tmp_path, capsys):
     assert "loss_scale: 256.0000" in capsys.readouterr().out
 
 
-@pytest.mark.slow_with("{}")
-@pytest.mark.exhaustive_with("{'steps_per_execution': 5}")
-@pytest.mark.parametrize("mode", [{}, {"steps_per_execution": 5}], ids=str)
-def test_a_run_without_progress_is_stopped(mode):
-    model = compiled(stateful=False, **mode)
+@pytest.mark.slow
+def test_a_run_without_progress_is_stopped():
+    model = compiled(stateful=False)
     x, y = overflowing(80)
     x[:] = 1e30
     policy = scaler.StuckPolicy(consecutive_skips=4)
     with pytest.raises(scaler.StuckError, match=r"steps in a row were skipped.*the loss itself was not finite"):
         model.fit(x, y, batch_size=8, verbose=0, callbacks=[scaler.LossScaleLogger(stuck=policy)])
-    assert model.optimizer.loss_scaler.counters.skipped == (5 if mode else 4)
+    assert model.optimizer.loss_scaler.counters.skipped == 4
 
 
 def told(model, x, y, epochs=1, **arguments):
@@ -102,28 +99,6 @@ def test_it_says_what_it_needs():
         fit(model, callbacks=[scaler.LossScaleLogger()])
 
 
-def mostly_nan(model, batches):
-    """Fits batches of which the first of every eight alone is sound."""
-    x, y = data(8 * batches)
-    bad = (range(len(x)) // np.int64(8)) % 8 > 0
-    x[bad] = np.nan
-    model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[scaler.LossScaleLogger()])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_run_that_skips_most_steps_is_stopped_and_a_loaded_one_is_judged_anew(tmp_path):
-    model = compiled()
-    with pytest.raises(scaler.StuckError, match=r"with Dynamic\(.*\) is stuck: 175 of the last 200 steps"):
-        mostly_nan(model, 240)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert loaded.optimizer.loss_scaler.counters.attempted == 200
-    fit(loaded, callbacks=[scaler.LossScaleLogger()])
-    with pytest.raises(scaler.StuckError, match="steps were skipped"):
-        mostly_nan(loaded, 240)
-
-
 def two_layers(**arguments):
     """A model without `protect`, of which one layer may be frozen."""
     model = models.two_layers("mixed_float16")
@@ -132,22 +107,19 @@ def two_layers(**arguments):
 
 
 @pytest.mark.dear("each `fit` is traced anew, since the model changed")
-@pytest.mark.exhaustive_with("frozen")
-@pytest.mark.parametrize("frozen_first", [True, False], ids=["unfrozen", "frozen"])
-def test_a_fit_that_was_not_compiled_again_is_refused(frozen_first):
+def test_a_fit_that_was_not_compiled_again_is_refused():
     model, logger = two_layers(), [scaler.LossScaleLogger()]
     fit(model, callbacks=logger)
-    model.layers[0].trainable = not frozen_first  # The model is traced already, but this one is compiled anew.
+    model.layers[0].trainable = False  # The model is traced already, but this one is compiled anew.
     model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(1e-2)), loss="mse", jit_compile=False)
     fit(model, callbacks=logger)
     fit(model, callbacks=[scaler.LossScaleLogger()])
     before = [weight.tobytes() for weight in model.get_weights()]
-    model.layers[0].trainable = frozen_first
-    says = "made trainable" if frozen_first else "frozen"
-    with pytest.raises(scaler.InvalidArgument, match=rf"fit of model.*: {says} since.*Compile the model again"):
+    model.layers[0].trainable = True
+    with pytest.raises(scaler.InvalidArgument, match=r"fit of model.*: made trainable since.*Compile the model again"):
         fit(model, callbacks=[scaler.LossScaleLogger()])
     assert [weight.tobytes() for weight in model.get_weights()] == before
-    model.layers[0].trainable = not frozen_first
+    model.layers[0].trainable = False
     fit(model, callbacks=logger)
 
 
@@ -166,7 +138,7 @@ def test_a_callback_that_unfreezes_in_the_middle_of_a_fit_is_noticed_at_the_next
 
 
 def test_a_skip_in_a_model_that_is_not_protected_is_said_once():
-    model = compiled(protect=False, stateful=False)
+    model = compiled(protect=False, stateful=False, run_eagerly=True)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", scaler.ScaleWarning)
         callback = scaler.LossScaleLogger()

@@ -35,16 +35,14 @@ def encoder():
 
 @pytest.mark.dear("the step of `fit`, and for a batch that is skipped, with models of its own")
 @pytest.mark.slow_with("xla")
-@pytest.mark.parametrize("way", ["graph", "eager", "xla"])
+@pytest.mark.parametrize("way", ["graph", "xla"])
 def test_models_that_the_step_calls_are_put_back(way):
     """One is called as it is, one in a function that was traced before."""
     (plain, call), (other, function) = encoder(), encoder()
     traced = tf.function(function)
     traced(tf.constant(X))
     model = Head(call, traced)
-    model.compile(
-        scaler.LossScaleOptimizer(keras.optimizers.SGD(0.01)), run_eagerly=way == "eager", jit_compile=way == "xla"
-    )
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.01)), jit_compile=way == "xla")
     scaler.protect(model)
     states = []
     for x in (X, BAD, X):

@@ -70,40 +70,31 @@ def weights_of(model):
     return [np.asarray(own) for part in parts for own in getattr(part, "values", [part])]
 
 
-@pytest.mark.exhaustive_with("xla", "float16")
-@pytest.mark.slow_with("float16", "eager", "xla", "function")
+@pytest.mark.slow_with("eager", "function")
 @pytest.mark.parametrize(
-    ("kind", "policy", "arguments"),
-    [
-        (Sharp, "mixed_float16", {}),
-        (Sharp, "float16", {}),
-        (Sharp, "mixed_float16", {"run_eagerly": True}),
-        (Sharp, "mixed_float16", {"jit_compile": True}),
-        (InAFunction, "mixed_float16", {}),
-    ],
-    ids=["graph", "float16", "eager", "xla", "function"],
+    ("kind", "arguments"),
+    [(Sharp, {}), (Sharp, {"run_eagerly": True}), (InAFunction, {})],
+    ids=["graph", "eager", "function"],
 )
-def test_a_gradient_that_is_added_and_taken_off_again(kind, policy, arguments):
-    model = made(kind, policy, **arguments)
+def test_a_gradient_that_is_added_and_taken_off_again(kind, arguments):
+    model = made(kind, "mixed_float16", **arguments)
     model.train_on_batch(*batch())
     before = weights_of(model)
     model.train_on_batch(*spoiled())
     assert model.optimizer.loss_scaler.counters.skipped == 1
     for now, then in zip(weights_of(model), before, strict=True):
-        np.testing.assert_allclose(now, then, rtol=1e-2 if policy == "float16" else 1e-5, atol=1e-3)
+        np.testing.assert_allclose(now, then, rtol=1e-5, atol=1e-3)
     assert np.isfinite(model.train_on_batch(*batch()))
     assert model.optimizer.loss_scaler.counters.applied == 2
 
 
-@pytest.mark.exhaustive_with("8")
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [0, 8])
-def test_on_either_replica(row):
+def test_on_replicas():
     with mirrored(2).scope():
         model = made(Sharp)
     model.fit(*batch(), batch_size=16, verbose=0)
     before = weights_of(model)
-    model.fit(*spoiled(row), batch_size=16, verbose=0)
+    model.fit(*spoiled(0), batch_size=16, verbose=0)
     assert model.optimizer.loss_scaler.counters.skipped == 1
     for now, then in zip(weights_of(model), before, strict=True):
         np.testing.assert_allclose(now, then, rtol=1e-5, atol=1e-3)

@@ -16,15 +16,7 @@ from scaler.gate.gate import Decision, Gate
 from scaler.outcome.outcome import Skip, not_skipped
 
 PROGRAMS = []
-LOOPS = {
-    "accumulated_in_one_call",
-    "while_of_micro_batches",
-    "while_and_the_scale_moves",
-    "while_that_squares",
-    "loop_with_momentum",
-    "loop_of_steps",
-    "window_in_a_loop",
-}
+LOOPS = {"loop_of_steps", "window_in_a_loop"}
 """Those that AutoGraph has to convert."""
 
 
@@ -48,7 +40,7 @@ def _moves_always(self, strategy, grads, loss_finite, state, when, losses):
     """In place of `Gate._decide`. Weights and scale move as ever: what is said of the next calls depends on that."""
     finite = tf.logical_and(when, gradients.all_finite(grads))
     for part, own in zip(self.targets.parts, self.targets.split(grads), strict=True):
-        part.optimizer(gradients.divide(own, self.loss_scale), part.updated)
+        getattr(part.optimizer, "apply", part.optimizer)(gradients.divide(own, self.loss_scale), part.updated)
     skip, norm = Skip.of(not_skipped()), tf.constant(1.0)
     norms = (norm,) * len(self.targets.parts)
     return Decision(when, finite, norms, norms, norm, norm, skip, None, (), None), scaler.Event(finite)
@@ -137,34 +129,13 @@ def G(right, static=None, **options):
 # --- functions of the loss
 OF_LOSS = {
     "plain": ("ok", lambda s, v: s.scale(one(v))),
-    "nobody_scales": ("wrong", lambda s, v: one(v)),
-    "scaled_twice": ("wrong", lambda s, v: s.scale(s.scale(one(v)))),
-    "scaled_twice_behind_a_function": ("wrong", lambda s, v: s.scale(tf.function(lambda: 0.5 * s.scale(one(v)))())),
-    "scaled_and_by_hand": ("wrong", lambda s, v: s.scale(one(v) * s.loss_scale)),
-    "by_hand": ("ok", lambda s, v: one(v) * s.loss_scale),
-    "by_hand_exp_log": ("ok", lambda s, v: one(v) * tf.exp(tf.math.log(s.loss_scale))),
-    "by_hand_root": ("wrong", lambda s, v: one(v) * tf.sqrt(s.loss_scale)),
-    "by_hand_divided": ("wrong", lambda s, v: one(v) / s.loss_scale),
-    "square": ("wrong", lambda s, v: tf.square(s.scale(one(v)))),
-    "logarithm": ("wrong", lambda s, v: tf.math.log(s.scale(other(v)))),
-    "limit": ("wrong", lambda s, v: tf.minimum(s.scale(one(v)), 4.0)),
-    "huber": ("wrong", lambda s, v: keras.losses.huber([0.0], [s.scale(one(v))], delta=4.0)),
-    "logsumexp_of_two": ("wrong", lambda s, v: tf.reduce_logsumexp(tf.stack([s.scale(one(v)), s.scale(other(v))]))),
-    "product_of_two": ("wrong", lambda s, v: s.scale(one(v)) * s.scale(other(v))),
-    "root_of_a_product": ("ok", lambda s, v: tf.sqrt(s.scale(one(v)) * s.scale(other(v)))),
-    "norm_of_losses": ("ok", lambda s, v: tf.norm(tf.stack([s.scale(one(v)), s.scale(other(v))]))),
-    "plus_a_constant": ("ok", lambda s, v: s.scale(one(v)) + 4.0),
-    "abs_relu_max": (
-        "ok",
-        lambda s, v: (
-            tf.abs(s.scale(one(v))) + tf.nn.relu(s.scale(other(v))) + tf.maximum(s.scale(one(v)), s.scale(other(v)))
-        ),
-    ),
-    "stopped_square": ("ok", lambda s, v: s.scale(one(v)) + tf.stop_gradient(tf.square(s.scale(other(v))))),
     "penalty_outside": ("wrong", lambda s, v: s.scale(one(v)) + tf.reduce_sum(tf.square(v))),
     "penalty_inside": ("ok", lambda s, v: s.scale(one(v) + tf.reduce_sum(tf.square(v)))),
-    "cond_both_scale": ("ok", lambda s, v: tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: s.scale(other(v)))),
     "cond_one_scales": ("wrong", lambda s, v: tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: other(v))),
+    "cond_or_nothing": ("ok", lambda s, v: tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: tf.constant(0.0))),
+    "cond_both_scale": ("ok", lambda s, v: tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: s.scale(other(v)))),
+    "scaled_twice_behind_a_function": ("wrong", lambda s, v: s.scale(tf.function(lambda: 0.5 * s.scale(one(v)))())),
+    "logsumexp_of_two": ("wrong", lambda s, v: tf.reduce_logsumexp(tf.stack([s.scale(one(v)), s.scale(other(v))]))),
     "map_fn_per_example": (
         "ok",
         lambda s, v: s.scale(
@@ -189,7 +160,6 @@ OF_LOSS = {
         "ok",
         lambda s, v: tf.function(lambda: s.scale(tf.function(lambda: one(v) * other(v))()))() * 0.5,
     ),
-    "nested_square": ("wrong", lambda s, v: tf.function(lambda value: tf.square(value))(s.scale(one(v)))),
     "switch_case": (
         "ok",
         lambda s, v: tf.switch_case(
@@ -215,42 +185,6 @@ OF_LOSS = {
 }
 for name, row in OF_LOSS.items():
     of_loss(name, *row)
-
-
-@L("ok")
-def by_hand_SS_over_S(s, v):
-    S = s.loss_scale
-    return one(v) * tf.square(S) / S
-
-
-@L("wrong")
-def branch_by_a_limit(s, v):
-    value = s.scale(one(v))
-    return tf.cond(value < 4.0, lambda: value, lambda: 0.1 * value)
-
-
-@L("wrong")
-def over_itself(s, v):
-    value = s.scale(one(v))
-    return value / tf.stop_gradient(value)
-
-
-@L("ok")
-def where_finite(s, v):
-    value = s.scale(one(v))
-    return tf.where(tf.math.is_finite(value), value, 0.0)
-
-
-@L("ok")
-def weights_by_share(s, v):
-    a, b = s.scale(one(v)), s.scale(other(v))
-    return tf.stop_gradient(b / (a + b + 1e-8)) * a + b
-
-
-@L("ok")
-def double_backprop_unscaled(s, v):
-    (g,) = s.unscale([slopes(lambda: s.scale(tf.reduce_sum(v**3)), v)])
-    return s.scale(one(v) + tf.reduce_sum(tf.square(g)))
 
 
 @L("wrong")
@@ -294,9 +228,19 @@ def gn(grads, limit):
     return tf.clip_by_global_norm(grads, limit)[0]
 
 
+def each_way(grads, limit):
+    """The first by its value, the second by its norm, and both by the global one."""
+    return gn([tf.clip_by_value(grads[0], -limit, limit), tf.clip_by_norm(grads[1], limit)], limit)
+
+
 @G("ok", 1024.0)
 def clip_static_by_hand(s, g, v, w):
-    return gn(g, 1024.0)
+    return each_way(g, 1024.0)
+
+
+@G("ok", 1024.0, unscaled=True)
+def divided_by_a_constant_that_is_the_scale(s, g, v, w):
+    return [one / 1024.0 for one in g]
 
 
 @G("wrong")
@@ -315,12 +259,6 @@ def flat_and_split(s, g, v, w):
     return [tf.reshape(part, one.shape) for part, one in zip(tf.split(flat, [6, 2]), g, strict=True)]
 
 
-@G("ok", unscaled=True)
-def times_inverse(s, g, v, w):
-    inverse = 1.0 / s.scale_of_gradients
-    return [one * inverse for one in g]
-
-
 @G("wrong")
 def times_inverse_then_again(s, g, v, w):
     inverse = 1.0 / s.scale_of_gradients
@@ -336,37 +274,64 @@ def top_values_only(s, g, v, w):
     return [keep(one) for one in g]
 
 
+def plain(v):
+    """The gradient of a penalty that nobody scaled."""
+    return slopes(lambda: tf.reduce_sum(tf.square(v)), v)
+
+
+_outside = tf.Variable(tf.zeros([3, 2]), trainable=False)
+UNSCALED = {"unscaled": True}
 OF_GRADIENTS = {
     "clip_while_scaled": ("wrong", lambda s, g, v, w: gn(g, 1.0)),
-    "clip_then_cast": ("wrong", lambda s, g, v, w: [0.5 * one for one in gn(g, 1.0)]),
+    "clip_by_norm_while_scaled": ("wrong", lambda s, g, v, w: [tf.clip_by_norm(one, 1.0) for one in g]),
     "clip_by_value_while_scaled": ("wrong", lambda s, g, v, w: [tf.clip_by_value(one, -1.0, 1.0) for one in g]),
-    "clip_after_unscale": ("ok", lambda s, g, v, w: gn(s.unscale(g), 1.0), {"unscaled": True}),
-    "clip_limit_times_S": ("ok", lambda s, g, v, w: gn(g, 1.0 * s.scale_of_gradients)),
-    "sign_of_scaled": ("wrong", lambda s, g, v, w: [tf.sign(one) for one in g]),
-    "normalised": ("wrong", lambda s, g, v, w: [one / (tf.norm(one) + 1e-12) for one in g]),
+    "clip_after_unscale": ("ok", lambda s, g, v, w: each_way(s.unscale(g), 1.0), UNSCALED),
+    "clip_limit_times_S": ("ok", lambda s, g, v, w: each_way(g, 1.0 * s.scale_of_gradients)),
     "noise": ("wrong", lambda s, g, v, w: [one + tf.random.normal(one.shape) for one in g]),
-    "noise_after_unscale": (
-        "ok",
-        lambda s, g, v, w: [one + tf.random.normal(one.shape) for one in s.unscale(g)],
-        {"unscaled": True},
-    ),
-    "centred": ("ok", lambda s, g, v, w: [one - tf.reduce_mean(one) for one in g]),
-    "epsilon_added": ("ok", lambda s, g, v, w: [one + 1e-8 for one in g]),
-    "through_float16": ("ok", lambda s, g, v, w: [tf.cast(tf.cast(one, tf.float16), tf.float32) for one in g]),
     "weight_decay_by_hand": ("wrong", lambda s, g, v, w: [g[0] + 0.1 * v[0], g[1]]),
-    "weight_decay_times_S": ("ok", lambda s, g, v, w: [g[0] + 0.1 * v[0] * s.scale_of_gradients, g[1]]),
-    "unscaled_then_applied": ("wrong", lambda s, g, v, w: s.unscale(g)),
-    "unscaled_then_said": ("ok", lambda s, g, v, w: s.unscale(g), {"unscaled": True}),
-    "unscaled_twice": ("wrong", lambda s, g, v, w: s.unscale(s.unscale(g)), {"unscaled": True}),
-    "said_unscaled_but_is_not": ("wrong", lambda s, g, v, w: g, {"unscaled": True}),
-    "one_forgotten": ("wrong", lambda s, g, v, w: [s.unscale(g[:1])[0], g[1]], {"unscaled": True}),
-    "divided_by_hand": ("ok", lambda s, g, v, w: [one / s.scale_of_gradients for one in g], {"unscaled": True}),
-    "divided_by_hand_then_again": ("wrong", lambda s, g, v, w: [one / s.scale_of_gradients for one in g]),
+    "unscaled_are_added": ("wrong", lambda s, g, v, w: [one + plain(own) for one, own in zip(g, v, strict=True)]),
+    "times_a_number_are_added": (
+        "wrong",
+        lambda s, g, v, w: [one + plain(own) * 1024.0 for one, own in zip(g, v, strict=True)],
+    ),
+    "scaled_by_hand_are_added": (
+        "ok",
+        lambda s, g, v, w: [one + plain(own) * s.loss_scale for one, own in zip(g, v, strict=True)],
+    ),
+    "one_of_a_list_is_not_scaled": ("wrong", lambda s, g, v, w: [g[0], plain(v[1])]),
+    "zeros_for_one": ("ok", lambda s, g, v, w: [g[0], tf.zeros_like(v[1])]),
+    "epsilon_added": ("ok", lambda s, g, v, w: [one + 1e-8 for one in g]),
+    "a_variable_outside_of_the_model_added": ("ok", lambda s, g, v, w: [g[0] + _outside, g[1]]),
+    "centred": ("ok", lambda s, g, v, w: [one - tf.reduce_mean(one) for one in g]),
+    "unscaled_then_said": ("ok", lambda s, g, v, w: s.unscale(g), UNSCALED),
+    "unscaled_and_more": ("ok", lambda s, g, v, w: [tf.clip_by_norm(one, 1e6) + 0.0 for one in s.unscale(g)], UNSCALED),
+    "divided_by_what_they_carry": ("ok", lambda s, g, v, w: [one / s.scale_of_gradients for one in g], UNSCALED),
+    "divided_by_hand": ("ok", lambda s, g, v, w: [one / s.loss_scale for one in g], UNSCALED),
+    "times_inverse": ("ok", lambda s, g, v, w: [one * (1.0 / s.loss_scale) for one in g], UNSCALED),
+    "times_a_constant": ("ok", lambda s, g, v, w: [one * (1.0 / 1024.0) for one in g], UNSCALED),
+    "times_the_reciprocal": ("ok", lambda s, g, v, w: [one * tf.math.reciprocal(s.loss_scale) for one in g], UNSCALED),
+    "divided_through_integers": (
+        "ok",
+        lambda s, g, v, w: [one / tf.cast(tf.cast(s.loss_scale, tf.int32), tf.float32) for one in g],
+        UNSCALED,
+    ),
+    "said_unscaled_but_is_not": ("wrong", lambda s, g, v, w: [one + 0.0 for one in g], UNSCALED),
+    "one_forgotten": ("wrong", lambda s, g, v, w: [g[0], *s.unscale([0.5 * g[1]])], UNSCALED),
+    "one_unscaled": ("wrong", lambda s, g, v, w: [g[0], *s.unscale([0.5 * g[1]])]),
     "python_between": (
         "ok",
         lambda s, g, v, w: [tf.ensure_shape(tf.py_function(lambda x: x, [one], tf.float32), one.shape) for one in g],
     ),
-    "zeros_for_one": ("ok", lambda s, g, v, w: [g[0], tf.zeros_like(v[1])]),
+    "clip_then_cast": ("wrong", lambda s, g, v, w: [0.5 * one for one in gn(g, 1.0)]),
+    "sign_of_scaled": ("wrong", lambda s, g, v, w: [tf.sign(one) for one in g]),
+    "normalised": ("wrong", lambda s, g, v, w: [one / (tf.norm(one) + 1e-12) for one in g]),
+    "noise_after_unscale": (
+        "ok",
+        lambda s, g, v, w: [one + tf.random.normal(one.shape) for one in s.unscale(g)],
+        UNSCALED,
+    ),
+    "through_float16": ("ok", lambda s, g, v, w: [tf.cast(tf.cast(one, tf.float16), tf.float32) for one in g]),
+    "weight_decay_times_S": ("ok", lambda s, g, v, w: [g[0] + 0.1 * v[0] * s.scale_of_gradients, g[1]]),
 }
 for name, (right, function, *unscaled) in OF_GRADIENTS.items():
     of_grads(name, right, function, **(unscaled[0] if unscaled else {}))
@@ -381,6 +346,17 @@ def two_losses_one_scale(w):
         with tf.GradientTape(persistent=True) as t:
             a, b = s.scale(one(v)), s.scale(other(v))
         s.apply(descent, [t.gradient(a, v) + t.gradient(b, v)], [v])
+
+    return step, ()
+
+
+@wrong
+def unscaled_with_a_penalty_outside(w):
+    s, v = w.scaler(), w.weights()
+
+    def step():
+        grad = slopes(lambda: s.scale(one(v)) + tf.reduce_sum(tf.square(v)), v)
+        s.apply(descent, s.unscale([grad]), [v], unscaled=True)
 
     return step, ()
 
@@ -402,10 +378,28 @@ def _two(right, name, use):
     PROGRAMS.append((name, right, make))
 
 
+def zipped(function, first, second):
+    return [function(x, y) for x, y in zip(first, second, strict=True)]
+
+
 _two(
     "wrong",
-    "sum_of_two_scalers",
+    "losses_of_two_scalers_added",
     lambda s, t, tape, a, b, both, u, v: s.apply(descent, tape.gradient(both, [u, v]), [u, v]),
+)
+_two(
+    "wrong",
+    "gradients_of_two_scalers_added",
+    lambda s, t, tape, a, b, both, u, v: s.apply(
+        descent, zipped(tf.add, tape.gradient(a, [u, v]), tape.gradient(b, [u, v])), [u, v]
+    ),
+)
+_two(
+    "wrong",
+    "subtracted_behind_a_product",
+    lambda s, t, tape, a, b, both, u, v: s.apply(
+        descent, zipped(lambda x, y: 0.5 * (x - y), tape.gradient(a, [u, v]), tape.gradient(b, [u, v])), [u, v]
+    ),
 )
 _two(
     "wrong",
@@ -414,8 +408,10 @@ _two(
 )
 _two(
     "wrong",
-    "another_scalers_loss",
-    lambda s, t, tape, a, b, both, u, v: s.apply(descent, tape.gradient(b, [u, v]), [u, v]),
+    "unscaled_and_scaled_summed",
+    lambda s, t, tape, a, b, both, u, v: s.apply(
+        descent, zipped(tf.add, s.unscale(tape.gradient(a, [u, v])), tape.gradient(a, [u, v])), [u, v]
+    ),
 )
 _two(
     "ok",
@@ -430,30 +426,22 @@ _two(
     "unscaled_each_and_summed",
     lambda s, t, tape, a, b, both, u, v: s.apply(
         descent,
-        [x + y for x, y in zip(s.unscale(tape.gradient(a, [u, v])), t.unscale(tape.gradient(b, [u, v])), strict=True)],
+        zipped(tf.add, s.unscale(tape.gradient(a, [u, v])), t.unscale(tape.gradient(b, [u, v]))),
         [u, v],
         unscaled=True,
-    ),
-)
-_two(
-    "wrong",
-    "unscaled_and_scaled_summed",
-    lambda s, t, tape, a, b, both, u, v: s.apply(
-        descent,
-        [x + y for x, y in zip(s.unscale(tape.gradient(a, [u, v])), tape.gradient(a, [u, v]), strict=True)],
-        [u, v],
     ),
 )
 
 
 @ok
-def inner_step_by_another(w):
+def penalty_by_another(w):
+    """The other's scale is divided out by hand, in the forward pass."""
     s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
 
     def step():
         with tf.GradientTape() as tape:
-            (g,) = t.unscale([slopes(lambda: t.scale(tf.reduce_sum(v**3)), v)])
-            total = s.scale(one(v - 0.1 * g))
+            slope = slopes(lambda: tf.reduce_sum(v**2) * t.loss_scale, v) / t.scale_of_gradients
+            total = s.scale(one(v) + tf.reduce_sum(tf.square(slope)))
         s.apply(descent, [tape.gradient(total, v)], [v])
 
     return step, ()
@@ -503,10 +491,6 @@ def _kept(right):
     return add
 
 
-def due(n):
-    return tf.equal(n.assign_add(1) % 2, 0)
-
-
 @_kept("wrong")
 def list_of_two_epochs(w, s, v, k, n):
     a = grad_of(s, v)
@@ -515,67 +499,7 @@ def list_of_two_epochs(w, s, v, k, n):
     s.apply(descent, [a + b], [v])
 
 
-@_kept("ok")
-def waits_while_the_scale_moves(w, s, v, k, n):
-    a = grad_of(s, v)
-    w.update(s)
-    b = grad_of(s, v)
-    s.apply(descent, [a], [v])
-    s.apply(descent, [b], [v])
-
-
-@_kept("wrong")
-def momentum_of_scaled(w, s, v, k, n):
-    k.assign(0.9 * k + grad_of(s, v))
-    s.apply(descent, [k.read_value()], [v])
-
-
-@_kept("wrong")
-def momentum_stored_after_apply(w, s, v, k, n):
-    g = grad_of(s, v)
-    m = 0.9 * k + g
-    s.apply(descent, [g + 0.9 * m], [v])
-    k.assign(m)
-
-
-@_kept("ok")
-def momentum_of_unscaled(w, s, v, k, n):
-    (g,) = s.unscale([grad_of(s, v)])
-    k.assign(0.9 * k + g)
-    s.apply(descent, [k.read_value()], [v], unscaled=True)
-
-
-@_kept("wrong")
-def last_gradient_added(w, s, v, k, n):
-    g = grad_of(s, v)
-    s.apply(descent, [g + k], [v])
-    k.assign(g)
-
-
-@_kept("wrong")
-def gradient_of_the_last_call(w, s, v, k, n):
-    g = grad_of(s, v)
-    s.apply(descent, [k.read_value()], [v])
-    k.assign(g)
-
-
-@_kept("ok")
-def kept_unscaled_for_the_next(w, s, v, k, n):
-    (g,) = s.unscale([grad_of(s, v)])
-    s.apply(descent, [k.read_value()], [v], unscaled=True)
-    k.assign(g)
-
-
 _scale_kept = tf.Variable(1.0, trainable=False)
-
-
-@_kept("ok")
-def kept_with_its_scale(w, s, v, k, n):
-    g = grad_of(s, v)
-    now = tf.identity(s.scale_of_gradients)
-    s.apply(descent, [k.read_value()], [v], loss_scale=_scale_kept.read_value())
-    k.assign(g)
-    _scale_kept.assign(now)
 
 
 @_kept("ok")
@@ -588,128 +512,54 @@ def rescaled_by_the_ratio(w, s, v, k, n):
 
 
 @_kept("ok")
-def divided_by_hand_and_kept(w, s, v, k, n):
-    g, S = grad_of(s, v), s.scale_of_gradients
-    total = g + k * S
-    k.assign(0.9 * k + g * (1.0 / S))
-    s.apply(descent, [total], [v])
-
-
-@_kept("warn")
-def window_of_two_calls(w, s, v, k, n):
-    d = due(n)
-    k.assign_add(grad_of(s, v) / 2.0)
-    s.apply(descent, [k.read_value()], [v], when=d)
-    k.assign(tf.where(d, tf.zeros_like(k), k))
-
-
-@_kept("warn")
-def window_cleared_in_a_branch(w, s, v, k, n):
-    k.assign_add(grad_of(s, v) / 2.0)
-
-    def apply():
-        s.apply(descent, [k.read_value()], [v])
-        k.assign([0.0])
-        return True
-
-    tf.cond(due(n), apply, lambda: False)
-
-
-@_kept("ok")
-def accumulated_in_one_call(w, s, v, k, n):
-    k.assign([0.0])
-    for _ in tf.range(4):
-        k.assign_add(grad_of(s, v) / 4.0)
-    s.apply(descent, [k.read_value()], [v])
-
-
-@_kept("ok")
-def norm_logged(w, s, v, k, n):
-    g = grad_of(s, v)
-    k.assign(0.9 * k + 0.1 * tf.norm(g))
-    s.apply(descent, [g], [v])
-
-
-@_kept("ok")
-def sharpness_aware(w, s, v, k, n):
-    g = grad_of(s, v)
-    away = 0.05 * g / (tf.norm(g) + 1e-12)
-    v.assign_add(away)
-    g = grad_of(s, v)
-    v.assign_sub(away)
-    s.apply(descent, [g], [v])
-
-
-@_kept("ok")
 def filled_by_another_function(w, s, v, k, n):
     s.apply(descent, [k.read_value()], [v])
 
 
-@_kept("ok")
-def logged_square_of_the_loss(w, s, v, k, n):
-    with tf.GradientTape() as t:
-        value = s.scale(tf.reduce_sum(v**2))
-    k.assign([tf.minimum(tf.square(value), 4.0)])
-    s.apply(descent, [t.gradient(value, v)], [v])
+ZERO = tf.constant(0, tf.int64)
 
 
-@wrong
-def out_of_a_queue(w):
-    s, v, q = w.scaler(), w.weights([0.5]), tf.queue.FIFOQueue(4, [tf.float32], [[1]])
+def through(memory, static=None, looked=lambda s, late: late, **options):
+    """A program whose gradients pass through a queue or a table, and come out of it at another call."""
 
-    def step():
-        late = q.dequeue()
-        q.enqueue(grad_of(s, v))
-        s.apply(descent, [late], [v])
+    def make(w):
+        s, v = w.scaler(static=static), w.weights([0.5])
+        w.keep = queue = tf.queue.FIFOQueue(4, [tf.float32], [[1]])
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, tf.zeros(1))
 
-    w.keep = q
-    return step, ()
+        def step():
+            grad = looked(s, grad_of(s, v))
+            if memory == "queue":
+                late = queue.dequeue()
+                queue.enqueue(grad)
+            else:
+                table.insert(ZERO, 0.5 * table.lookup(ZERO) + grad)
+                late = tf.ensure_shape(table.lookup(ZERO), [1])
+            s.apply(descent, [late], [v], **options)
+
+        return step, ()
+
+    return make
+
+
+PROGRAMS += [
+    ("out_of_a_queue", "wrong", through("queue")),
+    ("out_of_a_table", "wrong", through("table")),
+    ("unscaled_through_a_queue", "ok", through("queue", looked=lambda s, g: s.unscale([g])[0], unscaled=True)),
+    ("through_a_queue_with_a_scale", "ok", through("queue", loss_scale=1.0)),
+    ("through_a_queue_of_a_fixed_scale", "ok", through("queue", static=1024.0)),
+]
 
 
 @ok
-def unscaled_through_a_queue(w):
-    s, v, q = w.scaler(), w.weights([0.5]), tf.queue.FIFOQueue(4, [tf.float32], [[1]])
+def looked_up_in_the_forward_pass(w):
+    s, v = w.scaler(), w.weights([0.5])
+    w.keep = table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, tf.ones(1))
 
     def step():
-        late = q.dequeue()
-        q.enqueue(s.unscale([grad_of(s, v)])[0])
-        s.apply(descent, [late], [v], unscaled=True)
+        s.apply(descent, [slopes(lambda: s.scale(tf.reduce_sum(v * table.lookup(ZERO))), v)], [v])
 
-    w.keep = q
     return step, ()
-
-
-@_kept("ok")
-def while_of_micro_batches(w, s, v, k, n):
-    total = tf.zeros([1])
-    for _ in tf.range(4):
-        total += grad_of(s, v, 0.25)
-    s.apply(descent, [total], [v])
-
-
-@_kept("wrong")
-def while_and_the_scale_moves(w, s, v, k, n):
-    total = tf.zeros([1])
-    for _ in tf.range(2):
-        total += grad_of(s, v)
-        w.update(s)
-    s.apply(descent, [total], [v])
-
-
-@_kept("wrong")
-def while_that_squares(w, s, v, k, n):
-    total = tf.zeros([1])
-    for _ in tf.range(4):
-        total += slopes(lambda: tf.square(s.scale(tf.reduce_sum(v**2))), v)
-    s.apply(descent, [total], [v])
-
-
-@_kept("wrong")
-def loop_with_momentum(w, s, v, k, n):
-    m = tf.zeros([1])
-    for _ in tf.range(4):
-        m = 0.5 * m + grad_of(s, v)
-        s.apply(descent, [m], [v])
 
 
 @_kept("ok")
@@ -728,6 +578,39 @@ def window_in_a_loop(w, s, v, k, n):
         s.apply(descent, [total], [v])
 
 
+@wrong
+def by_hand_said_unscaled(w):
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step():
+        read = s.loss_scale
+        s.apply(descent, [slopes(lambda: tf.reduce_sum(v**2) * read, v) + 0.0], [v], unscaled=True)
+
+    return step, ()
+
+
+@ok
+def by_hand_and_divided(w):
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step():
+        read = s.loss_scale
+        s.apply(descent, [slopes(lambda: tf.reduce_sum(v**2) * read, v) / read], [v], unscaled=True)
+
+    return step, ()
+
+
+@ok
+def divided_by_arguments(w):
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step(scale, inverse):
+        s.apply(descent, [grad_of(s, v) / scale], [v], unscaled=True)
+        s.apply(descent, [grad_of(s, v) * inverse], [v], unscaled=True)
+
+    return step, (s.loss_scale + 0.0, 1.0 / s.loss_scale)
+
+
 @ok
 def scale_as_argument(w):
     s, v = w.scaler(), w.weights([0.5])
@@ -736,14 +619,6 @@ def scale_as_argument(w):
         s.apply(descent, [slopes(lambda: tf.reduce_sum(v**2) * S, v)], [v], loss_scale=S)
 
     return step, (s.loss_scale + 0.0,)
-
-
-@_kept("wrong")
-def clipped_by_an_average_of_scaled_norms(w, s, v, k, n):
-    g = grad_of(s, v)
-    norm = tf.norm(g)
-    k.assign(0.9 * k + 0.1 * norm)
-    s.apply(descent, [g * tf.minimum(1.0, k[0] / norm)], [v])
 
 
 @_kept("wrong")
@@ -758,21 +633,6 @@ def sharpness_along_the_scaled(w, s, v, k, n):
     h = grad_of(s, v)
     v.assign_sub(0.05 * g)
     s.apply(descent, [h], [v])
-
-
-@_kept("ok")
-def state_of_the_forward_pass(w, s, v, k, n):
-    with tf.GradientTape() as t:
-        state = tf.tanh(k + v)
-        value = s.scale(tf.reduce_sum(v * tf.stop_gradient(k) + state))
-    k.assign(state)
-    s.apply(descent, [t.gradient(value, v)], [v])
-
-
-@_kept("ok")
-def average_of_the_weight(w, s, v, k, n):
-    s.apply(descent, [grad_of(s, v)], [v])
-    k.assign(0.9 * k + 0.1 * v)
 
 
 @_kept("wrong")
@@ -876,10 +736,6 @@ def cnn():
     )
 
 
-def rnn():
-    return keras.Sequential([keras.Input([5, 3]), keras.layers.LSTM(4), keras.layers.Dense(3)])
-
-
 def gru():
     return keras.Sequential(
         [keras.Input([5, 3]), keras.layers.GRU(4, reset_after=False, activation="relu"), keras.layers.Dense(3)]
@@ -902,7 +758,7 @@ X = {
     "rnn": tf.ones([4, 5, 3]),
     "att": tf.ones([4, 5], tf.int32),
 }
-Y, Z = tf.constant([0, 1, 2, 0]), tf.zeros([4, 3])
+Y = tf.constant([0, 1, 2, 0])
 
 
 def ce(y, p):
@@ -910,12 +766,9 @@ def ce(y, p):
 
 
 MODELS = {
-    "dense": (dense, "dense"),
     "mixed16": (lambda: dense("mixed_float16"), "dense"),
     "cnn_bn": (cnn, "cnn"),
-    "lstm": (rnn, "rnn"),
     "gru": (gru, "rnn"),
-    "attention": (attention, "att"),
     "attention16": (lambda: attention(policy="mixed_float16"), "att"),
 }
 for name, (build, x) in MODELS.items():
@@ -925,17 +778,14 @@ for name, (build, x) in MODELS.items():
         PROGRAMS.append((f"{name}: {kind}", right, lambda w: model_step(w, build(), X[x], Y, ce, **k)))
 
     add("right", "ok")
-    if name in ("dense", "cnn_bn", "lstm", "attention"):
+    if name == "cnn_bn":
         add("nobody scales", "wrong", change=lambda value, s, m: value)
-    if name in ("mixed16", "lstm", "attention"):
-        add("penalty outside", "wrong", change=outside)
-    if name in ("cnn_bn", "attention16", "gru"):
         add("clipped", "wrong", grads=clip)
-    if name in ("cnn_bn", "mixed16", "lstm"):
+        add("penalty outside", "wrong", change=outside)
+    elif name == "gru":
         add("said unscaled", "wrong", grads=said)
-    if name in ("cnn_bn", "gru", "attention"):
+    elif name == "attention16":
         add("squared", "wrong", change=lambda value, s, m: tf.square(s.scale(value)))
-    if name in ("lstm", "attention16"):
         add("scaled twice", "wrong", change=lambda value, s, m: s.scale(value) * s.loss_scale)
 
 
@@ -997,9 +847,6 @@ def mirrored(right, name, change):
 
 mirrored("ok", "replicas: right", lambda s, v, x: s.scale(tf.reduce_sum(v * x) / 2.0))
 mirrored("wrong", "replicas: squared", lambda s, v, x: tf.square(s.scale(tf.reduce_sum(v * x) / 2.0)))
-mirrored(
-    "wrong", "replicas: penalty outside", lambda s, v, x: s.scale(tf.reduce_sum(v * x) / 2.0) + tf.reduce_sum(v**2)
-)
 
 
 # What was suspected once, and is right.

@@ -8,27 +8,14 @@ import pytest
 import tensorflow as tf
 import weight_cases
 from scaler_cases import BAD, by_hand, compile_updates, random_gradients
-from versions import parameters
 
 import scaler
 from scaler.gate import joined, propose, targets
 
 OPTIMIZERS = {
-    "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
-    "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
-    "Adafactor": lambda: keras.optimizers.Adafactor(0.01),
-    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
-    "Adamax": lambda: keras.optimizers.Adamax(0.01),
-    "Ftrl": lambda: keras.optimizers.Ftrl(0.1),
-    "Lamb": lambda: keras.optimizers.Lamb(0.01),
-    "Lion": lambda: keras.optimizers.Lion(0.01),
-    "Muon": lambda: keras.optimizers.Muon(0.01),
-    "Nadam": lambda: keras.optimizers.Nadam(0.01),
-    "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.9, centered=True),
     "EMA": lambda: keras.optimizers.SGD(
         0.1, momentum=0.9, nesterov=True, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
     ),
-    "schedule": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
     "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.1),
     "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
 }
@@ -76,8 +63,7 @@ def same_bits(before, after):
 
 
 @pytest.mark.slow_with("accumulation")
-@pytest.mark.exhaustive_with(*sorted(set(OPTIMIZERS) - {"EMA", "clipnorm", "accumulation"}))
-@pytest.mark.parametrize("name", parameters(OPTIMIZERS))
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_moves_as_it_does_by_itself(name, updates_made):
     ours = train(OPTIMIZERS[name]())
     assert bool(updates_made) == (name not in ("clipnorm", "accumulation"))
@@ -97,16 +83,16 @@ def test_a_keras_without_multi_optimizers_compiles_too(updates_made, monkeypatch
     np.testing.assert_allclose(last[0], weights("float32")[0].numpy() - 0.1 * moved, rtol=1e-5)
 
 
-@pytest.mark.exhaustive_with("bfloat16")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_masters_are_updated_clipped_and_rounded(dtype, updates_made):
+def test_masters_are_updated_clipped_and_rounded(updates_made):
     """By an optimizer with slots and weight decay."""
-    ours = train(keras.optimizers.AdamW(0.01, weight_decay=0.1), dtype, 0.5)
+    ours = train(keras.optimizers.AdamW(0.01, weight_decay=0.1), "float16", 0.5)
     assert updates_made
-    own = train(keras.optimizers.AdamW(0.01, weight_decay=0.1), dtype, 0.5, wrap=eager)
+    own = train(keras.optimizers.AdamW(0.01, weight_decay=0.1), "float16", 0.5, wrap=eager)
     for mine, theirs in zip(ours, own, strict=True):
         for model, master in zip(mine[:2], mine[2:4], strict=True):
-            np.testing.assert_array_equal(model, tf.cast(tf.constant(master, tf.float32), dtype).numpy().astype(float))
+            np.testing.assert_array_equal(
+                model, tf.cast(tf.constant(master, tf.float32), "float16").numpy().astype(float)
+            )
         for one, other in zip(mine[2:], theirs[2:], strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
@@ -132,14 +118,6 @@ def test_weights_that_were_assigned_are_taken_over(updates_made):
     for variable, master, wanted in zip(model, masters.weights, (99.0, 99.5), strict=True):
         np.testing.assert_array_equal(tf.convert_to_tensor(variable), np.full(variable.shape, wanted))
         np.testing.assert_array_equal(master, np.full(variable.shape, wanted))
-
-
-@pytest.mark.exhaustive
-def test_a_power_of_two_changes_no_bit(updates_made):
-    tiny, plain, huge = (train(keras.optimizers.Adam(0.01), loss_scale=scale) for scale in (2.0**-20, 1.0, 2.0**60))
-    assert updates_made
-    for scaled in (tiny, huge):
-        assert all(same_bits(one, other) for one, other in zip(scaled, plain, strict=True))
 
 
 def test_embedding_gradients_go_beside_the_clusters(updates_made):

@@ -26,7 +26,7 @@ def taken(loss_scaler, weight, values):
     return [gradients_of(loss_scaler, lambda: tf.reduce_sum(weight * [3.0, 4.0]), weight), tf.identity(values)]
 
 
-@modes_with(["tell"], eager=[[False], [True]], graph=[[True]], loop=[[False]], xla=[[False]])
+@modes_with(["tell"], eager=[[False], [True]], graph=[[True]])
 def test_unscale_and_apply_leave_a_new_value_as_it_is(execute, tell):
     variables, optimizer, loss_scaler = made()
 
@@ -42,7 +42,7 @@ def test_unscale_and_apply_leave_a_new_value_as_it_is(execute, tell):
         np.testing.assert_array_equal(unscaled[1], VALUES)
 
 
-@modes("eager", "graph")
+@modes("eager")
 def test_masters_know_which_values_are_new(execute):
     variables, optimizer, loss_scaler = made()
     variables[0] = keras.Variable(tf.ones([2], tf.float16), dtype="float16")

@@ -185,7 +185,7 @@ def test_a_format_may_be_named_in_any_way(spelling):
     assert scaler.float_format(spelling) == scaler.float_format("float16")
 
 
-@modes("eager", "graph")
+@modes("eager")
 def test_any_shape_keeps_its_shape(execute):
     shapes, half = ((), (0, 3), (1, 2, 1)), scaler.float_format("float16")
     each = (half.overflows, half.underflows, half.becomes_subnormal)

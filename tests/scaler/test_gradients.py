@@ -151,7 +151,7 @@ def test_unscaling_works_in_float32_so_that_small_gradients_survive(execute):
     assert got.numpy()[0] == 2.0**-39
 
 
-@modes_with(("kind",), eager=[(F16,), (np.float32,)], graph=[(F16,)], loop=[(np.float32,)], xla=[(F16,)])
+@modes_with(("kind",), eager=[(F16,), (np.float32,)], xla=[(F16,)])
 def test_sums_of_duplicates_are_those_of_the_dense_gradient(execute, kind):
     indices = [5, 1, 5, 5, 0, 1, 3]
     sparse = slices(np.array([1, 2, 4, 8, 16, 32, 64], kind), indices, rows=6)

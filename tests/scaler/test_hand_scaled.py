@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from mirrored import mirrored
 from scaler_cases import descent, gradients_of, modes, modes_with
 
 import scaler
@@ -39,18 +38,10 @@ class Descent:
             loss = self.weight[0] * loss_scale
         return self._apply(tape, loss)
 
-    def by_the_seed(self):
-        with tf.GradientTape() as tape:
-            loss = self.weight[0] * 1.0
-        return self._in_long_form(tape.gradient(loss, self.weight, output_gradients=self.loss_scaler.loss_scale))
-
     def in_long_form(self):
         with tf.GradientTape() as tape:
             loss = self.weight[0] * self.loss_scaler.loss_scale
-        return self._in_long_form(tape.gradient(loss, self.weight))
-
-    def _in_long_form(self, scaled):
-        (grad,) = self.loss_scaler.unscale([scaled])
+        (grad,) = self.loss_scaler.unscale([tape.gradient(loss, self.weight)])
         self.loss_scaler.update(scaler.Event(scaler.all_finite([grad])))
         self.weight.assign_sub(grad)
         return grad
@@ -59,14 +50,10 @@ class Descent:
         return self.loss_scaler.apply(self.optimizer, [tape.gradient(loss, self.weight)], [self.weight]).loss_scale
 
 
-@pytest.mark.slow_with("loop-by_hand")
-@pytest.mark.exhaustive_with("xla-by_hand")
 @modes_with(
     ("second",),
     eager=[("by_hand",), ("in_long_form",)],
-    graph=[("by_hand_of_state",), ("in_long_form",)],
-    loop=[("by_hand",)],
-    xla=[("by_hand",)],
+    graph=[("by_hand_of_state",)],
 )
 def test_after_a_step_with_scale(execute, second):
     run = Descent()
@@ -76,22 +63,6 @@ def test_after_a_step_with_scale(execute, second):
         by_hand()
         assert run.weight.numpy()[0] == -2.0 * number
     assert run.loss_scaler.loss_scale.numpy() == 16.0 * 2**6
-
-
-def test_read_outside_of_the_tape_in_a_graph():
-    run = Descent()
-    scaled, by_hand = tf.function(run.scaled), tf.function(run.by_the_seed)
-
-    @tf.function
-    def loop():
-        for _ in tf.range(2):
-            by_hand()
-
-    for number in range(1, 3):
-        scaled()
-        by_hand()
-        loop()
-        assert run.weight.numpy()[0] == -4.0 * number
 
 
 def by_argument(run):
@@ -104,47 +75,16 @@ def by_argument(run):
     return lambda: step(run.loss_scaler.loss_scale)
 
 
-def read_in_a_loop(run):
-    @tf.function
-    def steps():
-        loss_scale = run.loss_scaler.loss_scale
-        for _ in tf.range(2):
-            with tf.GradientTape() as tape:
-                loss = run.weight[0] * loss_scale
-            run._apply(tape, loss)
-            loss_scale = run.loss_scaler.loss_scale
-
-    return steps
-
-
-def test_a_read_in_a_function_is_seen():
-    run = Descent()
-    run.scaled()
-    read = tf.function(lambda: run.loss_scaler.loss_scale)
-
-    @tf.function
-    def step():
-        loss_scale = read()
-        with tf.GradientTape() as tape:
-            loss = run.weight[0] * loss_scale
-        return run._apply(tape, loss)
-
-    step()
-    assert run.weight.numpy()[0] == -2.0
-
-
-@pytest.mark.exhaustive_with("read_in_a_loop")
-@pytest.mark.parametrize("build", [by_argument, read_in_a_loop])
-def test_a_read_that_is_not_seen_is_refused_once_the_scale_moved(build):
+def test_a_read_that_is_not_seen_is_refused_once_the_scale_moved():
     run = Descent()
     run.scaled()
     with pytest.raises(tf.errors.InvalidArgumentError, match="loss_scale was read outside of a tape"):
-        build(run)()
+        by_argument(run)()
     assert run.weight.numpy()[0] == -1.0
     constant = Descent(scaler.Static(4.0))
     constant.scaled()
-    build(constant)()
-    assert constant.weight.numpy()[0] == (-3.0 if build is read_in_a_loop else -2.0)
+    by_argument(constant)()
+    assert constant.weight.numpy()[0] == -2.0
 
 
 def test_gradients_that_come_as_arguments_of_two_decisions():
@@ -211,7 +151,7 @@ def test_one_read_for_two_decisions():
 @modes_with(
     ("kind",),
     eager=[("by_hand",), ("in_long_form",), ("by_hand_before_the_tape",)],
-    graph=[("by_hand",), ("by_hand_before_the_tape",)],
+    graph=[("by_hand_before_the_tape",)],
     loop=[("in_long_form",)],
     xla=[("by_hand_before_the_tape",)],
 )
@@ -242,22 +182,6 @@ def test_in_a_function_around_which_a_loop_runs():
 
     train()
     assert run.weight.numpy()[0] == -5.0
-
-
-@pytest.mark.slow
-def test_on_two_replicas():
-    strategy = mirrored(2)
-    with strategy.scope():
-        run = Descent()
-
-    @tf.function
-    def both(step):
-        return strategy.run(step)
-
-    for number in range(1, 3):
-        both(run.scaled)
-        both(run.by_hand)
-        assert run.weight.numpy()[0] == -4.0 * number
 
 
 @modes("eager")

@@ -2,7 +2,8 @@
 
 import pytest
 import tensorflow as tf
-from scaler_cases import descent, gradients_of, modes_with, plain_descent
+from scaler_cases import descent, gradients_of
+from step_programs import trace_no_branches
 
 import scaler
 
@@ -112,12 +113,12 @@ def last_gradient_in_a_function(own):
     return inner()
 
 
-@pytest.mark.parametrize(("compiles", "step"), [*((False, step) for step in REFUSED), (True, momentum)])
-def test_what_no_window_begins_anew_is_refused(step, compiles):
+@pytest.mark.parametrize("step", REFUSED)
+def test_what_no_window_begins_anew_is_refused(step):
     own = Step(unscales=step not in (momentum, last_gradient, average_that_a_branch_applies))
     words = REFUSED[step]
     with pytest.raises(scaler.InvalidArgument, match=rf"the variable 'kept:0' keeps.*{words}.*unscaled=True"):
-        tf.function(lambda: step(own), autograph=False, jit_compile=compiles)()
+        tf.function(lambda: step(own), autograph=False)()
     assert own.weight.numpy() == [0.0]
 
 
@@ -137,17 +138,8 @@ WINDOWS += map(
     [
         lambda kept, grad: kept.assign_add(grad),
         lambda kept, grad: kept.scatter_nd_add([[0]], grad),
-        lambda kept, grad: kept[:].assign(kept + grad),
-        lambda kept, grad: kept.assign(tf.tensor_scatter_nd_add(kept, [[0]], grad)),
     ],
 )
-
-
-@window
-def assign_add_in_a_branch(own):
-    first, grad = own.counted(), own.gradient() / 2.0
-    total = tf.cond(first, lambda: own.kept.assign(grad), lambda: own.kept.assign_add(grad))
-    return own.apply(total, when=tf.logical_not(first))
 
 
 @window
@@ -183,14 +175,6 @@ def pairs(own):
 
 
 @window
-def pairs_that_are_replaced_each_time(own):
-    first, grad = own.counted(), own.gradient() / 2.0
-    finite = own.apply(own.kept + grad, when=tf.logical_not(first))
-    own.kept.assign(grad)
-    return finite
-
-
-@window
 def clipped(own):
     first, grad = own.counted(), own.gradient() / 2.0
     own.kept.assign(tf.where(first, grad, own.kept + grad))
@@ -198,11 +182,10 @@ def clipped(own):
     return own.apply(grad, when=tf.logical_not(first))
 
 
-@pytest.mark.slow_with("xla-masked")
-@modes_with(("step",), graph=[(step,) for step in WINDOWS], xla=[(masked,)])
-def test_a_window_works_and_a_warning_says_what_it_needs(execute, step):
+@pytest.mark.parametrize("step", WINDOWS)
+def test_a_window_works_and_a_warning_says_what_it_needs(step):
     own = Step()
-    run = execute(tf.autograph.experimental.do_not_convert(lambda: step(own)))
+    run = tf.function(lambda: step(own), autograph=False)
     with pytest.warns(
         scaler.ScaleWarning, match=r"'kept:0' sums.*does not move inside of a window.*unscaled=True"
     ) as said:
@@ -228,9 +211,10 @@ def test_so_does_one_in_a_loop_of_the_graph():
 
 @pytest.mark.parametrize(
     ("step", "strategy"),
-    [(momentum, scaler.NoScaling()), (last_gradient, scaler.Static(2.0**7)), (where, scaler.Static(2.0**7))],
+    [(last_gradient, scaler.NoScaling()), (where, scaler.Static(2.0**7))],
 )
-def test_a_scale_that_cannot_move_is_not_suspected(step, strategy):
+def test_a_scale_that_cannot_move_is_not_suspected(step, strategy, monkeypatch):
+    trace_no_branches(monkeypatch)
     own = Step(scaler.LossScaler(strategy, select=True))
     tf.function(lambda: step(own)).get_concrete_function()  # A warning would be an error.
 
@@ -341,7 +325,8 @@ def unscaled_by_hand(own):
 
 
 @pytest.mark.parametrize("given", HEALTHY)
-def test_what_keeps_something_else_is_not_suspected(given):
+def test_what_keeps_something_else_is_not_suspected(given, monkeypatch):
+    trace_no_branches(monkeypatch)
     loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1), select=True)
     each = [Step(loss_scaler) for _ in HEALTHY[given]]
     weights = [own.weight for own in each]
@@ -374,18 +359,6 @@ def descent_with_momentum(own):
     return own.loss_scaler.apply(moved, [own.gradient()], [own.weight]).finite
 
 
-def two_applies(own):
-    def gradient():
-        return gradients_of(
-            own.loss_scaler,
-            lambda: tf.reduce_sum(own.weight * own.kept) + tf.nn.l2_loss(own.kept),
-            [own.weight, own.kept],
-        )
-
-    own.apply(gradient()[0])
-    return own.loss_scaler.apply(plain_descent, gradient()[1:], [own.kept]).finite
-
-
 def penalty(own):
     with tf.GradientTape() as tape:
         with tf.GradientTape() as inner:
@@ -396,11 +369,10 @@ def penalty(own):
     return own.apply(tape.gradient(scaled, own.weight))
 
 
-@pytest.mark.exhaustive_with("two_applies")
-@pytest.mark.parametrize("step", [with_its_own_scale, descent_with_momentum, penalty, two_applies])
-def test_nor_are_these_steps(step):
-    branches = step in (descent_with_momentum, two_applies)
-    own = Step(scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1), select=None if branches else True))
+@pytest.mark.parametrize("step", [with_its_own_scale, descent_with_momentum, penalty])
+def test_nor_are_these_steps(step, monkeypatch):
+    trace_no_branches(monkeypatch)
+    own = Step(scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1)))
     run = tf.function(lambda: step(own), autograph=False)
     run()
     run()

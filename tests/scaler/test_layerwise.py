@@ -5,13 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rigs import raw
-from scaler_cases import modes, slots
 
 import scaler
 from scaler.layerwise import AdaptiveScale, Layerwise, rescale
 
-VANISHING = [2.0**-13] * 4
-EXPLODING = [2.0**13] * 4
 ONE = np.float32(1.0)
 
 
@@ -20,9 +17,8 @@ def error(found, wanted):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("vanishing")
-@pytest.mark.parametrize("gains", [VANISHING, EXPLODING], ids=["vanishing", "exploding"])
-def test_gradients_that_no_single_scale_holds(gains):
+def test_gradients_that_no_single_scale_holds():
+    gains = [2.0**13] * 4
     x, y = cases.batch()
     wanted = cases.exact_gradients(gains, x, y)
     run = cases.Run(cases.chain(gains), cases.cuts(gains), rate=0.0)
@@ -46,65 +42,6 @@ def test_gradients_that_no_single_scale_holds(gains):
         assert flushed or not scaler.all_finite(found), exponent
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive_with("xla", "loop")
-@modes("loop", "xla")
-def test_every_mode_gives_the_same(execute):
-    # Against the eager step, which is the reference: the scales are powers of two, so they agree to the bit.
-    gains = [2.0**-9] * 2
-    run = cases.Run(cases.chain(gains), cases.cuts(gains))
-    step = execute(run.step)
-    seen = []
-    for number in range(8):
-        finite, grads, _ = step(*cases.batch(number), np.float32(2.0**40 if number == 5 else 1))
-        seen.append([bool(finite), list(cases.log2_scales(run.layerwise).values())])
-    reference = cases.Run(cases.chain(gains), cases.cuts(gains))
-    for number, (finite, scales) in enumerate(seen):
-        applied, want, _ = reference.step(*map(tf.constant, cases.batch(number)), 2.0**40 if number == 5 else 1.0)
-        assert (bool(applied), list(cases.log2_scales(reference.layerwise).values())) == (finite, scales), number
-    assert [finite for finite, _ in seen] == [True] * 5 + [False] + [True] * 2
-    for grad, wanted in zip(grads, want, strict=True):
-        assert error(grad.numpy(), wanted.numpy()) < 0.02
-
-
-@pytest.mark.slow
-def test_powers_of_two_change_no_bit_of_float32_training():
-    tf.config.run_functions_eagerly(True)
-    gains = [2.0**-22, 2.0**4]
-    trained = []
-    for strategy in (scaler.Static(1.0), scaler.Static(2.0**20), AdaptiveScale(2.0**-9)):
-        run = cases.Run(cases.chain(gains, "float32"), cases.cuts(gains), strategy)
-        for number in range(5):
-            assert run.step(*map(tf.constant, cases.batch(number)), 1.0)[0]
-        trained.append(raw(run.variables, slots(run.optimizer)))
-    assert cases.log2_scales(run.layerwise)["steep_0"] != 0
-    assert trained[0] == trained[1] == trained[2]
-
-
-@pytest.mark.exhaustive_with("graph", "xla")
-@modes("graph", "xla")
-def test_one_group_overflows_and_its_scale_alone_is_lowered(execute):
-    gains = [1.0, 1.0, 1.0]
-    run = cases.Run(cases.chain(gains), cases.cuts(gains), scaler.Dynamic(1.0))
-    step, index = execute(run.step), run.layerwise.names.index("steep_1")
-    assert step(*cases.batch(), ONE)[0]
-    run.layerwise._state["loss_scale"].scatter_nd_update([[index]], [2.0**24])
-    before = raw(run.variables, run.masters.weights, slots(run.optimizer))
-    scales = cases.log2_scales(run.layerwise)
-    finite, _, seen = step(*cases.batch(), ONE)
-    assert not finite
-    assert raw(run.variables, run.masters.weights, slots(run.optimizer)) == before
-    assert cases.log2_scales(run.layerwise) == {**scales, "steep_1": 23}
-    assert not seen.finite.numpy()[index]
-    assert seen.observed.numpy().tolist() == [True, True, True, False]
-    for _ in range(23):
-        if step(*cases.batch(), ONE)[0]:
-            break
-    else:
-        pytest.fail("it never found back")
-    assert [v for k, v in cases.log2_scales(run.layerwise).items() if k != "steep_1"] == [0, 0, 0]
-
-
 @pytest.mark.parametrize("factor", [np.inf, np.nan])
 def test_a_loss_that_is_not_finite_is_no_groups_fault(factor):
     run = cases.Run(cases.chain([1.0]), cases.cuts([1.0]), scaler.Dynamic(8.0))
@@ -125,31 +62,6 @@ def test_an_overflow_where_a_group_ends_is_that_groups_fault():
     assert np.isinf(grads[1].numpy())
     assert seen.finite.numpy().tolist()[0] is False
     assert seen.observed.numpy().tolist() == [True, False]
-
-
-@pytest.mark.slow
-def test_a_run_restored_continues_bit_for_bit(tmp_path):
-    gains = [2.0**-9]
-    kinds = {
-        "adaptive": None,
-        "dall-e": scaler.Smooth(
-            2.0**13, backoff_factor=2**-0.5, backoff_interval=2, min_scale=2.0**7, max_scale=2.0**24
-        ),
-    }
-    for name, strategy in kinds.items():
-
-        def go(run, numbers):
-            for number in numbers:
-                run.step(*map(tf.constant, cases.batch(number)), np.float32(2.0**30 if number == 2 else 1))
-            state = [value.numpy().tobytes() for value in run.layerwise.state]
-            return state + raw(run.variables, run.masters.weights, slots(run.optimizer))
-
-        whole = cases.Run(cases.chain(gains), cases.cuts(gains), strategy)
-        go(whole, range(4))
-        path = whole.checkpoint.write(str(tmp_path / name))
-        resumed = cases.Run(cases.chain(gains), cases.cuts(gains), strategy)
-        resumed.checkpoint.read(path).assert_consumed()
-        assert go(resumed, range(4, 8)) == go(whole, range(4, 8))
 
 
 def test_scales_are_powers_of_two_within_bounds_whatever_was_restored():
@@ -234,17 +146,15 @@ STRATEGIES = {
 GAINS = [2.0**-5] * 3
 
 
-@pytest.mark.parametrize("execute", [lambda function: function, tf.function], ids=["eager", "graph"])
-def test_each_group_moves_by_its_own_strategy(execute):
+def test_each_group_moves_by_its_own_strategy():
     """Driven by the same events, as all groups with that strategy alone would."""
     run = cases.Run(cases.chain(GAINS), cases.cuts(GAINS), STRATEGIES)
     groups = {name: [tf.Variable(0.0)] for name in run.layerwise.names}
     alone = {key: Layerwise(groups, strategy=own) for key, own in STRATEGIES.items()}
     of = {"outputs": "outputs", "steep_0": "steep_[01]", "steep_1": "steep_[01]", "steep_2": "*"}
-    step = execute(run.step)
     for number in range(6):
         factor = np.float32(2.0**30 if number == 3 else 1.0)
-        finite, _, seen = step(*cases.batch(number), factor)
+        finite, _, seen = run.step(*map(tf.constant, cases.batch(number)), factor)
         assert bool(finite) == (number != 3)
         for other in alone.values():
             other.update(scaler.layerwise.LayerEvent(*(tf.identity(value) for value in seen)))

@@ -31,7 +31,7 @@ def test_a_python_number_is_a_loss():
     assert LossScaler(Static(4.0)).scale(0.5).numpy() == 2.0
 
 
-@pytest.mark.parametrize("execute", [tf.function, lambda step: step], ids=["graph", "eager"])
+@modes("eager")
 def test_a_forward_derivative_passes_through_scale(execute):
     """As in a Hessian times a vector."""
     weight, loss_scaler = tf.Variable([1.0, 2.0]), LossScaler(Static(8.0))
@@ -102,29 +102,6 @@ def test_a_step_that_breaks_off_in_the_optimizer_is_not_counted(proven, monkeypa
             step(tf.constant([1.0]))
     assert [int(count) for count in loss_scaler.counters] == [0, 0, 0, 0]
     assert int(loss_scaler.state.good_steps) == 0
-
-
-@modes("graph")
-def test_the_long_form_does_what_apply_does(execute):
-    weights, steps = [], np.float32([[8], [np.inf], [16], [4], [4], [8]])
-    for long in (False, True):
-        w, loss_scaler = tf.Variable([1.0]), by_hand(Dynamic(4.0, growth_interval=2))
-
-        def run(grad, w=w, loss_scaler=loss_scaler, long=long):
-            if not long:
-                return loss_scaler.apply(plain_descent, [grad], [w]).finite
-            unscaled = loss_scaler.unscale([grad])
-            finite = scaler.all_finite(unscaled)
-            tf.cond(finite, lambda: plain_descent(unscaled, [w]), lambda: None)
-            loss_scaler.update(Event(finite=finite))
-            return finite
-
-        run = execute(run)
-        for grad in steps:
-            run(grad)
-        weights.append((w.numpy(), loss_scaler.loss_scale.numpy(), [int(count) for count in loss_scaler.counters]))
-    assert weights[0] == weights[1]
-    assert weights[0][1:] == (8.0, [6, 5, 1, 0])
 
 
 @modes("eager", "graph")

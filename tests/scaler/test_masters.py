@@ -89,6 +89,7 @@ def test_an_assignment_that_is_the_rounding_of_the_master_keeps_the_master():
     assert masters.weights[0].numpy() == [1 + 2.0**-13]
 
 
+@modes("eager", "graph", "xla")
 def test_a_master_beyond_the_range_saturates(execute):
     most = {"float16": 65504.0, "bfloat16": float(ml_dtypes.finfo("bfloat16").max)}
     masters = MasterWeights([tf.Variable(tf.zeros([7], kind)) for kind in most])

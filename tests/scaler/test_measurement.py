@@ -82,9 +82,7 @@ def test_a_power_of_two_changes_no_bit(how):
     ("how", "shape"),
     [
         *(("eager", shape) for shape in SHAPES),
-        *(("xla", shape) for shape in SHAPES),
-        ("graph", (3, 3, 64, 64)),
-        ("graph", (4097,)),
+        *(("xla", shape) for shape in SHAPES[2:]),
     ],
 )
 def test_large_tensors_are_summed_with_all_their_values(how, shape):

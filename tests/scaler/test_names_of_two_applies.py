@@ -13,7 +13,7 @@ import scaler
 from scaler.outcome.outcome import FIRST_PLACE, MOST_NAMES
 from scaler.outcome.skip_sentence import Named, Names
 
-NAN, BIG = np.float32(np.nan), np.float32(1e36)
+NAN = np.float32(np.nan)
 
 
 class Parts:
@@ -58,9 +58,7 @@ def traced():
     return parts, run
 
 
-@pytest.mark.exhaustive_with("xla")
-@pytest.mark.slow_with("xla")
-@modes("eager", "graph", "xla")
+@modes("eager", "graph")
 def test_the_variable_of_the_skip_is_named(execute):
     parts, run = traced()
     if execute is not tf.function:
@@ -135,45 +133,8 @@ class Apart:
         return self
 
 
-ONE, ZERO = np.float32(1.0), np.float32(0.0)
+ONE = np.float32(1.0)
 UNKNOWN = "the variable is unknown in this process until it has traced the step that was skipped"
-
-
-def saved_skip(tmp_path):
-    before = Apart()
-    before.first(ONE)
-    before.second(ONE)
-    before.second(ZERO)
-    said = before.loss_scaler.explain()
-    assert "the gradient of 'delta' is the first with" in said
-    return tf.train.Checkpoint(loss_scaler=before.loss_scaler).save(str(tmp_path / "ckpt")), said
-
-
-@pytest.mark.exhaustive
-def test_a_saved_skip_is_named_only_by_a_process_that_knows_its_step(tmp_path):
-    path, said = saved_skip(tmp_path)
-    for order in (["first", "second"], ["second", "first"]):
-        after = Apart().restored(path)
-        assert int(after.loss_scaler.last_skip.name_offset) == -1
-        assert UNKNOWN in after.loss_scaler.explain()
-        for function in order:
-            known = function == "second" or after.loss_scaler.explain() == said
-            getattr(after, function)(ONE)
-            assert after.loss_scaler.explain() == said if known else UNKNOWN in after.loss_scaler.explain()
-
-
-@pytest.mark.exhaustive
-def test_a_saved_skip_of_other_variables_is_not_named(tmp_path):
-    path, _ = saved_skip(tmp_path)
-    after = Apart(["gamma", "delta", "epsilon", "zeta"]).restored(path)
-    after.second(ONE)
-    assert UNKNOWN in after.loss_scaler.explain()
-    with pytest.raises(IndexError):
-        _ = ["epsilon", "zeta"][int(after.loss_scaler.last_skip.variable)]
-    after.loss_scaler.stuck = scaler.StuckPolicy(consecutive_skips=1)
-    after.first(ZERO)
-    with pytest.raises(scaler.StuckError, match="delta"):
-        after.loss_scaler.check()
 
 
 @pytest.mark.slow

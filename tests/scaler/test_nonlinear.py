@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import descent, modes, plain_descent, said
+from scaler_cases import descent, plain_descent, said
 
 import scaler
 
@@ -218,16 +218,15 @@ def test_a_function_of_a_loss_that_was_scaled_by_hand_is_refused(read):
             a_step_by_hand(lambda *given, function=function: function(READS[read](*given)))()
 
 
-@pytest.mark.parametrize("kind", ["scale_of_gradients", "loss_scale"])
-def test_a_limit_that_moves_with_the_scale_is_no_mistake(kind):
+def test_a_limit_that_moves_with_the_scale_is_no_mistake():
     loss_scaler, weights = scaler.LossScaler(scaler.Dynamic(SCALE), select=True), tf.Variable(START)
     optimizer = descent(weights)
 
     @tf.function
     def step():
         with tf.GradientTape(persistent=True) as tape:
-            scaled = tf.minimum(loss_scaler.scale(one(weights)), LIMIT * getattr(loss_scaler, kind))
-            grads, _ = tf.clip_by_global_norm([tape.gradient(scaled, weights)], getattr(loss_scaler, kind))
+            scaled = tf.minimum(loss_scaler.scale(one(weights)), LIMIT * loss_scaler.scale_of_gradients)
+            grads, _ = tf.clip_by_global_norm([tape.gradient(scaled, weights)], loss_scaler.loss_scale)
         return loss_scaler.apply(optimizer, grads, [weights]).finite
 
     assert step()
@@ -270,8 +269,7 @@ def test_unscale_refuses_it_too():
         unscaled_in_a_graph([WRONG["a square"][0]], scaler.Dynamic(SCALE))
 
 
-@modes("graph", "xla")
-def test_micro_batches_in_a_loop(execute):
+def test_micro_batches_in_a_loop():
     loss_scaler, weights = scaler.LossScaler(scaler.Dynamic(SCALE), select=True), tf.Variable(START)
     optimizer = descent(weights)
 
@@ -283,9 +281,9 @@ def test_micro_batches_in_a_loop(execute):
             total += tape.gradient(loss, weights)
         return loss_scaler.apply(optimizer, [total], [weights]).finite
 
-    assert execute(lambda: step(tf.abs))()
+    assert tf.function(lambda: step(tf.abs))()
     with pytest.raises(scaler.InvalidArgument, match="its power of 2"):
-        execute(lambda: step(tf.square))()
+        tf.function(lambda: step(tf.square))()
 
 
 def test_under_fit():

@@ -30,14 +30,8 @@ def constant_gradient(execute, strategy, masters=False, select=True):
     return weights, loss_scaler, execute(step)
 
 
-@pytest.mark.slow_with("xla-float16", "loop-float32")
-@modes_with(
-    ("masters",),
-    eager=[("float16",)],
-    graph=[("float32",)],
-    loop=[("float32",)],
-    xla=[("float16",)],
-)
+@pytest.mark.slow_with("xla-float16")
+@modes_with(("masters",), eager=[("float16",)], graph=[("float32",)], xla=[("float16",)])
 def test_every_applied_step_moves_by_the_true_gradient(execute, masters):
     strategy = scaler.Dynamic(8.0, growth_interval=3)
     weights, loss_scaler, step = constant_gradient(execute, strategy, masters == "float16", select=None)
@@ -74,7 +68,7 @@ def test_also_with_factors_that_are_no_powers_of_two():
             before = weights.numpy()
 
 
-@modes("eager", "graph", "xla")
+@modes("eager", "graph")
 def test_the_long_form_unscales_by_the_scale_before_the_update(execute):
     weights, loss_scaler = tf.Variable(0.0), scaler.LossScaler(scaler.Dynamic(8.0, growth_interval=1))
 
@@ -89,6 +83,7 @@ def test_the_long_form_unscales_by_the_scale_before_the_update(execute):
     assert loss_scaler.loss_scale.numpy() == 128.0
 
 
+@modes("eager", "graph")
 def test_an_apply_after_an_update_unscales_by_the_scale_before_it(execute):
     weights, strategy = tf.Variable([0.0]), scaler.Dynamic(8.0, growth_interval=1)
     optimizer, loss_scaler = descent(weights), scaler.LossScaler(strategy, select=True)

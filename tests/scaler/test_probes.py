@@ -63,7 +63,7 @@ def test_values_forward_and_gradients_backward():
     np.testing.assert_array_equal(grad, 6 * X)
 
 
-def test_a_graph_and_xla_count_as_eager_does():
+def test_xla_counts_as_eager_does():
     model = model_of(Squared())
     watch = observe.watch(model)
 
@@ -76,9 +76,8 @@ def test_a_graph_and_xla_count_as_eager_does():
         return observe.measured(collection.rows())
 
     eager = counts(tf.constant(X))
-    for jit_compile in (False, True):
-        for ours, expected in zip(tf.function(counts, jit_compile=jit_compile)(tf.constant(X)), eager, strict=True):
-            np.testing.assert_array_equal(ours, expected)
+    for ours, expected in zip(tf.function(counts, jit_compile=True)(tf.constant(X)), eager, strict=True):
+        np.testing.assert_array_equal(ours, expected)
 
 
 def test_the_largest_magnitude_is_infinity_or_nan_where_there_is_one():

@@ -83,7 +83,7 @@ IN_GRAPHS = ("changed", "clipped", "from variables")
 @modes_with(
     ("use",),
     eager=[(use,) for use in USES if use != "by hand"],
-    graph=[(use,) for use in ("apply", "changed", "long form", "clipped", "from variables")],
+    graph=[(use,) for use in ("apply", "changed", "from variables")],
     xla=[("apply",)],
 )
 def test_retried_gradients_are_divided_by_the_scale_of_the_retry(execute, use, request):
@@ -182,7 +182,7 @@ def test_gradients_that_a_function_has_retried_need_their_scale(outside):
     assert inside.moved() == MOVED
 
 
-@modes("eager", "graph")
+@modes("eager")
 def test_each_loss_of_several_may_be_retried(execute):
     weight = tf.Variable([1.0])
     losses = scaler.PerLoss({"task": scaler.Dynamic(2.0**15), "penalty": scaler.Dynamic(2.0**10)})

@@ -6,11 +6,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from step_programs import trace_no_branches
 
 import scaler
 
 L = keras.layers
 X = tf.constant(np.random.default_rng(0).normal(size=[4, 6, 8]).astype("float32"))
+
+
+@pytest.fixture(autouse=True)
+def _without_branches(monkeypatch):
+    trace_no_branches(monkeypatch)
 
 
 def of_layer(make):
@@ -151,7 +157,7 @@ UNKNOWN = {"cholesky", "a determinant", "CTC", "fft"}
 
 
 def new_scaler():
-    return scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1), select=True)
+    return scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1))
 
 
 def trace(step):

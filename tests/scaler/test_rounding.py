@@ -58,6 +58,7 @@ def test_a_value_becomes_one_of_its_neighbours(name, values, seed):
     assert ((found == low) | (found == high)).all()
 
 
+@modes("eager", "xla")
 def test_at_random_in_every_mode(execute):
     """The mean is the value, what is not finite or too large stays so or saturates, and a seed rounds one way."""
     values = np.float32([1 + 2.0**-12, -3.0001, 0.1, 1e-3, 5.0, -700.3, 2.0**-20 * 1.3])
@@ -96,7 +97,7 @@ def adding(jit):
     return tf.function(add_compensated, jit_compile=jit)
 
 
-@pytest.mark.parametrize(("name", "jit"), [("float16", False), ("float16", True), ("bfloat16", True)])
+@pytest.mark.parametrize(("name", "jit"), [("float16", False), ("bfloat16", True)])
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_compensated_sum_equals_numpys(name, jit, seed):
@@ -111,7 +112,7 @@ def test_a_compensated_sum_equals_numpys(name, jit, seed):
         np.testing.assert_array_equal(got[1].numpy(), compensation)
 
 
-@modes_with(("name",), graph=[("bfloat16",)], loop=[("float16",)], xla=[("float16",)])
+@modes_with(("name",), graph=[("bfloat16",)], xla=[("float16",)])
 def test_hundreds_of_updates_that_rounding_to_nearest_swallows(execute, name):
     update = np.float32([1e-4, -1e-4, 3e-5])
 

@@ -150,24 +150,6 @@ def test_gradients_changed_between_the_two(between):
         step()
 
 
-@pytest.mark.slow
-def test_tf_keras_names_unscale_once():
-    optimizer, variable = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0), STATIC), keras.Variable([0.5, -1.0])
-
-    def step(times):
-        with tf.GradientTape() as tape:
-            scaled = optimizer.get_scaled_loss(slope(variable.value))
-        grads = tape.gradient(scaled, [variable.value])
-        for _ in range(times):
-            grads = optimizer.get_unscaled_gradients(grads)
-        optimizer.apply_gradients([(grads[0], variable)])
-
-    tf.function(lambda: step(1))()
-    np.testing.assert_array_equal(variable.numpy(), [-1.5, -4.0])
-    with pytest.raises(scaler.InvalidArgument, match="went through unscale"):
-        tf.function(lambda: step(2))()
-
-
 @pytest.mark.slow_with("graph")
 @modes("eager", "graph")
 def test_sums_of_losses_penalties_and_inner_steps_are_no_mistake(execute, monkeypatch):
@@ -193,37 +175,6 @@ def test_sums_of_losses_penalties_and_inner_steps_are_no_mistake(execute, monkey
         return outcome.finite, again.finite
 
     assert all(execute(step)())
-
-
-def test_a_penalty_divided_by_hand_is_no_mistake():
-    loss_scaler, variable = scaler.LossScaler(STATIC), weight()
-
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            with tf.GradientTape() as inner:
-                inner_scaled = loss_scaler.scale(tf.reduce_sum(variable**2))
-            grad = inner.gradient(inner_scaled, variable) / loss_scaler.loss_scale
-            scaled = loss_scaler.scale(tf.reduce_sum(grad**2))
-        (grad,) = loss_scaler.unscale([tape.gradient(scaled, variable)])
-        return grad
-
-    np.testing.assert_array_equal(step().numpy(), [4.0, -8.0])
-
-
-@modes("eager", "graph", "xla")
-def test_the_marks_change_no_value_and_no_gradient(execute):
-    loss_scaler, variable = scaler.LossScaler(STATIC), weight()
-
-    def step():
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(slope(variable))
-        (grad,) = loss_scaler.unscale([tape.gradient(scaled, variable)])
-        return scaled, grad
-
-    scaled, grad = execute(step)()
-    assert scaled.numpy() == 8.0 * slope(variable).numpy()
-    np.testing.assert_array_equal(grad.numpy(), [2.0, 3.0])
 
 
 @pytest.mark.parametrize(

@@ -101,13 +101,6 @@ def momentum_over_a_counter(w):
     w.apply(w.kept.read_value(), w.a)
 
 
-def momentum_of_a_power(w):
-    share = tf.minimum(0.9, 1 - tf.pow(w.count, -0.8))
-    w.count.assign_add(1.0)
-    w.kept.assign(share * w.kept + (1 - share) * w.grad(square, w.a))
-    w.apply(w.kept.read_value(), w.a)
-
-
 def added_in_a_function_before_and_after(w):
     inner = tf.function(lambda: w.kept.assign_add(w.grad(square, w.a) / 2.0))
 
@@ -179,7 +172,6 @@ WRONG = [
     loop_that_may_take_no_turn,
     shift_register,
     momentum_over_a_counter,
-    momentum_of_a_power,
     added_in_a_function_before_and_after,
     added_in_a_loop_that_moves,
 ]
@@ -213,16 +205,6 @@ def descent_by_hand_and_on(w):
     w.a.assign_sub(0.1 * grad)
     w.moves()
     w.apply(w.grad(lambda v: square(v) * square(w.a), w.b), w.b)
-
-
-def extragradient_by_hand(w):
-    grad = w.grad(square, w.a) / w.s.scale_of_gradients
-    before = tf.identity(w.a)
-    w.a.assign_sub(0.1 * grad)
-    w.moves()
-    there = w.grad(square, w.a)
-    w.a.assign(before)
-    w.apply(there, w.a)
 
 
 def share_in_a_variable(w):
@@ -293,7 +275,6 @@ RIGHT = [
     sharpness_aware_twice,
     loss_weighted_by_norms,
     descent_by_hand_and_on,
-    extragradient_by_hand,
     share_in_a_variable,
     last_loss_as_a_weight,
 ]

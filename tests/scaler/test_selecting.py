@@ -23,15 +23,6 @@ OPTIMIZERS = {
     "decay and averages": lambda: keras.optimizers.AdamW(
         1e-2, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3
     ),
-    "rmsprop": lambda: keras.optimizers.RMSprop(1e-2),
-    "schedule": lambda: keras.optimizers.Nadam(keras.optimizers.schedules.ExponentialDecay(1e-2, 2, 0.5)),
-    "lion": lambda: keras.optimizers.Lion(1e-3),
-    "adamax": lambda: keras.optimizers.Adamax(1e-2),
-}
-MASTERS = {
-    "masters": scaler.MasterWeights,
-    "stochastic": scaler.weights.StochasticRounding,
-    "kahan": scaler.weights.KahanWeights,
 }
 
 
@@ -50,7 +41,7 @@ def trained(select, optimizer, policy="mixed_float16", **options):
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
     hidden = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(dtype="float32")]
-    head = keras.layers.Dense(4, dtype=None if policy == "float16" else "float32")
+    head = keras.layers.Dense(4, dtype="float32")
     model = keras.Sequential([keras.Input([6]), *hidden, keras.layers.Dropout(0.2, seed=1), head])
     loss_scaler = scaler.LossScaler(scaler.Dynamic(growth_interval=2), select=select)
     step = loops.TrainStep(model, LOSS, OPTIMIZERS[optimizer](), loss_scaler=loss_scaler, **options)
@@ -61,22 +52,15 @@ def trained(select, optimizer, policy="mixed_float16", **options):
     return raw([*model.variables, *step.optimizer.variables, *state, *masters]), outputs
 
 
-EXHAUSTIVE = [
-    *((name, "mixed_float16", {}) for name in OPTIMIZERS if name != "adam"),
-    *(("adam", "float16", {"masters": kind, "clip_norm": 1.0}) for kind in MASTERS),
-    ("adam", "float16", {"accumulate": 3, "clip_norm": 0.5}),
-]
 CASES = [
     ("adam", "mixed_float16", {}),
     pytest.param("momentum", "mixed_bfloat16", {"clip": scaler.ClipByValue(1e-2)}, marks=pytest.mark.slow),
-    *(pytest.param(*case, marks=[pytest.mark.slow, pytest.mark.exhaustive]) for case in EXHAUSTIVE),
 ]
 
 
 @pytest.mark.parametrize(("optimizer", "policy", "options"), CASES, ids=str)
 def test_a_run_is_the_same_bit_for_bit(optimizer, policy, options, monkeypatch):
     monkeypatch.setattr(joined, "_WORTH_JOINING", 4)
-    options = {**options, **({"masters": MASTERS[options["masters"]]} if "masters" in options else {})}
     (selected, outputs), (default, told), (branched, expected) = (
         trained(way, optimizer, policy, **options) for way in (True, None, False)
     )
@@ -90,10 +74,8 @@ def test_a_run_is_the_same_bit_for_bit(optimizer, policy, options, monkeypatch):
     assert 0 < sum(output["applied"] for output in outputs) < len(outputs)
 
 
-@pytest.mark.slow_with("adam-xla")
-@pytest.mark.exhaustive_with("adam-graph", "decay and averages-xla")
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
-@pytest.mark.parametrize("optimizer", ["adam", "decay and averages"])
+@pytest.mark.slow_with("adam-True")
+@pytest.mark.parametrize(("optimizer", "jit_compile"), [("adam", True), ("decay and averages", False)])
 def test_updates_that_are_compiled_in_groups_are_selected_too(optimizer, jit_compile, monkeypatch):
     """A skip leaves every bit. XLA may round what is applied in another way."""
     monkeypatch.setattr(propose, "_WORTH_COMPILING", 1)
@@ -170,19 +152,17 @@ def test_a_skip_keeps_every_bit_also_of_rows_that_occur_twice(given, patterns, v
         assert selected[1] == raw(weights)
 
 
-@pytest.mark.exhaustive_with("False-True")
-@pytest.mark.parametrize(("select", "branches"), [(None, None), (False, True)])
-def test_xla_is_given_no_branch(select, branches):
+def test_xla_is_given_no_branch():
     variable, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.SGD()
     optimizer.build([variable])
-    loss_scaler = scaler.LossScaler(select=select)
+    loss_scaler = scaler.LossScaler()
 
     @tf.function(jit_compile=True)
     def step(x):
         return take(loss_scaler, optimizer, lambda: tf.reduce_sum(variable * x), [variable], clip_norm=1.0).finite
 
-    x, expected = tf.constant([1.0, 2.0]), not ways.selects("xla") if branches is None else branches
-    assert (step.experimental_get_compiler_ir(x)(stage="hlo").count("conditional(") > 0) is expected
+    program = step.experimental_get_compiler_ir(tf.constant([1.0, 2.0]))(stage="hlo")
+    assert (program.count("conditional(") > 0) is not ways.selects("xla")
 
 
 @pytest.mark.parametrize("optimizer", [keras.optimizers.Adafactor(), lambda grads, variables: None])
@@ -227,10 +207,8 @@ def test_what_keras_cannot_do_on_replicas_is_refused(options, runs, said):
         runs(lambda: strategy.run(step))()
 
 
-@pytest.mark.exhaustive_with("4")
-@pytest.mark.parametrize("count", [2, 4])
-def test_all_replicas_skip_where_one_overflows(count):
-    strategy = mirrored(count)
+def test_all_replicas_skip_where_one_overflows():
+    strategy = mirrored(2)
     with strategy.scope():
         variable, moved = tf.Variable([1.0, 2.0]), tf.Variable(0.0, trainable=False)
         optimizer, loss_scaler = keras.optimizers.Adam(0.5), scaler.LossScaler(select=True)
@@ -254,12 +232,12 @@ def test_all_replicas_skip_where_one_overflows(count):
     state = [variable, moved, *optimizer.variables]
     natives = [v if isinstance(v, tf.Variable) else v.value for v in state]
     everywhere = [part for native in natives for part in strategy.experimental_local_results(native)]
-    assert given([1.0] * count) == (True, -1)
+    assert given([1.0] * 2) == (True, -1)
     before = raw(everywhere)
-    for bad in range(count):
-        assert given([3e38 if number == bad else 1.0 for number in range(count)]) == (False, bad)
+    for bad in range(2):
+        assert given([3e38 if number == bad else 1.0 for number in range(2)]) == (False, bad)
         assert raw(everywhere) == before
-    assert given([1.0] * count) == (True, -1)
+    assert given([1.0] * 2) == (True, -1)
     assert raw(everywhere) != before
 
 

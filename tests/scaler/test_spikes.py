@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rigs import raw
-from scaler_cases import take
+from scaler_cases import modes, take
 
 import scaler
 from scaler import Cause, Dynamic, SpikeGuard, StuckError
@@ -94,7 +94,7 @@ def holds_a_spike_back(line, of):
 
 
 @pytest.mark.slow_with("loop")
-@pytest.mark.exhaustive_with("xla")
+@modes("eager", "graph", "loop")
 def test_a_spike_moves_nothing_and_the_next_step_is_applied(execute):
     line = warmed(shared(None) if execute is tf.function else Line(execute))
     holds_a_spike_back(line, "norm")
@@ -215,13 +215,11 @@ def test_a_checkpoint_holds_the_window_and_the_last_spike(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("True")
-@pytest.mark.parametrize("select", [False, True])
-def test_windows_of_micro_batches_are_judged_whole(select):
+def test_windows_of_micro_batches_are_judged_whole():
     """`when` is False for the first of two: their losses add up, and only the whole is a spike."""
     weight, optimizer = tf.Variable([0.0]), keras.optimizers.SGD(1.0)
     optimizer.build([weight])
-    loss_scaler = scaler.LossScaler(guarded(), select=select)
+    loss_scaler = scaler.LossScaler(guarded(), select=False)
 
     @tf.function
     def take(loss, grad, when):
@@ -244,14 +242,11 @@ def test_windows_of_micro_batches_are_judged_whole(select):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("True")
-@pytest.mark.parametrize("select", [False, True])
-def test_a_spike_is_not_retried_and_an_overflow_is(select):
+def test_a_spike_is_not_retried_and_an_overflow_is():
     weight, optimizer = tf.Variable([0.0, 0.0]), keras.optimizers.SGD(2.0**-20)
     optimizer.build([weight])
-    loss_scaler = scaler.LossScaler(SpikeGuard(Dynamic(2.0**15), window=5), select=select)
+    loss_scaler = scaler.LossScaler(SpikeGuard(Dynamic(2.0**15), window=5), select=False)
 
-    @(tf.function if select else lambda step: step)
     def take(slope):
         with tf.GradientTape(persistent=True) as tape:
             line = tf.cast(tf.cast(weight, tf.float16) * tf.cast(slope, tf.float16), tf.float32)

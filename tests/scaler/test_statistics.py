@@ -9,6 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from scaler_cases import modes
 
 import scaler
 from scaler.gradients.statistics import amax, histogram
@@ -22,6 +23,7 @@ def slices(values, indices=(0, 2)):
     return tf.IndexedSlices(tf.constant(values), tf.constant(indices, tf.int64), tf.constant([4, 2], tf.int64))
 
 
+@modes("eager", "xla")
 def test_amax(execute):
     """Of every dtype, sparse, absent, subnormal, or nothing at all."""
     dtypes = ("float16", "bfloat16", "float32", "float64")
@@ -45,6 +47,7 @@ def test_amax(execute):
     assert [one.numpy() for one in none] == [0.0] * 4
 
 
+@modes("eager", "xla")
 def test_amax_of_anything_not_finite_is_infinity(execute):
     run = execute(lambda *grads: amax(grads))
     for dtype in (np.float16, np.float32):
@@ -78,6 +81,7 @@ def test_equal_to_numpy(first, second):
     np.testing.assert_array_equal(counted.numpy(), counts)
 
 
+@modes("eager", "xla")
 def test_a_histogram(execute):
     """It counts values on an edge below it, sums duplicates first, and of nothing it is 0."""
 

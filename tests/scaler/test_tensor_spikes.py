@@ -11,18 +11,16 @@ from tensor_cases import SPIKE, guarded, shared, warmed
 import scaler
 from scaler import Cause, Dynamic, SpikeGuard
 
-WAYS = {"eager": (lambda step: step, None), "graph": (tf.function, None), "select": (tf.function, True)}
-WAYS["xla"] = (tf.function(jit_compile=True), True)
+WAYS = {"eager": (lambda step: step, None), "graph": (tf.function, None)}
 
 
 def in_way(by_tensor, way):
     execute, select = WAYS[way]
-    return warmed(by_tensor, execute, select=select) if way in ("eager", "xla") else shared(by_tensor, select)
+    return warmed(by_tensor, execute, select=select) if way == "eager" else shared(by_tensor, select)
 
 
-@pytest.mark.exhaustive_with("xla")
-@pytest.mark.slow_with("xla", "eager")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slow_with("eager")
+@pytest.mark.parametrize("way", ["eager", "graph"])
 def test_a_gradient_beyond_its_own_limit_skips_the_step_and_is_named(way):
     lines = in_way("skip", way)
     before, scale = lines.moved(), float(lines.loss_scaler.loss_scale)
@@ -41,8 +39,7 @@ def test_a_gradient_beyond_its_own_limit_skips_the_step_and_is_named(way):
     assert lines.moved() != before
 
 
-@pytest.mark.exhaustive_with("xla")
-@pytest.mark.slow_with("xla", "eager")
+@pytest.mark.slow_with("eager")
 @pytest.mark.parametrize("way", WAYS)
 def test_or_it_alone_is_clipped_and_the_step_counts(way):
     lines, plain = in_way("clip", way), shared(None, execute=WAYS["eager"][0])
@@ -67,9 +64,8 @@ def test_where_every_gradient_jumps_the_guard_clips_each_and_the_global_norm_is_
     np.testing.assert_allclose(outcome.clipped_norm, 3 * np.hypot(np.sqrt(2.0) * 0.5, 80.0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [[3], [3, 4, 5, 6, 7]], ids=["one", "five"])
-def test_gradients_that_jump_alike_are_clipped_whatever_their_last_bits(sizes):
-    weights = [tf.Variable(tf.ones([size]), name=f"w{size}") for size in sizes]
+def test_gradients_that_jump_alike_are_clipped_whatever_their_last_bits():
+    weights = [tf.Variable(tf.ones([size]), name=f"w{size}") for size in (3, 4, 5, 6, 7)]
     loss_scaler = scaler.LossScaler(SpikeGuard(Dynamic(2.0**10), window=10, loss=False, by_tensor="clip"))
     optimizer = keras.optimizers.SGD(0.0)
 
@@ -86,7 +82,7 @@ def test_gradients_that_jump_alike_are_clipped_whatever_their_last_bits(sizes):
         for variable, value in zip(loss_scaler.variables, known, strict=True):
             variable.assign(value)
         outcome = step(tf.constant(jump, tf.float32))
-        assert (bool(outcome.finite), int(outcome.clipped_tensors)) == (True, len(sizes))
+        assert (bool(outcome.finite), int(outcome.clipped_tensors)) == (True, 5)
 
 
 def test_limits_that_are_too_large_together_make_a_spike_whose_sentence_says_what_was_judged():
@@ -114,23 +110,13 @@ def test_several_beyond_their_limits_are_counted():
     assert "in the last steps, and 1 other is beyond its" in lines.loss_scaler.explain()
 
 
-@pytest.mark.exhaustive_with("ClipByNorm", "clip_norm")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("clipping", "expected"),
-    [
-        ({"clip_norm": 8.0}, 8.0),
-        ({"clip": scaler.ClipByNorm(1.0)}, np.sqrt(2.0)),
-        ({"clip": scaler.ClipByValue(0.25)}, np.sqrt(3 * 0.25**2)),
-    ],
-    ids=["clip_norm", "ClipByNorm", "ClipByValue"],
-)
-def test_what_you_clip_by_comes_after_it(clipping, expected):
-    eager = WAYS["eager"][0]
-    lines, plain = warmed("clip", eager, **clipping), warmed(None, eager, **clipping)
+def test_what_you_clip_by_comes_after_it():
+    eager, clip = WAYS["eager"][0], scaler.ClipByValue(0.25)
+    lines, plain = warmed("clip", eager, clip=clip), warmed(None, eager, clip=clip)
     outcome = lines.step(SPIKE)
     plain.step((1.5, 80.0))
-    np.testing.assert_allclose(outcome.clipped_norm, expected, rtol=1e-6)
+    np.testing.assert_allclose(outcome.clipped_norm, np.sqrt(3 * 0.25**2), rtol=1e-6)
     for ours, theirs in zip(lines.masters.weights, plain.masters.weights, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
@@ -155,13 +141,11 @@ def test_an_overflow_is_none_and_no_window_takes_it(by_tensor):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("skip-True", "clip-True")
-@pytest.mark.parametrize(("by_tensor", "select"), [("skip", True), ("clip", False), ("clip", True)])
-def test_windows_of_micro_batches_are_judged_whole(by_tensor, select):
+def test_windows_of_micro_batches_are_judged_whole():
     """`when` is False for the first of two, which neither enters a window nor is clipped."""
     weight, optimizer = tf.Variable([0.0]), keras.optimizers.SGD(1.0)
     optimizer.build([weight])
-    loss_scaler = scaler.LossScaler(guarded(by_tensor), select=select)
+    loss_scaler = scaler.LossScaler(guarded("clip"), select=False)
 
     @tf.function
     def step(grad, when):
@@ -175,9 +159,8 @@ def test_windows_of_micro_batches_are_judged_whole(by_tensor, select):
     assert all(bool(window(1.0).finite) for _ in range(5))
     assert loss_scaler.state.tensor_norms[:, 0].numpy().tolist() == [1.0] * 5
     outcome = window(50.0)
-    assert bool(outcome.finite) is (by_tensor == "clip")
-    assert int(outcome.clipped_tensors) == (by_tensor == "clip")
-    assert float(outcome.clipped_norm) == 3.0 or by_tensor == "skip"
+    assert (bool(outcome.finite), int(outcome.clipped_tensors)) == (True, 1)
+    assert float(outcome.clipped_norm) == 3.0
 
 
 @pytest.mark.slow_with("clip")

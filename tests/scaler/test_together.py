@@ -69,12 +69,10 @@ class Two:
         return [int(count) for count in self.loss_scaler.counters]
 
 
-@pytest.mark.exhaustive_with("2-graph-None", "1-xla-None")
-@pytest.mark.slow_with("2-eager-None", "1-xla-None", "1-graph-True", "1-xla-True", "2-graph-None")
+@pytest.mark.slow_with("2-eager-None", "1-graph-True", "1-xla-True")
 @pytest.mark.parametrize(
     ("replicas", "mode", "select"),
-    [(1, "eager", None), (1, "graph", None), (1, "xla", None), (1, "graph", True), (1, "xla", True)]
-    + [(2, "eager", None), (2, "graph", None)],
+    [(1, "eager", None), (1, "graph", None), (1, "graph", True), (1, "xla", True), (2, "eager", None)],
 )
 def test_where_one_cannot_move_none_has_and_the_step_is_a_skip(replicas, mode, select):
     # A transaction is what looks at the optimizer here, and it never selects.
@@ -106,7 +104,7 @@ def test_where_one_cannot_move_none_has_and_the_step_is_a_skip(replicas, mode, s
     assert two.bits() != before
 
 
-@pytest.mark.parametrize("strategy", [scaler.Dynamic(2.0**10), scaler.Headroom(), scaler.Histogram()])
+@pytest.mark.parametrize("strategy", [scaler.Dynamic(2.0**10), scaler.Histogram()])
 def test_an_overflow_and_a_step_that_is_none_are_counted_as_by_apply(strategy):
     """Also where the strategy wants statistics, which come from the judgement."""
     two, alone = Two("eager", lambda: SGD(0.1), strategy), scaler.LossScaler(strategy)
@@ -215,13 +213,12 @@ def test_an_error_of_one_leaves_nothing_moved(second, snapshot):
     assert int(loss_scaler.counters.attempted) == 0
 
 
-@pytest.mark.parametrize(("by_tensor", "execute"), [(None, lambda step: step), ("skip", tf.function)])
-def test_a_spike_of_one_optimizers_gradients_moves_none(by_tensor, execute):
+@pytest.mark.parametrize("by_tensor", [None, "skip"])
+def test_a_spike_of_one_optimizers_gradients_moves_none(by_tensor):
     guard = scaler.SpikeGuard(scaler.Static(1.0), window=3, loss=False, by_tensor=by_tensor)
     loss_scaler, weights = scaler.LossScaler(guard), [tf.Variable([1.0], name=name) for name in "ab"]
     optimizers = [SGD(0.1) for _ in weights]
 
-    @execute
     def step(second):
         scaled = loss_scaler.scale(tf.constant(1.0))
         grads = [tf.reshape(scaled, [1]), tf.reshape(second * scaled, [1])]
@@ -286,10 +283,7 @@ many = functools.cache(Many)
 """The same each time, traced once."""
 
 
-@pytest.mark.dear("XLA compiles two optimizers")
-@pytest.mark.parametrize(
-    ("size", "mode", "select"), [(3, "eager", None), (3, "graph", None), (3, "graph", True), (2, "xla", None)]
-)
+@pytest.mark.parametrize(("size", "mode", "select"), [(3, "eager", None), (3, "graph", None), (3, "graph", True)])
 def test_whichever_cannot_move_none_has(size, mode, select):
     steps = many(size, mode, select)
     for spoilt in range(size):
@@ -416,30 +410,6 @@ def test_norms_of_float64_gradients_may_be_beyond_the_square_of_float32():
     shares = [scaler.Share(SGD(0.1), grads, [weight], clip_norm=1e30) for weight in weights]
     outcome, _ = scaler.apply_together(scaler.LossScaler(scaler.Static(1.0)), shares)
     np.testing.assert_allclose([outcome.grad_norm, outcome.clipped_norm], [2**0.5 * 1e25] * 2, rtol=1e-6)
-
-
-@pytest.mark.exhaustive
-def test_a_skip_of_several_optimizers_is_explained(tmp_path):
-    """`explain` repeats the step with an `apply` that decides nothing."""
-
-    def program(run):
-        models = [keras.Sequential([keras.Input([2]), keras.layers.Dense(1, name=name)]) for name in "ab"]
-        parts = [
-            loops.Part(name, model, lambda found, at=at: found[at], keras.optimizers.Adam(0.1))
-            for at, (name, model) in enumerate(zip("ab", models, strict=True))
-        ]
-        shared = scaler.LossScaler(scaler.Dynamic(8.0))
-        step = loops.ComposedStep(
-            parts, lambda x: [tf.reduce_mean(model(x) ** 2) for model in models], loss_scaler=shared
-        )
-        x = np.ones([4, 4, 2], np.float32)
-        x[2, 0, 0] = np.inf
-        actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=1, resume=True)]
-        return loops.Loop(step, tf.data.Dataset.from_tensor_slices(x), actions=actions, steps_per_call=1)
-
-    program(tmp_path).run(4)
-    found = loops.observe.explain(program(tmp_path), 3)
-    assert (found.where, found.verdict) == ("data", "loss")
 
 
 def test_masters_may_hold_float32_variables():

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import by_hand, take
+from scaler_cases import by_hand, modes, take
 
 import scaler
 
@@ -51,7 +51,7 @@ def test_an_optimizer_not_yet_built_is_built_by_the_first_call_and_never_again()
 
 
 @pytest.mark.slow_with("xla")
-@pytest.mark.exhaustive_with("graph", "loop")
+@modes("eager", "xla")
 def test_the_first_step_may_be_a_skipped_one(execute):
     variable = tf.Variable([1.0])
     loss_scaler, optimizer = by_hand(scaler.Static(2.0)), keras.optimizers.Adam()

@@ -105,15 +105,9 @@ def test_a_new_trace_follows():
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("float16-{'jit_compile': True}", "float32-{}")
-@pytest.mark.parametrize(
-    ("kind", "arguments"),
-    [("float32", {}), ("float16", {"jit_compile": True}), ("float16", {"steps_per_execution": 2})],
-    ids=str,
-)
-def test_compiled_fit_does_not_train_a_layer_that_was_frozen(kind, arguments):
-    made = two_layers(kind)
-    made.compile(scaler.LossScaleOptimizer(SGD(0.1)), loss="mse", **arguments)
+def test_compiled_fit_does_not_train_a_layer_that_was_frozen():
+    made = two_layers("float16")
+    made.compile(scaler.LossScaleOptimizer(SGD(0.1)), loss="mse", steps_per_execution=2)
     x, y = tf.ones([8, 4]), tf.ones([8, 4])
     made.fit(x, y, batch_size=2, verbose=0)
     made.layers[0].trainable = False
@@ -123,7 +117,7 @@ def test_compiled_fit_does_not_train_a_layer_that_was_frozen(kind, arguments):
     ):
         made.fit(x, y, batch_size=2, verbose=0)
     assert kernels(made) == before
-    made.compile(made.optimizer, loss="mse", **arguments)
+    made.compile(made.optimizer, loss="mse", steps_per_execution=2)
     made.fit(x, y, batch_size=2, verbose=0)
     assert kernels(made)[0] == before[0]
     assert kernels(made)[1] != before[1]
@@ -142,19 +136,6 @@ def test_protected_fit_does_not_leave_a_layer_untrained():
     before = kernels(made)
     made.fit(x, y, batch_size=2, verbose=0)
     assert kernels(made)[0] != before[0]
-
-
-@pytest.mark.slow
-def test_a_step_can_still_be_exported(tmp_path):
-    made, module = two_layers(), tf.Module()
-    module.model, optimizer = made, SGD(0.1)
-    optimizer.build(made.trainable_variables)
-    module.optimizer, module.loss_scaler = optimizer, scaler.LossScaler()
-    step = written(made, optimizer, loss_scaler=module.loss_scaler)
-    module.step = tf.function(lambda x: step(x), input_signature=[tf.TensorSpec([2, 4], name="x")])
-    # Keras's optimizers have gradients that cannot be saved.
-    tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=False))
-    assert tf.saved_model.load(str(tmp_path)).step(X)
 
 
 def test_the_names_of_many_are_not_all_listed():
@@ -187,13 +168,9 @@ def adversary(kind="float32"):
 
 
 @pytest.mark.slow_with("nested-float16")
-@pytest.mark.exhaustive_with("graph-float16", "xla-float32")
 @pytest.mark.parametrize(
     ("way", "kind"),
-    [
-        *(("eager", "float16"), ("graph", "float16"), ("xla", "float32")),
-        *(("nested", "float16"), ("in a loop", "float16"), ("in a branch", "float32")),
-    ],
+    [("eager", "float16"), ("nested", "float16"), ("in a loop", "float16"), ("in a branch", "float32")],
 )
 def test_a_step_may_make_trainable_what_it_freezes_again(kind, way):
     made, step = adversary(kind)
@@ -266,11 +243,9 @@ def with_a_snapshot(made):
     return step
 
 
-@pytest.mark.exhaustive_with("nested")
-@pytest.mark.parametrize("way", ["graph", "nested"])
-def test_a_layer_that_was_unfrozen_is_noticed_by_the_snapshot(way):
+def test_a_layer_that_was_unfrozen_is_noticed_by_the_snapshot():
     made = two_layers(frozen=[0])
-    run = WAYS[way](with_a_snapshot(made))
+    run = tf.function(with_a_snapshot(made))
     for _ in range(2):
         assert run(X)
     made.layers[0].trainable = True

@@ -93,13 +93,10 @@ class Run:
 
 
 @pytest.mark.slow_with("graph-Adafactor")
-@pytest.mark.exhaustive_with("graph-Ftrl", "loop-a slot of a user's", "xla-Adafactor", "xla-a function")
 @modes_with(
     ("fault",),
     eager=[("Adagrad",), ("Ftrl",), ("a weight of a user's",), ("a function",)],
-    graph=[("Adafactor",), ("Adagrad",), ("Ftrl",), ("a slot of a user's",)],
-    loop=[("a slot of a user's",)],
-    xla=[("Adafactor",), ("a function",)],
+    graph=[("Adafactor",), ("Adagrad",), ("a slot of a user's",)],
 )
 def test_every_bit_is_as_before_and_the_cause_is_named(fault, execute):
     run = Run(fault, execute)
@@ -118,21 +115,16 @@ def test_every_bit_is_as_before_and_the_cause_is_named(fault, execute):
 
 
 @pytest.mark.slow_with("Adagrad-float16")
-@pytest.mark.exhaustive_with("Adafactor-float16", "Adagrad-bfloat16", "Ftrl-float16", "a weight of a user's-float16")
-@pytest.mark.parametrize(
-    ("fault", "dtype"), [*((fault, "float16") for fault in FAULTS if "slot" not in fault), ("Adagrad", "bfloat16")]
-)
+@pytest.mark.parametrize(("fault", "dtype"), [("Adagrad", "float16"), ("a function", "float16")])
 def test_masters_the_model_and_its_state_are_put_back(fault, dtype):
     run = Run(fault, tf.function, dtype, rollback=True)
     run.fail()
     np.testing.assert_array_equal(run.state, [run.loss_scaler.counters.applied])
 
 
-@pytest.mark.exhaustive_with("Adafactor")
-@pytest.mark.parametrize("fault", ["Adafactor", "Adagrad"])
-def test_compiled_updates_are_taken_back(fault, monkeypatch):
+def test_compiled_updates_are_taken_back(monkeypatch):
     made = compile_updates(monkeypatch, 0)
-    Run(fault, tf.function).fail()
+    Run("Adagrad", tf.function).fail()
     assert made
 
 

@@ -45,12 +45,7 @@ def kahan(weight, steps):
     return weight, c
 
 
-@pytest.mark.slow_with("bfloat16-graph")
-@pytest.mark.exhaustive_with("bfloat16-xla", "float16-xla")
-@pytest.mark.parametrize(
-    ("kind", "how"),
-    [*(("bfloat16", how) for how in ("eager", "graph", "loop", "xla")), ("float16", "eager"), ("float16", "xla")],
-)
+@pytest.mark.parametrize(("kind", "how"), [("bfloat16", "eager"), ("bfloat16", "graph"), ("float16", "eager")])
 def test_kahan_weights_are_those_of_numpy(kind, how):
     weight = start(kind)
     expected, compensation = kahan(weight.numpy(), 12)
@@ -63,16 +58,7 @@ def test_kahan_weights_are_those_of_numpy(kind, how):
 
 def run_steps(step, how, steps):
     grads = tf.constant(np.stack([gradient(number) for number in range(steps)]))
-    if how == "loop":
-
-        @tf.function
-        def loop():
-            for grad in grads:
-                step(grad)
-
-        loop()
-        return
-    call = step if how == "eager" else tf.function(step, jit_compile=how == "xla")
+    call = step if how == "eager" else tf.function(step)
     for grad in grads:
         call(grad)
 

@@ -77,13 +77,6 @@ def test_a_resumed_run_in_another_format_says_so(saved, tmp_path):
         run("none", tmp_path)
 
 
-@pytest.mark.exhaustive
-def test_a_resumed_run_with_another_margin_says_so(tmp_path):
-    run("delayed", tmp_path)
-    with pytest.warns(loops.ResumeWarning, match="formats.of products was .*margin=0.* and is .*margin=3"):
-        run("delayed with a margin", tmp_path)
-
-
 def test_a_resumed_run_in_the_same_format_says_nothing(saved, tmp_path, recwarn):
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     run("mxfp4 in one", tmp_path)

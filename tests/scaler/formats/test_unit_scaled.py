@@ -9,7 +9,6 @@ import tensorflow as tf
 from mirrored import mirrored, one_for_each
 
 import scaler
-from loops import TrainStep
 from scaler.backend.layers import Call
 from scaler.formats import emulated, unit_cross_entropy, unit_layers, unit_scaled
 from scaler.formats.unit_layers import factor_of_attention, factors_of_function
@@ -298,23 +297,6 @@ def test_a_batch_of_any_size_has_its_own_constant():
     )
     wanted = x.T @ np.ones([60, 4]) / math.sqrt(60)
     close(step(tf.constant(x)).numpy(), wanted)
-
-
-@pytest.mark.exhaustive_with("none", "dynamic")
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", [scaler.NoScaling(), scaler.Dynamic(2.0**4)], ids=["none", "dynamic"])
-def test_it_trains_in_float16_without_a_loss_scale_and_with_one(strategy):
-    images, labels = drawn(64, 8, 8, 1), tf.constant(np.arange(64) % 10, tf.int32)
-    model = cnn("mixed_float16")
-    step = TrainStep(
-        model,
-        unit_cross_entropy,
-        keras.optimizers.Adam(0.05),
-        loss_scaler=scaler.LossScaler(strategy),
-    )
-    run = tf.function(step)
-    losses = [float(run((images, labels))["loss"]) for _ in range(30)]
-    assert losses[-1] < losses[0] / 4
 
 
 def test_an_emulated_layer_rounds_operands_of_unit_variance():

@@ -1,6 +1,7 @@
 """Guards powers and logarithms of 2: the values NumPy gives in float64, in every mode, to the bit."""
 
 import numpy as np
+from scaler_cases import modes
 
 from scaler.strategies import exact
 
@@ -13,6 +14,7 @@ def everything(values, edges, powers, integers):
     )
 
 
+@modes("eager", "graph", "xla")
 def test_powers_and_logarithms(execute):
     rng = np.random.default_rng(0)
     values = rng.integers(0x00800000, 0x7F800000, 100_000, np.int32).view(np.float32)

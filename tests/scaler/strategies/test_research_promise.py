@@ -10,7 +10,6 @@ from rigs import scales_of
 import scaler
 from scaler import (
     DelayedAmax,
-    Dynamic,
     Event,
     Headroom,
     Histogram,
@@ -18,29 +17,14 @@ from scaler import (
     LogNormal,
     LossScaler,
     Smooth,
-    Static,
 )
 from scaler.gradients import amax, histogram
-from scaler.strategies import Bounded, RisingFloor, Scheduled, Warmup
 from scaler.testing import check_strategy
-
-# Those inside of others are driven with them.
-STRATEGIES = {
-    "LogNormal, as published": LogNormal(repaired=False, min_scale=2.0**-126, max_scale=2.0**126),
-    "Histogram": Histogram(period=2, dead_band=1.5),
-    "Headroom": Headroom(memory=2, relax_interval=3, min_scale=2.0**-126, max_scale=2.0**126),
-    "Bounded": Bounded(Smooth(growth_interval=3, search=True, backoff_interval=2), 0.3, 1e6),
-    "RisingFloor": RisingFloor(Dynamic(growth_interval=2), {3: 1.0, 7: 2.0**16}),
-    "Warmup": Warmup(DelayedAmax(history_length=3, margin=1, min_scale=2.0**-126, max_scale=2.0**126), 5),
-    "Scheduled": Scheduled({0: Static(2.0), 4: LogNormal(), 14: Histogram()}),
-}
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("Bounded", "Headroom", "LogNormal, as published", "RisingFloor", "Scheduled", "Warmup")
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_keeps_the_promise(name):
-    check_strategy(STRATEGIES[name], examples=1)
+def test_keeps_the_promise():
+    check_strategy(Histogram(period=2, dead_band=1.5), examples=1)
 
 
 def after(strategy, *events):

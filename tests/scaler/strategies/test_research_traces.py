@@ -8,7 +8,6 @@ import research_reference as reference
 from hypothesis import given, settings
 from strategy_cases import (
     EXAMPLES,
-    HOWS,
     WORDS,
     Runner,
     assert_equal_traces,
@@ -100,16 +99,15 @@ def assert_holds(how, runner, want, numbers_of, statistic_of):
     holds()
 
 
-@pytest.mark.exhaustive_with("LogNormal-loop", "LogNormal-xla", "Smooth-loop", "Smooth-xla")
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        *(("LogNormal", how) for how in HOWS),
+        ("LogNormal", "eager"),
         ("LogNormal, as published", "loop"),
         *(("DelayedAmax", how) for how in ("eager", "xla")),
         ("DelayedAmax, as in Transformer Engine", "loop"),
-        *(("Smooth", how) for how in HOWS),
-        *(("Headroom", how) for how in ("loop", "xla")),
+        ("Smooth", "eager"),
+        ("Headroom", "loop"),
     ],
 )
 def test_equals_the_reference(name, how):
@@ -119,7 +117,7 @@ def test_equals_the_reference(name, how):
     assert_holds(how, runner_of(name), want, numbers_of, random_amax)
 
 
-@pytest.mark.parametrize(("dead_band", "how"), [(0.0, "eager"), (0.0, "xla"), (1.0, "loop")])
+@pytest.mark.parametrize(("dead_band", "how"), [(0.0, "eager"), (1.0, "loop")])
 def test_histogram_equals_the_reference(dead_band, how):
     runner = Runner(functools.partial(Histogram, dead_band=dead_band))
     want = functools.partial(reference.histogram, dead_band=dead_band)

@@ -7,99 +7,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
-from research_reference import f32
-from strategy_cases import WORDS, Runner, assert_equal_traces, random_flags, seeds
+from spike_cases import INNER, WINDOW, Guarded, random_norms, reference
+from strategy_cases import WORDS, assert_equal_traces, random_flags, seeds
 
 import scaler
-from scaler import Dynamic, Event, InvalidArgument, SpikeGuard
+from scaler import Event, InvalidArgument, SpikeGuard
 from scaler.strategies import Bounded, Needs, RisingFloor, Scheduled, Warmup
-from scaler.testing import check_strategy
-
-WINDOW = 5
-INNER = Dynamic(8.0, growth_interval=3, min_scale=2.0**-4, max_scale=2.0**8)
-
 
 LARGEST = 3.0
 """In the middle of the random norms."""
-
-
-class Guarded(Runner):
-    """Runs words of events with a norm and a loss."""
-
-    def _one(self, state, finite, statistic, numbers):
-        return self._make(**numbers).update(state, Event(finite, norm=statistic[0], loss=statistic[1]))
-
-
-def median(values):
-    ordered = sorted(values)
-    return f32((ordered[len(values) // 2] + ordered[(len(values) - 1) // 2]) * 0.5)
-
-
-def limit_of(values, factor):
-    """The median of a window, and the limit that follows from it."""
-    usual = median(values)
-    if usual == math.inf:
-        return usual, math.inf
-    with np.errstate(over="ignore"):
-        distances = [float(abs(np.float32(value) - np.float32(usual))) for value in values]
-    sigma, least = float(np.float32(1.4826)), float(np.float32(0.1))
-    spread = max(f32(sigma * median(distances)), f32(least * abs(usual)))
-    return usual, f32(usual + float(np.float32(factor)) * spread) if spread > 0 else math.inf
-
-
-def reference(events, *, factor, largest=math.inf):
-    """The guard around `INNER`, from its description, one number at a time."""
-    scale, good = 8.0, 0
-    windows = {name: [math.inf] * WINDOW for name in ("norm", "loss")}
-    limits = {"norm": (math.inf, largest), "loss": (math.inf, math.inf)}
-    spikes, in_a_row, last, trace = 0, 0, [0.0, 0.0, 0.0], []
-    for finite, (norm, loss) in events:
-        seen = {"norm": f32(norm), "loss": f32(loss)}
-        above = [name for name in windows if seen[name] > limits[name][1]] if finite else []
-        if above:
-            spikes, in_a_row = spikes + 1, in_a_row + 1
-            usual, limit = limits[above[0]]
-            fixed = above[0] == "norm" and limit == largest
-            last = [seen[above[0]], math.nan if fixed else usual, limit]
-        elif finite:
-            in_a_row, good = 0, good + 1
-            if good == 3:
-                scale, good = min(scale * 2, 2.0**8), 0
-            for name, window in windows.items():
-                if math.isfinite(seen[name]):
-                    windows[name] = [*window[1:], seen[name]]
-                    usual, limit = limit_of(windows[name], factor)
-                    limits[name] = usual, min(limit, largest) if name == "norm" else limit
-        else:
-            scale, good = max(scale / 2, 2.0**-4), 0
-        trace.append(
-            {
-                "loss_scale": scale,
-                "good_steps": good,
-                "norms": windows["norm"],
-                "norm_usual": limits["norm"][0],
-                "norm_limit": limits["norm"][1],
-                "losses": windows["loss"],
-                "loss_usual": limits["loss"][0],
-                "loss_limit": limits["loss"][1],
-                "spikes": spikes,
-                "spikes_in_a_row": in_a_row,
-                "last_spike": last,
-            }
-        )
-    return trace
-
-
-def random_norms(rng, finite):
-    """Norms that wander and jump, with stretches of zeros; and losses of both signs, some of them NaN."""
-    walk = np.cumsum(rng.normal(0, 0.2, finite.shape), axis=0) + rng.uniform(-30, 60, finite.shape[1])
-    walk += np.where(rng.random(finite.shape) < 0.15, rng.uniform(1, 12, finite.shape), 0.0)
-    norms = np.where(rng.random(finite.shape) < 0.2, 0.0, 2.0**walk)
-    norms = np.where(rng.random(finite.shape[1]) < 0.3, np.round(norms), norms)
-    norms = np.where(finite, norms, rng.choice([np.inf, np.nan, 1.0], finite.shape))
-    losses = rng.normal(rng.choice([0.0, 3.0, -3.0], finite.shape[1]), 0.5, finite.shape)
-    losses += np.where(rng.random(finite.shape) < 0.1, rng.choice([50.0, np.nan, -50.0, np.inf], finite.shape), 0.0)
-    return np.stack([norms, losses], axis=1).astype(np.float32)
 
 
 @pytest.mark.slow_with("any-xla")
@@ -123,11 +39,6 @@ def test_the_states_are_those_of_plain_python(largest, how):
     seen = []
     same()
     assert np.median(seen) >= 1
-
-
-@pytest.mark.exhaustive
-def test_keeps_the_promise_of_every_strategy():
-    check_strategy(SpikeGuard(Dynamic(growth_interval=2), window=3), examples=2)
 
 
 def after(strategy, *events):

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
-from research_reference import f32
-from strategy_cases import WORDS, Runner, assert_equal_traces, random_flags, seeds
-from test_spike_guard import INNER, WINDOW, limit_of, random_norms
+from spike_cases import INNER, WINDOW, Guarded, random_norms, reference
+from strategy_cases import WORDS, assert_equal_traces, random_flags, seeds
 
 import scaler
 from scaler import Event, InvalidArgument, SpikeGuard
-from scaler.testing import check_strategy
 
 VARIABLES = 3
 
@@ -25,69 +23,11 @@ class Knowing(SpikeGuard):
         return super().init(VARIABLES)
 
 
-class Guarded(Runner):
-    """Runs words of events with a norm, a loss and three norms."""
-
-    def _one(self, state, finite, statistic, numbers):
-        seen = {"norm": statistic[0], "loss": statistic[1], "norms": statistic[2:]}
-        return self._make(**numbers).update(state, Event(finite, **seen))
-
-
-def reference(events, *, factor, by_tensor):
-    """The guard around `INNER`, from its description, one number at a time."""
-    scale, good = 8.0, 0
-    names = ["norm", "loss", *range(VARIABLES)]
-    windows = {name: [math.inf] * WINDOW for name in names}
-    limits = {name: (math.inf, math.inf) for name in names}
-    spikes, in_a_row, last, trace = 0, 0, [0.0, 0.0, 0.0], []
-    for finite, values in events:
-        seen = dict(zip(names, map(f32, values), strict=True))
-        # What clipped gradients are by rounding is no spike.
-        most = {name: f32(limits[name][1] * (1 + 2**-10 * (name == "norm" and by_tensor == "clip"))) for name in names}
-        above = [name for name in names if seen[name] > most[name]] if finite else []
-        tensors = [name for name in above if name not in ("norm", "loss")]
-        # Of several gradients it is the one that is the most times its limit.
-        tensors.sort(key=lambda name: -seen[name] / limits[name][1])
-        why = [*(tensors if by_tensor == "skip" else []), *(name for name in above if name not in tensors)]
-        if why:
-            spikes, in_a_row = spikes + 1, in_a_row + 1
-            last = [seen[why[0]], *limits[why[0]]]
-        elif finite:
-            in_a_row, good = 0, good + 1
-            if good == 3:
-                scale, good = min(scale * 2, 2.0**8), 0
-            for name, window in windows.items():
-                if math.isfinite(seen[name]):
-                    windows[name] = [*window[1:], seen[name]]
-                    limits[name] = limit_of(windows[name], factor)
-        else:
-            scale, good = max(scale / 2, 2.0**-4), 0
-        each = range(VARIABLES)
-        trace.append(
-            {
-                "loss_scale": scale,
-                "good_steps": good,
-                "norms": windows["norm"],
-                "norm_usual": limits["norm"][0],
-                "norm_limit": limits["norm"][1],
-                "losses": windows["loss"],
-                "loss_usual": limits["loss"][0],
-                "loss_limit": limits["loss"][1],
-                "tensor_norms": [[windows[one][row] for one in each] for row in range(WINDOW)],
-                "tensor_usual": [limits[one][0] for one in each],
-                "tensor_limits": [limits[one][1] for one in each],
-                "spikes": spikes,
-                "spikes_in_a_row": in_a_row,
-                "last_spike": last,
-            }
-        )
-    return trace
-
-
 @pytest.mark.slow_with("clip")
 @pytest.mark.parametrize("by_tensor", ["skip", "clip"])
 def test_the_states_are_those_of_plain_python(by_tensor):
     runner = Guarded(functools.partial(Knowing, INNER, window=WINDOW, by_tensor=by_tensor))
+    machine = functools.partial(reference, by_tensor=by_tensor, tensors=VARIABLES)
 
     @settings(max_examples=2)
     @given(rng=seeds)
@@ -101,17 +41,12 @@ def test_the_states_are_those_of_plain_python(by_tensor):
         statistic = np.concatenate([whole, own], axis=1)
         got = runner("loop", finite, statistic, numbers)
         got.pop("budget")
-        assert_equal_traces(got, functools.partial(reference, by_tensor=by_tensor), finite, statistic, numbers)
+        assert_equal_traces(got, machine, finite, statistic, numbers)
         seen.append(got["spikes"][-1])
 
     seen = []
     same()
     assert np.median(seen) >= 1
-
-
-@pytest.mark.exhaustive
-def test_keeps_the_promise_of_every_strategy():
-    check_strategy(SpikeGuard(INNER, window=3, by_tensor="skip"), examples=2)
 
 
 def steady(by_tensor, **arguments):
