@@ -59,30 +59,6 @@ def watched(replicas, batches, model, kinds, accumulate=1, every=1):
     return watch.names, seen[-1].vectors
 
 
-def normalizing():
-    """A model in whose BatchNorm replicas meet."""
-    keras.utils.set_random_seed(7)
-    return keras.Sequential(
-        [
-            keras.Input([4]),
-            keras.layers.Dense(6, activation="relu", name="first"),
-            keras.layers.BatchNormalization(synchronized=True, name="norm"),
-            keras.layers.Dense(1, name="last"),
-        ]
-    )
-
-
-@pytest.mark.exhaustive
-def test_counts_of_two_replicas_are_those_of_one_device():
-    batches, kinds = [cases.batch(seed) for seed in range(2)], observe.KINDS[:2]
-    (names, ours), (expected_names, expected) = (watched(count, batches, normalizing, kinds) for count in (2, 1))
-    assert names == expected_names == [f"{k}/{n}" for k in kinds for n in ("first", "norm", "last")]
-    np.testing.assert_array_equal(ours["counts"].sum(-1), expected["counts"].sum(-1))
-    # Sums round otherwise, so that a value may lie on the other side of a power of two.
-    assert np.abs(ours["counts"] - expected["counts"]).sum() <= 4
-    np.testing.assert_allclose(ours["amax"], expected["amax"], rtol=1e-3)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("window", "every"), [(1, 2), (2, 1)])
 def test_noise_and_updates_of_replicas_are_those_of_micro_batches(window, every):
