@@ -74,14 +74,11 @@ def test_the_noise_scale_is_that_of_mccandlish_from_micro_batches():
 ALL = ["updates", "weights", "weight_gradients", "activations", "update_rms"]
 
 
-@pytest.mark.exhaustive_with("True")
-@pytest.mark.slow_with("True")
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_a_step_in_between_has_nothing_and_one_that_is_due_what_every_step_has(jit_compile):
+def test_a_step_in_between_has_nothing_and_one_that_is_due_what_every_step_has():
     """In a loop, which stacks gauges as other vectors."""
     every, second = (step_of(ALL, number, model=one_layer()) for number in (1, 2))
     seen = []
-    loops.Loop(second, dataset(4), steps_per_call=4, actions=[seen.append], jit_compile=jit_compile).run(4)
+    loops.Loop(second, dataset(4), steps_per_call=4, actions=[seen.append]).run(4)
     found = seen[0].vectors
     assert found["update_rms"].shape == (4, 1)
     for seed in range(4):
