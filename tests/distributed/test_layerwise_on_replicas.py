@@ -81,6 +81,7 @@ def told():
     return written(cases.mirrored(2), Told())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("x", "c"), [([2.0, 0.25], [1.0, 8.0]), ([2.0, 0.25], [16.0, 1.0]), ([4.0, 3.0], [2.0, 0.0])])
 def test_all_replicas_are_told_together(told, x, c):
     run, layerwise = told

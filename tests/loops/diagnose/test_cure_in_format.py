@@ -48,7 +48,7 @@ def by_step(run, scale=2.0**15, dataset=None):
     loss_scaler = scaler.LossScaler(scaler.Dynamic(scale))
     step = loops.TrainStep(model_of(), loss, keras.optimizers.SGD(1e-3), loss_scaler=loss_scaler)
     actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=2, resume=True)]
-    return loops.Loop(step, data() if dataset is None else dataset, actions=actions)
+    return loops.Loop(step, data() if dataset is None else dataset, actions=actions, jit_compile=False)
 
 
 def reference(inside):

@@ -38,7 +38,7 @@ def test_k_micro_batches_equal_the_large_batch():
 
 @pytest.fixture(scope="module")
 def rig():
-    return Rig(stateful_model(), keras.optimizers.Adam(0.01), loss_scaler=static(64.0), accumulate=SIZE)
+    return Rig(stateful_model(), keras.optimizers.SGD(0.01, momentum=0.9), loss_scaler=static(64.0), accumulate=SIZE)
 
 
 def micro_batches(word):

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from composed_cases import Players, dataset
+from loop_cases import afresh
 from mirrored import mirrored
 from models import batch, plain_model, squared_error
 from rigs import raw
-from step_cases import afresh, part
+from step_cases import part
 
 import loops
 import scaler

@@ -57,12 +57,12 @@ def test_update_rms_is_the_root_of_the_mean_of_squares_over_a_layers_weights(kin
 def test_the_noise_scale_is_that_of_mccandlish_from_micro_batches():
     """And a window that overflows has none, and spoils none."""
     step = step_of(["noise_scale"], accumulate=3)
-    small, call = [batch(seed) for seed in range(3)], tf.function(step)
+    small = [batch(seed) for seed in range(3)]
     squares = [np.sum(gradient(step.model, one) ** 2) for one in small]
     large = np.sum(gradient(step.model, *small) ** 2)
-    *_, spoiled = [call(one) for one in (batch(0, bad=np.inf), *small[1:])]
+    *_, spoiled = [step(one) for one in (batch(0, bad=np.inf), *small[1:])]
     assert not spoiled["applied"]
-    outputs = [call(one) for one in small]
+    outputs = [step(one) for one in small]
     assert all(np.isnan(one["noise_scale"]).all() for one in (spoiled, *outputs[:2]))
     # |G|^2 and S with b = 8 and B = 24, as they are written in appendix A.1.
     signal = (24 * large - 8 * np.mean(squares)) / (24 - 8)

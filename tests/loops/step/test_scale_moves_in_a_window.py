@@ -51,11 +51,10 @@ def test_a_bound_that_is_a_variable():
 def test_an_update_in_the_middle(finite):
     loss_scaler = scaler.LossScaler(scaler.Dynamic(16.0, growth_interval=1))
     step, weights = train_step(loss_scaler, 2)
-    run = tf.function(step)
     for _ in range(2):
-        run(ONE)
+        step(ONE)
         loss_scaler.update(scaler.Event(tf.constant(finite)))
-        assert run(THREE)["applied"]
+        assert step(THREE)["applied"]
     np.testing.assert_array_equal(weights(), [-4.0] * 3)
 
 

@@ -4,10 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import dataset, static
+from loop_cases import afresh, dataset, static
 from models import plain_model, squared_error
 from rigs import raw
-from step_cases import afresh
 
 import loops
 

@@ -38,7 +38,6 @@ def switch(model, flags):
         ("eager", "frozen", "float16", 2),
         ("eager", "unfrozen", "float32", 1),
         ("eager", "another", "bfloat16", 2),
-        ("compiled", "frozen", "bfloat16", 1),
         ("compiled", "unfrozen", "float16", 2),
     ],
 )

@@ -12,10 +12,9 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loop_cases import static
+from loop_cases import afresh, static
 from mirrored import mirrored
 from models import squared_error
-from step_cases import afresh
 
 import halfstep as hs
 import loops
@@ -169,25 +168,24 @@ def test_without_accumulation_a_weighted_loss_is_its_mean(tokens):
     assert_large_batch(step, step, [micro_batch(0, tokens)])
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_weights_that_differ_between_replicas(accumulate):
+def test_weights_that_differ_between_replicas():
     """Also where one of them, or both have nothing to learn from; and a window goes on in the next run."""
     batches = [micro_batch(number, count) for number, count in enumerate([4, 1, 0, 3, 0, 0, 0, 0])]
     strategy, seen = mirrored(2), []
     with strategy.scope():
-        step = train_step(accumulate=accumulate)
+        step = train_step(accumulate=2)
     loop = loops.Loop(step, dataset(batches, 2), strategy=strategy, steps_per_call=1, actions=[seen.append])
-    for begin in (0, accumulate):
-        own = batches[2 * begin : 2 * (begin + accumulate)]
+    for begin in (0, 2):
+        own = batches[2 * begin : 2 * (begin + 2)]
         expected = by_hand(step.model, own)[1]
         losses = [by_hand(step.model, own[at : at + 2])[0] for at in range(0, len(own), 2)]
         with moves(step) as moved:
-            for number in range(accumulate):
+            for number in range(2):
                 loop.run(begin + number + 1)
         np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-6)
         for number, (visit, loss) in enumerate(zip(seen[begin:], losses, strict=True), 1):
             np.testing.assert_allclose(visit.outputs["loss"], [loss], rtol=1e-5)
-            assert visit.outputs["attempted"] == [number == accumulate]
+            assert visit.outputs["attempted"] == [number == 2]
 
 
 @pytest.fixture(scope="module")
@@ -394,10 +392,10 @@ def test_a_replay_ends_windows_where_the_run_did(tmp_path):
     loop = loops.Loop(train_step(accumulate=3, last_window="apply"), data, actions=actions)
     for goal in (4, 5, 8):
         loop.run(goal)
-    for step, attempted in ((5, True), (7, False)):
-        found = rewind(loop, step)
-        assert found.reproduced, found.differs
-        assert bool(found.outputs()["attempted"]) == found.logged["attempted"] == attempted
+    found = rewind(loop, 5)
+    assert found.reproduced, found.differs
+    assert bool(found.outputs()["attempted"])
+    assert found.logged["attempted"]
 
 
 def test_keras_takes_no_weighted_loss_and_a_function_returns_one():

@@ -300,6 +300,7 @@ def test_scales_are_powers_of_two_everywhere(tmp_path):
     assert '"2^" + value' in Page(text).all("script")[-1]["text"]
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_the_strategy_of_a_program_is_that_of_its_checkpoint(tmp_path):
     x = tf.random.stateless_normal([64, 2], (0, 1))
     data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8)
@@ -310,7 +311,7 @@ def test_the_strategy_of_a_program_is_that_of_its_checkpoint(tmp_path):
         step = loops.TrainStep(model, loss, keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler(strategy))
         folder = tmp_path / name
         saves = loops.Checkpoint(folder / "checkpoints", every=8)
-        loops.Loop(step, data, actions=[loops.JsonLines(folder / "steps.jsonl"), saves]).run(8)
+        loops.Loop(step, data, actions=[loops.JsonLines(folder / "steps.jsonl"), saves], steps_per_call=1).run(8)
     text = reported(tmp_path, *(tmp_path / name for name in strategies))
     guarded = "SpikeGuard(strategy=Dynamic(initial_scale=2^12, growth_interval=64))"
     assert f"strategy</th><td>{guarded}</td><td>Dynamic()</td>" in text
