@@ -300,7 +300,6 @@ def test_scales_are_powers_of_two_everywhere(tmp_path):
     assert '"2^" + value' in Page(text).all("script")[-1]["text"]
 
 
-@pytest.mark.usefixtures("eagerly")
 def test_the_strategy_of_a_program_is_that_of_its_checkpoint(tmp_path):
     x = tf.random.stateless_normal([64, 2], (0, 1))
     data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8)
