@@ -168,24 +168,25 @@ def test_without_accumulation_a_weighted_loss_is_its_mean(tokens):
     assert_large_batch(step, step, [micro_batch(0, tokens)])
 
 
-def test_weights_that_differ_between_replicas():
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_weights_that_differ_between_replicas(accumulate):
     """Also where one of them, or both have nothing to learn from; and a window goes on in the next run."""
     batches = [micro_batch(number, count) for number, count in enumerate([4, 1, 0, 3, 0, 0, 0, 0])]
     strategy, seen = mirrored(2), []
     with strategy.scope():
-        step = train_step(accumulate=2)
+        step = train_step(accumulate=accumulate)
     loop = loops.Loop(step, dataset(batches, 2), strategy=strategy, steps_per_call=1, actions=[seen.append])
-    for begin in (0, 2):
-        own = batches[2 * begin : 2 * (begin + 2)]
+    for begin in (0, accumulate):
+        own = batches[2 * begin : 2 * (begin + accumulate)]
         expected = by_hand(step.model, own)[1]
         losses = [by_hand(step.model, own[at : at + 2])[0] for at in range(0, len(own), 2)]
         with moves(step) as moved:
-            for number in range(2):
+            for number in range(accumulate):
                 loop.run(begin + number + 1)
         np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-6)
         for number, (visit, loss) in enumerate(zip(seen[begin:], losses, strict=True), 1):
             np.testing.assert_allclose(visit.outputs["loss"], [loss], rtol=1e-5)
-            assert visit.outputs["attempted"] == [number == 2]
+            assert visit.outputs["attempted"] == [number == accumulate]
 
 
 @pytest.fixture(scope="module")
