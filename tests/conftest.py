@@ -218,6 +218,12 @@ def _tensors(args):
 
 
 @pytest.fixture
+def eagerly():
+    """Functions run without a graph: for a few steps of which nothing is asked that a graph decides."""
+    tf.config.run_functions_eagerly(True)
+
+
+@pytest.fixture
 def tensorboard(monkeypatch):
     """Says whether TensorBoard is installed, which this environment need not have: it is, until a test says no."""
     found = importlib.util.find_spec

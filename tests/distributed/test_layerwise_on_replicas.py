@@ -81,8 +81,7 @@ def told():
     return written(cases.mirrored(2), Told())
 
 
-@pytest.mark.slow_with("x1-c1")
-@pytest.mark.exhaustive_with("x1-c1", "x0-c0", "x2-c2")
+@pytest.mark.slow
 @pytest.mark.parametrize(("x", "c"), [([2.0, 0.25], [1.0, 8.0]), ([2.0, 0.25], [16.0, 1.0]), ([4.0, 3.0], [2.0, 0.0])])
 def test_all_replicas_are_told_together(told, x, c):
     run, layerwise = told

@@ -134,31 +134,3 @@ def test_no_gradient_on_any_replica_for_one_variable():
     assert variables[0].numpy().tolist() == [1.0, 2.0]
     assert float(variables[1].numpy()) < 3.0
     assert cases.agree(variables)
-
-
-@pytest.mark.exhaustive
-def test_batchnorm_that_synchronises_its_statistics():
-    """Its forward and backward passes meet in a reduction of their own."""
-
-    def model():
-        keras.utils.set_random_seed(7)
-        return keras.Sequential(
-            [
-                keras.Input([4]),
-                keras.layers.Dense(6),
-                keras.layers.BatchNormalization(synchronized=True),
-                keras.layers.Dense(1),
-            ]
-        )
-
-    rig = cases.Rig(cases.mirrored(2), model, lambda: keras.optimizers.SGD(0.01))
-    before = cases.raw(rig.moved())
-    for replica in (0, 1):
-        assert not rig.run([cases.spoil(cases.batch(1), "gradients", replica, 2)])["applied"].any()
-        assert cases.raw(rig.moved()) == before
-    assert rig.run([cases.batch(1)])["applied"].all()
-    assert cases.agree(rig.moved())
-    one = cases.Rig(tf.distribute.get_strategy(), model, lambda: keras.optimizers.SGD(0.01))
-    one.run([cases.batch(1)])
-    for ours, theirs in zip(cases.components(rig.moved()), cases.components(one.moved()), strict=True):
-        np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-4, atol=1e-5)

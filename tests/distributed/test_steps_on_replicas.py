@@ -1,6 +1,8 @@
 """Guards what a `TrainStep` offers beside the update on 2 replicas: terms of a loss, averages, rates by attempts,
 ragged batches, and a dataset that ends inside a call."""
 
+import functools
+
 import keras
 import models
 import numpy as np
@@ -98,3 +100,77 @@ def test_a_step_that_makes_its_variables_is_traced_once_on_each_replica():
     assert loop.counters.applied == 4
     assert len(traced) == 2
     assert cases.agree([*step.model.trainable_variables, *step.optimizer.variables, *step.masters.weights])
+
+
+@pytest.fixture(scope="module")
+def half():
+    model, adam = functools.partial(models.stateful_model, "float16"), functools.partial(keras.optimizers.Adam, 0.01)
+    return cases.Rig(cases.mirrored(2), model, adam, kind="float16", steps_per_call=4, accumulate=2)
+
+
+@pytest.mark.slow
+def test_a_window_that_was_spoiled_on_one_replica_names_its_gradient(half):
+    half.reset()
+    outputs = half.run([cases.spoil(cases.batch(1), "gradients", 1, 2), cases.batch(0)])
+    last = len(half.model.trainable_variables) - 1
+    assert (outputs["cause"].tolist(), outputs["variable"].tolist()) == ([0, scaler.Cause.OVERFLOW], [-1, last])
+    name = half.model.trainable_variables[last].path
+    assert f"that of {name!r} the last" in half.loss_scaler.explain()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["gradients", "forward"])
+def test_the_window_is_skipped_on_all_replicas(half, where):
+    half.reset()
+    before = cases.raw(half.moved())
+    good, spoiled = cases.batch(0), cases.spoil(cases.batch(1), where, 1, 2)
+    outputs = half.run([spoiled, good, good, spoiled])
+    assert outputs["attempted"].tolist() == [False, True, False, True]
+    assert not outputs["applied"].any()
+    assert cases.raw(half.moved()) == before
+    assert cases.finite(half.variables())
+    assert half.run([good, good])["applied"].tolist() == [False, True]
+    assert cases.agree([*half.weights(), *cases.shared(half.loss_scaler), *half.step.window._count.values])
+    assert cases.finite(half.variables())
+
+
+@pytest.mark.slow
+def test_the_micro_batch_may_spoil_on_both_replicas_at_different_times(half):
+    half.reset()
+    before = cases.raw(half.moved())
+    outputs = half.run([cases.spoil(cases.batch(replica), "gradients", replica, 2) for replica in (0, 1)])
+    assert outputs["attempted"].tolist() == [False, True]
+    assert cases.raw(half.moved()) == before
+
+
+def descent(grads, variables):
+    """A plain function, called once on each replica with that replica's gradients."""
+    for grad, variable in zip(grads, variables, strict=True):
+        variable.assign_sub(0.1 * tf.convert_to_tensor(grad))
+
+
+@pytest.mark.dear("traces the same step on one device and on several")
+def test_as_one_device_on_the_concatenated_batch():
+    one, two = (
+        cases.Rig(
+            strategy,
+            functools.partial(models.one_layer, "float16"),
+            lambda: descent,
+            kind="float16",
+            clip=scaler.ClipByNorm(0.2),
+        )
+        for strategy in (tf.distribute.get_strategy(), cases.mirrored(2))
+    )
+    batches = [cases.batch(seed) for seed in range(6)]
+    expected, outputs = one.run(batches), two.run(batches)
+    assert outputs["applied"].all()
+    assert expected["applied"].all()
+    # In float16 the two halves of a batch round separately.
+    for name in ("loss", "grad_norm", "clipped_norm"):
+        np.testing.assert_allclose(outputs[name], expected[name], rtol=2e-3)
+    assert (outputs["clipped_norm"] < 0.9 * outputs["grad_norm"]).all()
+    assert cases.agree(two.weights())
+    for variable, ours, theirs in zip(
+        one.weights(), cases.components(two.weights()), cases.components(one.weights()), strict=True
+    ):
+        np.testing.assert_allclose(ours[0], theirs[0], rtol=2e-3, atol=2e-4, err_msg=str(variable))

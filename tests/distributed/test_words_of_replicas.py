@@ -1,17 +1,21 @@
 """What each replica says of a step counts: the `finite` of an event, its `amax`, and `when` of an `apply`."""
 
+import contextlib
 from collections import Counter
 
 import keras
 import numpy as np
 import pytest
+import replica_cases as cases
 import tensorflow as tf
 from replica_cases import mirrored, raw
 from scaler_cases import steep
 from ways import second_look
 
+import loops
 import scaler
-from scaler.strategies import Headroom, Histogram, Needs, StaticState
+from scaler import observe
+from scaler.strategies import Needs, StaticState
 
 COUNTS = [2, 3]
 
@@ -29,9 +33,9 @@ class Following:
 
 
 class Rig:
-    """A step that is given one number for each replica; a graph or eager."""
+    """A step that is given one number for each replica; compiled."""
 
-    def __init__(self, replicas, step, strategy=None, run=tf.function):
+    def __init__(self, replicas, step, strategy=None):
         self.strategy = mirrored(replicas)
         with self.strategy.scope():
             self.weights = [tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])]
@@ -39,7 +43,7 @@ class Rig:
             for optimizer, weight in zip(self.optimizers, self.weights, strict=True):
                 optimizer.build([weight])
             self.loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic(1024.0))
-        self._run = run(lambda shares: self.strategy.run(lambda x: step(self, x), args=(shares,)))
+        self._run = tf.function(lambda shares: self.strategy.run(lambda x: step(self, x), args=(shares,)))
 
     def __call__(self, numbers):
         shares = self.strategy.experimental_distribute_values_from_function(
@@ -60,11 +64,9 @@ def with_infinity(replicas, replica):
     return [float("inf") if own == replica else 1.0 for own in range(replicas)]
 
 
-@pytest.mark.slow_with("eager-3", "eager-2")
 @pytest.mark.parametrize("replicas", COUNTS)
-@pytest.mark.parametrize("run", [tf.function, lambda step: step], ids=["graph", "eager"])
-def test_an_event_is_finite_if_it_is_on_all_replicas(run, replicas):
-    rig = Rig(replicas, long_form, run=run)
+def test_an_event_is_finite_if_it_is_on_all_replicas(replicas):
+    rig = Rig(replicas, long_form)
     for skipped, replica in enumerate(range(replicas), start=1):
         rig(with_infinity(replicas, replica))
         assert int(rig.loss_scaler.counters.skipped) == skipped
@@ -75,24 +77,6 @@ def test_an_event_is_finite_if_it_is_on_all_replicas(run, replicas):
 
 def stored(rig):
     return float(rig.loss_scaler._state["loss_scale"].numpy())
-
-
-@pytest.mark.exhaustive
-def test_a_step_shows_the_amax_of_the_sum_and_the_counts_of_all():
-    strategy = mirrored(2)
-    with strategy.scope():
-        weights = tf.Variable([1.0, 2.0])
-        following, counting = scaler.LossScaler(Headroom()), scaler.LossScaler(Histogram(2.0**10, edge=3000.0))
-
-    def step():
-        for loss_scaler in (following, counting):
-            with tf.GradientTape() as tape:
-                scaled = loss_scaler.scale(tf.reduce_sum(weights * [4.0, 1.0]))
-            loss_scaler.apply(lambda grads, variables: None, tape.gradient(scaled, [weights]), [weights])
-
-    tf.function(lambda: strategy.run(step))()
-    assert following.loss_scale.numpy() == 2.0**11  # Of 4 + 4, where one replica's 4 would leave 2^12.
-    assert counting.loss_scale.numpy() == 2.0**9  # 2 of 4 values are above the edge, too many.
 
 
 @pytest.mark.slow_with("3")
@@ -128,12 +112,10 @@ def two_optimizers(rig, x):
     return applied
 
 
-@pytest.mark.exhaustive_with("eager-3")
-@pytest.mark.slow_with("eager-2", "eager-3", "graph-3")
+@pytest.mark.slow_with("3")
 @pytest.mark.parametrize("replicas", COUNTS)
-@pytest.mark.parametrize("run", [tf.function, lambda step: step], ids=["graph", "eager"])
-def test_replicas_that_disagree_about_when_move_nothing(run, replicas):
-    rig = Rig(replicas, two_optimizers, run=run)
+def test_replicas_that_disagree_about_when_move_nothing(replicas):
+    rig = Rig(replicas, two_optimizers)
     before = raw(rig.weights)
     for replica in range(replicas):
         assert not any(map(bool, rig(with_infinity(replicas, replica))))
@@ -165,3 +147,62 @@ def test_counts_are_not_summed_over_replicas():
     sums, compared = meetings_before_the_branch(lambda x: tf.equal(count % 2, 0))
     assert sums == 0
     assert meetings_before_the_branch(lambda x: x > 0.0) == (0, compared + 1)
+
+
+def own(number):
+    """Of each replica another value: 1 on the first, -2 on the second; NaN in one place of either."""
+    index = tf.distribute.get_replica_context().replica_id_in_sync_group
+    value = tf.where(tf.equal(index, 0), 1.0, -2.0)
+    nan = float("nan")
+    first = tf.where(tf.equal(index, 0), nan, 1.0)
+    return {
+        "loss": tf.reduce_mean(number),
+        "counts": tf.stack([tf.cast(index, tf.int64) + 1, 10]),
+        "amax": tf.stack([value, first, 3.0]),
+        "floats": tf.stack([value, 4.0]),
+        "flags": tf.stack([tf.equal(index, 0)]),
+        "whole": index + 5,
+    }
+
+
+@pytest.mark.slow_with("1")
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_vectors_are_joined_by_what_they_are(steps_per_call):
+    strategy, seen = cases.mirrored(2), []
+    data = tf.data.Dataset.from_tensor_slices(np.zeros([4, 2], np.float32))
+    loops.Loop(own, data, steps_per_call=steps_per_call, strategy=strategy, actions=[seen.append]).run(2)
+    vectors = seen[-1].vectors
+    np.testing.assert_array_equal(vectors["counts"][-1], [3, 20])
+    np.testing.assert_array_equal(vectors["amax"][-1], [1, np.nan, 3])
+    np.testing.assert_array_equal(vectors["floats"][-1], [-0.5, 4])
+    np.testing.assert_array_equal(vectors["flags"][-1], [True])
+    assert seen[-1].outputs["whole"][-1] == 5
+
+
+def watched(replicas, batches, model, kinds, accumulate=1, every=1):
+    """What the probes of a model are called, and the vectors of the last step."""
+    strategy = cases.mirrored(replicas) if replicas > 1 else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = model()
+        watch = observe.watch(model, kinds=kinds, every=every)
+        optimizer, loss_scaler = keras.optimizers.SGD(0.125), scaler.LossScaler(scaler.Static(8.0))
+        step = loops.TrainStep(
+            model, cases.squared_error, optimizer, loss_scaler=loss_scaler, probes=watch, accumulate=accumulate
+        )
+    data = tf.data.Dataset.from_tensor_slices(tuple(np.stack(part) for part in zip(*batches, strict=True)))
+    seen = []
+    loops.Loop(step, data, steps_per_call=2, strategy=strategy, actions=[seen.append]).run(len(batches))
+    return watch.names, seen[-1].vectors
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("window", "every"), [(1, 2), (2, 1)])
+def test_noise_and_updates_of_replicas_are_those_of_micro_batches(window, every):
+    whole, kinds = [cases.batch(seed) for seed in range(2)], ["noise_scale", "update_rms", "weights"]
+    half = len(whole[0][0]) // 2
+    halves = [tuple(part[at : at + half] for part in one) for one in whole for at in (0, half)]
+    _, replicas = watched(2, whole, cases.plain_model, kinds, window, every)
+    _, alone = watched(1, halves, cases.plain_model, kinds, 2 * window, every)
+    assert np.isfinite(alone["noise_scale"][-1]).all()
+    for name in ("noise_scale", "update_rms", "update_ratio"):
+        np.testing.assert_allclose(replicas[name][-1], alone[name][-1], rtol=1e-4, err_msg=name)

@@ -68,7 +68,7 @@ class Worker:
         keras.utils.set_random_seed(1 + index)
         with strategy.scope():
             self.model = models.stateful_model("float16")
-            self.optimizer = keras.optimizers.Adam(1e-2)
+            self.optimizer = keras.optimizers.SGD(1e-2, momentum=0.9)
             self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**4, growth_interval=2))
             self.step = loops.TrainStep(
                 self.model, cases.squared_error, self.optimizer, loss_scaler=self.loss_scaler, accumulate=2

@@ -40,7 +40,7 @@ def run_to_end(folder, steps=STEPS, slow=None, actions=(), background=False):
             keras.layers.Dense(256, use_bias=False),
         ]
     )
-    optimizer = keras.optimizers.Adam(1e-3)
+    optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
     loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=7))
     step = loops.TrainStep(model, squared_error, optimizer, loss_scaler=loss_scaler)
 

@@ -5,6 +5,7 @@ import models
 import numpy as np
 import tensorflow as tf
 
+import loops
 import scaler
 
 
@@ -55,6 +56,21 @@ def line(kind="float32"):
     """The smallest model of `batch`: one kernel of four numbers."""
     keras.utils.set_random_seed(7)
     return keras.Sequential([keras.Input([4]), keras.layers.Dense(1, use_bias=False, dtype=kind, name="line")])
+
+
+def afresh(step, data, **arguments):
+    """A loop that is traced once: the function puts everything back, and gives it with other data and actions."""
+    loop = loops.Loop(step, data, **arguments)
+    variables = [one for group in loop.state({}, actions=()).groups.values() for one in group]
+    start = [one.numpy() for one in variables]
+
+    def again(data, *actions):
+        for variable, value in zip(variables, start, strict=True):
+            variable.assign(value)
+        loop.restart(data, actions)
+        return loop
+
+    return again
 
 
 class Traced:

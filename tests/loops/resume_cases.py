@@ -63,6 +63,7 @@ class Run:
             batches(case.bad) if dataset is None else dataset,
             steps_per_call=case.steps_per_call,
             strategy=strategy,
+            jit_compile=False,  # XLA could not compile it, as it draws numbers: the loop need not trace it to find out.
             actions=[self._collect, *actions, *self.checkpoint],
         )
 

@@ -21,7 +21,7 @@ def stateful(run, *, steps_per_call=4, accumulate=1):
     step = loops.TrainStep(
         stateful_model("float16"),
         squared_error,
-        keras.optimizers.Adam(1e-2, epsilon=1e-4),
+        keras.optimizers.SGD(1e-2, momentum=0.9),
         loss_scaler=scaler.LossScaler(scaler.Dynamic(2.0**8, growth_interval=3)),
         accumulate=accumulate,
     )

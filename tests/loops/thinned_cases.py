@@ -24,4 +24,5 @@ def thinned_loop(folder, bad, every=10, actions=()):
     )
     data = tf.data.Dataset.from_tensor_slices((x, np.ones([STEPS, 4, 1], np.float32)))
     saves = loops.Checkpoint(folder / "checkpoints", every=20, resume=True)
-    return loops.Loop(step, data, actions=[loops.JsonLines(folder / "steps.jsonl", every=every), *actions, saves])
+    log = loops.JsonLines(folder / "steps.jsonl", every=every)
+    return loops.Loop(step, data, actions=[log, *actions, saves], jit_compile=False)

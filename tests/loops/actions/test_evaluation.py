@@ -16,12 +16,6 @@ from loops.loop.state.folder import describe
 from loops.record.reading import read_run
 
 
-@pytest.fixture
-def eagerly():
-    """Of what follows an evaluation nothing depends on who measures: nothing is traced for it."""
-    tf.config.run_functions_eagerly(True)
-
-
 def held_out(values=(1.0, 3.0)):
     values = tf.constant(values)
     return tf.data.Dataset.from_tensor_slices((values, tf.zeros_like(values))).batch(1)

@@ -23,7 +23,7 @@ def looping(
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
     loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**4, growth_interval=3) if strategy is None else strategy)
-    optimizer = optimizer or keras.optimizers.Adam(rate, **options)
+    optimizer = optimizer or keras.optimizers.SGD(rate, **{"momentum": 0.9, **options})
     step = loops.TrainStep(
         model, keras.losses.MeanSquaredError(), optimizer, loss_scaler=loss_scaler, clip_norm=clip_norm
     )
@@ -87,22 +87,21 @@ def test_it_goes_on_as_changed_without_being_named_again_and_says_what_was(place
 
 
 def test_other_settings_of_the_step_are_those_of_the_program(place):
-    with pytest.raises(loops.CheckpointError, match=r"changed=\['(beta_1|clip_norm)', '(beta_1|clip_norm)'\]"):
-        looping(place, clip_norm=0.5, beta_1=0.5).run(8)
-    goes_on = looping(place, clip_norm=0.5, beta_1=0.5, changed=["clip_norm", "optimizer"])
+    with pytest.raises(loops.CheckpointError, match=r"changed=\['(momentum|clip_norm)', '(momentum|clip_norm)'\]"):
+        looping(place, clip_norm=0.5, momentum=0.5).run(8)
+    goes_on = looping(place, clip_norm=0.5, momentum=0.5, changed=["clip_norm", "optimizer"])
     goes_on.run(5)
     assert len(goes_on.resumed.changes) == 2
 
 
-@pytest.mark.parametrize("strategy", [scaler.Static(2.0**6), scaler.SpikeGuard(scaler.Dynamic())])
-def test_another_strategy_begins_at_the_scale_of_the_old_one(place, strategy):
+def test_another_strategy_begins_at_the_scale_of_the_old_one(place):
+    strategy = scaler.SpikeGuard(scaler.Dynamic())
     with pytest.raises(loops.CheckpointError, match=r"strategy was .*changed=\['loss_scaler'\]"):
         looping(place, strategy).run(5)
     goes_on = looping(place, strategy, ["loss_scaler"])
     counters = goes_on.run(5)
     assert (counters.data, counters.applied, counters.skipped) == (5, 5, 0)
-    scale = 2.0**6 if isinstance(strategy, scaler.Static) else 2.0**5
-    assert float(goes_on.train_step.loss_scaler.loss_scale) == scale
+    assert float(goes_on.train_step.loss_scaler.loss_scale) == 2.0**5
 
 
 def test_another_interval_of_the_same_strategy_keeps_its_state(place):
@@ -138,8 +137,8 @@ def test_a_step_of_ones_own_takes_its_rate_from_the_program(tmp_path):
 
 def test_another_class_of_optimizer_is_refused_though_its_slots_have_the_same_shapes(place):
     loop = looping(place, changed=["optimizer"])
-    loop.train_step.optimizer.__class__ = type("Other", (keras.optimizers.Adam,), {})
-    with pytest.raises(loops.CheckpointError, match=r"the state of 'Adam' means nothing to 'Other' \(optimizer"):
+    loop.train_step.optimizer.__class__ = type("Other", (keras.optimizers.SGD,), {})
+    with pytest.raises(loops.CheckpointError, match=r"the state of 'SGD' means nothing to 'Other' \(optimizer"):
         loop.run(8)
 
 
@@ -149,11 +148,11 @@ SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
 @pytest.mark.parametrize(
     ("changed", "optimizer", "why"),
     [
-        ((), keras.optimizers.SGD, "the state of 'Adam' means nothing to 'SGD'"),
-        (["optimizer"], keras.optimizers.SGD, "the state of 'Adam' means nothing to 'SGD'"),
+        ((), keras.optimizers.Adam, "the state of 'SGD' means nothing to 'Adam'"),
+        (["optimizer"], keras.optimizers.Adam, "the state of 'SGD' means nothing to 'Adam'"),
         (
             ["class", "learning_rate"],
-            lambda: keras.optimizers.Adam(SCHEDULE),
+            lambda: keras.optimizers.SGD(SCHEDULE, momentum=0.9),
             "a constant rate is a variable of the optimizer, and a schedule is none",
         ),
     ],
@@ -169,7 +168,7 @@ def test_the_weights_alone_go_on_as_that_message_says(place, tmp_path):
     whole = looping(place)
     whole.run(4)
     whole.train_step.model.save_weights(tmp_path / "all.weights.h5")
-    anew = looping(tmp_path / "new", optimizer=keras.optimizers.SGD())
+    anew = looping(tmp_path / "new", optimizer=keras.optimizers.Adam())
     anew.train_step.model.load_weights(tmp_path / "all.weights.h5")
     assert weights(anew) == weights(whole)
 

@@ -67,16 +67,13 @@ def saved(tmp_path_factory):
     return out
 
 
-@pytest.mark.exhaustive_with("not resumed", "steps")
 @pytest.mark.parametrize(
     ("arguments", "status", "named"),
     [
-        (["--checkpoint-every", 2], 1, "resume=True (on the command line --resume)"),
         (["--checkpoint-every", 2, "--resume", "--strategy", "static:8"], 1, "run.strategy was 'dynamic'"),
-        (["--checkpoint-every", 2, "--resume", "--steps", 3], 2, "has already taken 6 steps"),
         (["--resume"], 2, "--checkpoint-every N"),
     ],
-    ids=["not resumed", "strategy", "steps", "no interval"],
+    ids=["strategy", "no interval"],
 )
 def test_what_cannot_be_resumed_is_one_line_and_harms_nothing(capsys, saved, arguments, status, named):
     before = contents(saved)

@@ -49,7 +49,7 @@ def hidden(run):
 
     data = tf.data.Dataset.from_tensors(tf.fill([4, 2], 300.0)).repeat()
     actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=1)]
-    return loops.Loop(step, data, actions=actions, steps_per_call=1)
+    return loops.Loop(step, data, actions=actions, steps_per_call=1, jit_compile=False)
 
 
 @pytest.mark.dear("a cure repeats the step with one set of layers after another, each traced anew")
@@ -136,7 +136,7 @@ def test_layers_whose_loss_is_absurd_are_said_to_be_no_help(tmp_path):
             loops.JsonLines(tmp_path / "steps.jsonl"),
             loops.Checkpoint(tmp_path / "ckpt", every=5, resume=resume),
         ]
-        return loops.Loop(step, data, steps_per_call=1, actions=actions)
+        return loops.Loop(step, data, steps_per_call=1, actions=actions, jit_compile=False)
 
     program(False).run(2)
     found = find_cure(program(True), 2)

@@ -57,7 +57,10 @@ class Run:
         self.step = loops.TrainStep(self.model, squared_error, optimizer, loss_scaler=loss_scaler)
         self.variables = [*loss_scaler.variables, *optimizer.variables, *self.model.variables]
         self.start = [variable.numpy() for variable in self.variables]
-        self.loop = loops.Loop(self.step, data, steps_per_call=2, actions=[*actions, self.rows.append])
+        # XLA could not compile it, as it draws numbers: the loop need not trace it to find out.
+        self.loop = loops.Loop(
+            self.step, data, steps_per_call=2, actions=[*actions, self.rows.append], jit_compile=False
+        )
 
     def take(self, steps):
         """From the start on; the bytes of what it came to."""

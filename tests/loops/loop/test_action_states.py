@@ -13,6 +13,9 @@ import loops
 from loops.loop.state.actions import ActionStates
 from loops.support.written import Place
 
+# What an action keeps does not depend on who takes the steps.
+pytestmark = pytest.mark.usefixtures("eagerly")
+
 
 class Kept:
     """An action with a number as its state."""

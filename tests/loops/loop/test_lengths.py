@@ -85,18 +85,18 @@ def looping(step, source, steps_per_call=2, **options):
 
 
 @functools.cache
-def whole(make, steps_per_call=2):
+def whole(make):
     """What ten steps came to: the counters, the weight, the traces, and what was said."""
     said = io.StringIO()
     progress = loops.Progress(console=rich.console.Console(file=said))
     step, weight = make()
-    counters = looping(step, Lengths(), steps_per_call, actions=[progress]).run(10)
+    counters = looping(step, Lengths(), actions=[progress]).run(10)
     return counters, weight.numpy(), set(TRACES), said.getvalue()
 
 
-@pytest.mark.parametrize(("make", "steps_per_call"), [(trained, 2), (written, 1)])
-def test_from_the_third_length_on_one_trace_serves_all(make, steps_per_call):
-    counters, found, traces, said = whole(make, steps_per_call)
+@pytest.mark.parametrize("make", [trained, written])
+def test_from_the_third_length_on_one_trace_serves_all(make):
+    counters, found, traces, said = whole(make)
     assert counters.applied == 10
     assert len(traces) == 3
     assert {shape for shape in traces if None in shape} == {(2, None, 1)}

@@ -1,5 +1,6 @@
 """Guards that a loop that chooses the steps of its calls is quick, and does at each step what every other one does."""
 
+import csv
 import json
 import types
 
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorboard_cases import events
 
 import loops
 import scaler
@@ -100,13 +102,8 @@ def test_an_action_that_names_a_step_of_the_past_does_not_stop_the_loop(names):
     assert Pace(None).limit(10, 100, [action]) == 1
 
 
-@pytest.mark.slow_with("growing")
-@pytest.mark.exhaustive_with("one by one")
-@pytest.mark.parametrize(
-    "taken", [[1] * 99, [1, 4, 16, 64, 250], [3, 1, 50, 2] * 30], ids=["one by one", "growing", "of any lengths"]
-)
-def test_calls_of_any_lengths_give_the_same_bits(lengths, whole, taken):
-    lengths(taken)
+def test_calls_of_any_lengths_give_the_same_bits(lengths, whole):
+    lengths([3, 1, 50, 2] * 30)
     assert trained(60)[1] == whole
 
 
@@ -231,3 +228,52 @@ def test_functions_that_run_eagerly_are_called_one_by_one():
     finally:
         tf.config.run_functions_eagerly(False)
     assert loop.counters.data == 3
+
+
+@pytest.fixture
+def run(tensorboard, tmp_path):
+    def run(steps_per_call, every, steps):
+        data = tf.data.Dataset.range(1, 1000).map(lambda number: tf.cast(number, tf.float32))
+        held_out = tf.data.Dataset.from_tensors((tf.zeros([1, 1]), tf.zeros([1, 1])))
+        evaluate = loops.Evaluate(
+            lambda x, training: x, held_out, [keras.metrics.MeanSquaredError(name="mse")], every=every
+        )
+        called, evaluated = [], []
+        actions = [
+            loops.JsonLines(tmp_path / "lines", every=every),
+            loops.Csv(tmp_path / "csv", every=every),
+            evaluate,
+            loops.TensorBoard(tmp_path / "board", every=every),
+            loops.Call(lambda visit: called.append(visit.counters.data), every=every),
+            lambda visit: evaluated.append(evaluate.step),
+        ]
+        loops.Loop(lambda n: {"loss": n}, data, steps_per_call=steps_per_call, actions=actions).run(steps)
+        board = events(tmp_path / "board")
+        return {
+            "lines": [json.loads(line)["step"] for line in (tmp_path / "lines").read_text().splitlines()],
+            "csv": [int(row["step"]) for row in csv.DictReader((tmp_path / "csv").read_text().splitlines())],
+            "board": [step for step, _ in board.get("loss", ())],
+            "values": [int(value) for _, value in board.get("loss", ())],
+            "call": called,
+            "evaluate": [step for step in np.unique(evaluated).tolist() if step],
+            "host": [step for step, _ in board.get("scaler/skipped", ())],
+        }
+
+    return run
+
+
+@pytest.mark.parametrize(("steps_per_call", "every", "steps"), [(1, 10, 40), (50, 10, 100), (7, 10, 45)])
+def test_writers_write_the_multiples_and_others_act_at_the_first_visit_after(run, steps_per_call, every, steps):
+    found = run(steps_per_call, every, steps)
+    multiples = list(range(every, steps + 1, every))
+    for writer in ("lines", "csv", "board", "values"):
+        assert found[writer] == multiples, writer
+    ends = [*range(steps_per_call, steps, steps_per_call), steps]
+    visits = sorted({min(end for end in ends if end >= multiple) for multiple in multiples})
+    for action in ("call", "evaluate", "host"):
+        assert found[action] == visits, action
+
+
+def test_in_seconds_each_shows_the_last_step_of_a_visit(run):
+    found = run(7, loops.Seconds(0), 20)
+    assert all(found[name] == [7, 14, 20] for name in ("lines", "csv", "board", "call", "evaluate", "host"))

@@ -53,23 +53,6 @@ def with_strings_and_vectors():
     return lambda batch: counted(table, tf.strings.as_string(ids(batch)))
 
 
-def with_anonymous_tables_in_functions():
-    """In a branch, a loop and a function that is called."""
-    tables = [
-        tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0, experimental_is_anonymous=True)
-        for _ in range(3)
-    ]
-    call = tf.function(lambda keys: counted(tables[2], keys))
-
-    def step(batch):
-        keys = ids(batch)
-        total = tf.cond(batch[0] > 3.0, lambda: counted(tables[0], keys), lambda: 0.0)
-        total += tf.while_loop(lambda i, t: i < 2, lambda i, t: (i + 1, t + counted(tables[1], keys)), (0, 0.0))[1]
-        return total + call(keys)
-
-    return step
-
-
 def shuffled():
     return tf.data.Dataset.range(1000).map(lambda n: tf.cast(n, tf.float32)).shuffle(50, seed=1)
 
@@ -99,8 +82,6 @@ def with_a_handle_alone():
 
 SAVED = {
     "MutableHashTable": with_mutable_table,
-    "DenseHashTable": with_dense_table,
-    "tables in functions": with_anonymous_tables_in_functions,
     "iterators": with_iterators,
     "handle alone": with_a_handle_alone,
 }
@@ -130,7 +111,7 @@ def ended(make, *goals, folder=None, **arguments):
 
 
 @pytest.mark.slow_with("iterators")
-@pytest.mark.exhaustive_with("DenseHashTable", "handle alone", "tables in functions")
+@pytest.mark.exhaustive_with("handle alone")
 @pytest.mark.parametrize("kind", SAVED)
 def test_what_can_be_saved_goes_on_bit_for_bit_without_a_warning(kind, tmp_path):
     make = SAVED[kind]
@@ -204,11 +185,6 @@ def generated():
     return tf.data.Dataset.from_generator(lambda: iter(np.arange(99.0)), output_signature=tf.TensorSpec([], tf.float32))
 
 
-def exporting():
-    table = mutable_table()
-    return lambda batch: counted(table, ids(batch)) + tf.reduce_sum(table.export()[1])
-
-
 def writing_without_an_object():
     handle = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.float32, shared_name="held")
 
@@ -236,13 +212,11 @@ NAMED = {
     "generated dataset": (starting(generated), r"calls Python \(PyFunc\)"),
     "forgotten shuffle": (calling(lambda: shuffled().batch(4).repeat()), "with batch between shuffle and repeat"),
     "generating iterator": (calling(generated), "an iterator that the train step calls: its position cannot be saved"),
-    "export": (exporting, "exports a table"),
     "table without an object": (writing_without_an_object, "writes a table that cannot be saved"),
     "file": (lambda: lambda batch: [tf.io.write_file("/dev/null", "x"), 0.0][1], "uses WriteFile"),
 }
 
 
-@pytest.mark.exhaustive_with("export")
 @pytest.mark.parametrize("kind", NAMED)
 def test_what_cannot_be_saved_is_named(kind, monkeypatch):
     # A handle without an object is sought among all objects: here among those of the test.
@@ -328,14 +302,12 @@ HEALTHY = {
     "constant tables beside one that is written": text,
     "print, assert and summary": saying,
     "control flow": lambda: flowing,
-    "datasets": datasets,
     "generators": drawing,
     "layers": layers,
     "compiled": lambda: tf.function(flowing, jit_compile=False),
 }
 
 
-@pytest.mark.exhaustive_with("datasets")
 @pytest.mark.slow_with("constant tables beside one that is written")
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_an_ordinary_step_is_warned_of_nothing(kind):

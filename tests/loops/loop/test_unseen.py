@@ -50,10 +50,9 @@ def said(step, far, steps_per_call=4, steps=12):
 EVERY = range(1, 13)
 
 
-@pytest.mark.exhaustive_with("strategy0-6-4", "strategy1-4-1")
-@pytest.mark.parametrize("steps_per_call", [1, 4])
 @pytest.mark.parametrize(
-    ("strategy", "first"), [(scaler.Static(64.0), 6), (scaler.Dynamic(2.0**12, sees_every_step=True), 4)]
+    ("strategy", "first", "steps_per_call"),
+    [(scaler.Static(64.0), 6, 1), (scaler.Dynamic(2.0**12, sees_every_step=True), 4, 4)],
 )
 def test_the_first_applied_step_is_named_once(strategy, first, steps_per_call):
     """With a fixed scale it is the first whose loss is infinite; three before it may be skipped for that."""
@@ -99,14 +98,12 @@ def test_outputs_of_ones_own_step_may_have_such_names(count, known):
     assert all(message.startswith("Step 1 of part 'tower' was applied") for message in found)
 
 
-@pytest.mark.slow_with("1", "3")
-@pytest.mark.exhaustive_with("3", "4")
-@pytest.mark.parametrize("steps_per_call", [1, 3, 4])
-def test_the_losses_of_a_window_that_is_applied(steps_per_call):
-    (message,) = said(train_step(scaler.Static(64.0), accumulate=3), [5], steps_per_call)
+@pytest.mark.slow
+def test_the_losses_of_a_window_that_is_applied():
+    (message,) = said(train_step(scaler.Static(64.0), accumulate=3), [5], 1)
     assert message.startswith("Step 5 was applied")
     # Its third micro-batch is not finite, and takes the others with it.
-    assert said(train_step(scaler.Static(2.0**12), accumulate=3), [5], steps_per_call) == []
+    assert said(train_step(scaler.Static(2.0**12), accumulate=3), [5], 1) == []
 
 
 class ByHand:
@@ -127,11 +124,9 @@ class ByHand:
         return {name: outputs[name] for name in self.returns}
 
 
-@pytest.mark.exhaustive_with("returns0")
-@pytest.mark.parametrize("returns", [("loss",), ("loss", "applied")])
-def test_a_step_by_hand_that_returns_its_loss(returns):
+def test_a_step_by_hand_that_returns_its_loss():
     """Both losses are infinite; the first overflows at its scale, and is skipped."""
-    (message,) = said(ByHand(returns, scaler.Dynamic(2.0**10, sees_every_step=True)), [3, 6])
+    (message,) = said(ByHand(("loss", "applied"), scaler.Dynamic(2.0**10, sees_every_step=True)), [3, 6])
     assert message.startswith("Step 6 was applied")
 
 

@@ -30,7 +30,7 @@ def validation(model, every=EVERY):
 def make_run(place, *, model=stateful_model, averaged=False, actions=lambda model: [], keep=20, data=None):
     """A run of a float16 model with masters; its loop and what predicts."""
     net = model("float16")
-    optimizer = keras.optimizers.Adam(0.05, use_ema=averaged, ema_momentum=0.5 if averaged else None)
+    optimizer = keras.optimizers.SGD(0.05, use_ema=averaged, ema_momentum=0.5 if averaged else None)
     step = loops.TrainStep(net, squared_error, optimizer, loss_scaler=scaler.LossScaler(scaler.Dynamic(8.0)))
     predicts = loops.Averaged(net, optimizer) if averaged else net
     checkpoint = loops.Checkpoint(place / "checkpoints", every=EVERY, keep=keep, resume=True)

@@ -173,12 +173,11 @@ def test_the_steps_again_are_the_runs_if_nothing_changes(counted):
     assert [float(one["loss"]) for one in outputs] == [losses(moment.rows)[step] for step in (9, 10, 11)]
 
 
-@pytest.mark.exhaustive_with("-1", "2")
-@pytest.mark.parametrize("steps_back", [-1, 2, 1.0])
-def test_more_steps_than_were_replayed_are_refused(counted, steps_back):
+def test_more_steps_than_were_replayed_are_refused(counted):
     moment = rewind(counting(counted), 10)
-    with pytest.raises(scaler.InvalidArgument, match="was reached from step 8: expected an integer from 0 to 1"):
-        moment.from_checkpoint(lambda loop: None, steps_back)
+    for steps_back in (-1, 2, 1.0):
+        with pytest.raises(scaler.InvalidArgument, match="was reached from step 8: expected an integer from 0 to 1"):
+            moment.from_checkpoint(lambda loop: None, steps_back)
 
 
 def test_everything_is_put_back_when_a_change_fails(counted):
@@ -207,12 +206,9 @@ def test_a_damaged_checkpoint_is_passed_over(counted):
     assert listing(counted) == before
 
 
-@pytest.mark.exhaustive_with("the newest")
-@pytest.mark.parametrize("leave", ["nothing", "the newest"])
-def test_without_a_checkpoint_before_it_the_run_begins_anew(counted, leave):
+def test_without_a_checkpoint_before_it_the_run_begins_anew(counted):
     for path in (counted / "ckpt").iterdir():
-        if leave == "nothing" or "13" not in path.name:
-            path.unlink()
+        path.unlink()
     moment = rewind(counting(counted), 10)
     assert (moment.began_at, moment.differs, len(moment.before)) == (0, None, 3)
 
@@ -344,13 +340,11 @@ def test_the_last_step_of_the_data_has_no_next_batch(tmp_path):
     assert rewind(counting(place, tf.data.Dataset.range(5)), 5).next_batch is None
 
 
-@pytest.mark.exhaustive_with("2")
-@pytest.mark.parametrize("size", [2, 4])
-def test_data_that_end_before_the_step(tmp_path, size):
+def test_data_that_end_before_the_step(tmp_path):
     place = went(tmp_path / "a", counting, dataset=tf.data.Dataset.range(5), steps=5, every=100)
     shutil.rmtree(place / "ckpt")
-    with pytest.raises(loops.LoopError, match=f"dataset ended after {size} (batches|steps)"):
-        rewind(counting(place, tf.data.Dataset.range(size)), 5)
+    with pytest.raises(loops.LoopError, match=r"dataset ended after 4 (batches|steps)"):
+        rewind(counting(place, tf.data.Dataset.range(4)), 5)
 
 
 def test_no_room_for_positions(counted, monkeypatch):

@@ -3,10 +3,15 @@
 import functools
 import json
 import math
+import re
+import signal
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from processes import start, wait_for
+from retried_cases import EVERY, STEPS, train_with_retry
 
 import scaler
 from loops.record.files import write_json
@@ -165,3 +170,91 @@ def test_the_losses_that_a_longer_run_did_not_keep_are_in_its_log(tmp_path):
     assert last.mean(log) == np.mean([9.0, float(np.float32(0.1)), float(np.float32(0.2))])
     log.write_text(json.dumps({"step": 30, "loss": None}) + "\n")
     assert math.isnan(last.mean(log))
+
+
+STRATEGIES = {
+    "grows": "dynamic:growth_interval=3",
+    "skips at first": "dynamic:initial_scale=1099511627776,growth_interval=3",
+}
+
+
+def unnumbered(text):
+    """Without the numbers that Keras gives to the names of a process's models."""
+    return re.sub(r"_\d+/", "/", text)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("skips at first", "grows")
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_a_later_run_is_the_run_that_it_is_alone(small, tmp_path, strategy):
+    trace = SharedTrace()
+    for seed in (0, 1):
+        options = RunOptions("mixed_float16", strategy, steps=60, seed=seed)
+        shared = train(small, options, tmp_path / f"shared{seed}", built_by=trace.build)
+    alone = train(small, options, tmp_path / "alone")
+    assert shared == alone
+    rows = [unnumbered((tmp_path / name / "steps.jsonl").read_text()) for name in ("shared1", "alone")]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_a_step_is_traced_once_for_all_seeds(small, tmp_path):
+    trace, loops = SharedTrace(), []
+
+    def build(*arguments, **settings):
+        loops.append(trace.build(*arguments, **settings))
+        return loops[-1]
+
+    for seed in range(3):
+        train(small, RunOptions("mixed_float16", "dynamic", steps=10, seed=seed), tmp_path / str(seed), built_by=build)
+    first, *others = (loop.calls for loop in loops)
+    assert all(one is first for one in others)
+    assert first._many.experimental_get_tracing_count() == 1
+    assert isinstance(loops[-1].position.iterator, tf.data.Iterator)
+
+
+FAR_TOO_HIGH = 2.0**40
+LOW = {"float32": 2.0**10}
+SOUND = {("digits", 1): 2.0**16, ("digits", 2): 2.0**16, ("text", 1): 2.0**16, ("text", 2): 2.0**17}
+"""By the task and the replicas, of which each of two has half of the loss."""
+KILLS = (8, 17)
+"""Each is some steps after a checkpoint, so that these are taken again."""
+
+
+def ended(place, *arguments):
+    """What the run comes to from where it is."""
+    place.mkdir(exist_ok=True)
+    process = start(train_with_retry, place, *arguments)
+    process.join(600)
+    assert process.exitcode == 0
+    return json.loads((place / "end.json").read_text())
+
+
+def killed(place, step, *arguments):
+    """Has the run go on to a step, and kills it there."""
+    place.mkdir(exist_ok=True)
+    process = start(train_with_retry, place, *arguments, step)
+    assert wait_for(lambda: (place / f"at {step}").exists(), seconds=600, process=process, pause=0.05)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not (place / "end.json").exists()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize(("name", "replicas"), SOUND)
+def test_two_kills_and_a_far_too_high_scale_change_no_bit(name, replicas, policy, tmp_path):
+    assert all(step % EVERY for step in KILLS)
+    run = name, replicas, policy
+    sound = ended(tmp_path / "sound", *run, LOW.get(policy, SOUND[name, replicas]))
+    whole = ended(tmp_path / "whole", *run, FAR_TOO_HIGH)
+    for step in KILLS:
+        killed(tmp_path / "killed", step, *run, FAR_TOO_HIGH)
+    last = ended(tmp_path / "killed", *run, FAR_TOO_HIGH)
+    assert last["bits"] == whole["bits"] == sound["bits"]
+    assert last["scale"] == whole["scale"]
+    assert (whole["attempted"], whole["applied"]) == (last["attempted"], last["applied"]) == (STEPS, STEPS)
+    # 2^40 is too high for float16 alone, where a later step may need a retry from any scale.
+    assert (whole["retries"] > sound["retries"]) == (policy == "mixed_float16")

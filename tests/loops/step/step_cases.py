@@ -1,4 +1,4 @@
-"""What the tests of steps share: batches as tensors, parts of few words, and loops that begin again."""
+"""What the tests of steps share: batches as tensors, and parts of few words."""
 
 import keras
 import tensorflow as tf
@@ -17,18 +17,3 @@ def part(name, model, loss=None, optimizer=None, scale=None, **arguments):
     arguments |= {"loss_scaler": static(scale)} if scale else {}
     loss = loss or (lambda pair: squared_error(pair[1], model(pair[0], training=True)))
     return loops.Part(name, model, loss, optimizer or keras.optimizers.SGD(0.1), **arguments)
-
-
-def afresh(step, data, **arguments):
-    """A loop that is traced once: the function puts everything back, and gives it with other data and actions."""
-    loop = loops.Loop(step, data, **arguments)
-    variables = [one for group in loop.state({}, actions=()).groups.values() for one in group]
-    start = [one.numpy() for one in variables]
-
-    def again(data, *actions):
-        for variable, value in zip(variables, start, strict=True):
-            variable.assign(value)
-        loop.restart(data, actions)
-        return loop
-
-    return again

@@ -80,30 +80,11 @@ def test_what_the_loss_function_counts_is_put_back_and_nothing_is_counted_twice(
     assert (BATCH, WIDTH) not in kept_shapes(step)
 
 
-def from_iterator():
+def test_what_nobody_can_put_back_is_done_once():
     numbers = iter(tf.data.Dataset.range(9))
-    return lambda: next(numbers)
-
-
-def from_table():
-    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
-    key = tf.constant(0, tf.int64)
-
-    def draw():
-        value = table.lookup(key)
-        table.insert(key, value + 1)
-        return value
-
-    return draw
-
-
-@pytest.mark.exhaustive_with("table")
-@pytest.mark.parametrize("source", [from_iterator, from_table], ids=["iterator", "table"])
-def test_what_nobody_can_put_back_is_done_once(source):
-    draw = source()
 
     def drawing(slope, prediction):
-        number = tf.reshape(draw(), [])
+        number = tf.reshape(next(numbers), [])
         return loss(tf.where(number % 2 == 1, BACKWARD, slope), prediction), {"number": number}
 
     _, step = step_of(drawing)

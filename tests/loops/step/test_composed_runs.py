@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from composed_cases import Players, dataset
+from loop_cases import afresh
 from mirrored import mirrored
+from models import batch, plain_model, squared_error
 from rigs import raw
-from step_cases import afresh
+from step_cases import part
 
 import loops
+import scaler
+from loops.step.parts import Turns
 
 FAULTS = ((2, "critic"), (4, "actor"))
 
@@ -20,15 +24,13 @@ FAULTS = ((2, "critic"), (4, "actor"))
 DECISIONS = ("critic/applied", "actor/applied", "actor/attempted", "applied", "cause", "variable")
 
 
-@pytest.mark.slow_with("turns-2")
-@pytest.mark.exhaustive_with("shared-1", "one scaler-1", "turns-2")
-@pytest.mark.parametrize(("shape", "every"), [("turns", 2), ("shared", 1), ("one scaler", 1)])
-def test_two_replicas_take_the_step_of_one(shape, every):
+@pytest.mark.exhaustive
+def test_two_replicas_take_the_step_of_one():
     """Each has the same rows, so that BatchNorm sees the same."""
-    arguments = {"every": every, "dropout": 0.0, "momentum": 0.5}
-    one, strategy = Players(shape, **arguments), mirrored(2)
+    arguments = {"every": 2, "dropout": 0.0, "momentum": 0.5}
+    one, strategy = Players("turns", **arguments), mirrored(2)
     with strategy.scope():
-        two = Players(shape, **arguments)
+        two = Players("turns", **arguments)
     halves = dataset(4, bad=FAULTS, size=4)
     doubled = halves.map(lambda *parts: tuple(tf.concat([part, part], axis=0) for part in parts))
     seen = []
@@ -96,3 +98,80 @@ def test_explain_names_the_layer_of_the_part_whose_turn_it_was():
     assert (found.step, found.verdict, found.layer) == (2, "loss", "second/grows")
     assert "second/grows" in found.sentence
     assert "weights that have moved since, by 1 update." in found.differs
+
+
+class Pair:
+    """Two plain models with a loss each, of one forward pass."""
+
+    def __init__(self, one_scaler=False, **arguments):
+        self.models = plain_model(), plain_model()
+        every = arguments.pop("every", 1)
+        parts = [
+            part("first", self.models[0], lambda both: both[0]),
+            part("second", self.models[1], lambda both: both[1], every=every),
+        ]
+        arguments |= {"loss_scaler": scaler.LossScaler(scaler.Dynamic(2.0**6))} if one_scaler else {}
+        self.step = loops.ComposedStep(parts, self.losses, **arguments)
+
+    def losses(self, given):
+        x, y = given
+        first = self.models[0](x)
+        return squared_error(y, first), squared_error(2.0 * first, self.models[1](x))
+
+    def variables(self):
+        return [*self.models[0].variables, *self.models[1].variables]
+
+
+def halves(given):
+    return [tuple(one[half] for one in given) for half in (slice(0, 4), slice(4, 8))]
+
+
+@pytest.mark.slow
+def test_a_window_is_the_large_batch():
+    """Of two equal halves: their losses are means."""
+    large, windows = Pair(every=2), Pair(every=2, accumulate=2)
+    for number in range(1, 5):
+        half = tuple(one[:4] for one in batch(number))
+        expected = large.step(tuple(tf.concat([one, one], axis=0) for one in half))
+        first, second = (windows.step(half) for _ in range(2))
+        assert not first["attempted"]
+        for name in ("attempted", "applied", "first/applied", "second/attempted", "second/applied"):
+            assert bool(second[name]) == bool(expected[name]), (number, name)
+        assert bool(second["second/applied"]) == (number % 2 == 0)
+    for one, other in zip(large.variables(), windows.variables(), strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("one_scaler", [False, True])
+def test_a_bad_micro_batch_skips_the_windows_of_the_parts_that_it_is_in(one_scaler):
+    pair = Pair(one_scaler, accumulate=2)
+    x, y = map(np.copy, batch(0))
+    y[0] = np.inf  # In the first loss of the first half.
+    before = [raw(model.variables) for model in pair.models]
+    outputs = [pair.step(half) for half in halves((x, y))]
+    assert [bool(one["attempted"]) for one in outputs] == [False, True]
+    assert not outputs[1]["first/applied"]
+    assert bool(outputs[1]["second/applied"]) != one_scaler
+    assert raw(pair.models[0].variables) == before[0]
+    assert (raw(pair.models[1].variables) == before[1]) == one_scaler
+    for half in halves(batch(1)):
+        outputs = pair.step(half)
+    assert outputs["applied"]
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_the_nearest_turn_is_the_last_one_or_else_the_first(window, every):
+    turns = Turns(window)
+    due = []
+    for _ in range(4 * every * window):
+        due.append(bool(turns.due(every)))
+        turns.end()
+    turns.go_back(len(due))
+    for call, now in enumerate(due):
+        past = [one for one in range(call) if due[one]]
+        # Of a window the last micro-batch, which decides.
+        first = next(one for one, turn in enumerate(due) if turn) + window - 1
+        expected = 0 if now else (past[-1] if past else first) - call
+        assert turns.nearest(every) == expected, call
+        turns.end()

@@ -57,12 +57,12 @@ def test_update_rms_is_the_root_of_the_mean_of_squares_over_a_layers_weights(kin
 def test_the_noise_scale_is_that_of_mccandlish_from_micro_batches():
     """And a window that overflows has none, and spoils none."""
     step = step_of(["noise_scale"], accumulate=3)
-    small, call = [batch(seed) for seed in range(3)], tf.function(step)
+    small = [batch(seed) for seed in range(3)]
     squares = [np.sum(gradient(step.model, one) ** 2) for one in small]
     large = np.sum(gradient(step.model, *small) ** 2)
-    *_, spoiled = [call(one) for one in (batch(0, bad=np.inf), *small[1:])]
+    *_, spoiled = [step(one) for one in (batch(0, bad=np.inf), *small[1:])]
     assert not spoiled["applied"]
-    outputs = [call(one) for one in small]
+    outputs = [step(one) for one in small]
     assert all(np.isnan(one["noise_scale"]).all() for one in (spoiled, *outputs[:2]))
     # |G|^2 and S with b = 8 and B = 24, as they are written in appendix A.1.
     signal = (24 * large - 8 * np.mean(squares)) / (24 - 8)
@@ -74,14 +74,11 @@ def test_the_noise_scale_is_that_of_mccandlish_from_micro_batches():
 ALL = ["updates", "weights", "weight_gradients", "activations", "update_rms"]
 
 
-@pytest.mark.exhaustive_with("True")
-@pytest.mark.slow_with("True")
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_a_step_in_between_has_nothing_and_one_that_is_due_what_every_step_has(jit_compile):
+def test_a_step_in_between_has_nothing_and_one_that_is_due_what_every_step_has():
     """In a loop, which stacks gauges as other vectors."""
     every, second = (step_of(ALL, number, model=one_layer()) for number in (1, 2))
     seen = []
-    loops.Loop(second, dataset(4), steps_per_call=4, actions=[seen.append], jit_compile=jit_compile).run(4)
+    loops.Loop(second, dataset(4), steps_per_call=4, actions=[seen.append]).run(4)
     found = seen[0].vectors
     assert found["update_rms"].shape == (4, 1)
     for seed in range(4):

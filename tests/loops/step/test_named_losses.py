@@ -4,8 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from models import batch, plain_model, squared_error
 
 import loops
+import scaler
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 A, B = X[:, :1], X[:, 1:]
@@ -23,16 +25,14 @@ def made(losses, weights=None, named=True):
     return loops.TrainStep(model(named), losses, keras.optimizers.SGD(0.1), loss_weights=weights)
 
 
-@pytest.mark.slow_with("names for a list of outputs", "a dict")
-@pytest.mark.exhaustive_with("a dict", "a list")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("losses", "weights", "named", "outputs"),
     [
         ({"a": MSE, "b": MAE}, {"a": 0.5, "b": 2.0}, True, ["a_loss", "b_loss"]),
-        ([MSE, MAE], [0.5, 2.0], False, ["loss_0", "loss_1"]),
         ({"b": MAE, "a": MSE}, None, False, ["a_loss", "b_loss"]),
     ],
-    ids=["a dict", "a list", "names for a list of outputs"],
+    ids=["a dict", "names for a list of outputs"],
 )
 def test_it_trains_as_compile_does(losses, weights, named, outputs):
     y = {"a": A, "b": B} if named else (A, B)
@@ -54,3 +54,49 @@ def test_one_array_of_weights_is_that_of_all_losses(kind):
     found = made(losses)((X, y, kind(weights)))
     each = made(losses)((X, y, {"a": weights, "b": weights}))
     assert float(found["loss"]) == float(each["loss"]) != float(made(losses)((X, y, ones))["loss"])
+
+
+@pytest.mark.parametrize("name", ["mse", "MeanSquaredError", "mean_squared_error"])
+def test_a_name_is_the_loss_that_compile_takes(name):
+    x, y = batch()
+    step = loops.TrainStep(plain_model(), name, "sgd")
+    expected = keras.losses.MeanSquaredError()(y, step.model(x))
+    assert float(step((x, y[:, 0]))["loss"]) == pytest.approx(float(expected), rel=1e-6)
+    assert isinstance(step.optimizer, keras.optimizers.SGD)
+
+
+def test_every_function_that_keras_finds_is_a_mean():
+    names = [name for name in dir(keras.losses) if scaler.authoring.from_keras(keras.losses, name) is not name]
+    found = {name: loops.TrainStep(plain_model(), name, "sgd").loss_fn for name in names if name != "Loss"}
+    assert len(found) > 30
+    assert all(isinstance(loss, keras.losses.Loss) for loss in found.values())
+
+
+@pytest.mark.parametrize("losses", [["mae"], {0: "mae"}], ids=["list", "dict"])
+def test_names_in_a_list_or_dict(losses):
+    x, y = batch()
+    step = loops.TrainStep(plain_model(), losses, "sgd")
+    expected = np.abs(y - step.model(x)).mean()
+    assert float(step((x, y))["loss"]) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("losses", ["mze", ["mze"], {"dense_1": "mze"}], ids=["alone", "list", "dict"])
+def test_an_unknown_loss_is_answered_with_the_nearest(losses):
+    with pytest.raises(scaler.InvalidArgument, match=r"Did you mean 'mse'\?"):
+        loops.TrainStep(plain_model(), losses, "sgd")
+
+
+def part(**arguments):
+    model = plain_model()
+    return loops.Part("one", model, lambda both: squared_error(both[1], model(both[0])), "nadam", **arguments)
+
+
+def test_a_strategy_stands_for_a_scaler():
+    strategy = scaler.Static(8.0)
+    assert loops.TrainStep(plain_model(), "mse", "sgd", loss_scaler=strategy).loss_scaler.strategy == strategy
+    own = part(loss_scaler=strategy)
+    assert (own.loss_scaler.strategy, own.loss_scaler.name) == (strategy, "one")
+    assert isinstance(own.optimizer, keras.optimizers.Nadam)
+    step = loops.ComposedStep([part()], lambda both: both, loss_scaler=strategy)
+    assert step.scalers["one"].strategy == strategy
+    assert float(step(batch())["one/loss_scale"]) == 8.0

@@ -8,11 +8,9 @@ import math
 import hypothesis
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 from loop_cases import static
-from mirrored import mirrored
 from rigs import raw
 from step_cases import part
 
@@ -109,15 +107,11 @@ def test_the_average_of_a_float8_model_has_the_scales_that_it_trains_with():
     assert raw(model.variables) == own
 
 
-@pytest.mark.exhaustive_with("2")
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_teacher_has_the_scales_of_its_student(replicas):
-    strategy = mirrored(replicas)
-    with strategy.scope():
-        student, teacher = quantized(), quantized()
-        teacher.set_weights(student.get_weights())
-        own = part("student", student, scale=8.0, teacher=teacher, momentum=0.75)
-    loops.Loop(loops.ComposedStep([own]), windows(4), strategy=strategy).run(3)
+def test_a_teacher_has_the_scales_of_its_student():
+    student, teacher = quantized(), quantized()
+    teacher.set_weights(student.get_weights())
+    own = part("student", student, scale=8.0, teacher=teacher, momentum=0.75)
+    loops.Loop(loops.ComposedStep([own]), windows(4)).run(3)
     same = [one == other for one, other in zip(raw(teacher.weights), raw(student.weights), strict=True)]
     assert same == [getattr(variable, "overwrite_with_gradient", False) for variable in student.weights]
     assert history(teacher) == LARGEST

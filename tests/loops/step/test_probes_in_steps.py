@@ -8,7 +8,6 @@ from loop_cases import batch, dataset, static
 from models import plain_model, squared_error
 
 import loops
-import scaler
 from scaler import observe
 
 pytestmark = pytest.mark.slow
@@ -74,25 +73,14 @@ def eager():
     return step, [step(batch(seed)) for seed in range(2)]
 
 
-@pytest.mark.exhaustive_with("compiled loop", "graph", "jit_compile")
-@pytest.mark.parametrize("mode", ["graph", "jit_compile", "loop", "compiled loop"])
-def test_every_mode_measures_the_same(eager, mode):
-    step = step_of("float16", jit_compile=mode == "jit_compile")
+def test_a_loop_measures_the_same(eager):
     expected_step, expected = eager
-    if "loop" in mode:
-        seen = []
-        compiled = {"jit_compile": mode == "compiled loop"}
-        loops.Loop(step, dataset(2), steps_per_call=2, actions=[seen.append], **compiled).run(2)
-        outputs = [{name: value[number] for name, value in seen[0].vectors.items()} for number in range(2)]
-    else:
-        call = tf.function(step)
-        outputs = [call(batch(seed)) for seed in range(2)]
+    step, seen = step_of("float16"), []
+    loops.Loop(step, dataset(2), steps_per_call=2, actions=[seen.append], jit_compile=False).run(2)
+    outputs = [{name: value[number] for name, value in seen[0].vectors.items()} for number in range(2)]
     assert step.probes.names == expected_step.probes.names
     for ours, theirs in zip(outputs, expected, strict=True):
-        np.testing.assert_array_equal(np.sum(ours["counts"], axis=1), np.sum(theirs["counts"], axis=1))
-        # XLA rounds float16 less often: a value may lie on the other side of a power of two.
-        differ = np.abs(np.asarray(ours["counts"]) - np.asarray(theirs["counts"])).sum()
-        assert differ <= (0 if mode in ("graph", "loop") else 8)
+        np.testing.assert_array_equal(ours["counts"], theirs["counts"])
         np.testing.assert_allclose(ours["amax"], theirs["amax"], rtol=5e-3)
         np.testing.assert_allclose(ours["swallowed_updates"], theirs["swallowed_updates"], atol=0.05)
 
@@ -105,10 +93,8 @@ def test_masters_tell_updates_and_how_many_would_be_swallowed(eager):
     np.testing.assert_array_equal(values, step.model.trainable_variables[0].numpy())
 
 
-@pytest.mark.exhaustive_with("kahan")
-@pytest.mark.parametrize("masters", [None, scaler.weights.KahanWeights], ids=["masters", "kahan"])
-def test_a_small_update_is_swallowed_and_a_skip_has_none(masters):
-    step = step_of("float16", kinds=["updates"], masters=masters)
+def test_a_small_update_is_swallowed_and_a_skip_has_none():
+    step = step_of("float16", kinds=["updates"])
     step.optimizer.learning_rate = 2.0**-22
     for variable in step.model.trainable_variables:
         variable.assign(tf.ones_like(variable))
@@ -133,16 +119,14 @@ def test_an_overflow_is_seen_where_it_is():
     assert row(step, outputs, "weight_gradients/dense/kernel")[0][[observe.INFINITY, observe.NAN]].sum() > 0
 
 
-@pytest.mark.exhaustive_with("{'accumulate': 2}", "{'jit_compile': True}")
-@pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}, {"accumulate": 2}], ids=str)
-def test_histograms_at_every_nth_attempt(arguments):
-    step = step_of(every=2, kinds=["activations", "weight_gradients"], **arguments)
+def test_histograms_at_every_nth_attempt():
+    step = step_of(every=2, kinds=["activations", "weight_gradients"])
     call = tf.function(step)
     outputs = [call(batch(seed)) for seed in range(5)]
     counted = [int(output["counts"].numpy().sum()) for output in outputs]
     # 8 examples of 6 + 1 activations, and 37 weights.
     whole = 8 * 7 + 37
-    assert counted == ([0, whole, 0, whole, 0] if "accumulate" not in arguments else [0, 0, whole, whole, 0])
+    assert counted == [0, whole, 0, whole, 0]
     assert [(output["amax"].numpy() > 0).all() for output in outputs] == [number > 0 for number in counted]
 
 

@@ -4,9 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from composed_cases import SHAPES, Players, batches, dataset
+from composed_cases import SHAPES, Players, batches
 from loop_cases import batch, static
-from mirrored import mirrored
 from models import plain_model, squared_error
 from rigs import raw
 from step_cases import part, tensors
@@ -89,22 +88,11 @@ def by_hand(players, given, part):
     return {name: float(tf.reduce_max(tf.abs(value))) for name, value in found.items()}
 
 
-@pytest.mark.slow_with("turns")
-@pytest.mark.exhaustive_with("turns", "one scaler")
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_part_has_the_gradients_of_its_own_loss_in_its_own_pass(shape):
-    players, (given,) = Players(shape, dropout=0.0), batches(1)
+def test_a_part_has_the_gradients_of_its_own_loss_in_its_own_pass():
+    players, (given,) = Players("shared", dropout=0.0), batches(1)
     step = watched(players, kinds=observe.KINDS[:3])
-    start = [variable.numpy() for variable in players.actor.trainable_variables]
-    expected = {} if shape == "turns" else {"actor": by_hand(players, given, "actor")}
-    expected["critic"] = by_hand(players, given, "critic")
-    # The step of one pass in turns is a graph, and that of a shared pass is none.
-    outputs = (tf.function(step) if shape == "turns" else step)(tensors(given))
-    if shape == "turns":
-        # The actor saw the critic as it had moved.
-        for variable, value in zip(players.actor.trainable_variables, start, strict=True):
-            variable.assign(value)
-        expected["actor"] = by_hand(players, given, "actor")
+    expected = {name: by_hand(players, given, name) for name in ("actor", "critic")}
+    outputs = step(tensors(given))
     for name, values in expected.items():
         found = rows(step, outputs, name)
         assert set(found) == set(values)
@@ -112,14 +100,11 @@ def test_a_part_has_the_gradients_of_its_own_loss_in_its_own_pass(shape):
             np.testing.assert_allclose(found[row], value, rtol=2e-5, atol=1e-6, err_msg=f"{name}: {row}")
 
 
-@pytest.mark.slow_with("turns-graph")
-@pytest.mark.exhaustive_with("turns-graph", "turns-jit", "shared-jit", "shared-graph")
-@pytest.mark.parametrize("mode", ["graph", "jit"])
-@pytest.mark.parametrize("shape", ["turns", "shared"])
-def test_where_it_is_not_its_turn_a_part_has_nothing(shape, mode):
-    players = Players(shape, every=2, dropout=0.0)
-    eager, step = Players(shape, every=2, dropout=0.0), watched(players)
-    reference, call = watched(eager), tf.function(step, jit_compile=mode == "jit" or None)
+@pytest.mark.exhaustive
+def test_where_it_is_not_its_turn_a_part_has_nothing():
+    players = Players("turns", every=2, dropout=0.0)
+    eager, step = Players("turns", every=2, dropout=0.0), watched(players)
+    reference, call = watched(eager), tf.function(step)
     for number, given in enumerate(batches(4), 1):
         outputs, expected = call(tensors(given)), reference(tensors(given))
         if number % 2:
@@ -136,8 +121,7 @@ def test_where_it_is_not_its_turn_a_part_has_nothing(shape, mode):
                 np.testing.assert_array_equal(tf.reduce_sum(outputs[name], 1), tf.reduce_sum(value, 1), err_msg=name)
 
 
-@pytest.mark.slow_with("turns")
-@pytest.mark.exhaustive_with("turns", "one scaler", "shared")
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_skip_shows_where_it_is_and_has_no_updates(shape):
     players = Players(shape)
@@ -157,47 +141,17 @@ def test_a_skip_shows_where_it_is_and_has_no_updates(shape):
     assert np.isfinite(outputs["critic/update_rms"]).all() == moved
 
 
-@pytest.mark.slow_with("shared")
-@pytest.mark.exhaustive_with("turns", "one scaler")
-@pytest.mark.parametrize("shape", SHAPES)
-def test_probes_change_no_bit_of_what_moves(shape):
+@pytest.mark.slow
+def test_probes_change_no_bit_of_what_moves():
     bits = []
     for names in ((), ("actor", "critic")):
-        players = Players(shape, kind="float16", every=2 if shape != "one scaler" else 1)
-        step = watched(players, names) if names else players.step
-        call = step if shape == "shared" else tf.function(step)
+        players = Players("shared", kind="float16", every=2)
+        call = watched(players, names) if names else players.step
         for given in batches(4, bad=((2, "critic"),)):
             call(tensors(given))
         moved = [getattr(players, name) for name in ("critic", "actor")]
         bits.append(raw(*(model.variables for model in moved), *(one.variables for one in players.optimizers.values())))
     assert bits[0] == bits[1]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("shape", SHAPES)
-def test_two_replicas_count_together_and_have_the_largest_of_either(shape):
-    """Each has the same rows as the single device, and half of the loss."""
-    one, strategy = Players(shape, dropout=0.0), mirrored(2)
-    with strategy.scope():
-        two = Players(shape, dropout=0.0)
-        both = watched(two, kinds=RECORDED)
-    single, seen = watched(one, kinds=RECORDED), []
-    halves = dataset(2, size=4)
-    doubled = halves.map(lambda *parts: tuple(tf.concat([part, part], axis=0) for part in parts))
-    loops.Loop(both, doubled, steps_per_call=2, strategy=strategy, actions=[seen.append]).run(2)
-    call = tf.function(single)
-    for number, half in enumerate(halves):
-        expected = call(half)
-        for name in ("critic", "actor"):
-            names = single.probes[name].names
-            assert both.probes[name].names == names
-            counted = expected[f"{name}/counts"].numpy().sum(axis=1) * 2
-            np.testing.assert_array_equal(seen[0].vectors[f"{name}/counts"][number].sum(axis=1), counted)
-            share = np.array([0.5 if "_gradients/" in row else 1.0 for row in names])
-            amax = expected[f"{name}/amax"].numpy() * share
-            np.testing.assert_allclose(seen[0].vectors[f"{name}/amax"][number], amax, rtol=1e-3, atol=1e-5)
-            rms = expected[f"{name}/update_rms"].numpy()
-            np.testing.assert_allclose(seen[0].vectors[f"{name}/update_rms"][number], rms, rtol=1e-3, atol=1e-6)
 
 
 class Shows(keras.layers.Layer):

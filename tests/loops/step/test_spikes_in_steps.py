@@ -49,17 +49,15 @@ def test_a_spiked_window_moves_nothing_and_the_outputs_say_why(retried):
     assert here.run([batch(2)] * 2)[-1]["applied"]
 
 
-@pytest.mark.slow_with("1-skip", "1-clip")
-@pytest.mark.exhaustive_with("2-skip", "2-clip")
+@pytest.mark.slow
 @pytest.mark.parametrize("by_tensor", ["skip", "clip"])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_by_tensor_the_outputs_name_it_or_count_what_was_clipped(accumulate, by_tensor):
-    here = rig(guarded(norm=False, loss=False, by_tensor=by_tensor), plain_model(), accumulate=accumulate)
-    seen = here.run([batch(seed) for seed in range(5 * accumulate)])
-    assert all(one["applied"] for one in seen if one["attempted"])
+def test_by_tensor_the_outputs_name_it_or_count_what_was_clipped(by_tensor):
+    here = rig(guarded(norm=False, loss=False, by_tensor=by_tensor), plain_model())
+    seen = here.run([batch(seed) for seed in range(5)])
+    assert all(one["applied"] for one in seen)
     assert [name for name in seen[0] if name in ("norm_limit", "loss_limit")] == []
     before = raw(here.moved())
-    spike = here.run([batch(1)] * (accumulate - 1) + [spiked(batch(0))])[-1]
+    (spike,) = here.run([spiked(batch(0))])
     if by_tensor == "skip":
         assert (Cause(spike["cause"]), spike["variable"] >= 0) == (Cause.SPIKE, True)
         assert "clipped_tensors" not in spike
@@ -68,7 +66,7 @@ def test_by_tensor_the_outputs_name_it_or_count_what_was_clipped(accumulate, by_
         assert (spike["applied"], spike["clipped_tensors"] > 0) == (True, True)
         assert spike["clipped_norm"] < spike["grad_norm"]
         assert all(one["clipped_tensors"] == 0 for one in seen)
-    assert here.run([batch(2)] * accumulate)[-1]["applied"]
+    assert here.run([batch(2)])[-1]["applied"]
 
 
 @pytest.mark.slow
@@ -80,17 +78,6 @@ def test_each_part_of_a_composed_step_counts_its_own():
     assert [int(outputs["one/clipped_tensors"]) > 0 for outputs in seen] == [False] * 5 + [True]
     assert "other/clipped_tensors" not in seen[0]
     assert all(bool(outputs["applied"]) for outputs in seen)
-
-
-@pytest.mark.exhaustive
-def test_retry_repeats_the_overflow_and_not_the_spike():
-    here = rig(scaler.LossScaler(SpikeGuard(Dynamic(2.0**30), window=5)), retry=True)
-    seen = here.run([batch(seed) for seed in range(5)])
-    assert seen[0]["retries"] > 0
-    assert all(one["applied"] for one in seen)
-    before = raw(here.moved())
-    (spike,) = here.run([spiked(batch(0), 30.0)])
-    assert (Cause(spike["cause"]), raw(here.moved()) == before) == (Cause.SPIKE, True)
 
 
 def test_the_scale_is_as_before_the_retries_of_a_spiked_window(retried):

@@ -37,15 +37,14 @@ def everything(model):
 SGD, RMSprop = keras.optimizers.SGD, keras.optimizers.RMSprop
 
 
-# Each model in each mode, with an optimizer whose update branches and with one whose does not.
+# Each model, with an optimizer whose update branches and with one whose does not.
 @pytest.mark.slow_with("SpectralNormalization-xla-RMSprop", "LSTM-graph-RMSprop")
-@pytest.mark.exhaustive_with("GRU-graph-SGD", "GRU-xla-RMSprop", "LSTM-xla-SGD")
 @pytest.mark.parametrize(
     ("name", "mode", "optimizer"),
     [
         *(("LSTM", "eager", SGD), ("GRU", "eager", RMSprop), ("SpectralNormalization", "eager", SGD)),
-        *(("LSTM", "graph", RMSprop), ("GRU", "graph", SGD), ("SpectralNormalization", "graph", RMSprop)),
-        *(("LSTM", "xla", SGD), ("GRU", "xla", RMSprop), ("SpectralNormalization", "xla", RMSprop)),
+        *(("LSTM", "graph", RMSprop), ("SpectralNormalization", "graph", RMSprop)),
+        ("SpectralNormalization", "xla", RMSprop),
     ],
 )
 def test_a_skip_puts_back_what_the_forward_pass_moved(name, mode, optimizer):
@@ -102,8 +101,7 @@ def by_hand(model, optimizer, loss_scaler, compiled):
     return tf.function(step) if compiled else step
 
 
-@pytest.mark.exhaustive_with("GRU")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["LSTM", "SpectralNormalization"])
 def test_a_step_by_hand_puts_it_back(name):
     model, shape = MODELS[name]()
     step = by_hand(model, SGD(0.01), static(16.0), compiled=name != "SpectralNormalization")
@@ -114,10 +112,7 @@ def test_a_step_by_hand_puts_it_back(name):
 
 
 @pytest.mark.slow_with("LSTM-False")
-@pytest.mark.exhaustive_with("GRU-False", "LSTM-True", "SpectralNormalization-False")
-@pytest.mark.parametrize(
-    ("name", "eagerly"), [*((name, False) for name in MODELS), ("LSTM", True), ("SpectralNormalization", True)]
-)
+@pytest.mark.parametrize(("name", "eagerly"), [("LSTM", False), ("SpectralNormalization", True)])
 def test_protect_puts_it_back(name, eagerly):
     model, shape = MODELS[name]()
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.01))

@@ -21,14 +21,12 @@ def rig(kind, scale=None):
     return Rig(stateful_model(kind), keras.optimizers.SGD(0.01, momentum=0.9), **arguments)
 
 
-@pytest.mark.exhaustive_with("bfloat16", "float32")
-@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
-def test_it_equals_the_step_written_by_hand(kind):
+def test_it_equals_the_step_written_by_hand():
     def dynamic():
         return scaler.LossScaler(scaler.Dynamic(256.0, growth_interval=2))
 
     rig, written = (
-        make(stateful_model(kind), keras.optimizers.SGD(0.01, momentum=0.9), loss_scaler=dynamic(), clip_norm=0.5)
+        make(stateful_model("float16"), keras.optimizers.SGD(0.01, momentum=0.9), loss_scaler=dynamic(), clip_norm=0.5)
         for make in (Rig, Written)
     )
     by_hand = tf.function(written.take, autograph=False)
@@ -41,7 +39,7 @@ def test_it_equals_the_step_written_by_hand(kind):
         for name, value in others.items():
             np.testing.assert_array_equal(ours[name], value.numpy())
     assert raw(rig.moved()) == raw(written.moved())
-    assert (rig.step.masters is None) == (kind == "float32")
+    assert rig.step.masters
 
 
 def test_the_outputs_are_scalars_of_the_promised_dtypes():
@@ -74,8 +72,7 @@ def test_the_models_own_losses_are_added():
 
 
 @pytest.mark.slow_with("float32-inf")
-@pytest.mark.exhaustive_with("float16-1000000.0")
-@pytest.mark.parametrize(("kind", "bad"), [("float32", np.inf), ("float16", np.nan), ("float16", 1e6)])
+@pytest.mark.parametrize(("kind", "bad"), [("float32", np.inf), ("float16", np.nan)])
 def test_a_skipped_batch_never_happened(kind, bad):
     here, good = rig(kind, 64.0), [batch(number) for number in range(3)]
     here.reset()
@@ -91,13 +88,11 @@ def test_a_skipped_batch_never_happened(kind, bad):
     assert raw(here.moved()) == with_bad != before
 
 
-@pytest.mark.exhaustive_with("-20")
-@pytest.mark.parametrize("exponent", [-20, 40])
-def test_a_power_of_two_changes_no_bit_of_float32_training(exponent):
+def test_a_power_of_two_changes_no_bit_of_float32_training():
     batches = [batch(number) for number in range(5)]
-    plain, scaled = rig("float32"), rig("float32", 2.0**exponent)
+    plain, scaled = rig("float32"), rig("float32", 2.0**40)
     plain.reset()
-    assert str(plain.run(batches)) == str(scaled.run(batches)).replace(str(np.float32(2.0**exponent)), "1.0")
+    assert str(plain.run(batches)) == str(scaled.run(batches)).replace(str(np.float32(2.0**40)), "1.0")
     assert raw(plain.moved()) == raw(scaled.moved())
 
 

@@ -23,7 +23,7 @@ CHANGES = {
         "frozen since it was made: .*dense_0/kernel.*; made trainable since it was made: .*dense_1/kernel",
     ),
 }
-RUNS = {"eager": lambda step: step, "compiled": tf.function, "xla": lambda step: tf.function(step, jit_compile=True)}
+RUNS = {"eager": lambda step: step, "compiled": tf.function}
 
 
 def switch(model, flags):
@@ -31,17 +31,14 @@ def switch(model, flags):
         model.layers[place].trainable = flag
 
 
-# Every change, dtype and number of micro-batches, eagerly and compiled; XLA traces as the compiled ones do.
-@pytest.mark.exhaustive_with("xla-another-float16-1")
+# Every change, dtype and number of micro-batches, eagerly and compiled.
 @pytest.mark.parametrize(
     ("run", "change", "kind", "accumulate"),
     [
         ("eager", "frozen", "float16", 2),
         ("eager", "unfrozen", "float32", 1),
         ("eager", "another", "bfloat16", 2),
-        ("compiled", "frozen", "bfloat16", 1),
         ("compiled", "unfrozen", "float16", 2),
-        ("xla", "another", "float16", 1),
     ],
 )
 def test_a_change_is_refused_in_one_sentence(kind, change, run, accumulate):
@@ -59,14 +56,10 @@ def test_a_change_is_refused_in_one_sentence(kind, change, run, accumulate):
     assert kernels(made) == before
 
 
-@pytest.mark.exhaustive_with("another-1", "frozen-1", "frozen-3", "unfrozen-1", "unfrozen-3")
-@pytest.mark.parametrize("steps_per_call", [1, 3])
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_loop_that_goes_on_notices(change, steps_per_call):
-    frozen, after, says = CHANGES[change]
+def test_a_loop_that_goes_on_notices():
+    frozen, after, says = CHANGES["another"]
     made = two_layers("float32", frozen)
-    step = loops.TrainStep(made, squared_error, keras.optimizers.SGD(0.1))
-    loop = loop_of(step, steps_per_call)
+    loop = loop_of(loops.TrainStep(made, squared_error, keras.optimizers.SGD(0.1)), 3)
     loop.run(6)
     loop.run(9)
     switch(made, after)
@@ -124,8 +117,7 @@ def loop_of(step, steps_per_call, **arguments):
 WARNED = "made trainable since the step was traced: .*dense_1/kernel"
 
 
-@pytest.mark.exhaustive_with("1-False", "3-True")
-@pytest.mark.parametrize(("steps_per_call", "takes_snapshot"), [(1, True), (3, True), (1, False), (3, False)])
+@pytest.mark.parametrize(("steps_per_call", "takes_snapshot"), [(1, True), (3, False)])
 def test_a_loop_with_a_step_of_ones_own_warns(steps_per_call, takes_snapshot):
     """By the snapshot, or else by the model that the step names; never by both."""
     step = Own(takes_snapshot)

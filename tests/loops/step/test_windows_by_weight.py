@@ -12,10 +12,9 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loop_cases import static
+from loop_cases import afresh, static
 from mirrored import mirrored
 from models import squared_error
-from step_cases import afresh
 
 import halfstep as hs
 import loops
@@ -394,10 +393,10 @@ def test_a_replay_ends_windows_where_the_run_did(tmp_path):
     loop = loops.Loop(train_step(accumulate=3, last_window="apply"), data, actions=actions)
     for goal in (4, 5, 8):
         loop.run(goal)
-    for step, attempted in ((5, True), (7, False)):
-        found = rewind(loop, step)
-        assert found.reproduced, found.differs
-        assert bool(found.outputs()["attempted"]) == found.logged["attempted"] == attempted
+    found = rewind(loop, 5)
+    assert found.reproduced, found.differs
+    assert bool(found.outputs()["attempted"])
+    assert found.logged["attempted"]
 
 
 def test_keras_takes_no_weighted_loss_and_a_function_returns_one():

@@ -20,6 +20,8 @@ from loops.support import run_locks
 from loops.support.run_locks import Lock, LockHeld, RunLocks
 from loops.support.written import Place
 
+pytestmark = pytest.mark.usefixtures("eagerly")
+
 
 def hold(path, ready, forks):
     """Takes a lock and waits, as a child that it forks does, too; sends that child's number."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import rich.console
 import tensorflow as tf
+from loop_cases import afresh
 from models import one_layer
 
 import loops
@@ -33,27 +34,20 @@ def seen(tmp_path_factory):
 
     Their folders, what `Progress` showed of both, and their visits.
     """
-    folders, said, visits = [], io.StringIO(), []
+    folders, said, visits, parts = [], io.StringIO(), [], []
+    for name, every in (("critic", 1), ("actor", 3)):
+        model, optimizer = one_layer(), keras.optimizers.SGD(0.01)
+        loss = lambda batch, model=model: tf.reduce_mean(model(batch[0]) ** 2)  # noqa: E731
+        parts.append(loops.Part(name, model, loss, optimizer, every=every))
+    x = tf.random.stateless_normal([12, 4], [1, 2])
+    data = tf.data.Dataset.from_tensors((x, x)).repeat()
+    again = afresh(loops.ComposedStep(parts), data)
     for name, rate in (("p", 0.01), ("q", 0.02)):
-        keras.utils.set_random_seed(1)
-        folder = tmp_path_factory.mktemp(name)
-        models = [one_layer(), one_layer()]
-        parts = [
-            loops.Part(part, model, lambda batch, model=model: tf.reduce_mean(model(batch[0]) ** 2), own, every=every)
-            for part, model, own, every in zip(
-                ("critic", "actor"),
-                models,
-                (keras.optimizers.SGD(0.01), keras.optimizers.SGD(rate)),
-                (1, 3),
-                strict=True,
-            )
-        ]
-        x = tf.random.stateless_normal([12, *models[0].input_shape[1:]], [1, 2])
-        data = tf.data.Dataset.from_tensors((x, x)).repeat()
+        folders.append(tmp_path_factory.mktemp(name))
         progress = loops.Progress(console=rich.console.Console(file=said, width=300))
-        actions = [loops.JsonLines(folder / "steps.jsonl"), progress, visits.append]
-        loops.Loop(loops.ComposedStep(parts), data, actions=actions).run(12)
-        folders.append(folder)
+        loop = again(data, loops.JsonLines(folders[-1] / "steps.jsonl"), progress, visits.append)
+        optimizer.learning_rate = rate
+        loop.run(12)
     return folders, said.getvalue(), visits
 
 
@@ -62,7 +56,6 @@ def runs(seen):
     return seen[0]
 
 
-@pytest.mark.dear("two runs of a composed step")
 def test_two_runs_are_compared_by_the_losses_of_their_parts(runs):
     found = compare(*runs)
     assert [row.name for row in found.rows if row.parts_at is not None] == ["loss of actor"]

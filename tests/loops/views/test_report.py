@@ -310,7 +310,7 @@ def test_the_strategy_of_a_program_is_that_of_its_checkpoint(tmp_path):
         step = loops.TrainStep(model, loss, keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler(strategy))
         folder = tmp_path / name
         saves = loops.Checkpoint(folder / "checkpoints", every=8)
-        loops.Loop(step, data, actions=[loops.JsonLines(folder / "steps.jsonl"), saves]).run(8)
+        loops.Loop(step, data, actions=[loops.JsonLines(folder / "steps.jsonl"), saves], steps_per_call=1).run(8)
     text = reported(tmp_path, *(tmp_path / name for name in strategies))
     guarded = "SpikeGuard(strategy=Dynamic(initial_scale=2^12, growth_interval=64))"
     assert f"strategy</th><td>{guarded}</td><td>Dynamic()</td>" in text
