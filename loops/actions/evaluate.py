@@ -48,6 +48,7 @@ class Evaluate:
         name: A prefix of the metrics' names where they are shown.
 
     Attributes:
+        metrics: Those that it measures, metrics of Keras.
         step: The step after which the newest results were measured; 0 before the first.
         results: The newest result of each metric, floats by name.
 
@@ -68,7 +69,7 @@ class Evaluate:
         found = [_from_name(one) for one in (metrics if several else [metrics])]
         _check(model, dataset, found)
         self._cadence = Cadence("Evaluate", every)
-        self._model, self._dataset, self._metrics = model, dataset, found
+        self._model, self._dataset, self.metrics = model, dataset, found
         self.name = name
         self.step = 0
         self.results: dict[str, float] = {}
@@ -78,7 +79,7 @@ class Evaluate:
     @property
     def metric_names(self) -> list[str]:
         """The keys of `results`."""
-        return [metric.name for metric in self._metrics]
+        return [metric.name for metric in self.metrics]
 
     @property
     def state_keys(self) -> list[str]:
@@ -110,7 +111,7 @@ class Evaluate:
         Raises:
             LoopError: If the dataset is empty.
         """
-        for metric in self._metrics:
+        for metric in self.metrics:
             metric.reset_state()
         empty = True
         for batch in self._dataset:
@@ -122,7 +123,7 @@ class Evaluate:
                 "with drop_remainder? Give a dataset that can be read more than once."
             )
         values = self._read().numpy().tolist()
-        self.step, self.results = step, {one.name: value for one, value in zip(self._metrics, values, strict=True)}
+        self.step, self.results = step, {one.name: value for one, value in zip(self.metrics, values, strict=True)}
         return self.results
 
     def save_state(self) -> dict:
@@ -145,7 +146,7 @@ class Evaluate:
     def _measure(self, x: Any, y: Any, sample_weight: Any) -> None:
         prediction = self._model(x, training=False)
         prediction = tf.nest.map_structure(lambda one: cast_with_mask(one, tf.float32), prediction)
-        for metric in self._metrics:
+        for metric in self.metrics:
             with self._told(metric, x, y, prediction):
                 metric.update_state(y, prediction, sample_weight=sample_weight)
 
@@ -249,7 +250,7 @@ class Best:
         check(f"Best({evaluate!r})", isinstance(evaluate, Evaluate), "an hs.Evaluate")
         check(f"Best(metric={metric!r})", metric in evaluate.metric_names, f"one of {', '.join(evaluate.metric_names)}")
         if mode is None:
-            mode = _better(next(one for one in evaluate._metrics if one.name == metric))
+            mode = _better(next(one for one in evaluate.metrics if one.name == metric))
             check(f"Best(metric={metric!r})", mode, "mode='min' or mode='max' as well: its name does not say which")
         check(f"Best(mode={mode!r})", mode in ("min", "max"), "'min' or 'max', whichever is better")
         number = isinstance(min_delta, numbers.Real) and min_delta >= 0

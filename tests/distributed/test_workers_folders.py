@@ -12,12 +12,12 @@ import loops
 from loops.actions import saves
 from loops.actions.saves import Saves
 from loops.loop.state import folder
-from loops.loop.state.folder import newest_common, of_worker
+from loops.loop.state.folder import FORMAT, newest_common, of_worker
 from loops.loop.workers import Workers
 
 FACTS = json.dumps(
     {
-        "format": 2,
+        "format": FORMAT,
         **{part: {} for part in ("identity", "versions", "variables", "actions", "random")},
         **{"settings": {}, "trainable": {}, "action_keys": {}, "held": []},
         "counters": dict.fromkeys(("data", "attempted", "applied", "skipped"), 0),

@@ -36,14 +36,15 @@ def trace_no_branches(monkeypatch):
     monkeypatch.setattr(Gate, "_decide", _moves_always)
 
 
-def _moves_always(self, strategy, grads, loss_finite, state, when, losses):
+def _moves_always(self, strategy, grads, loss_finite, state, when, losses, count):
     """In place of `Gate._decide`. Weights and scale move as ever: what is said of the next calls depends on that."""
     finite = tf.logical_and(when, gradients.all_finite(grads))
     for part, own in zip(self.targets.parts, self.targets.split(grads), strict=True):
         getattr(part.optimizer, "apply", part.optimizer)(gradients.divide(own, self.loss_scale), part.updated)
     skip, norm = Skip.of(not_skipped()), tf.constant(1.0)
     norms = (norm,) * len(self.targets.parts)
-    return Decision(when, finite, norms, norms, norm, norm, skip, None, (), None), scaler.Event(finite)
+    count(scaler.Event(finite), tf.constant(False), when)
+    return Decision(when, finite, norms, norms, norm, norm, skip, None, (), None)
 
 
 def descent(grads, variables):

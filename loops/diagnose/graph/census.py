@@ -19,7 +19,6 @@ from loops.diagnose.graph.operations import BRANCHES, CALLS
 from loops.loop.loop import Loop
 from loops.loop.user_step import taking_batches
 from loops.support.text import columns
-from scaler.authoring import operation_of_type
 
 _TYPES = ("T", "dtype", "Tparams", "U")
 _SUFFIX = re.compile(r"_\d+$")
@@ -205,7 +204,7 @@ def _operations(graph: tf.Graph, layers: frozenset[str]) -> Iterator[_Operation]
                 sometimes=outer is not None and (outer.sometimes or outer.node.op in BRANCHES),
                 node=node,
             )
-            if node.op not in CALLS and not operation_of_type(node.op).moves:
+            if node.op not in CALLS and not scaler.authoring.operation_of_type(node.op).moves:
                 yield found
             for name in _called(node):
                 if name in library and name not in inside:

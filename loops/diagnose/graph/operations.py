@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from scaler.authoring import operation_of_type
+import scaler
 
 _Node = TypeVar("_Node", bound=Hashable)
 
@@ -32,7 +32,7 @@ CONVOLUTIONS = frozenset(["Conv2D", "Conv3D"])
 
 def root_of(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor that owns the buffer of this one."""
-    while operation_of_type(tensor.op.type).is_view:
+    while scaler.authoring.operation_of_type(tensor.op.type).is_view:
         tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
     return tensor
 

@@ -17,7 +17,6 @@ from loops.diagnose.graph.operations import CONVOLUTIONS, MATRICES, needed, reac
 from loops.diagnose.lint.subject import Finding, Kind, Severity, Subject, Texts
 from loops.support.batches import parts
 from loops.support.text import agreeing, amount
-from scaler.authoring import operation_of_type
 
 _NO_SCALING = Texts(
     Kind.NO_SCALING,
@@ -111,7 +110,7 @@ def half_loss(subject: Subject) -> Iterator[Finding]:
     traced = subject.traced
     # Keras may read the logits in front of a softmax: operations of the model are told by their names.
     own = [one for one in needed([traced.loss.op]) if one.name not in traced.model_operations]
-    computing = [one for one in own if one.type != "Cast" and not operation_of_type(one.type).moves]
+    computing = [one for one in own if one.type != "Cast" and not scaler.authoring.operation_of_type(one.type).moves]
     operations = [one for one in computing if any(output.dtype == tf.float16 for output in one.outputs)]
     if operations:
         yield _LOSS.at(
