@@ -3,7 +3,8 @@
 A step commits in one of two ways. A branch moves the variables or puts back what the forward pass moved, and waits for
 the decision. Selecting waits for nothing: every assignment of the update stores `where(applied, new, old)`. On a GPU a
 branch waits until the device is done, and XLA fuses less across it: see `proofs.selects`. In a branch the strategy
-moves, too, so that an applied step computes nothing that only a skip needs.
+moves, too, so that an applied step computes nothing that only a skip needs. A small step on a CPU does both: it selects
+new values, which are computed while the decision is, and branches for the rest.
 
 An optimizer of which nothing is proven is tried first: its new values are looked at, and put back if one of them is not
 finite. That takes a branch.
@@ -62,6 +63,7 @@ class Proposal:
             a skip. It returns why, which it may know better.
         count: Called once the variables have moved, with whether the step was applied, and whether it was not because
             of its loss: the strategy sees the step, and it is counted.
+        selects: Whether `branch` selects new values, and branches for the rest.
     """
 
     targets: Targets
@@ -73,6 +75,12 @@ class Proposal:
     blame: Callable[[], tf.Tensor | None]
     on_skip: Callable[[tf.Tensor, tf.Tensor | None, tf.Tensor | None], tf.Tensor]
     count: Callable[[tf.Tensor, tf.Tensor], None]
+    selects: bool
+
+    def _move_where(self, applied: tf.Tensor) -> None:
+        """Moves the variables where a step is applied, scalar bool, without a branch."""
+        with assigned_where(applied, [variable for part in self.targets.parts for variable in part.movable]):
+            self.move()
 
     def _count(self, applied: tf.Tensor, of_loss: tf.Tensor) -> None:
         # An update that breaks off is not counted.
@@ -82,8 +90,7 @@ class Proposal:
     def select(self, strategy: Any, sound: tf.Tensor, when: tf.Tensor) -> Committed:
         """Commits where `sound` and `when`, scalar bools, are true, without a branch. What is proven needs no trial."""
         applied = tf.logical_and(sound, when)
-        with assigned_where(applied, [variable for part in self.targets.parts for variable in part.movable]):
-            self.move()
+        self._move_where(applied)
         kept = applied if tf.get_static_value(when) else tf.logical_or(applied, tf.logical_not(when))
         put_back_non_finite(strategy, self.state, kept)
         skipped = tf.logical_and(when, tf.logical_not(applied))
@@ -98,9 +105,13 @@ class Proposal:
         """Commits in a branch of a step that there is."""
         trial = self.trial
         applied = sound if trial is None else trial.try_update(sound, self.move)
+        if self.selects:
+            self._move_where(applied)
+            with after_side_effects():
+                applied = tf.identity(applied)
 
         def apply() -> tuple[tuple[tf.Tensor, ...], tf.Tensor, tf.Tensor | None]:
-            if trial is None:
+            if trial is None and not self.selects:
                 self.move()
             put_back_non_finite(strategy, self.state)
             norms = self.clipped_norms()
@@ -139,8 +150,10 @@ def after_side_effects() -> Iterator[None]:
         yield
         return
     operations = tf.compat.v1.get_default_graph().get_operations()
-    before = tf.group(*(operation for operation in operations if operation.op_def.is_stateful))
-    with tf.control_dependencies([before]):
+    # What reads a variable has no side effect, though TensorFlow counts it among those that do.
+    before = [one for one in operations if one.op_def.is_stateful and one.type != "ReadVariableOp"]
+    # One for all, or each operation that follows would have an edge from each of them.
+    with tf.control_dependencies(before if len(before) < 2 else [tf.group(*before)]):
         yield
 
 

@@ -18,7 +18,7 @@ from scaler.gate.joined import Joined
 from scaler.gate.judge import Spikes, Verdict, judge
 from scaler.gate.measure import Measured, event_of, measure, to_be_summed
 from scaler.gate.optimizers import build_optimizer
-from scaler.gate.proofs import needs_trial, selects
+from scaler.gate.proofs import moves_by_selecting, needs_trial, selects
 from scaler.gate.propose import finish_all, move, propose
 from scaler.gate.rollback import Snapshot, put_back_non_finite
 from scaler.gate.targets import Part, Targets
@@ -238,7 +238,8 @@ class Gate:
 
         trial = Trial(strategy, targets) if needs_trial(targets) else None
         blame = functools.partial(_first_bad_replica, strategy, measured.own, loss_finite)
-        return Proposal(targets, move_all, trial, state, clipped_norms, explain, blame, self.on_skip, count)
+        light = moves_by_selecting(self.select, targets)
+        return Proposal(targets, move_all, trial, state, clipped_norms, explain, blame, self.on_skip, count, light)
 
     def _norms(self, measured: Measured) -> tuple[tf.Tensor, ...]:
         """The global norm of each part's gradients, float32."""

@@ -71,7 +71,8 @@ class LossScaler(ByName):
             `where(finite, new, old)`, and nothing waits for the decision. With False the update stands in a branch, for
             which a GPU waits at each step, and a skip is looked at more closely: docs/concepts/skips.md has the table.
             Default: True on a GPU, and where XLA compiles the whole step, for optimizers of Keras that are proven to
-            keep finite values finite. Else False.
+            keep finite values finite. Else False, but that a small step selects its new values all the same, and only
+            looks at a skip in a branch.
             Weights, slots and scales are the same either way, but for last bits where XLA compiles the whole step.
 
     Raises:

@@ -170,6 +170,22 @@ def selects(asked: bool | None, targets: Targets) -> bool:
     return not unfit and (bool(asked) or selects_by_default())
 
 
+def moves_by_selecting(asked: bool | None, targets: Targets) -> bool:
+    """Whether a step branches for what a skip needs alone, and selects its new values all the same.
+
+    That is faster where the branch would take longer than the update in it. In a large step all new values would wait
+    for the decision together.
+
+    Args:
+        asked: `LossScaler(select=...)`.
+        targets: What the update moves.
+    """
+    if asked is not None or tf.executing_eagerly() or tf.distribute.has_strategy() or _unfit(targets):
+        return False
+    sizes = [replicas.native(variable).shape.num_elements() for variable in targets.built_for]
+    return None not in sizes and sum(sizes) <= SMALL
+
+
 def selects_here(asked: bool | None) -> bool:
     """Whether steps that are traced now choose their new values, where the optimizer allows it."""
     if tf.executing_eagerly():
