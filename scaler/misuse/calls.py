@@ -33,6 +33,7 @@ from scaler.misuse.verdicts import (
     NEVER_ASKED,
     NOT_SCALED,
     Verdict,
+    divided_again,
     judge,
     not_scaled,
     refuse_scaled,
@@ -328,7 +329,8 @@ class Calls:
             Whether their loss is known not to have been scaled.
         """
         if unscaled is True and not self._is_constant:
-            self.use.say_once(still_scaled(*self._units(grads, model)))
+            judged, wanted = self._units(grads, model)
+            self.use.say_once(still_scaled(judged, wanted) or divided_again(judged, self))
             if self._moves and not tf.executing_eagerly():
                 units = units_of([gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)])
                 self.use.say_once(divided_by_another_scale(units, self, self._stored), "another scale divides")

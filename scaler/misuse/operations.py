@@ -110,7 +110,7 @@ _OPERATIONS = {
         "NcclAllReduce AvgPool MaxPool BiasAddGrad Diag DiagPart MatrixDiagPartV3 MatrixDiagV3 MatrixBandPart "
         "TensorListGather TensorListConcatV2 TensorListResize OptionalFromValue OptionalGetValue SpaceToBatchND "
         "BatchToSpaceND DepthToSpace SpaceToDepth ResizeBilinear ResizeNearestNeighbor ResizeBilinearGrad "
-        "TensorListElementShape",
+        "TensorListElementShape EuclideanNorm",
         (1,),
     ),
     **_rows("Mul MulNoNan MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative", (1, 1)),

@@ -31,6 +31,11 @@ _STILL_SCALED = (
     "scale since: they seem to be too large by this factor. Leave unscaled=True out, or pass the result of "
     "unscale(grads)."
 )
+_DIVIDED_AGAIN = (
+    "apply(grads, unscaled=True): these gradients were divided by the loss scale more often than it multiplied their "
+    "loss: they seem to be too small by this factor. Pass the result of unscale(grads) as it is, or divide only once "
+    "by loss_scale."
+)
 
 
 class Verdict(NamedTuple):
@@ -150,6 +155,14 @@ def still_scaled(units: Sequence[Unit], wanted: frozenset) -> str | None:
     doubts = {Note.NUMBER, Note.DOUBTFUL}
     carry = (unit for unit in units if isinstance(unit, Power) and unit.powers == wanted)
     return _STILL_SCALED if any(not unit.notes & doubts for unit in carry) else None
+
+
+def divided_again(units: Sequence[Unit], owner: object) -> str | None:
+    """The warning for gradients that are passed as unscaled and were divided once too often, or None."""
+    # A constant, an argument or a variable may be the scale that multiplied them before.
+    doubts = {Note.NUMBER, Note.DOUBTFUL}
+    certain = (unit for unit in units if isinstance(unit, Power) and not unit.notes & doubts)
+    return _DIVIDED_AGAIN if any(dict(unit.powers).get(owner, 0.0) < 0.0 for unit in certain) else None
 
 
 def not_scaled(why: str) -> str:

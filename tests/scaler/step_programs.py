@@ -182,6 +182,7 @@ OF_LOSS = {
         "ok",
         lambda s, v: s.scale(tf.reduce_sum(tf.scan(lambda a, x: tf.tanh(a * v[0] + x), tf.ones([5]), 0.5))),
     ),
+    "euclidean_norm_of_the_scaled": ("ok", lambda s, v: tf.math.reduce_euclidean_norm(v * s.loss_scale)),
     "uncertainty_outside": ("wrong", lambda s, v: s.scale(one(v)) * tf.exp(-v[0]) + v[0]),
 }
 for name, row in OF_LOSS.items():
@@ -308,6 +309,32 @@ OF_GRADIENTS = {
     "unscaled_and_more": ("ok", lambda s, g, v, w: [tf.clip_by_norm(one, 1e6) + 0.0 for one in s.unscale(g)], UNSCALED),
     "divided_by_what_they_carry": ("ok", lambda s, g, v, w: [one / s.scale_of_gradients for one in g], UNSCALED),
     "divided_by_hand": ("ok", lambda s, g, v, w: [one / s.loss_scale for one in g], UNSCALED),
+    "unscaled_and_divided_by_hand": (
+        "wrong",
+        lambda s, g, v, w: [one / s.loss_scale for one in s.unscale(g)],
+        UNSCALED,
+    ),
+    "divided_twice_by_hand": ("wrong", lambda s, g, v, w: [one / s.loss_scale / s.loss_scale for one in g], UNSCALED),
+    "divided_by_the_square": (
+        "wrong",
+        lambda s, g, v, w: [one / tf.square(s.scale_of_gradients) for one in g],
+        UNSCALED,
+    ),
+    "unscaled_then_scaled_and_unscaled_by_hand": (
+        "ok",
+        lambda s, g, v, w: [one * s.loss_scale / s.loss_scale for one in s.unscale(g)],
+        UNSCALED,
+    ),
+    "divided_by_hand_and_by_a_constant": (
+        "ok",
+        lambda s, g, v, w: [one / s.loss_scale / 1024.0 for one in g],
+        UNSCALED,
+    ),
+    "divided_by_a_constant_and_the_square_times_it": (
+        "ok",
+        lambda s, g, v, w: [one * 1024.0 / tf.square(s.loss_scale) for one in g],
+        UNSCALED,
+    ),
     "times_inverse": ("ok", lambda s, g, v, w: [one * (1.0 / s.loss_scale) for one in g], UNSCALED),
     "times_a_constant": ("ok", lambda s, g, v, w: [one * (1.0 / 1024.0) for one in g], UNSCALED),
     "times_the_reciprocal": ("ok", lambda s, g, v, w: [one * tf.math.reciprocal(s.loss_scale) for one in g], UNSCALED),
@@ -326,6 +353,15 @@ OF_GRADIENTS = {
     "clip_then_cast": ("wrong", lambda s, g, v, w: [0.5 * one for one in gn(g, 1.0)]),
     "sign_of_scaled": ("wrong", lambda s, g, v, w: [tf.sign(one) for one in g]),
     "normalised": ("wrong", lambda s, g, v, w: [one / (tf.norm(one) + 1e-12) for one in g]),
+    "normalised_by_the_euclidean_norm": (
+        "wrong",
+        lambda s, g, v, w: [one / tf.math.reduce_euclidean_norm(one) for one in g],
+    ),
+    "normalised_by_the_euclidean_norm_after_unscale": (
+        "ok",
+        lambda s, g, v, w: [one / tf.math.reduce_euclidean_norm(one) for one in s.unscale(g)],
+        UNSCALED,
+    ),
     "noise_after_unscale": (
         "ok",
         lambda s, g, v, w: [one + tf.random.normal(one.shape) for one in s.unscale(g)],
@@ -597,6 +633,31 @@ def by_hand_and_divided(w):
     def step():
         read = s.loss_scale
         s.apply(descent, [slopes(lambda: tf.reduce_sum(v**2) * read, v) / read], [v], unscaled=True)
+
+    return step, ()
+
+
+@ok
+def divided_by_what_was_multiplied_before(w):
+    s, v, kept = w.scaler(), w.weights([0.5]), w.var(1024.0, trainable=False)
+
+    def step(before):
+        s.apply(descent, [s.unscale([grad_of(s, v)])[0] * kept / s.loss_scale], [v], unscaled=True)
+        s.apply(descent, [s.unscale([grad_of(s, v)])[0] * before / s.loss_scale], [v], unscaled=True)
+
+    return step, (s.loss_scale + 0.0,)
+
+
+@ok
+def penalty_of_unscaled_slopes_that_nobody_scales(w):
+    s, v = w.scaler(), w.weights([0.5])
+
+    def step():
+        with tf.GradientTape() as tape:
+            (slope,) = s.unscale([slopes(lambda: s.scale(tf.reduce_sum(v**3)), v)])
+            by_hand = slopes(lambda: s.loss_scale * tf.reduce_sum(v**3), v) / s.loss_scale
+            loss = tf.reduce_sum(v**2) + tf.reduce_sum(tf.square(slope)) + tf.reduce_sum(tf.square(by_hand))
+        s.apply(descent, [tape.gradient(loss, v)], [v], unscaled=True)
 
     return step, ()
 
