@@ -223,7 +223,7 @@ class OwnStep(tf.Module):
 
         Args:
             who: The class and name of the step, for the sentence.
-            advice: A sentence that says what to create anew once other weights are trained.
+            advice: What to create again when other weights are to be trained, as a sentence.
 
         Raises:
             scaler.InvalidArgument: With what was changed.

@@ -34,7 +34,6 @@ from scaler.outcome.stuck import Reading, StuckPolicy, Watch
 from scaler.strategies import Dynamic, Event, Strategy
 from scaler.strategies.base import (
     check_event,
-    float_bounds_of,
     host_bounds_of,
     in_words,
     needs_of,
@@ -423,12 +422,9 @@ class LossScaler(ByName):
             alone = replicas.replica_count() == 1
             parts = [Part.of(share, self.sum_duplicates) for share in shares]
 
-            def floor() -> tf.Tensor:
-                return float_bounds_of(self.strategy)[0]
-
             def on_skip(reason: tf.Tensor, replica: tf.Tensor | None, where: tf.Tensor | None) -> tf.Tensor:
                 if diagnose is not None and alone and where is None:
-                    reason = cause_from_second_pass(Skip.of(reason), loss_scale, floor(), diagnose).packed()
+                    reason = cause_from_second_pass(Skip.of(reason), loss_scale, self.strategy, diagnose).packed()
                 return self._kept.keep(loss_scale, reason, replica, name_offset(), where, counted=update)
 
             def name_offset() -> int:
@@ -458,7 +454,7 @@ class LossScaler(ByName):
             self._calls.decided(None if update else decision.attempted)
             skip = decision.skip
             if diagnose is not None and not alone and not gate.selects:
-                skip = cause_from_second_pass_on_replicas(skip, loss_scale, floor(), diagnose, self._kept.correct)
+                skip = cause_from_second_pass_on_replicas(skip, loss_scale, self.strategy, diagnose, self._kept.correct)
             if not update:
                 note_skip_in_trace(self._kept, skip.cause)
             outcome = decision.outcome(skip, loss_scale, name_offset())._replace(retries=retries)

@@ -248,7 +248,7 @@ _LOW_SCALE = 2.0**-14
 """Where float16's backward pass can hardly overflow any more."""
 
 
-def cause_from_second_pass(skip: Skip, loss_scale: tf.Tensor, floor: tf.Tensor, diagnose: Callable) -> Skip:
+def cause_from_second_pass(skip: Skip, loss_scale: tf.Tensor, scaling: Strategy, diagnose: Callable) -> Skip:
     """The reason of a skip, after a look at the gradients at lower scales where an overflow is presumed.
 
     To be called in the branch of a skip, on one replica, by what `replicas.merge` calls.
@@ -256,21 +256,21 @@ def cause_from_second_pass(skip: Skip, loss_scale: tf.Tensor, floor: tf.Tensor, 
     Args:
         skip: The reason as the gate presumes it.
         loss_scale: Scalar float32, of the step.
-        floor: Scalar float32, the strategy's.
+        scaling: The scaler's strategy. The look goes down to its floor, if that is below 2^-14.
         diagnose: From an output gradient to the gradients for it.
     """
 
     def in_replica(small: tf.Tensor) -> list:
         return replicas.map_replicas(tf.distribute.get_strategy(), with_user_autograph(diagnose), small)
 
-    presumed, broken, backward = _looked(skip, loss_scale, floor, in_replica)
+    presumed, broken, backward = _looked(skip, loss_scale, scaling, in_replica)
     return _corrected(skip, loss_scale, presumed, broken, backward)
 
 
 def cause_from_second_pass_on_replicas(
     skip: Skip,
     loss_scale: tf.Tensor,
-    floor: tf.Tensor,
+    scaling: Strategy,
     diagnose: Callable,
     correct: Callable[[tf.Tensor, tf.Tensor], None],
 ) -> Skip:
@@ -279,7 +279,7 @@ def cause_from_second_pass_on_replicas(
     `correct` is called once for all replicas with two scalar bools: whether the cause is BACKWARD, and whether a lower
     scale helps.
     """
-    presumed, broken, backward = _looked(skip, loss_scale, floor, diagnose)
+    presumed, broken, backward = _looked(skip, loss_scale, scaling, diagnose)
 
     def agree(strategy: tf.distribute.Strategy, broken: tf.Tensor, backward: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         broken, backward = replicas.any_of(strategy, broken), replicas.any_of(strategy, backward)
@@ -292,7 +292,7 @@ def cause_from_second_pass_on_replicas(
 
 
 def _looked(
-    skip: Skip, loss_scale: tf.Tensor, floor: tf.Tensor, diagnose: Callable
+    skip: Skip, loss_scale: tf.Tensor, scaling: Strategy, diagnose: Callable
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Whether an overflow is presumed; whether gradients are not finite at a scale of 1; and then at any scale."""
     seen = traced_once(lambda small: _seen(with_user_autograph(diagnose)(small)))
@@ -300,7 +300,7 @@ def _looked(
 
     def look() -> tuple[tf.Tensor, tf.Tensor]:
         # 1 is far above what float16 flushes to zero, and 2^-14 far below what overflows in it.
-        scales = tf.minimum(1.0, loss_scale), tf.minimum(floor, _LOW_SCALE)
+        scales = tf.minimum(1.0, loss_scale), tf.minimum(float_bounds_of(scaling)[0], _LOW_SCALE)
         at_one, at_low = (seen(tf.maximum(s / loss_scale, SMALLEST_SCALE)) for s in scales)
         broken = tf.logical_not(at_one.all_finite)
         flushed = tf.logical_not(tf.reduce_any(tf.logical_and(tf.logical_not(at_one.finite), at_low.not_zero)))

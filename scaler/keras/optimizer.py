@@ -36,7 +36,7 @@ from scaler.weights.masters import MasterWeights
 _SAVED_AT_TIMES = ("masters", "_window", "step_counter", "dynamic_scale")
 """Parts that some checkpoints of a loss scale optimizer lack, ours or Keras's."""
 _UNCHECKED = StuckPolicy("warn", consecutive_skips=20, consecutive_bad_losses=5)
-"""When a run in `fit` that nobody checks is worth a word, at the end of an epoch: an epoch may be short."""
+"""When `fit` warns of a run that makes no progress. It takes less than elsewhere, since an epoch may be short."""
 
 
 @keras.saving.register_keras_serializable(package="scaler")
@@ -348,16 +348,10 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         """Whether any step traced so far had a gradient for the variable."""
         return self._order.updates(variable)
 
-    def _warn_if_stuck(self) -> None:
-        """Warns of no progress that no `check` looks at: after each epoch with `protect`, else at the end of `fit`."""
-        own = self.loss_scaler
-        if len(own._watch.history.readings) < 2 and own.stuck.action != "continue":
-            own._look(self._unchecked, own._stored.read(), " hs.LossScaleLogger() among the callbacks ends such a run.")
-
     def finalize_variable_values(self, var_list: Sequence) -> None:
         """Assigns the inner optimizer's EMA to variables and masters. Keras calls it at the end of `fit`."""
         if tf.executing_eagerly():
-            self._warn_if_stuck()
+            warn_if_stuck(self)
         inside = (self.inner_optimizer, *getattr(self.inner_optimizer, "optimizers", ()))
         if not any(getattr(each, "use_ema", False) for each in inside):
             self.inner_optimizer.finalize_variable_values(var_list)
@@ -403,3 +397,11 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         if found and (UNSCALED not in found or found == {UNSCALED}):
             return UNSCALED in found
         return tf.identity(self._unscaled)
+
+
+def warn_if_stuck(optimizer: LossScaleOptimizer) -> None:
+    """Warns of no progress that no `check` looks at: after each epoch with `protect`, else at the end of `fit`."""
+    own = optimizer.loss_scaler
+    if len(own._watch.history.readings) < 2 and own.stuck.action != "continue":
+        advice = " hs.LossScaleLogger() among the callbacks ends such a run."
+        own._look(optimizer._unchecked, own._stored.read(), advice)

@@ -21,7 +21,7 @@ from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.gate.layer_state import LayerState
 from scaler.gate.proofs import selects_by_default
 from scaler.gate.rollback import all_finite, state_to_keep
-from scaler.keras.optimizer import LossScaleOptimizer
+from scaler.keras.optimizer import LossScaleOptimizer, warn_if_stuck
 from scaler.keras.shown_metrics import Shown
 from scaler.keras.variables import ProtectedStep
 from scaler.misuse.moving_statistics import warn_of_narrow_statistics
@@ -168,7 +168,7 @@ def protect(model: keras.Model) -> keras.Model:
             return shown.note(own_results())
         if shown.put_back:
             for optimizer in loss_scale_optimizers(model).values():
-                optimizer._warn_if_stuck()
+                warn_if_stuck(optimizer)
         return shown.at_rest()
 
     setattr(train_step, _MARK, True)

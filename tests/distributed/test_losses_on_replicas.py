@@ -107,7 +107,10 @@ def heads(count):
 
 def call(strategy, function):
     """Calls a function of `x` and `y` with each replica's share."""
-    share = lambda values: lambda context: tf.split(values, 2)[context.replica_id_in_sync_group]  # noqa: E731
+
+    def share(values):
+        return lambda context: tf.split(values, 2)[context.replica_id_in_sync_group]
+
     parts = [strategy.experimental_distribute_values_from_function(share(values)) for values in (X, Y)]
     return strategy.run(function, parts)
 
@@ -180,7 +183,10 @@ def test_a_loss_for_each_output():
 
 def penalised(strategy):
     """A model with losses of its own, that normalises over the whole batch wherever it is."""
-    penalty = lambda weights: 0.1 * MSE(tf.zeros_like(weights), weights)  # noqa: E731
+
+    def penalty(weights):
+        return 0.1 * MSE(tf.zeros_like(weights), weights)
+
     norm = keras.layers.BatchNormalization(synchronized=strategy.num_replicas_in_sync > 1)
     start = keras.initializers.RandomNormal(seed=1)
     dense = keras.layers.Dense(3, kernel_initializer=start, kernel_regularizer=penalty, use_bias=False)

@@ -147,7 +147,10 @@ def test_float64_weights_are_averaged_in_float64_and_float32_ones_in_float32(mom
         return keras.Sequential([keras.Input([4]), keras.layers.Dense(5, dtype="float32"), wide])
 
     student, teacher = made(), made()
-    loss = lambda x: tf.reduce_mean(student(x) ** 2)  # noqa: E731
+
+    def loss(x):
+        return tf.reduce_mean(student(x) ** 2)
+
     step = loops.ComposedStep([part("student", student, loss, teacher=teacher, momentum=momentum)])
     take = tf.function(step) if momentum == 0.9 else step
     for number in range(3):
@@ -177,7 +180,10 @@ def test_a_resumed_run_with_another_momentum_says_so(tmp_path):
 def test_a_teacher_of_float16_does_not_stand_still():
     """The updates of a step are less than float16 can add to a weight; the student's master and the copy keep them."""
     student, teacher = plain_model("float16"), plain_model("float16")
-    loss = lambda x: tf.reduce_mean(tf.cast(student(x), tf.float32))  # noqa: E731
+
+    def loss(x):
+        return tf.reduce_mean(tf.cast(student(x), tf.float32))
+
     own = part("student", student, loss, keras.optimizers.SGD(1e-3), scale=8.0, teacher=teacher, momentum=0.5)
     step = loops.ComposedStep([own])
     masters, copies = (one.weights for one in step.master_weights)

@@ -187,7 +187,10 @@ def test_what_is_probed_by_hand_belongs_to_the_model_whose_layer_it_is_in():
 @pytest.mark.slow
 def test_of_a_part_of_several_models_the_rows_are_those_of_the_watched_one():
     encoder, head = plain_model(), keras.Sequential([keras.Input([1]), keras.layers.Dense(1, name="head")])
-    loss = lambda given: squared_error(given[1], head(encoder(given[0])))  # noqa: E731
+
+    def loss(given):
+        return squared_error(given[1], head(encoder(given[0])))
+
     own = part("both", [encoder, head], loss, keras.optimizers.SGD(0.1, momentum=0.9))
     step = loops.ComposedStep([own], probes={"both": observe.watch(encoder, kinds=ALL)})
     outputs = step(batch())
