@@ -1,11 +1,23 @@
 """Steps that many tests run, with all their variables at hand: compared by bytes, set back to their start."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 from models import batch, squared_error
 
 import loops
 import scaler
+
+
+class Batches(keras.callbacks.Callback):
+    """What `fit` shows after each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append({name: float(value) for name, value in logs.items()})
 
 
 def raw(*groups):

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from models import batch, stateful_model
 from replica_cases import agree, finite, mirrored, raw, spoil
+from rigs import Batches
 
 import scaler
 
@@ -181,15 +182,6 @@ def test_the_wrong_place_is_refused():
 
 
 BATCH, BATCHES = 8, 3
-
-
-class Batches(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seen.append({name: float(value) for name, value in logs.items()})
 
 
 def made(ours):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras_cases import data, overflowing, started
+from rigs import Batches
 
 import scaler
 
@@ -48,15 +49,6 @@ def steep():
 def true_loss(model, batch):
     x, y = batch
     return float(np.mean((np.float32(model.predict_on_batch(x)) - y) ** 2))
-
-
-class Batches(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seen.append({name: float(value) for name, value in logs.items()})
 
 
 @pytest.mark.slow_with("{'run_eagerly': True}")
