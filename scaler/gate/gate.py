@@ -185,7 +185,8 @@ class Gate:
 
         told, counted = (), None
         if guard is not None and spike is not None:
-            told = tuple(choose(tf.logical_and(spike, when), one, 0.0) for one in guard.verdict[2:5])
+            of_guard, here = guard.verdict, tf.logical_and(spike, when)
+            told = tuple(choose(here, one, 0.0) for one in (of_guard.value, of_guard.usual, of_guard.limit))
             counted = None if guard.clipped is None else choose(done.applied, guard.clipped, 0)
         return Decision(
             attempted=when,
