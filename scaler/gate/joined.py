@@ -185,20 +185,10 @@ class Joined:
         return [places for _, places in _chunked(alike, own, _CHUNK)]
 
 
-class Chunk(NamedTuple):
-    """Variables that are updated as one, along their first axis.
-
-    Attributes:
-        places: Their positions among the variables of the step.
-        decaying: Whether the optimizer's weight decay applies to them.
-    """
-
-    places: tuple[int, ...]
-    decaying: bool
-
-
-def chunks_of(optimizer: Any, grads: Sequence, variables: Sequence, masters: MasterWeights | None) -> list[Chunk]:
-    """The variables that are worth joining, in chunks of the same shape but for the first axis.
+def chunks_of(
+    optimizer: Any, grads: Sequence, variables: Sequence, masters: MasterWeights | None
+) -> list[tuple[int, ...]]:
+    """The places of variables that are worth joining, in chunks of the same shape but for the first axis.
 
     Args:
         optimizer: A Keras optimizer, built for the variables.
@@ -217,53 +207,67 @@ def chunks_of(optimizer: Any, grads: Sequence, variables: Sequence, masters: Mas
             decaying = optimizers.decays(optimizer, variable)
             key = (decaying, grad.dtype, None if model is None else model.dtype, *variable.shape[1:])
             alike.setdefault(key, []).append(place)
-    return [Chunk(places, decaying) for (decaying, *_), places in _chunked(alike, variables, most)]
+    return [places for _, places in _chunked(alike, variables, most)]
 
 
-def move(
-    optimizer: Any,
-    chunk: Chunk,
-    grad: tf.Tensor,
-    variables: Sequence,
-    masters: MasterWeights | None,
-    learning_rate: tf.Tensor,
-) -> None:
-    """Moves a chunk's variables, their slots and the 16-bit variables behind masters.
+class Group(NamedTuple):
+    """Variables that move as one, with what moves beside them. A compiled function takes one as its argument.
+
+    Attributes:
+        weights: TensorFlow's variables, float32, of the same shape but for the first axis.
+        slots: Those of each, by name.
+        model: The 16-bit variable behind each master; none without masters.
+        decaying: Whether the optimizer's weight decay applies to them.
+    """
+
+    weights: list[tf.Variable]
+    slots: list[dict[str, tf.Variable]]
+    model: list[tf.Variable]
+    decaying: bool
+
+
+def group(optimizer: Any, variables: Sequence, masters: MasterWeights | None) -> Group:
+    """The group of some variables, all of which decay or none."""
+    own = list(map(replicas.native, variables))
+    model = [replicas.native(each) for each in _models(masters, variables) if each is not None]
+    slots = [optimizers.slots_of(optimizer, each) for each in own]
+    return Group(own, slots, model, optimizers.decays(optimizer, own[0]))
+
+
+def move(optimizer: Any, group: Group, grad: tf.Tensor, learning_rate: tf.Tensor, flag: tf.Tensor | None) -> None:
+    """Moves a group's variables, their slots and the 16-bit variables behind masters.
 
     Args:
-        optimizer: From `chunks_of`.
-        chunk: One of `chunks_of`.
-        grad: The gradients of its variables, unscaled, clipped and joined: float32.
-        variables: All variables of the step.
-        masters: What the variables are masters for, or None.
+        optimizer: `works_on_values`.
+        group: Its variables.
+        grad: Their gradients, unscaled, clipped and joined: float32.
         learning_rate: Scalar float32.
+        flag: Scalar bool, whether they move; None if they do.
     """
-    given = [variables[place] for place in chunk.places]
-    own = list(map(replicas.native, given))
-    model = [replicas.native(each) for each in _models(masters, given) if each is not None]
-    slots = [optimizers.slots_of(optimizer, each) for each in own]
+    own, slots, model, decaying = group
     before = {name: joined([each[name] for each in slots]) for name in slots[0]}
     held = functools.cache(lambda: joined(own))
     copies = joined(model) if model else None
     weight = held if copies is None else lambda: weights.refreshed(held(), copies)
-    after = moved(optimizer, chunk.decaying, grad, weight, before, learning_rate)
+    after = moved(optimizer, decaying, grad, weight, before, learning_rate)
     for name, value in after.slots.items():
-        _assign([each[name] for each in slots], value, before[name])
-    if after.weight.only and copies is None and flag_of(own[0]) is None:
+        _assign([each[name] for each in slots], value, before[name], flag)
+    if after.weight.only and copies is None and flag is None:
         # The weights were not read, and need not be.
         method, by = after.weight.only
         for variable, part in _split(by, own):
             getattr(variable, method)(part)
         return
     value = after.weight.value
-    _assign(own, value, held())
+    _assign(own, value, held(), flag)
     if copies is not None:
-        _assign(model, weights.rounded(value, model[0].dtype), copies)
+        _assign(model, weights.rounded(value, model[0].dtype), copies, flag)
 
 
 def joined(tensors: Sequence) -> tf.Tensor:
     """Tensors or variables of the same shape but for the first axis, one after another."""
-    return tf.concat([tf.convert_to_tensor(each) for each in tensors], 0)
+    values = list(map(tf.convert_to_tensor, tensors))
+    return values[0] if len(values) == 1 else tf.concat(values, 0)
 
 
 def cut(places: Sequence[int], variables: Sequence, most: int) -> list[list[int]]:
@@ -301,8 +305,7 @@ def _models(masters: MasterWeights | None, variables: Sequence) -> list:
     return [None] * len(variables) if masters is None else masters.rounded_into(variables)
 
 
-def _assign(variables: Sequence, value: tf.Tensor, before: tf.Tensor) -> None:
-    flag = flag_of(variables[0])
+def _assign(variables: Sequence, value: tf.Tensor, before: tf.Tensor, flag: tf.Tensor | None) -> None:
     value = value if flag is None else choose(flag, value, before)
     for variable, part in _split(value, variables):
         assign_chosen(variable, part)
@@ -310,4 +313,5 @@ def _assign(variables: Sequence, value: tf.Tensor, before: tf.Tensor) -> None:
 
 def _split(value: tf.Tensor, variables: Sequence) -> Iterator[tuple[Any, tf.Tensor]]:
     """Each variable with its part of what was joined."""
-    return zip(variables, tf.split(value, [each.shape[0] for each in variables]), strict=True)
+    parts = [value] if len(variables) == 1 else tf.split(value, [each.shape[0] for each in variables])
+    return zip(variables, parts, strict=True)

@@ -3,15 +3,14 @@
 Keras's own `apply` always does what surrounds an update: the count of steps, moving averages, constraints. Inside a
 graph and on one device its update proper is laid out in another way where it can be. An optimizer that treats every
 value by itself has its arithmetic traced once, and called for each variable, with the same bits. Many small variables
-are joined to few. Large ones are compiled by XLA, where unscaling, clipping, weight decay, the update and the rounding
-of masters become a few passes over memory, with the same numbers but for last bits.
+are joined to few. Large ones are compiled by XLA, once a shape, where unscaling, clipping, weight decay, the update and
+the rounding of masters become a few passes over memory, with the same numbers but for last bits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,8 +22,9 @@ from scaler import gradients
 from scaler.backend import apply_steps, optimizers, replicas
 from scaler.backend.apply_steps import read_once, read_once_a_device
 from scaler.backend.autograph import with_user_autograph
-from scaler.backend.graphs import in_xla, meet
+from scaler.backend.graphs import has_gpu, in_xla, meet
 from scaler.backend.optimizers import KerasTwo
+from scaler.backend.variables import flag_of
 from scaler.gate import joined
 from scaler.gate.joined import is_value_by_value, mover, works_on_values
 from scaler.gate.optimizers import Optimizer
@@ -35,11 +35,11 @@ from scaler.weights.masters import MasterWeights
 _HANDLE = 2**12
 """What a variable costs beside its elements, in elements: each is read through a handle, however small it is."""
 _WORTH_COMPILING = 2**18
+_MOST = 4
+"""Compiled calls of one update on a GPU, where the launch of a call for each variable takes longer than its work. On a
+CPU a launch takes 20 microseconds, and to compile each variable by itself half a second more for forty of them."""
 _WORTH_CALLING = 4
 """Variables. To trace a function takes as long as the arithmetic of one or two: Adam's has 30 operations for each."""
-_MOST = 4
-"""Compiled calls of one update. More calls than cores run no faster, and the launch of a call for each variable takes
-longer than its work."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Layout:
     """How the update of many variables is laid out.
 
     Attributes:
-        chunks: The variables that are joined, each chunk with its scaled gradients.
+        chunks: The places of variables that are joined, each chunk with its scaled gradients.
         compiles: Whether the other dense ones are compiled.
         on_values: Whether their arithmetic may be traced once for all of them.
     """
 
-    chunks: Sequence[tuple[joined.Chunk, tf.Tensor]]
+    chunks: Sequence[tuple[tuple[int, ...], tf.Tensor]]
     compiles: bool
     on_values: bool
 
@@ -103,7 +103,7 @@ def _layout(part: Part, grads: Sequence, together: joined.Joined) -> Layout | No
     # A joined gradient has no position by which to limit it.
     same = part.clip is None or part.clip.limits_all_alike
     chunks = joined.chunks_of(optimizer, grads, variables, part.masters) if same else []
-    in_chunks = {place for chunk in chunks for place in chunk.places}
+    in_chunks = {place for chunk in chunks for place in chunk}
     pairs = enumerate(zip(grads, variables, strict=True))
     others = [own for place, (grad, own) in pairs if place not in in_chunks and not isinstance(grad, tf.IndexedSlices)]
     compiles = sum(map(_cost, others)) >= _WORTH_COMPILING
@@ -114,7 +114,7 @@ def _layout(part: Part, grads: Sequence, together: joined.Joined) -> Layout | No
     )
     if not chunks and not compiles and not calls:
         return None
-    return Layout([(chunk, together.at(chunk.places)) for chunk in chunks], compiles, on_values)
+    return Layout([(chunk, together.at(chunk)) for chunk in chunks], compiles, on_values)
 
 
 def _can_be_laid_out(part: Part) -> bool:
@@ -154,6 +154,7 @@ class _Groups:
         self._optimizer, self._masters, self._layout = part.optimizer, part.masters, layout
         self._variables = part.updated
         self._loss_scale, self._limit = loss_scale, limit
+        self._limits_all_alike = part.clip is None or part.clip.limits_all_alike
         self._places = {id(replicas.native(variable)): place for place, variable in enumerate(self._variables)}
 
     def move(self, grads: Sequence) -> None:
@@ -179,8 +180,10 @@ class _Groups:
     def _move_groups(self, pairs: Sequence[tuple], learning_rate: tf.Tensor) -> None:
         for chunk, grad in self._layout.chunks:
             whole = finish_one(grad, self._loss_scale, self._limit, None)
-            joined.move(self._optimizer, chunk, whole, self._variables, self._masters, learning_rate)
-        in_chunks = {place for chunk, _ in self._layout.chunks for place in chunk.places}
+            own = [self._variables[place] for place in chunk]
+            group = joined.group(self._optimizer, own, self._masters)
+            joined.move(self._optimizer, group, whole, learning_rate, flag_of(group.weights[0]))
+        in_chunks = {place for chunk, _ in self._layout.chunks for place in chunk}
         others = [pair for pair in pairs if self._place(pair[1]) not in in_chunks]
         sparse = [pair for pair in others if isinstance(pair[0], tf.IndexedSlices)]
         dense = [pair for pair in others if not isinstance(pair[0], tf.IndexedSlices)]
@@ -189,8 +192,7 @@ class _Groups:
         large = [pair for pair in dense if _cost(pair[1]) >= _WORTH_COMPILING // 32] if self._layout.compiles else []
         compiled = {id(variable) for _, variable in large}
         self._move_some([pair for pair in dense if id(pair[1]) not in compiled], self._update, learning_rate)
-        for group in balanced(large):
-            self._move_compiled(group, learning_rate)
+        self._move_compiled(large, learning_rate)
 
     def _place(self, variable: Any) -> int:
         return self._places[id(variable)]
@@ -202,22 +204,39 @@ class _Groups:
         with model_follows(self._masters, [own for _, own in pairs]):
             update(ready, [self._place(own) for _, own in pairs], learning_rate)
 
-    @functools.cached_property
-    def _inverse(self) -> tf.Tensor:
-        return 1.0 / self._loss_scale
-
     def _move_compiled(self, pairs: Sequence[tuple], learning_rate: tf.Tensor) -> None:
-        variables = [own for _, own in pairs]
-        places, inverse = [self._place(own) for own in variables], self._inverse
+        """Calls a compiled function for each variable, on a GPU a few for all. Calls of one kind share a function."""
+        if not pairs:
+            return
+        inverse = 1.0 / self._loss_scale
+        shares = self._layout.on_values and self._limits_all_alike
+        functions: dict[tuple, Callable] = {}
+        for call in balanced(pairs) if has_gpu() else [[pair] for pair in pairs]:
+            grads, variables = zip(*call, strict=True)
+            places = list(map(self._place, variables))
+            groups = [joined.group(self._optimizer, [own], self._masters) for own in variables]
+            alike = [(grad.dtype, group.decaying, grad.shape) for grad, group in zip(grads, groups, strict=True)]
+            kind = tuple(alike if shares else places)
+            if kind not in functions:
+                flag = flag_of(groups[0].weights[0])
+                functions[kind] = self._compiled(places, inverse, learning_rate, flag)
+            functions[kind](grads, groups)
 
+    def _compiled(
+        self, places: Sequence[int], inverse: tf.Tensor, learning_rate: tf.Tensor, flag: tf.Tensor | None
+    ) -> Callable:
         @tf.function(jit_compile=True, autograph=False)
-        def compiled_update(grads: list, learning_rate: tf.Tensor) -> None:
+        def compiled_update(grads: Sequence[tf.Tensor], groups: Sequence[joined.Group]) -> None:
             unscaled = gradients.multiply(grads, inverse)
             ready = [_limited(grad, self._limit, place) for grad, place in zip(unscaled, places, strict=True)]
-            with model_follows(self._masters, variables):
-                self._update(ready, places, learning_rate)
+            if not self._layout.on_values:
+                with model_follows(self._masters, [self._variables[place] for place in places]):
+                    self._update_one_by_one(ready, places, learning_rate)
+                return
+            for grad, group in zip(ready, groups, strict=True):
+                joined.move(self._optimizer, group, grad, learning_rate, flag)
 
-        compiled_update([grad for grad, _ in pairs], learning_rate)
+        return compiled_update
 
     def _update(self, grads: Sequence, places: Sequence[int], learning_rate: tf.Tensor) -> None:
         if not self._layout.on_values:

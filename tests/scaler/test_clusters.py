@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import weight_cases
-from scaler_cases import BAD, by_hand, compile_updates, random_gradients
+from scaler_cases import BAD, by_hand, compile_updates, laid_out, random_gradients
 
 import scaler
 from scaler.gate import joined, propose, targets
@@ -83,11 +83,15 @@ def test_a_keras_without_multi_optimizers_compiles_too(updates_made, monkeypatch
     np.testing.assert_allclose(last[0], weights("float32")[0].numpy() - 0.1 * moved, rtol=1e-5)
 
 
-def test_masters_are_updated_clipped_and_rounded(updates_made):
-    """By an optimizer with slots and weight decay."""
-    ours = train(keras.optimizers.AdamW(0.01, weight_decay=0.1), "float16", 0.5)
+@pytest.mark.parametrize("layout", ["compiled", "by itself", "called"])
+def test_masters_are_updated_clipped_and_rounded(layout, monkeypatch):
+    """By optimizers with slots and weight decay. One of them has a compiled function for each variable by itself."""
+    kind = keras.optimizers.RMSprop if layout == "by itself" else keras.optimizers.AdamW
+    monkeypatch.setattr(propose, "_WORTH_CALLING", 1)
+    updates_made = laid_out(monkeypatch) if layout == "called" else compile_updates(monkeypatch, 1.5)
+    ours = train(kind(0.01, weight_decay=0.1), "float16", 0.5)
     assert updates_made
-    own = train(keras.optimizers.AdamW(0.01, weight_decay=0.1), "float16", 0.5, wrap=eager)
+    own = train(kind(0.01, weight_decay=0.1), "float16", 0.5, wrap=eager)
     for mine, theirs in zip(ours, own, strict=True):
         for model, master in zip(mine[:2], mine[2:4], strict=True):
             np.testing.assert_array_equal(
@@ -102,11 +106,19 @@ class AtMost99(keras.constraints.Constraint):
         return tf.minimum(w, 99.0)
 
 
-def test_weights_that_were_assigned_are_taken_over(updates_made):
+class Descent(keras.optimizers.SGD):
+    """Arithmetic that nothing is known of."""
+
+
+Descent.__module__ = keras.optimizers.SGD.__module__
+
+
+@pytest.mark.parametrize("kind", [keras.optimizers.SGD, Descent])
+def test_weights_that_were_assigned_are_taken_over(kind, updates_made):
     """The first has a constraint, which comes before the rounding."""
     model = weights("float16")
     model[0].constraint = AtMost99()
-    masters, optimizer = scaler.MasterWeights(model), keras.optimizers.SGD(1.0)
+    masters, optimizer = scaler.MasterWeights(model), kind(1.0)
     loss_scaler = by_hand(scaler.Static(2.0))
     step = tf.function(lambda grads: loss_scaler.apply(optimizer, grads, masters))
     ones = [tf.ones(variable.shape, "float16") for variable in model]
@@ -159,6 +171,24 @@ def test_a_loop_in_the_graph_gives_the_bits_of_single_steps(updates_made):
 
     assert same_bits(run(True), run(False))
     assert updates_made
+
+
+@pytest.mark.usefixtures("updates_made")
+def test_variables_of_one_shape_share_what_xla_compiles():
+    shapes = ((3, 4), (2, 3, 2), (3, 4))
+    model, loss_scaler = [tf.Variable(tf.ones(shape)) for shape in shapes], by_hand(scaler.Static(8.0))
+    optimizer = keras.optimizers.Adam(0.1)
+
+    def compiled(clip):
+        step = tf.function(lambda: loss_scaler.apply(optimizer, list(map(tf.ones, shapes)), model, clip=clip))
+        graph = step.get_concrete_function().graph.as_graph_def()
+        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+        names = [node.attr["f"].func.name for node in nodes]
+        found = [name for name in names if "compiled_update" in name]
+        return len(found), len(set(found))
+
+    # Each is clipped by a factor of its own.
+    assert [compiled(None), compiled(scaler.ClipByNorm(1.0))] == [(3, 2), (3, 3)]
 
 
 def test_clusters_are_of_about_the_same_cost():

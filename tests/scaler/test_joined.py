@@ -134,7 +134,7 @@ def test_only_what_is_alike_is_joined(chunks):
     optimizer = keras.optimizers.AdamW(0.1)
     optimizer.exclude_from_weight_decay(var_names=["w4"])
     optimizer.build(model)
-    assert joined.chunks_of(optimizer, grads, model, None) == [((0, 1), True), ((3, 8, 9), True)]
+    assert joined.chunks_of(optimizer, grads, model, None) == [(0, 1), (3, 8, 9)]
 
 
 def test_values_assigned_to_the_model_are_taken_over(chunks):
