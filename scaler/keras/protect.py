@@ -88,7 +88,7 @@ def protect(model: keras.Model) -> keras.Model:
         optimizers = _optimizers(model)
         # The optimizer alone cannot notice that layers were unfrozen.
         TrainableSet.of(model.weights).keep(f"fit of model {model.name!r}", "Compile the model again.")
-        shown.forget()
+        shown.listen()
 
         def tell(graph: Any) -> None:
             protected.traced_as(graph)
@@ -146,13 +146,13 @@ def protect(model: keras.Model) -> keras.Model:
                 # A step that adds a gradient to a weight and takes it off again leaves a NaN where it overflowed.
                 lost = tf.math.is_finite(value) & ~tf.math.is_finite(tf.convert_to_tensor(own))
                 own.assign(tf.where(bad & lost, value, own))
-            return shown.after(logs, counted, bad, tf.reduce_any([False, *spoilt.values()]))
+            return shown.after(counted, bad, tf.reduce_any([False, *spoilt.values()]))
 
         # A GPU would wait for a branch, XLA gains nothing by it, replicas assign together.
         if replicas.in_place() and not selects_by_default():
             clean = tf.logical_and(~bad, all_finite([variable for variable, _ in left if not variable.trainable]))
             put_back_apart = put_back if tf.distribute.has_strategy() else functools.partial(call_noninlined, put_back)
-            anew = tf.cond(clean, lambda: {name: logs[name] for name in counted.shown}, put_back_apart)
+            anew = tf.cond(clean, lambda: shown.among(logs) if counted else {}, put_back_apart)
         else:
             anew = put_back()
         return {**logs, **anew} if isinstance(logs, dict) else logs
@@ -169,7 +169,7 @@ def protect(model: keras.Model) -> keras.Model:
         if shown.put_back:
             for optimizer in loss_scale_optimizers(model).values():
                 warn_if_stuck(optimizer)
-        return shown.at_rest()
+        return shown.note(shown.at_rest())
 
     setattr(train_step, _MARK, True)
     model.train_step = train_step

@@ -1,13 +1,14 @@
 """What `fit` shows when steps are rolled back: metrics without those steps, and a step's own numbers unchanged.
 
-A number that a step returns is its own if it was computed from no metric of the model.
+A number that a step returns is a metric's if the metric of its name returned it, and the step's own if not.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,21 +16,12 @@ import tensorflow as tf
 from scaler.backend import replicas
 from scaler.backend.graphs import CALLS, is_eager, reached, sources_of
 from scaler.backend.layers import direction_of
-from scaler.backend.variables import outside_the_graph, parts_of
+from scaler.backend.variables import outside_the_graph
 from scaler.errors import ScaleWarning
 from scaler.gate.rollback import all_finite
 
-
-class Counted(NamedTuple):
-    """What the metrics of a model give after a step, before anything is put back.
-
-    Attributes:
-        results: Of all metrics, by name.
-        shown: The names of those that may be among the logs. A scalar bool, or True, tells of each whether it is.
-    """
-
-    results: dict[str, Any]
-    shown: dict[str, tf.Tensor | bool]
+_RESULT = "_halfstep_result_of"
+"""Of a tensor: the name under which a metric's result is among the logs."""
 
 
 class Shown:
@@ -45,10 +37,9 @@ class Shown:
     def __init__(self, model: keras.Model):
         self._model = model
         self._results = model.get_metrics_result
-        self._own: dict[str, tf.Variable] = {}
-        self._noted: dict[str, Any] = {}
-        self._certain: frozenset[str] = frozenset()
-        self._certainly_own: frozenset[str] = frozenset()
+        self._numbers: dict[str, Any] = {}
+        self._of_metrics: frozenset[str] = frozenset()
+        self._own: frozenset[str] = frozenset()
         self._left_out: dict[str, tf.Variable] = {}
         self._told: set[str] = set()
         with replicas.in_scope(model.distribute_strategy):
@@ -58,57 +49,66 @@ class Shown:
     def begin(self) -> None:
         """Begins a step, which counts as kept while it runs."""
         self._kept.assign_add(1.0)
-        for flag in self._own.values():
-            flag.assign(False)
 
-    def forget(self) -> None:
-        """Begins another trace, before the step is traced."""
-        self._noted, self._certain = {}, frozenset()
+    def listen(self) -> None:
+        """Has the model's metrics tell their results to `note`, as `get_metrics_result` does."""
+        for metric in _metrics_of(self._model):
+            if not hasattr(metric.result, _RESULT):
+                vars(metric)["result"] = self._telling(metric.name, metric.result)
+
+    def _telling(self, name: str, result: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(result)
+        def told() -> Any:
+            return self.note({name: result()})[name]
+
+        setattr(told, _RESULT, name)
+        return told
 
     def note(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Remembers what the model's metrics give while a step is traced, and returns it."""
-        self._noted.update(results)
+        """Remembers of each value that it is the result of a metric, and returns them."""
+        for name, value in results.items():
+            if tf.is_tensor(value):
+                setattr(value, _RESULT, name)
+            else:  # Keras 3.8 returns Python numbers where a step runs eagerly.
+                self._numbers[name] = value
         return results
 
     def look(self, logs: Any) -> Any:
-        """Finds the logs that are the metrics' results for certain, and those that are not, and returns all logs.
-
-        The first are what `get_metrics_result` returned, as in Keras's own step. The second are computed from no
-        metric. Of others only a comparison shows it. It looks while a step is traced: one that runs eagerly is traced
-        once, before it runs.
-        """
-        if isinstance(logs, dict) and not tf.executing_eagerly():
-            self._certainly_own = logs_not_from_metrics(logs, self._model)
-        # Replicas take turns with their traces.
-        if isinstance(logs, dict) and replicas.in_place():
-            self._certain = frozenset(name for name, value in logs.items() if self._noted.get(name) is value)
+        """Finds the logs that are results of metrics, where the step has made them, and returns all logs."""
+        if isinstance(logs, dict):
+            self._of_metrics = frozenset(name for name, value in logs.items() if self._is_result(name, value))
+            self._own = frozenset(logs) - self._of_metrics
         return logs
 
-    def counted(self, logs: Any) -> Counted:
-        """The model's metrics after a step and before anything is put back. Empty if a metric was never used.
+    def _is_result(self, name: str, value: Any) -> bool:
+        """Whether a metric returned it under this name, maybe in a function that the step calls."""
 
-        It also records which of the logs are the step's own numbers.
+        def sources(node: tuple) -> list[tuple]:
+            here, calls = node[0].deref(), node[1]
+            passed_on = not is_eager(here) and here.op.type in ("Identity", *CALLS)
+            return sources_of(here, calls) if passed_on else []
+
+        if not tf.is_tensor(value):
+            return name in self._numbers and self._numbers[name] is value
+        nodes = reached([(value.ref(), ())], sources)
+        return any(getattr(node[0].deref(), _RESULT, None) == name for node in nodes)
+
+    def among(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """The logs that are results of metrics."""
+        return {name: logs[name] for name in self._of_metrics}
+
+    def counted(self, logs: Any) -> dict[str, Any]:
+        """The results of all metrics after a step and before anything is put back; none if no log is one of them.
 
         Args:
             logs: What the step returned.
         """
-        if not isinstance(logs, dict):
-            return Counted({}, {})
-        if self._certain == frozenset(logs):
-            return Counted(dict(logs), dict.fromkeys(logs, True))
-        # Keras 3.8 returns Python numbers where a step runs eagerly.
-        results = self.results() | {name: logs[name] for name in self._certain}
-        shown: dict[str, tf.Tensor | bool] = dict.fromkeys(self._certain, True)
-        for name in results.keys() & logs.keys() - self._certain:
-            is_result = name not in self._certainly_own and _same(logs[name], results[name])
-            is_own = not is_result if isinstance(is_result, bool) else tf.logical_not(is_result)
-            self._made(self._own, name, False).assign(is_own)
-            if is_result is not False:
-                shown[name] = is_result
-        return Counted(results, shown)
+        if not isinstance(logs, dict) or not self._of_metrics:
+            return {}
+        return dict(logs) if not self._own else self.results() | self.among(logs)
 
     def results(self) -> dict[str, Any]:
-        """The model's current metrics, inside a step. Empty if a metric was never used and so has no result."""
+        """The model's current metrics, inside a step."""
         results = self._used_results().items()
         return {name: tf.constant(value) if isinstance(value, float) else value for name, value in results}
 
@@ -132,38 +132,34 @@ class Shown:
             found |= dict.fromkeys(map(id, metric.variables), ~all_finite(own)) if own else {}
         return found
 
-    def after(self, logs: Any, counted: Counted, bad: tf.Tensor, spoilt: tf.Tensor) -> dict[str, Any]:
+    def after(self, counted: dict[str, Any], bad: tf.Tensor, spoilt: tf.Tensor) -> dict[str, Any]:
         """The logs to show in place of a step's, after state was put back.
 
         Args:
-            logs: What the step returned.
-            counted: The metrics before, from `counted`.
+            counted: The results before, from `counted`.
             bad: Scalar bool, whether the step was rolled back. If not, what was not finite was.
             spoilt: Scalar bool, whether any metric was rolled back for that.
 
         Returns:
-            For each number that equals the metric of its name, and may come from a metric, that metric's new result. If
-            no step was kept since the last reset, it is what this step counted if all of that is finite, else the worst
-            value. If the metric was finite in none of those that were kept, it is NaN.
+            For each result of a metric that metric's new result. If no step was kept since the last reset, it is what
+            this step counted if all of that is finite, else the worst value. If the metric was finite in none of those
+            that were kept, it is NaN.
         """
         self._kept.assign_sub(tf.cast(bad, tf.float32))
         self._put_back.assign_add(tf.cast(bad, tf.float32))
-        if not counted.shown:
+        if not counted:
             return {}
         nothing = tf.logical_and(self._put_back > 0.0, self._kept <= 0.0)
-        believable, results = _all_finite(counted.results), self.results()
-        anew = {name: results[name] for name in counted.shown}
+        believable, results = _all_finite(counted), self.results()
+        anew = {name: results[name] for name in self._of_metrics}
         for name, value in anew.items():
             if _is_float(value):
-                before, left_out = counted.results[name], self._made(self._left_out, name, 0.0)
+                before, left_out = counted[name], self._count_of(name)
                 left_out.assign_add(tf.cast(spoilt & ~bad & ~_all_finite({name: before}), tf.float32))
                 never = (left_out > 0.0) & (left_out >= self._kept)
                 instead = tf.where(believable, before, _filled(value, _worst_of(self._model, name)))
                 anew[name] = tf.where(never, _filled(value, float("nan")), tf.where(nothing, instead, value))
-        return {
-            name: anew[name] if is_result is True else tf.where(is_result, anew[name], logs[name])
-            for name, is_result in counted.shown.items()
-        }
+        return anew
 
     def reset(self) -> None:
         """Forgets all steps, because the model's metrics were reset."""
@@ -171,24 +167,21 @@ class Shown:
             self._never()
         for variable in (self._kept, self._put_back, *self._left_out.values()):
             variable.assign(0.0)
-        for flag in self._own.values():
-            flag.assign(False)
 
     def at_rest(self) -> dict[str, Any]:
         """The model's metrics between steps, at the end of an epoch.
 
-        It leaves out metrics for which the last step returned its own numbers. Keras then shows those numbers. If all
+        It leaves out metrics for which steps returned their own numbers. Keras then shows those of the last. If all
         steps since the reset were rolled back, a metric has the worst value. That is not 0.0, which may be the best. It
         is not NaN either: Keras's callbacks take a NaN that comes first for the best. A metric that was finite in none
         of the steps that were kept is NaN.
 
         It warns of metrics that were not finite in steps that were kept, of each once.
         """
-        never = self._never()
-        # As a truth of Python's a variable of several replicas is always true.
-        own = {name for name, flag in self._own.items() if any(map(bool, replicas.replica_values(flag)))}
+        never, kept = self._never(), _first(self._kept)
+        own = self._own if kept or self.put_back else ()  # Those of an evaluation are no step's.
         shown = {name: value for name, value in self._used_results().items() if name not in own}
-        if self.put_back and not _first(self._kept):
+        if self.put_back and not kept:
             return {name: _filled(value, _worst_of(self._model, name)) for name, value in shown.items()}
         return {name: _filled(value, float("nan")) if name in never else value for name, value in shown.items()}
 
@@ -213,16 +206,19 @@ class Shown:
         return {name for name, counts in lost.items() if 0.0 < _first(self._kept) <= min(counts)}
 
     def _used_results(self) -> dict[str, Any]:
-        if not all(getattr(metric, "built", True) for metric in self._model.metrics):
-            return {}
-        return self._results()
+        used = [metric for metric in self._model.metrics if getattr(metric, "built", True)]
+        if len(used) == len(self._model.metrics):
+            return self._results()
+        # Keras refuses to give any result as long as one metric was never used.
+        results = {metric.name: metric.result() for metric in used}
+        return {name: value for name, value in results.items() if not isinstance(value, dict)}
 
-    @staticmethod
-    def _made(known: dict[str, tf.Variable], name: str, first: bool | float) -> tf.Variable:
-        if name not in known:
+    def _count_of(self, name: str) -> tf.Variable:
+        """In how many of the steps that were kept a metric was not finite."""
+        if name not in self._left_out:
             with outside_the_graph():
-                known[name] = replicas.local_variable(first, "of_a_metric")
-        return known[name]
+                self._left_out[name] = replicas.local_variable(0.0, "of_a_metric")
+        return self._left_out[name]
 
 
 def _worst_of(model: keras.Model, name: str) -> float:
@@ -258,54 +254,3 @@ def _is_float(value: Any) -> bool:
 def _all_finite(values: dict[str, Any]) -> tf.Tensor:
     floats = [value for value in values.values() if isinstance(value, float) or _is_float(value)]
     return tf.reduce_all([True, *(tf.reduce_all(tf.math.is_finite(value)) for value in floats)])
-
-
-def _same(value: Any, metric: Any) -> tf.Tensor | bool:
-    """Whether a value that a step returned equals this result of a metric, bit for bit."""
-    if not (tf.is_tensor(metric) and (tf.is_tensor(value) or isinstance(value, float))):
-        return value is metric
-    value = tf.convert_to_tensor(value)
-    if value.dtype != metric.dtype or not value.shape.is_compatible_with(metric.shape):
-        return False
-    equal = tf.equal(value, metric)
-    if _is_float(metric):
-        equal = tf.logical_or(equal, tf.logical_and(tf.math.is_nan(value), tf.math.is_nan(metric)))
-    return tf.reduce_all(equal)
-
-
-_UNSEEN = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-"""Python functions may read any variable."""
-
-
-def logs_not_from_metrics(logs: dict[str, Any], model: keras.Model) -> frozenset[str]:
-    """The names of the numbers that no variable of the model's metrics is in, for certain.
-
-    Values alone cannot tell: a loss of NaN equals the mean of an epoch that this loss has made NaN.
-
-    Args:
-        logs: What a step returned, while it is traced.
-        model: The Keras model with the metrics. A metric without variables leaves everything uncertain.
-    """
-    metrics = [metric.variables for metric in model.metrics]
-    if not all(metrics):
-        return frozenset()
-    handles = {id(part.handle) for variables in metrics for variable in variables for part in parts_of(variable)}
-    tensors = {name: value for name, value in logs.items() if tf.is_tensor(value) and not is_eager(value)}
-    return frozenset(name for name, tensor in tensors.items() if not _may_come_from(handles, tensor))
-
-
-def _may_come_from(handles: set[int], tensor: tf.Tensor) -> bool:
-    def sources(node: tuple) -> list[tuple]:
-        here, calls = node[0].deref(), node[1]
-        return [] if is_eager(here) else sources_of(here, calls)
-
-    for node in reached([(tensor.ref(), ())], sources):
-        here = node[0].deref()
-        if is_eager(here):
-            found = id(here) in handles
-        else:
-            has_source = here.op.type in CALLS or (here.op.type == "Placeholder" and here.dtype == tf.resource)
-            found = here.op.type in _UNSEEN or (has_source and not sources(node))
-        if found:
-            return True
-    return False

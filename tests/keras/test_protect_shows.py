@@ -56,10 +56,14 @@ def true_loss(model, batch):
 def test_a_loss_that_no_tracker_saw_is_what_is_shown_also_of_a_skipped_step(mode):
     model, batches = own_model(**mode), Batches()
     x, y = data(32)
-    history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, epochs=2, callbacks=[batches]).history
+    arguments = {"shuffle": False, "verbose": 0, "epochs": 2, "callbacks": [batches]}
+    history = model.fit(x, y, batch_size=8, validation_data=(x, y), **arguments).history
     losses = [true_loss(model, (x[i : i + 8], y[i : i + 8])) for i in range(0, 32, 8)]
     np.testing.assert_allclose([logs["loss"] for logs in batches.seen], losses * 2, rtol=2e-3)
     np.testing.assert_allclose(history["loss"], [losses[-1]] * 2, rtol=2e-3)
+    np.testing.assert_allclose(history["val_loss"], [np.mean(losses)] * 2, rtol=2e-3)
+    model.evaluate(x, y, verbose=0)
+    np.testing.assert_allclose(model.get_metrics_result()["loss"], np.mean(losses), rtol=2e-3)
     logs = model.train_on_batch(x[:8], y[:8], return_dict=True)
     np.testing.assert_allclose(logs["loss"], losses[0], rtol=2e-3)
     assert not np.isfinite(model.train_on_batch(*overflowing(), return_dict=True)["loss"])
@@ -81,26 +85,16 @@ class OwnUnderAMetricsName(Own):
         return {"m": loss}
 
 
-class Nested(OwnUnderAMetricsName):
-    """The same in a function of its own."""
-
-    train_step = tf.function(OwnUnderAMetricsName.train_step)
-
-
-@pytest.mark.slow_with("nan-graph-{'run_eagerly': True}", "nan-nested-{}", "inf-graph-{}")
-@pytest.mark.parametrize(
-    ("bad", "nested", "mode"),
-    [(np.nan, False, {}), (np.nan, False, {"run_eagerly": True}), (np.nan, True, {}), (np.inf, False, {})],
-    ids=["nan-graph-{}", "nan-graph-{'run_eagerly': True}", "nan-nested-{}", "inf-graph-{}"],
-)
-def test_a_number_under_a_metrics_name_is_the_steps_own_where_both_are_not_finite(nested, mode, bad):
-    model, batches = started(linear, kind=Nested if nested else OwnUnderAMetricsName, **mode), Batches()
+@pytest.mark.slow_with("{'run_eagerly': True}")
+@pytest.mark.parametrize("mode", [MODES[0], MODES[2]], ids=str)
+def test_a_number_under_a_metrics_name_is_the_steps_own_where_both_are_not_finite(mode):
+    model, batches = started(linear, kind=OwnUnderAMetricsName, **mode), Batches()
     x, y = data(32)
-    y[24:] = bad
+    y[24:] = np.nan
     history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[batches]).history
     assert model.optimizer.loss_scaler.counters.skipped == 1
-    np.testing.assert_equal(batches.seen[-1]["m"], bad)
-    np.testing.assert_equal(history["m"], [bad])
+    np.testing.assert_equal(batches.seen[-1]["m"], np.nan)
+    np.testing.assert_equal(history["m"], [np.nan])
     np.testing.assert_allclose(float(model.m.result()), np.mean([true_loss(model, (x[:24], y[:24]))]), rtol=2e-3)
 
 
@@ -125,16 +119,6 @@ def test_what_is_computed_from_a_metric_and_is_not_its_result_is_shown_as_it_was
     np.testing.assert_allclose([logs["m"], logs["n"]], [2e36 / 8, 1250.0], rtol=1e-3)
 
 
-@pytest.mark.slow
-def test_validation_is_shown_beside_a_step_of_its_own():
-    model = linear(metrics=["mae"])
-    x, y = data(16)
-    history = model.fit(x, y, batch_size=8, verbose=0, validation_data=(x, y)).history
-    np.testing.assert_allclose(history["val_loss"], [true_loss(model, (x, y))], rtol=2e-3)
-    assert set(history) == {"loss", "val_loss", "val_mae"}
-
-
-@pytest.mark.slow
 def test_results_of_metrics_are_computed_anew_however_they_are_returned():
     class Tracking(keras.Sequential):
         def __init__(self, layers):
@@ -147,7 +131,7 @@ def test_results_of_metrics_are_computed_anew_however_they_are_returned():
             self.tracker.update_state(loss)
             return {"tracked": self.tracker.result(), "twice": 2.0 * self.tracker.result()}
 
-    model = linear(Tracking)
+    model = linear(Tracking, metrics=["mae"])  # Which the step never uses.
     x, y = data(8)
     first = model.train_on_batch(x, y, return_dict=True)
     bad = overflowing()
