@@ -41,6 +41,7 @@ class Packed:
 
     Attributes:
         variable: The variable.
+        names: Of the tensors.
 
     Args:
         values: What each name holds at first, all of one dtype.
@@ -52,13 +53,11 @@ class Packed:
         values = {key: tf.convert_to_tensor(value) for key, value in values.items()}
         ordered = sorted(values, key=lambda key: values[key].shape.rank > 0)  # A stable sort.
         self._shapes = {key: tuple(values[key].shape) for key in ordered}
+        self.names = frozenset(self._shapes)
         self._scalars = [key for key in ordered if not self._shapes[key]]
         sizes = [math.prod(shape) for shape in self._shapes.values()]
         self._places = dict(zip(ordered, itertools.accumulate([0, *sizes]), strict=False))
         self.variable = make(self.joined(values), name)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._shapes
 
     def read(self, of: tf.Variable | tf.Tensor | None = None) -> dict[str, tf.Tensor]:
         """The tensors by their names.

@@ -127,7 +127,7 @@ class StoredState:
 
     def _entry(self, part: str, field: str) -> Entry | tf.Variable:
         key, called = f"{part}{field}", f"{type(self._strategy).__name__}'s {field}"
-        packed = next((one for one in (self.floats, self.counts) if key in one), None)
+        packed = next((one for one in (self.floats, self.counts) if key in one.names), None)
         return self.apart[key] if packed is None else Entry(packed, key, called, _OF_LENGTH)
 
     def _read(self) -> dict[str, tf.Tensor]:
@@ -144,7 +144,7 @@ class StoredState:
             before: What was there before, likewise.
         """
         changed = {name for name, value in stored.items() if value is not before[name]}
-        packed = [one for one in (self.floats, self.counts) if any(name in one for name in changed)]
+        packed = [one for one in (self.floats, self.counts) if one.names & changed]
         apart = [(one, stored[name]) for name, one in {**self.apart, **self.tensors}.items() if name in changed]
         for variable, value in [*((one.variable, one.joined(stored)) for one in packed), *apart]:
             replicas.assign_alike(variable, value if when is None else choose(when, value, variable))
