@@ -442,6 +442,8 @@ class LossScaler(ByName):
                 on_skip,
             )
             seen = self._calls.step.loss
+            if seen is not None and carried.loss is not None:
+                seen = carried.loss
             loss = seen if loss is None or seen is None else tf.cast(loss, tf.float32)
             decision = gate.decide(
                 gradients.matching([grad for grad in grads if grad is not None], gate.targets.updated),
