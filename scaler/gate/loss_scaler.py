@@ -597,4 +597,6 @@ class LossScaler(ByName):
         return self._calls.asks()
 
 
-_RECREATE_HINT = "Create the optimizer, the step and any MasterWeights again, or compile the model again."
+_RECREATE_HINT = (
+    "Create the optimizer, the step and any MasterWeights again after setting `trainable`, or compile the model again."
+)
