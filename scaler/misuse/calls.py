@@ -33,6 +33,7 @@ from scaler.misuse.verdicts import (
     NEVER_ASKED,
     NOT_SCALED,
     Verdict,
+    applied_again,
     divided_again,
     judge,
     not_scaled,
@@ -199,6 +200,8 @@ class Calls:
         self.use.begins()
         if ends:
             self.use.ends()
+            if when is True:
+                self.use.say_once(applied_again(grads, model))
         if reaches_all and not self.use.unconnected_are_named:
             self.use.say_once(without_gradient(grads, model))
         moved = [] if rolls_back else self._moved(grads, model, when)
