@@ -290,7 +290,8 @@ class LossScaler(ByName):
 
         An optimizer can turn finite gradients into non-finite values, in a variable or in one of its own. Such a step
         is skipped, too, and everything is rolled back. The optimizer's own variables are those in its attribute
-        `variables`. A function has none: state that it keeps elsewhere is neither checked nor rolled back.
+        `variables`. A function has none: state that it keeps elsewhere is neither checked nor rolled back. In a graph
+        an error inside an optimizer or a constraint, such as a failed assertion, leaves what moved before it.
 
         Under a `tf.distribute` strategy call it inside `strategy.run`, with each replica's gradients. They are first
         summed over the replicas in float32. The finite check, the norm and the clipping use the sum. So divide the loss
@@ -442,6 +443,8 @@ class LossScaler(ByName):
                 on_skip,
             )
             seen = self._calls.step.loss
+            if seen is not None and carried.loss is not None:
+                seen = carried.loss
             loss = seen if loss is None or seen is None else tf.cast(loss, tf.float32)
             decision = gate.decide(
                 gradients.matching([grad for grad in grads if grad is not None], gate.targets.updated),
@@ -595,4 +598,6 @@ class LossScaler(ByName):
         return self._calls.asks()
 
 
-_RECREATE_HINT = "Create the optimizer, the step and any MasterWeights again, or compile the model again."
+_RECREATE_HINT = (
+    "Create the optimizer, the step and any MasterWeights again after setting `trainable`, or compile the model again."
+)

@@ -33,6 +33,7 @@ from scaler.misuse.verdicts import (
     NEVER_ASKED,
     NOT_SCALED,
     Verdict,
+    applied_again,
     divided_again,
     judge,
     not_scaled,
@@ -93,11 +94,13 @@ class Calls:
     def scales(self, loss: tf.Tensor) -> tf.Tensor:
         """Records that a loss is scaled, in float32, and returns the scale that multiplies it."""
         self.use.scales()
+        if self._eager.broke_off():
+            self.step.end(tf.constant(True))
         loss_scale, finite = owned(self._scale_now(), LOSS_SCALE, self), tf.math.is_finite(loss)
         if self._in_a_loss:
             # A penalty may be infinite because its gradients overflowed. Bad data shows in the loss that they are of.
             finite, self._in_a_loss = tf.logical_or(finite, self.step.loss_finite), False
-        self.step.begin(loss, finite, knows_its_loss(loss_scale, finite))
+        self.step.begin(loss, finite, knows_its_loss(loss_scale, finite, loss))
         self._eager.scales(loss_scale, finite)
         return loss_scale
 
@@ -197,6 +200,8 @@ class Calls:
         self.use.begins()
         if ends:
             self.use.ends()
+            if when is True:
+                self.use.say_once(applied_again(grads, model))
         if reaches_all and not self.use.unconnected_are_named:
             self.use.say_once(without_gradient(grads, model))
         moved = [] if rolls_back else self._moved(grads, model, when)
@@ -287,7 +292,7 @@ class Calls:
             InvalidArgument: If they carry more than one scale, or which one they carry cannot be known.
         """
         values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
-        divides, known, in_doubt = self._moves and not may_be_unscaled, None, False
+        divides, known, in_doubt, is_kept = self._moves and not may_be_unscaled, None, False, False
         if not tf.executing_eagerly():
             # Most gradients of a step have the same unit.
             units = list(dict.fromkeys(units_of(values)))
@@ -308,7 +313,9 @@ class Calls:
             known = self._eager.carried(method, grads, variables, self.step.used, self)
         if known is not None:
             finite = self.step.loss_finite if known.loss_finite is None else known.loss_finite
-            return Carried(known.loss_scale, finite)
+            # The step may sum up losses of other calls. Else `step.loss` has more only if a step broke off before it.
+            sums_up = is_kept or not always or self.step.losses > 1
+            return Carried(known.loss_scale, finite, None if sums_up else known.loss)
         carried = self._last_scale()
         if in_doubt and not may_be_unscaled:
             carried = one_scale(self.step.decided, carried, self._scale_now())

@@ -15,7 +15,7 @@ from scaler.errors import InvalidArgument
 from scaler.misuse.marks import LOSS_SCALE, READ, RETRIED, is_of_last_loss, kind_of, owner_of_scale, scale_of
 from scaler.misuse.units import Note, Source, Unit, memories_of, sources_of
 
-_LOSS_FINITE = "_halfstep_loss_finite"
+_LOSS, _LOSS_FINITE = "_halfstep_loss", "_halfstep_loss_finite"
 TO_APPLY = "apply(..., unscaled=True), or to the LossScaleOptimizer whose get_unscaled_gradients(grads) returned them"
 """What takes unscaled gradients."""
 KEEP_UNSCALED = f"To keep gradients, keep those that unscale(grads) returns, and pass them to {TO_APPLY}."
@@ -27,10 +27,12 @@ class Carried(NamedTuple):
     Attributes:
         loss_scale: The scale that multiplied the losses, scalar float32.
         loss_finite: Scalar bool, whether the losses were finite; None if that is not known of these losses alone.
+        loss: The sum of the losses, scalar float32; None if that is not known of these losses alone.
     """
 
     loss_scale: tf.Tensor
     loss_finite: tf.Tensor | None
+    loss: tf.Tensor | None = None
 
     def divisor(self, unscaled: bool | tf.Tensor) -> tf.Tensor:
         """What unscales the gradients, if `unscaled`, scalar bool, says whether they are unscaled already."""
@@ -39,9 +41,10 @@ class Carried(NamedTuple):
         return choose(unscaled, 1.0, self.loss_scale)
 
 
-def knows_its_loss(loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> tf.Tensor:
-    """Lets a marked scale remember whether the loss that it multiplies is finite, and returns the scale."""
+def knows_its_loss(loss_scale: tf.Tensor, loss_finite: tf.Tensor, loss: tf.Tensor | None = None) -> tf.Tensor:
+    """Lets a marked scale remember the loss that it multiplies, and whether that is finite, and returns the scale."""
     setattr(loss_scale, _LOSS_FINITE, loss_finite)
+    setattr(loss_scale, _LOSS, loss)
     return loss_scale
 
 
@@ -85,7 +88,9 @@ def carried_in_graph(
         known = [getattr(loss_scale, _LOSS_FINITE, None) for loss_scale in scales]
         if len(here) < len(sources) or any(finite is None for finite in known):
             return Carried(scales[-1], None)
-        return Carried(scales[-1], known[0] if len(known) == 1 else tf.reduce_all(known))
+        losses = [getattr(loss_scale, _LOSS, None) for loss_scale in scales]
+        loss = None if any(one is None for one in losses) else losses[0] if len(losses) == 1 else tf.add_n(losses)
+        return Carried(scales[-1], known[0] if len(known) == 1 else tf.reduce_all(known), loss)
     if scale_of(sources[-1].mark.deref()) is not sources[-1].mark.deref():
         raise retried_elsewhere(method)
     moved = assignments(now, last)

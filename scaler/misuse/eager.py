@@ -85,6 +85,8 @@ class EagerSteps:
         self._some_are_unseen = self._in_functions = False
         self._undifferentiated = -1.0
         """The age of the last loss since gradients were taken; infinity if one of them may have been differentiated."""
+        self._differentiable: weakref.WeakSet[Callable] = weakref.WeakSet()
+        """The backward functions of these losses: a tape keeps each for as long as it can be differentiated."""
 
     def __reduce__(self) -> tuple:
         # A copy in another process knows no function.
@@ -116,12 +118,22 @@ class EagerSteps:
                 self._passed(step, age)
                 return tf.identity(upstream)
 
+            self._differentiable.add(backward)
             return tf.identity(value), backward
 
         result = passed(loss)
         if self._undifferentiated < _NEVER:
             self._undifferentiated = age_of(result)
         return result
+
+    def broke_off(self) -> bool:
+        """Forgets the losses of an open step if none was differentiated, nor can be: it broke off. Whether it did."""
+        if not (tf.executing_eagerly() and 0.0 <= self._undifferentiated < _NEVER) or self._differentiable:
+            return False
+        self._undifferentiated = -1.0
+        if self._steps:
+            self._steps[-1].is_over = True
+        return True
 
     def differentiated(self) -> None:
         """Records that the gradients of the last loss are made without a tape, or of a loss that was scaled by hand."""

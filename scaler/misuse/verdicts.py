@@ -11,10 +11,12 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from scaler import gradients
+from scaler.backend import replicas
+from scaler.backend.graphs import is_eager
 from scaler.errors import InvalidArgument
 from scaler.misuse.carried import TO_APPLY
 from scaler.misuse.marks import SCALED
-from scaler.misuse.trace import kinds_behind, units_of
+from scaler.misuse.trace import kinds_behind, trace_here, units_of
 from scaler.misuse.units import Mixed, Note, Power, Unit, Unknown, Why, sources_of
 from scaler.weights.trainable import listed, name_of
 
@@ -35,6 +37,11 @@ _DIVIDED_AGAIN = (
     "apply(grads, unscaled=True): these gradients were divided by the loss scale more often than it multiplied their "
     "loss: they seem to be too small by this factor. Pass the result of unscale(grads) as it is, or divide only once "
     "by loss_scale."
+)
+_APPLIED_AGAIN = (
+    "apply(grads): these gradients were applied to these variables already, in the same function: every step is taken "
+    "and counted twice. Leave one call out. Where two optimizers take the same gradients on purpose, pass update=False "
+    "to the first."
 )
 
 
@@ -225,6 +232,25 @@ def refuse_scaled(loss: tf.Tensor) -> None:
             "loss. Its gradients would carry the product of both scales but be divided by only one. Call scale once, "
             "on the sum of all losses to differentiate."
         )
+
+
+def applied_again(grads: Sequence, variables: Sequence) -> str | None:
+    """The warning for gradients that this graph applied to the same variables before, or None.
+
+    Args:
+        grads: Gradients or None of a whole step, one for each variable.
+        variables: TensorFlow or Keras variables.
+    """
+    graph, trace, now = tf.compat.v1.get_default_graph(), trace_here(), set()
+    for grad, own in zip(grads, variables, strict=True):
+        values = None if grad is None else gradients.values_of(grad)
+        # An argument may stand for gradients that a benchmark repeats.
+        if values is not None and not is_eager(values) and values.op.type != "Placeholder":
+            now.add((graph, id(replicas.native(own)), values.ref()))
+    if trace is None or not now:
+        return None
+    again, trace.applied = now <= trace.applied, trace.applied | now
+    return _APPLIED_AGAIN if again else None
 
 
 def without_gradient(grads: Sequence, variables: Sequence) -> str | None:

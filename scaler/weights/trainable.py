@@ -91,9 +91,10 @@ class TrainableSet:
     def _check(self, now: tuple[bool, ...], step: str, remedy: str) -> None:
         if now == self.flags:
             return
-        parts = dict(zip(("frozen", "made trainable"), self._changed(now), strict=True))
-        said = "; ".join(f"{what} since it was made: {listed(names)}" for what, names in parts.items() if names)
-        raise InvalidArgument(f"{step}: {said}. It would go on with the old list of variables. {remedy}")
+        parts = dict(zip(("frozen (trainable=False)", "made trainable"), self._changed(now), strict=True))
+        since = "since this step was made or traced"
+        said = "; ".join(f"{what} {since}: {listed(names)}" for what, names in parts.items() if names)
+        raise InvalidArgument(f"{step}: {said}. The step would go on with the old list of variables. {remedy}")
 
 
 _flag = operator.attrgetter("trainable")

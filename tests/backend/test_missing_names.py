@@ -152,7 +152,7 @@ def test_without_capture_call_time_value_freezing_is_noticed_while_tracing_alone
     variable, step = freezing_step()
     step(False)
     variable.trainable = False
-    with pytest.raises(scaler.InvalidArgument, match="frozen since"):
+    with pytest.raises(scaler.InvalidArgument, match=r"frozen \(trainable=False\) since"):
         step(False)
     monkeypatch.delattr(FuncGraph, "capture_call_time_value")
     variable, step = freezing_step()
@@ -168,7 +168,7 @@ def test_without_add_scope_exit_callback_what_a_function_does_to_itself_is_refus
         step(True)
     monkeypatch.delattr(FuncGraph, "_add_scope_exit_callback")
     _, step = freezing_step()
-    with pytest.raises(scaler.InvalidArgument, match="frozen since"):
+    with pytest.raises(scaler.InvalidArgument, match=r"frozen \(trainable=False\) since"):
         step(True)
 
 

@@ -387,6 +387,61 @@ def two_losses_one_scale(w):
     return step, ()
 
 
+def _applied_often(name, right, *calls):
+    """A program that applies the same gradients by several calls, given scaler, gradient, other gradient, weights."""
+
+    def make(w):
+        s, (u, v) = w.scaler(), w.weights([0.5, 1.0], [1.0, 2.0])
+
+        def step():
+            with tf.GradientTape() as tape:
+                scaled = s.scale(tf.reduce_sum(u**2) + 3.0 * tf.reduce_sum(v**2))
+            g, h = tape.gradient(scaled, [u, v])
+            for call in calls:
+                call(s, g, h, u, v)
+
+        return step, ()
+
+    PROGRAMS.append((name, right, make))
+
+
+def to_both(s, g, h, u, v, **options):
+    s.apply(descent, [g, h], [u, v], **options)
+
+
+def judged_first(s, g, h, u, v):
+    s.apply(scaler.move_nothing, [g, h], [u, v], update=False)
+
+
+def by_either(s, g, h, u, v):
+    first = u[0] > 0.0
+    to_both(s, g, h, u, v, when=first)
+    to_both(s, g, h, u, v, when=tf.logical_not(first))
+
+
+def in_either_branch(s, g, h, u, v):
+    tf.cond(u[0] > 0.0, lambda: to_both(s, g, h, u, v), lambda: to_both(s, g, h, u, v))
+
+
+_applied_often("applied_twice", "wrong", to_both, to_both)
+_applied_often("applied_to_a_part_again", "wrong", to_both, lambda s, g, h, u, v: s.apply(descent, [g], [u]))
+_applied_often("judged_and_applied", "ok", judged_first, to_both)
+_applied_often("applied_by_either_optimizer", "ok", by_either)
+_applied_often("applied_in_either_branch", "ok", in_either_branch)
+_applied_often(
+    "each_optimizer_has_its_own",
+    "ok",
+    lambda s, g, h, u, v: s.apply(descent, [g], [u]),
+    lambda s, g, h, u, v: s.apply(descent, [h], [v]),
+)
+_applied_often(
+    "one_gradient_for_two_variables",
+    "ok",
+    lambda s, g, h, u, v: s.apply(descent, [g], [u]),
+    lambda s, g, h, u, v: s.apply(descent, [g], [v]),
+)
+
+
 @wrong
 def unscaled_with_a_penalty_outside(w):
     s, v = w.scaler(), w.weights()

@@ -43,6 +43,33 @@ def test_scaled_training_is_training_without_a_scaler():
     assert train("Adam", scaler.Static(2.0**15)) == train("Adam", None)
 
 
+def test_a_graph_that_returns_its_loss_has_the_bits_of_the_optimizers_own():
+    """TensorFlow regroups sums in it, as it does not in a function that returns nothing."""
+
+    def bits(loss_scaler):
+        weight = tf.Variable(np.random.default_rng(0).normal(size=[400]).astype(np.float32))
+        optimizer = keras.optimizers.RMSprop(1e-2, centered=True)
+        optimizer.build([weight])
+
+        @tf.function
+        def step(slope):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.sin(weight) * slope)
+                scaled = loss * 1024.0 if loss_scaler is None else loss_scaler.scale(loss)
+            grads = [tape.gradient(scaled, weight)]
+            if loss_scaler is None:
+                optimizer.apply([grads[0] / 1024.0], [weight])
+            else:
+                loss_scaler.apply(optimizer, grads, [weight])
+            return loss
+
+        for seed in range(STEPS):
+            step(tf.constant(np.random.default_rng(seed).normal(size=[400]).astype(np.float32)))
+        return raw([weight], slots(optimizer))
+
+    assert bits(scaler.LossScaler(scaler.Dynamic(1024.0))) == bits(None)
+
+
 def test_a_scale_that_moves_changes_nothing_either():
     growing = scaler.Dynamic(2.0**-10, growth_interval=3)
     assert train("SGD", growing) == train("SGD", scaler.NoScaling())

@@ -1,5 +1,6 @@
 """Guards what a spike does to a step: it moves nothing, is told with its numbers, and never goes on for ever."""
 
+import contextlib
 import functools
 
 import keras
@@ -214,7 +215,6 @@ def test_a_checkpoint_holds_the_window_and_the_last_spike(tmp_path):
     assert [line.moved(), raw(line.loss_scaler.state)] == ends
 
 
-@pytest.mark.slow
 def test_windows_of_micro_batches_are_judged_whole():
     """`when` is False for the first of two: their losses add up, and only the whole is a spike."""
     weight, optimizer = tf.Variable([0.0]), keras.optimizers.SGD(1.0)
@@ -239,6 +239,24 @@ def test_windows_of_micro_batches_are_judged_whole():
     outcome = window(49.0, 1.0)
     assert (Cause(int(outcome.cause)), float(outcome.value)) == (Cause.SPIKE, 50.0)
     assert [int(one) for one in loss_scaler.counters] == [7, 6, 1, 1]
+
+
+@pytest.mark.parametrize("execute", [tf.function, lambda step: step], ids=["graph", "eager"])
+def test_a_loss_that_was_never_applied_is_not_judged(execute):
+    weight, loss_scaler = tf.Variable(1.0), scaler.LossScaler(guarded())
+
+    def step(loss, breaks):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(weight - tf.stop_gradient(weight) + loss)
+            tf.debugging.assert_equal(breaks, False)
+        return loss_scaler.apply(scaler.move_nothing, [tape.gradient(scaled, weight)], [weight])
+
+    step = execute(step)
+    for _ in range(5):
+        step(tf.constant(1.0), tf.constant(False))
+    with contextlib.suppress(tf.errors.InvalidArgumentError):
+        step(tf.constant(50.0), tf.constant(True))
+    assert bool(step(tf.constant(1.0), tf.constant(False)).finite)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """`check` says once that the last step was applied though its loss was not finite: by hand, in `fit`, on replicas."""
 
+import contextlib
 import warnings
 
 import keras
@@ -60,6 +61,27 @@ def test_a_step_in_the_long_form():
     loss_scaler.scale(tf.constant(np.inf))
     loss_scaler.update(scaler.Event(finite=tf.constant(True)))
     assert len(unseen(loss_scaler.check)) == 1
+
+
+def test_a_step_that_broke_off_leaves_nothing_of_its_loss():
+    made = Step()
+    with contextlib.suppress(RuntimeError), tf.GradientTape():
+        made.loss_scaler.scale(made.weight + np.inf)
+        raise RuntimeError("a batch that the step cannot read")
+    made.take(tf.constant(1.0))
+    assert unseen(made.loss_scaler.check) == []
+
+
+def test_a_loss_that_a_tape_still_holds_is_one_of_the_step():
+    made = Step()
+    with tf.GradientTape() as first:
+        bad = made.loss_scaler.scale(made.weight + np.inf)
+    with tf.GradientTape() as second:
+        scaled = made.loss_scaler.scale(made.weight)
+    for tape, loss in ((second, scaled), (first, bad)):
+        grads = [tape.gradient(loss, made.weight)]
+        made.loss_scaler.apply(made.optimizer, grads, [made.weight], update=loss is bad)
+    assert len(unseen(made.loss_scaler.check)) == 1
 
 
 def test_the_loss_of_any_replica():

@@ -12,15 +12,15 @@ import scaler
 
 X = tf.ones([2, 4])
 PAIR = X, tf.ones([2, 4])
-
-
+SINCE = "since this step was made or traced: "
+FROZEN, UNFROZEN = rf"frozen \(trainable=False\) {SINCE}", f"made trainable {SINCE}"
 CHANGES = {
-    "frozen": ((), {0: False}, "frozen since it was made: .*dense_0/kernel"),
-    "unfrozen": ((1,), {1: True}, "made trainable since it was made: .*dense_1/kernel"),
+    "frozen": ((), {0: False}, rf"{FROZEN}.*dense_0/kernel"),
+    "unfrozen": ((1,), {1: True}, rf"{UNFROZEN}.*dense_1/kernel"),
     "another": (
         (1,),
         {0: False, 1: True},
-        "frozen since it was made: .*dense_0/kernel.*; made trainable since it was made: .*dense_1/kernel",
+        rf"{FROZEN}.*dense_0/kernel.*; {UNFROZEN}.*dense_1/kernel",
     ),
 }
 RUNS = {"eager": lambda step: step, "compiled": tf.function}
