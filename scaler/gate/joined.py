@@ -175,7 +175,7 @@ class Joined:
 
         It depends on the gradients alone: a norm has the same bits whoever updates, and whether it selects.
         """
-        if in_xla() or has_gpu():
+        if in_xla() or has_gpu() or len(self._grads) < _WORTH_JOINING:
             return []  # XLA fuses them, and a GPU that selects asks for the norm of each.
         alike: dict[tuple, list[int]] = {}
         own = self._own
@@ -196,7 +196,7 @@ def chunks_of(
         variables: Float32 variables on one device.
         masters: What the variables are masters for, or None.
     """
-    if not works_on_values(optimizer):
+    if len(variables) < _worth_joining() or not works_on_values(optimizer):
         return []
     largest, most = limits()
     models = _models(masters, variables)
@@ -288,8 +288,12 @@ def _chunked(alike: dict[tuple, list[int]], variables: Sequence, most: int) -> l
     """The places of each kind, cut into chunks; nothing if they are too few to be worth it."""
     chunks = [(kind, tuple(places)) for kind, found in alike.items() for places in cut(found, variables, most)]
     chunks = [(kind, places) for kind, places in chunks if len(places) >= _FEWEST]
-    worth = _FEWEST if has_gpu() else _WORTH_JOINING
-    return chunks if sum(len(places) for _, places in chunks) >= worth else []
+    return chunks if sum(len(places) for _, places in chunks) >= _worth_joining() else []
+
+
+def _worth_joining() -> int:
+    """How many small variables of a step are worth it."""
+    return _FEWEST if has_gpu() else _WORTH_JOINING
 
 
 def limits() -> tuple[int, int]:

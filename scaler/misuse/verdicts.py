@@ -241,16 +241,23 @@ def applied_again(grads: Sequence, variables: Sequence) -> str | None:
         grads: Gradients or None of a whole step, one for each variable.
         variables: TensorFlow or Keras variables.
     """
-    graph, trace, now = tf.compat.v1.get_default_graph(), trace_here(), set()
-    for grad, own in zip(grads, variables, strict=True):
-        values = None if grad is None else gradients.values_of(grad)
-        # An argument may stand for gradients that a benchmark repeats.
-        if values is not None and not is_eager(values) and values.op.type != "Placeholder":
-            now.add((graph, id(replicas.native(own)), values.ref()))
-    if trace is None or not now:
+    trace, graph = trace_here(), tf.compat.v1.get_default_graph()
+    if trace is None:
         return None
-    again, trace.applied = now <= trace.applied, trace.applied | now
-    return _APPLIED_AGAIN if again else None
+    now = [(grad, own) for grad, own in zip(grads, variables, strict=True) if grad is not None]
+    earlier = [pair for where, pairs in trace.applied if where is graph for pair in pairs]
+    trace.applied.append((graph, now))
+    return _APPLIED_AGAIN if earlier and set() < _of_steps(now) <= _of_steps(earlier) else None
+
+
+def _of_steps(pairs: list[tuple]) -> set[tuple]:
+    """What tells gradients of variables apart. An argument may stand for gradients that a benchmark repeats."""
+    found = [(gradients.values_of(grad), own) for grad, own in pairs]
+    return {
+        (values.ref(), id(replicas.native(own)))
+        for values, own in found
+        if not is_eager(values) and values.op.type != "Placeholder"
+    }
 
 
 def without_gradient(grads: Sequence, variables: Sequence) -> str | None:
