@@ -305,7 +305,8 @@ class Stacked:
         layout: list = [(tf.dtypes.float64, [1 + _COUNTS + _READING * len(self._scalers)])]
         layout += [(dtype, [limit, *shape]) for dtype, shape in self._rows.values()]
         status, *arrays = unpack(data, layout)
-        taken, found = int(status[0]), {}
+        taken = int(status[0])
+        found: Outputs = {}
         for array, names in zip(arrays, self._columns.values(), strict=True):
             # Scalars of one dtype are copied together: outputs that are kept must not keep all of `data`.
             scalars = self._specs[names[0]].shape.rank == 0
