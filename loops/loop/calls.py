@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.backend.steps import call_as_traced
 from loops.loop import failed_step
 from loops.loop.compilation import StepFunction, checks, looked_up, may_compile
 from loops.loop.fetching import Fetching
@@ -309,13 +310,14 @@ class StepCalls:
         if tf.config.functions_run_eagerly():
             data, held = function(*arguments)
             return self._stacked.read(data.numpy(), limit), held
-        of_iterator = isinstance(arguments[0], tf.data.Iterator)
-        concrete = self._of_iterators.get(function) if of_iterator else None
-        if concrete is None:
+        if isinstance(arguments[0], tf.data.Iterator):
+            concrete = self._of_iterators.get(function)
+            if concrete is None:
+                concrete = self._of_iterators[function] = self._concrete(function, *arguments)
+            data, held = call_as_traced(concrete, arguments)
+        else:
             concrete = self._concrete(function, *(specs or arguments))
-            if of_iterator:
-                self._of_iterators[function] = concrete
-        data, held = concrete(*arguments)
+            data, held = concrete(*arguments)
         return self._stacked_by[concrete].read(data.numpy(), limit), held
 
     def _concrete(self, function: Any, *arguments: Any) -> tf.types.experimental.ConcreteFunction:

@@ -291,7 +291,8 @@ class Loop:
             try:
                 self._meet(signals)
                 signals.act()
-                while (done := int(self._counters.data)) < steps and not self.stopped:
+                done = before.data
+                while done < steps and not self.stopped:
                     self.position.check()
                     whole = False
                     with self.workers.lost_is_an_error():
@@ -312,6 +313,8 @@ class Loop:
                     self.calls.undecided.look(taken, ended or taken >= steps or bool(self.stopped))
                     if ended:
                         raise OutOfData(why_out_of_data(taken, steps, of_source=self.position.dataset is None))
+                    # Only an action may have moved the count since the call.
+                    done = self.calls.taken if self.actions else taken
                 if done == before.data:
                     self._tell("nothing_to_do", done, steps, None if done >= steps else self.stopped)
                 if not self._goes_back:

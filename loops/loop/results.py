@@ -104,7 +104,8 @@ class CounterVariables(tf.Module):
 
     def numbers(self) -> tf.Tensor:
         """All counts as one tensor, int64 [5], for `read_from`."""
-        return tf.stack([self.data, self.attempted, self.applied, self.claimed, self.denied])
+        compared = [self.claimed, self.denied] if self.compared else [0, 0]
+        return tf.stack([self.data, self.attempted, self.applied, *compared])
 
     def read_from(self, numbers: Sequence[int]) -> tuple[Counters, str | None]:
         """Reads the value of `numbers` on the host.
@@ -195,7 +196,7 @@ def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def unpack(data: np.ndarray, layout: Layout) -> list[np.ndarray]:
-    """The inverse of `pack`, on the host. The arrays do not share memory with `data`.
+    """The inverse of `pack`, on the host. The arrays share memory with `data`, at any of its bytes.
 
     Args:
         data: What `pack` returned.
@@ -205,7 +206,7 @@ def unpack(data: np.ndarray, layout: Layout) -> list[np.ndarray]:
     for dtype, shape in layout:
         kind = np.dtype(dtype.as_numpy_dtype)
         end = start + kind.itemsize * math.prod(shape)
-        found.append(data[start:end].view(kind).reshape(shape).copy())
+        found.append(data[start:end].view(kind).reshape(shape))
         start = end
     return found
 
@@ -257,6 +258,11 @@ class Stacked:
             # Both keys have a prefix, so that no name of an output can equal another output's key.
             key = f"scalars of {spec.dtype.name}" if spec.shape.rank == 0 else f"array {name}"
             self._columns.setdefault(key, []).append(name)
+        # The dtype and the shape of what a step adds to each: one number for each of the scalars.
+        self._rows: dict[str, tuple[tf.DType, Sequence[int]]] = {}
+        for key, names in self._columns.items():
+            first = self._specs[names[0]]
+            self._rows[key] = first.dtype, first.shape if first.shape.rank else [len(names)]
 
     def arrays(self, size: tf.Tensor) -> Arrays:
         """Empty arrays.
@@ -264,12 +270,9 @@ class Stacked:
         Args:
             size: The most steps that they hold, a scalar int32.
         """
-        made = {}
-        for key, names in self._columns.items():
-            first = self._specs[names[0]]
-            shape = [len(names)] if first.shape.rank == 0 else first.shape
-            made[key] = tf.TensorArray(first.dtype, size=size, element_shape=shape)
-        return made
+        return {
+            key: tf.TensorArray(dtype, size=size, element_shape=shape) for key, (dtype, shape) in self._rows.items()
+        }
 
     def write(self, arrays: Arrays, step: tf.Tensor, outputs: Mapping[str, tf.Tensor]) -> Arrays:
         """The arrays with the outputs of one step added.
@@ -300,15 +303,14 @@ class Stacked:
     def read(self, data: np.ndarray, limit: int) -> CallResult:
         """Reads on the host what a call returned that could take so many steps."""
         layout: list = [(tf.dtypes.float64, [1 + _COUNTS + _READING * len(self._scalers)])]
-        for names in self._columns.values():
-            first = self._specs[names[0]]
-            layout.append((first.dtype, [limit, *(first.shape if first.shape.rank else [len(names)])]))
+        layout += [(dtype, [limit, *shape]) for dtype, shape in self._rows.values()]
         status, *arrays = unpack(data, layout)
-        taken, found = int(status[0]), {}
+        taken = int(status[0])
+        found: Outputs = {}
         for array, names in zip(arrays, self._columns.values(), strict=True):
-            whole = array[:taken]
+            # Scalars of one dtype are copied together: outputs that are kept must not keep all of `data`.
             scalars = self._specs[names[0]].shape.rank == 0
-            found.update({name: whole[:, place].copy() if scalars else whole for place, name in enumerate(names)})
+            found.update(zip(names, array[:taken].T.copy() if scalars else [array[:taken].copy()], strict=True))
         counts, contradiction = self._counters.read_from(status[1 : 1 + _COUNTS].astype(int).tolist())
         readings = list(zip(self._scalers, status[1 + _COUNTS :].reshape(-1, _READING).tolist(), strict=True))
         return CallResult(taken, {name: found[name] for name in self._specs}, counts, contradiction, readings)

@@ -257,9 +257,9 @@ def changed(now: _Fixed, before: _Fixed) -> list[str]:
 
 
 def _as_tuple(setting: Any) -> tuple:
-    if isinstance(setting, dict):
-        return tuple(setting.values())
-    return tuple(setting) if isinstance(setting, (list, tuple)) else (setting,)
+    if not isinstance(setting, (dict, list, tuple)):
+        return (setting,)
+    return tuple(setting.values() if isinstance(setting, dict) else setting)
 
 
 def layers_in(models: Iterable[keras.layers.Layer]) -> tuple:

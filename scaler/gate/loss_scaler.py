@@ -583,8 +583,7 @@ class LossScaler(ByName):
 
     def _reading(self) -> tf.Tensor:
         """What `check` looks at, as one tensor, float64 [7], for a `tf.function` to return with other results."""
-        unseen = tf.cast(self._calls.step.ended_unseen(), tf.float64)
-        return tf.concat([self._stored.looked_at(), [unseen]], 0)
+        return self._stored.looked_at(tf.cast(self._calls.step.ended_unseen(), tf.float64))
 
     def _who(self) -> str:
         return f"{self._called} with {in_words(self.strategy)}"

@@ -240,11 +240,11 @@ class StoredState:
             f"{int(counts.skipped)} skipped"
         )
 
-    def looked_at(self) -> tf.Tensor:
-        """What `reading` takes, float64 [6]: the counters, and the loss scale as it is stored."""
+    def looked_at(self, *others: tf.Tensor) -> tf.Tensor:
+        """What `reading` takes, float64 [6]: the counters, and the loss scale as it is stored. And what others add."""
+        counts = tf.identity(self.counts.variable)[: len(_COUNTS)]  # They are its first numbers.
         scale = tf.cast(self.floats.one(_SCALE), tf.float64)
-        counts = self.counts.read()
-        return tf.stack([*(tf.cast(counts[name], tf.float64) for name in _COUNTS), scale])
+        return tf.concat([tf.cast(counts, tf.float64), tf.stack([scale, *others])], 0)
 
     def reading(self, *numbers: float) -> Reading:
         """The numbers of `looked_at` on the host, with a loss scale that a step may use."""

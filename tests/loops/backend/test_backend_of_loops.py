@@ -1,6 +1,7 @@
 """Guards that a TensorFlow or Keras with other private names is noticed: the same numbers, or a sentence."""
 
 import ast
+import functools
 import importlib
 import pathlib
 import re
@@ -346,6 +347,16 @@ def test_a_scaler_of_keras_with_other_names_is_not_taken_for_none(monkeypatch):
         with monkeypatch.context() as renamed:
             renamed.setattr(f"loops.step.user_steps.{name}", "renamed")
             assert attempt().known is False
+
+
+def test_without_a_call_that_looks_at_no_argument_the_result_is_the_same():
+    total = tf.Variable(0, dtype=tf.int64)
+    function = tf.function(lambda iterator, count: {"sum": total.assign_add(next(iterator) + count), "none": []})
+    arguments = iter(numbers().skip(5)), tf.constant(1, tf.int64)
+    concrete = function.get_concrete_function(*arguments)
+    hidden = functools.partial(concrete)  # Which has none of its attributes.
+    found = [steps.call_as_traced(one, arguments) for one in (concrete, hidden, concrete)]
+    assert [(one["sum"].numpy(), one["none"]) for one in found] == [(6, []), (13, []), (21, [])]
 
 
 # ----------------------------------------------------------------------------------------------- variables

@@ -104,6 +104,13 @@ def test_visits_report_every_step_once(steps_per_call, lengths):
     assert loop.calls._many.experimental_get_tracing_count() == (steps_per_call > 1)
 
 
+def test_steps_that_an_action_takes_count():
+    step, total = summing()
+    loop = loops.Loop(step, numbers(), steps_per_call=1, actions=[lambda visit: loop.take(1)])
+    assert loop.run(10) == loops.Counters(10, 10, 10)
+    assert total.numpy() == 55
+
+
 @pytest.mark.parametrize(("steps_per_call", "expected"), [(1, 2), (4, 1)])
 def test_a_smaller_last_batch_is_traced_once_more_by_the_python_loop_only(steps_per_call, expected):
     traces = []
