@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import functools
 import inspect
 import pathlib
 import pickle
@@ -38,6 +39,7 @@ def page(name):
     return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
 
+@functools.cache
 def beginnings(name):
     """What the table of a page says that messages begin with, as patterns."""
     rows = re.findall(r"^\| (`.+`) \| .+ \|$", page(name), re.MULTILINE)

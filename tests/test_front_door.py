@@ -111,20 +111,24 @@ def in_folder(folder, *command, path=(ROOT,)):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(("file", "name"), [("scaler/__init__.py", "Loop"), ("loops.py", "TrainStep")])
-def test_a_file_of_the_user_that_hides_a_package_is_named(tmp_path, file, name):
+@pytest.mark.parametrize(
+    ("file", "started", "says"),
+    [
+        ("scaler/__init__.py", ["-c", "import halfstep as hs; hs.Loop"], "ImportError"),
+        ("loops.py", ["-m", "halfstep", "doctor"], "halfstep"),
+    ],
+    ids=["program", "command"],
+)
+def test_a_file_of_the_user_that_hides_a_package_is_named(tmp_path, file, started, says):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("mine = 1\n")
-    status, _, said = in_folder(tmp_path, "-c", f"import halfstep as hs; hs.{name}")
+    status, _, said = in_folder(tmp_path, *started)
     package = re.match(r"\w+", file).group()
     assert status == 1
     assert said.strip().endswith(
-        f"ImportError: {tmp_path / file} hides the package {package!r} of Halfstep: a program that starts in its "
+        f"{says}: {tmp_path / file} hides the package {package!r} of Halfstep: a program that starts in its "
         "folder imports it in place of the package. Give it another name."
     )
-    # The same for a command that starts there.
-    status, _, said = in_folder(tmp_path, "-m", "halfstep", "doctor")
-    assert (status, said.startswith(f"halfstep: {tmp_path / file} hides")) == (1, True)
 
 
 def install_another(site, package, version="1.2"):
@@ -137,7 +141,7 @@ def install_another(site, package, version="1.2"):
     (folder / "RECORD").write_text(f"{package}/__init__.py,,\n{folder.name}/RECORD,,\n")
 
 
-@pytest.mark.parametrize(("package", "name"), [("scaler", "LossScaler"), ("scaler", "Loop"), ("loops", "Loop")])
+@pytest.mark.parametrize(("package", "name"), [("scaler", "Loop"), ("loops", "Loop")])
 def test_another_distribution_that_overwrote_a_package_is_named_with_what_to_run(tmp_path, package, name):
     site, here = tmp_path / "site", tmp_path / "here"
     here.mkdir()

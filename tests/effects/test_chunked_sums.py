@@ -39,13 +39,12 @@ def plain(left, right, dtype, chunk):
     return np.array(result, np.float32).reshape(left.shape[1], -1)
 
 
-@pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize(("way", "chunk"), [("in order", 1), ("chunks", CHUNK)])
+@pytest.mark.parametrize(("name", "way", "chunk"), [("float16", "in order", 1), ("bfloat16", "chunks", CHUNK)])
 def test_sums_are_those_of_the_format_itself(name, way, chunk):
-    left, right = rows(3 * CHUNK)
+    left, right = rows(2 * CHUNK)
     found = summation(name, way)(left, right, (0, 0))
-    assert found.shape == (3, 2, 3)
-    for at in range(3):
+    assert found.shape == (2, 2, 3)
+    for at in range(2):
         part = slice(0, (at + 1) * CHUNK)
         np.testing.assert_array_equal(found[at], plain(left[part], right[part], DTYPES[name], chunk))
 

@@ -1,6 +1,7 @@
 """Guards the effects of high learning rates: what their networks and optimizers compute, and their verdicts."""
 
 import dataclasses
+import functools
 import itertools
 
 import keras
@@ -13,6 +14,9 @@ from benchmarks.effects import small_transformer as small
 from benchmarks.effects.adam_copies import CLIPPED, STABLE, Moments, Setup, stepped
 from benchmarks.effects.effect import told
 from loops.tasks.text import ALPHABET
+
+text = functools.cache(small.text)
+"""The task, read once."""
 
 
 def after(setup, start, grads):
@@ -262,7 +266,7 @@ def test_a_transformer_without_layers_normalizes_what_it_embeds():
 
 
 def test_the_held_out_loss_is_that_of_each_pair():
-    task = dataclasses.replace(small.text(), test_characters=np.array([1, 2, 1, 2, 5], np.uint8))
+    task = dataclasses.replace(text(), test_characters=np.array([1, 2, 1, 2, 5], np.uint8))
     weights = output_logits._start(1, 1)
     logits = output_logits.logits_of(weights, tf.one_hot([[1, 2, 1, 2]], len(ALPHABET)))
     expected = tf.nn.sparse_softmax_cross_entropy_with_logits([[2, 1, 2, 5]], logits)
@@ -289,7 +293,7 @@ def test_z_loss_holds_log_z_and_each_way_learns():
 def test_pairs_are_counted_and_examples_follow_the_text():
     pairs = output_logits.pairs_of(np.array([1, 1, 2]), np.array([2, 2, 5]))
     assert (pairs[1, 2], pairs[2, 5], pairs.sum()) == pytest.approx((2 / 3, 1 / 3, 1))
-    given, following = small.held_out(small.text())
+    given, following = small.held_out(text())
     assert (given[:, 1:] == following[:, :-1]).numpy().all()
 
 
@@ -303,13 +307,13 @@ def test_the_text_is_cut_as_the_task_cuts_it():
 
 def test_frequencies_alone_give_the_entropy_of_the_text():
     task = dataclasses.replace(
-        small.text(), characters=np.array([0, 1] * 5000, np.uint8), test_characters=np.array([0, 1], np.uint8)
+        text(), characters=np.array([0, 1] * 5000, np.uint8), test_characters=np.array([0, 1], np.uint8)
     )
     assert small.frequency_loss(task) == pytest.approx(np.log(2), rel=0.02)
 
 
 def test_the_text_task_takes_a_class_of_attention():
-    model = small.text().model("float32", small.NormalizedAttention)
+    model = text().model("float32", small.NormalizedAttention)
     own = [layer for layer in model.layers if isinstance(layer, small.NormalizedAttention)]
     assert len(own) == small.BLOCKS
     # Two norms, of queries and of keys, each with one factor for each number of a head.

@@ -141,7 +141,7 @@ def test_a_singular_derivative_beside_a_sound_one_is_not_said_to_be_cured_by_a_l
 
     optimizer, loss_scaler = keras.optimizers.SGD(0.01), scaler.LossScaler()
     step = loops.TrainStep(zero_model("mixed_float16"), both, optimizer, loss_scaler=loss_scaler)
-    tf.function(step)(inputs(16384))
+    step(inputs(16384))
     said = loss_scaler.explain()
     assert (
         "no loss scale that was tried" in said
@@ -165,6 +165,7 @@ def test_an_overflow_is_still_an_overflow():
 
 @pytest.mark.slow_with("5")
 @pytest.mark.parametrize("steps_per_call", [1, 5])
+@pytest.mark.usefixtures("eagerly")
 def test_writers_have_the_cause_and_the_variable(tmp_path, steps_per_call):
     x = np.ones([5, 4, 3], np.float32)
     x[2] = np.nan

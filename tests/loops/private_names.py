@@ -16,9 +16,15 @@ def sources(folder):
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(pathlib.Path(folder).rglob("*.py"))}
 
 
+@functools.cache
+def walked(tree):
+    """All nodes of a parsed source, which several searches look through."""
+    return list(ast.walk(tree))
+
+
 def attributes(tree):
     """The private names that are looked up on another object than `self`, `cls` and modules of this package."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr) and node.attr not in NAMEDTUPLES:
             own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             yield from [] if own else [node.attr]
@@ -33,7 +39,7 @@ def attributes(tree):
 
 def modules(tree):
     """The private modules of TensorFlow and Keras that are imported or spelled out."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.ImportFrom):
             found = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
@@ -58,6 +64,6 @@ def dotted(node):
 
 def texts(tree):
     """The strings of a file that are private names, as tables of names hold them."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and PRIVATE.fullmatch(node.value):
             yield node.value

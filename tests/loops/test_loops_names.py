@@ -8,7 +8,7 @@ import sys
 import types
 
 import pytest
-from private_names import sources
+from private_names import sources, walked
 
 import loops
 import scaler
@@ -73,7 +73,7 @@ PACKAGE = pathlib.Path(loops.__file__).parent
 
 def imports(tree):
     """What is imported of scaler otherwise than as `import scaler` or `from scaler import` a public name."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Import):
             renamed = [one.name for one in node.names if one.name == "scaler" and one.asname]
             yield from [*renamed, *(one.name for one in node.names if one.name.startswith("scaler."))]
@@ -84,8 +84,8 @@ def imports(tree):
 
 def chains(tree):
     """Every `scaler.x.y` as the names after `scaler`, the longest only."""
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(tree):
+    inner = {id(node.value) for node in walked(tree) if isinstance(node, ast.Attribute)}
+    for node in walked(tree):
         names, at = [], node
         while isinstance(at, ast.Attribute):
             names.insert(0, at.attr)

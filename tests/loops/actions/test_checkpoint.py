@@ -83,7 +83,7 @@ def damage(path, how):
     elif how == "gone":
         path.unlink()
     else:
-        path.write_bytes(data[: {"empty": 0, "half": middle, "short": len(data) - 1}[how]])
+        path.write_bytes(data[: {"half": middle, "short": len(data) - 1}[how]])
 
 
 DATA = "data-00000-of-00001"
@@ -95,7 +95,6 @@ DATA = "data-00000-of-00001"
         ("index", "short", [8]),
         ("index", "gone", [8]),
         (DATA, "flipped", [8]),
-        (DATA, "empty", [8]),
         (DATA, "gone", [8]),
         (DATA, "half", [8, 6]),
     ],

@@ -65,19 +65,14 @@ def test_another_learning_rate_is_that_of_the_program_from_there_on(place, tmp_p
     whole.train_step.optimizer.learning_rate = 0.01
     whole.run(6)
     assert weights(changed) == weights(whole)
-
-
-def test_it_goes_on_as_changed_without_being_named_again_and_says_what_was(place):
-    """Where it is named again, a rate that a callback lowered meanwhile stays as it was saved."""
-    changed = looping(place, rate=0.01, changed=["learning_rate"])
-    changed.run(5)
+    # It goes on as changed without being named again. Where it is, a rate that a callback lowered stays as saved.
     changed.train_step.optimizer.learning_rate = 0.05
-    changed.run(6)
+    changed.run(7)
     again, named = looping(place, rate=0.01), looping(place, rate=0.01, changed=["learning_rate"])
-    again.run(6)
-    named.run(6)
+    again.run(7)
+    named.run(7)
     for one in (again, named):
-        assert one.resumed == (6, ())
+        assert one.resumed == (7, ())
         assert float(one.train_step.optimizer.learning_rate) == pytest.approx(0.05)
     (change,) = describe(place)["changes"]
     assert change["step"] == 4
@@ -148,7 +143,6 @@ SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
 @pytest.mark.parametrize(
     ("changed", "optimizer", "why"),
     [
-        ((), keras.optimizers.Adam, "the state of 'SGD' means nothing to 'Adam'"),
         (["optimizer"], keras.optimizers.Adam, "the state of 'SGD' means nothing to 'Adam'"),
         (
             ["class", "learning_rate"],
@@ -211,9 +205,9 @@ def test_names_that_cannot_work_are_refused(tmp_path, changed, said):
 def test_a_name_that_nothing_has_is_refused_before_what_it_was_meant_for(place, tmp_path):
     """Also where nothing is saved yet."""
     said = r"no setting 'lr': expected some of .*clip_norm.*learning_rate.*loss_scaler"
-    for where, rate in ((place, 0.1), (place, 0.01), (tmp_path / "new", 0.1)):
+    for where in (place, tmp_path / "new"):
         with pytest.raises(scaler.InvalidArgument, match=said):
-            looping(where, rate=rate, changed=["lr"]).run(5)
+            looping(where, rate=0.01, changed=["lr"]).run(5)
 
 
 def of_policy(place, policy, strategy, changed=()):

@@ -18,7 +18,7 @@ from loops.loop.state import folder
 from loops.run.rewind import rewind
 
 BATCHES, STEPS = 90, 50
-BAD = (30, 31, 33)
+BAD, EARLY = (30, 31, 33), (15, 16, 18)
 
 
 def batches(bad=BAD):
@@ -73,17 +73,17 @@ class Run:
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory):
-    """The bits of a run over data without batches 25 to 36."""
-    return Run(tmp_path_factory.mktemp("clean"), without(25, 36), rewind=False, call=1).run().bits()
+    """The bits of a run over data without batches 10 to 21."""
+    return Run(tmp_path_factory.mktemp("clean"), without(10, 21, EARLY), rewind=False, call=1).run(35).bits()
 
 
 def test_a_run_that_is_stopped_and_resumes_is_the_same(tmp_path, clean):
     """After it went back, to a checkpoint that the save of the same visit did not remove."""
-    Run(tmp_path, batches(), call=1, every=3, keep=3).run(36)
-    run = Run(tmp_path, batches(), call=1, every=3, keep=3, resume=True).run()
+    Run(tmp_path, batches(EARLY), call=1, every=3, keep=3).run(21)
+    run = Run(tmp_path, batches(EARLY), call=1, every=3, keep=3, resume=True).run(35)
     assert run.bits() == clean
-    assert run.said() == [{"first": 25, "last": 36, "rewound_to": 24}]
-    assert folder.numbers(tmp_path / "ckpt") == [STEPS, STEPS - 2, STEPS - 5]
+    assert run.said() == [{"first": 10, "last": 21, "rewound_to": 9}]
+    assert folder.numbers(tmp_path / "ckpt") == [35, 33, 30]
 
 
 def test_the_next_batches_to_leave_out():

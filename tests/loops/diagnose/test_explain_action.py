@@ -19,6 +19,7 @@ from loops.diagnose.explain import action as explain_action
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.remedies import Kind
 from loops.observe import explain_batch
+from scaler import Cause
 
 SIZE = 8
 
@@ -72,12 +73,11 @@ class Run:
 
 
 class Own:
-    """A step of one's own in float32, with one weight, that returns what is named."""
+    """A step of one's own in float32, with one weight, that does not return its scale."""
 
-    def __init__(self, *names, strategy=None, stuck=None):
+    def __init__(self, stuck=None):
         self.weight, self.optimizer = tf.Variable(tf.ones([4, 1])), keras.optimizers.SGD(0.001)
-        self.loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic(2.0**10), stuck=stuck)
-        self.names = names
+        self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10), stuck=stuck)
         self.take = tf.function(self._take)
 
     def _take(self, x, y):
@@ -85,8 +85,7 @@ class Own:
             loss = squared_error(y, x @ self.weight)
             scaled = self.loss_scaler.scale(loss)
         outcome = self.loss_scaler.apply(self.optimizer, tape.gradient(scaled, [self.weight]), [self.weight])
-        told = {"cause": outcome.cause, "variable": outcome.variable, "loss_scale": outcome.loss_scale}
-        return {"loss": loss, "applied": outcome.finite, **{name: told[name] for name in self.names}}
+        return {"loss": loss, "applied": outcome.finite}
 
     def moved(self):
         return raw([self.weight], self.optimizer.variables, self.loss_scaler.variables)
@@ -133,32 +132,22 @@ def test_what_a_window_calls_an_overflow_is_explained_once_its_scale_is_1():
     assert (one.step, one.loss_scale, one.verdict, one.layer) == (4, 1.0, "backward", "root")
 
 
-def test_a_scale_that_the_step_does_not_return_is_not_guessed():
-    """Nor is it said, and the updates since are counted."""
-    found = loops.Explain(seconds=0)
-    loops.Loop(Own().take, batches(1), steps_per_call=3, actions=[found]).run(3)
-    (one,) = found.explanations
-    assert (one.step, one.loss_scale, one.where, one.kind) == (1, None, "data", "nan")
-    assert "loss scale" not in one.sentence.partition(":")[0]
-    assert (one.reproduced, one.other_batch) == (False, "next")
-    assert "weights that have moved since, by 2 updates." in one.sentence
-
-
 def test_a_run_that_went_back_is_explained_anew(tmp_path, monkeypatch):
     """What was explained of steps that were left out stands in nobody's way, also where it is the same."""
     monkeypatch.setattr(
         explain_action, "explain_recent", lambda loop, recent, seconds: Explanation(recent.step, True, None, "loss")
     )
-    x, y = batch(3, size=SIZE * 40)
-    x[SIZE * 12 + 2, 1], x[SIZE * 30 + 2, 1] = np.nan, np.nan
-    y[SIZE * 14 : SIZE * 16] = 1e4
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(SIZE, drop_remainder=True)
-    step = Own("cause", "variable", strategy=scaler.SpikeGuard(scaler.Static(1.0), window=8, share=0.5))
-    found = loops.Explain(seconds=0)
+
+    def step(cause):
+        return {"cause": cause, "variable": -1, "applied": tf.equal(cause, int(Cause.NONE))}
+
+    causes = np.full(40, Cause.NONE)
+    causes[[12, 30]], causes[14:16] = Cause.LOSS, Cause.SPIKE
+    data, found = tf.data.Dataset.from_tensor_slices(causes), loops.Explain(seconds=0)
     saves = loops.Checkpoint(tmp_path / "saved", every=5, resume=True)
     log = loops.JsonLines(tmp_path / "steps.jsonl")
     actions = [saves, loops.Rewind(to=4, skip=8, spikes=2), found, log]
-    loops.Loop(step.take, data, steps_per_call=1, actions=actions).run(24)
+    loops.Loop(step, data, steps_per_call=1, actions=actions).run(24)
     rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     (skipped,) = [row["step"] for row in rows if not row["applied"]]
     (written,) = json.loads((tmp_path / "explanations.json").read_text())["explanations"]
@@ -166,12 +155,17 @@ def test_a_run_that_went_back_is_explained_anew(tmp_path, monkeypatch):
 
 
 def test_a_stuck_run_says_why_in_its_error():
-    found, step = loops.Explain(seconds=0), Own(stuck=scaler.StuckPolicy(consecutive_skips=1))
-    loop = loops.Loop(step.take, batches(1), steps_per_call=1, actions=[found])
-    with pytest.raises(scaler.StuckError, match="the last step was skipped") as error:
-        loop.run(1)
+    """A scale that the step does not return is neither guessed nor said, and the updates since are counted."""
+    found, step = loops.Explain(seconds=0), Own(stuck=scaler.StuckPolicy(skip_rate=0.3, over=3))
+    loop = loops.Loop(step.take, batches(1), steps_per_call=3, actions=[found])
+    with pytest.raises(scaler.StuckError, match="1 of the last 3 steps") as error:
+        loop.run(3)
     # It was explained at this visit, and not once more.
     (one,) = found.explanations
+    assert (one.step, one.loss_scale, one.where, one.kind) == (1, None, "data", "nan")
+    assert "loss scale" not in one.sentence.partition(":")[0]
+    assert (one.reproduced, one.other_batch) == (False, "next")
+    assert "weights that have moved since, by 2 updates." in one.sentence
     assert str(error.value).endswith(one.sentence)
     assert step.loss_scaler.explain(loop) == one.sentence
     assert step.loss_scaler.explain(skipping()) == step.loss_scaler.explain()

@@ -101,7 +101,6 @@ ONE, FOUR = "step 4 of the same call was", "steps 1 to 4 of"
 @pytest.mark.parametrize(
     ("steps_per_call", "which", "where"),
     [
-        (1, None, "step"),
         (2, None, "dataset"),
         (3, ONE, "dataset"),
         (8, FOUR, "dataset"),

@@ -287,8 +287,7 @@ def layers():
     model = keras.Sequential(
         [
             keras.Input([4, 1]),
-            keras.layers.Bidirectional(keras.layers.LSTM(3, return_sequences=True, dropout=0.2)),
-            keras.layers.GRU(2, recurrent_dropout=0.1),
+            keras.layers.GRU(2, dropout=0.2, recurrent_dropout=0.1),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.5),
             keras.layers.GaussianNoise(0.1),

@@ -20,7 +20,7 @@ from loops.run.rewind import rewind
 END = 12
 
 
-@pytest.mark.parametrize(("make", "steps_per_call"), [(Numbered, 1), (InBytes, 4), (Loader, 4), (Drawn, 4)])
+@pytest.mark.parametrize(("make", "steps_per_call"), [(InBytes, 1), (Loader, 4), (Drawn, 4)])
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, make, steps_per_call):
     """From a checkpoint behind which the run went on before it was killed, while batches were fetched ahead."""
     source = make()

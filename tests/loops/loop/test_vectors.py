@@ -42,7 +42,7 @@ def visits(step, steps_per_call, steps=7, data=None, actions=(), **arguments):
 @pytest.mark.slow_with("3-False-True")
 @pytest.mark.parametrize(
     ("steps_per_call", "endless", "jit_compile"),
-    [(1, False, False), (1, True, False), (3, False, False), (100, True, False), (3, False, True)],
+    [(1, False, False), (1, True, False), (100, True, False), (3, False, True)],
 )
 def test_each_output_is_what_its_step_returned(steps_per_call, endless, jit_compile):
     data = tf.data.Dataset.range(9).repeat(None if endless else 1)

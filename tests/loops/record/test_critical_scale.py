@@ -27,9 +27,10 @@ def cast(values, scale, name):
 
 def by_trying(values, name):
     """The largest power of two at which a cast leaves all of them finite."""
-    powers = [2.0**power for power in range(-160, 320)]
-    fitting = [power for power in powers if np.isfinite(cast(values, power, name))]
-    return max(fitting)
+    powers = 2.0 ** np.arange(-160, 320)
+    with np.errstate(over="ignore", under="ignore"):
+        casts = np.multiply.outer(powers, values).astype(CASTS[name]).astype(np.float64)
+    return powers[np.isfinite(casts).all(axis=1)].max()
 
 
 def found(values, scale, name):

@@ -60,6 +60,7 @@ def test_a_function_is_called_at_its_cadence():
     assert seen == [6]
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_csv_has_a_header_and_every_step(tmp_path):
     path = tmp_path / "made" / "steps.csv"
     loop = looping(loops.Csv(path))

@@ -67,7 +67,8 @@ def test_a_name_is_the_loss_that_compile_takes(name):
 
 def test_every_function_that_keras_finds_is_a_mean():
     names = [name for name in dir(keras.losses) if scaler.authoring.from_keras(keras.losses, name) is not name]
-    found = {name: loops.TrainStep(plain_model(), name, "sgd").loss_fn for name in names if name != "Loss"}
+    model = plain_model()
+    found = {name: loops.TrainStep(model, name, "sgd").loss_fn for name in names if name != "Loss"}
     assert len(found) > 30
     assert all(isinstance(loss, keras.losses.Loss) for loss in found.values())
 

@@ -91,6 +91,7 @@ def test_a_file_that_is_replaced_while_the_run_writes_it_is_an_error(tmp_path):
         looping(at(2, replace), loops.JsonLines(path)).run(6)
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_the_others_have_the_visit_and_the_run_is_saved(tmp_path):
     others = [loops.Csv(tmp_path / "steps.csv"), loops.Checkpoint(tmp_path / "ckpt", every=100, resume=True)]
     with pytest.raises(loops.NotWritable) as caught:
@@ -129,6 +130,7 @@ def test_an_action_whose_end_fails_leaves_the_others_theirs_and_both_errors_are_
     assert folder.numbers(tmp_path / "ckpt") == [1]
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_what_fails_when_an_action_is_left_is_named_and_hides_no_error(tmp_path):
     class Leaves(contextlib.AbstractContextManager):
         writes = loops.JsonLines(tmp_path / "mine").writes

@@ -5,7 +5,6 @@ import json
 import re
 
 import command_cases
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -301,14 +300,15 @@ def test_scales_are_powers_of_two_everywhere(tmp_path):
 
 
 def test_the_strategy_of_a_program_is_that_of_its_checkpoint(tmp_path):
-    x = tf.random.stateless_normal([64, 2], (0, 1))
-    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8)
-    loss = keras.losses.MeanSquaredError()
+    data = tf.data.Dataset.range(8)
     strategies = {"guarded": scaler.SpikeGuard(scaler.Dynamic(2.0**12, growth_interval=64)), "plain": scaler.Dynamic()}
     for name, strategy in strategies.items():
-        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-        step = loops.TrainStep(model, loss, keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler(strategy))
-        folder = tmp_path / name
+        folder, loss_scaler = tmp_path / name, scaler.LossScaler(strategy)
+
+        def step(number):
+            return {"loss": number}
+
+        step.loss_scaler = loss_scaler
         saves = loops.Checkpoint(folder / "checkpoints", every=8)
         loops.Loop(step, data, actions=[loops.JsonLines(folder / "steps.jsonl"), saves], steps_per_call=1).run(8)
     text = reported(tmp_path, *(tmp_path / name for name in strategies))
