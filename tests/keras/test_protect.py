@@ -137,6 +137,7 @@ def test_penalties_in_float16_are_added_to_the_loss():
         Adds(dtype="mixed_float16"),
         keras.layers.Dense(3, kernel_regularizer="l2", dtype="float16"),
         keras.layers.Dense(1, kernel_initializer="zeros"),
+        run_eagerly=True,
     )
     first, second = (np.asarray(model.layers[at].kernel, np.float32) for at in (0, 2))
     hidden = np.ones([8, 4]) @ first
