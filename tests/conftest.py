@@ -4,12 +4,14 @@ import contextlib
 import functools
 import gc
 import importlib.util
+import itertools
 import os
 import pathlib
 import resource
 import signal
 import sys
 import unittest.mock
+import weakref
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Where oneDNN is slow in float16, tests would take ten times as long, and each that scales by hand would be told so.
@@ -33,7 +35,8 @@ from mirrored import let_strategies_follow_each_other
 from tensorflow.python.eager import context
 from tensorflow.python.framework import config
 
-from scaler.gate import joined, proofs
+from scaler.backend import layers
+from scaler.gate import joined, layer_state, proofs
 
 # Devices are fixed once TensorFlow starts; replicas of a MirroredStrategy need several.
 tf.config.set_logical_device_configuration(
@@ -62,6 +65,27 @@ def _seed_and_keep_functions(seed):
 
 
 keras.utils.set_random_seed = _seed_and_keep_functions
+
+_made = weakref.WeakValueDictionary()
+_new, _number = keras.layers.Layer.__new__, itertools.count()
+
+
+def _new_and_known(kind, *arguments, **named):
+    layer = _made[next(_number)] = _new(kind, *arguments, **named)
+    return layer
+
+
+@functools.wraps(layers.alive)
+def _alive(kind):
+    """As the search among all objects, of which a process has millions by now: it takes longer than a step's trace.
+
+    `tests/backend/test_living_objects.py` and `tests/keras/test_protect_other_models.py` search as ever.
+    """
+    yield [layer for layer in list(_made.values()) if isinstance(layer, kind)]
+
+
+keras.layers.Layer.__new__ = _new_and_known
+layers.alive = layer_state.alive = _alive
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
 hypothesis.settings.register_profile("slow", deadline=None, max_examples=2000)

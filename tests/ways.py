@@ -1,6 +1,9 @@
 """The two ways in which a step keeps a skip from moving anything: it selects its new values, or it branches."""
 
+import functools
+
 import pytest
+import tensorflow as tf
 
 from scaler.gate import proofs
 
@@ -17,3 +20,6 @@ def selects(mode):
 
 second_look = pytest.mark.second_look
 """A test of what only a step that branches tells, because it looks at gradients or weights again."""
+
+graph = functools.partial(tf.function, autograph=False)
+"""A function without loops and branches in Python, which AutoGraph would only take time to rewrite."""

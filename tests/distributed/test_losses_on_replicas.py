@@ -100,8 +100,8 @@ WAYS = {
 
 def heads(count):
     """A model with an output for each loss, whose weights show what that loss did."""
-    inputs = keras.Input([4])
-    outputs = [keras.layers.Dense(1, kernel_initializer="ones", name=f"head_{i}")(inputs) for i in range(count)]
+    inputs, start = keras.Input([4]), {"kernel_initializer": "ones", "use_bias": False}
+    outputs = [keras.layers.Dense(1, name=f"head_{i}", **start)(inputs) for i in range(count)]
     return keras.Model(inputs, outputs)
 
 

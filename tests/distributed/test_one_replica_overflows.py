@@ -26,19 +26,20 @@ def momentum():
 RIGS = {
     "in-graph loop": (HALF, momentum, {"kind": "float16", "steps_per_call": 5}),
     "python loop, float32": (SINGLE, momentum, {"clip_norm": 1.0}),
+    "jit": (HALF, adam, {"kind": "float16", "steps_per_call": 5, "jit_compile": True}),
 }
-JIT = {"jit": (HALF, adam, {"kind": "float16", "steps_per_call": 5, "jit_compile": True})}
+TIERS = {"in-graph loop": (), "python loop, float32": pytest.mark.slow, "jit": pytest.mark.exhaustive}
+EACH = [pytest.param(name, marks=tier) for name, tier in TIERS.items()]
 
 
-@pytest.fixture(scope="module", params=[*RIGS, pytest.param("jit", marks=pytest.mark.exhaustive)])
+@pytest.fixture(scope="module")
 def rig(request):
-    model, optimizer, arguments = (RIGS | JIT)[request.param]
+    model, optimizer, arguments = RIGS[request.param]
     return cases.Rig(cases.mirrored(2), model, optimizer, **arguments)
 
 
-@pytest.mark.dear("a rig is traced for each way of taking steps on replicas")
 @pytest.mark.filterwarnings("ignore:The run ends, and none of its 5 attempted steps:scaler.errors.StuckWarning")
-@pytest.mark.slow_with("python loop, float32-data", "python loop, float32-gradients")
+@pytest.mark.parametrize("rig", EACH, indirect=True)
 @pytest.mark.parametrize("where", ["gradients", "forward", "data"])
 def test_no_bit_moves_on_any_replica_and_the_next_step_trains(rig, where):
     if where == "forward" and rig.kind == "float32":
@@ -64,7 +65,7 @@ def test_no_bit_moves_on_any_replica_and_the_next_step_trains(rig, where):
         assert cases.raw(rig.model.trainable_variables) != before[: len(rig.model.trainable_variables)]
 
 
-@pytest.mark.slow_with("python loop, float32")
+@pytest.mark.parametrize("rig", EACH, indirect=True)
 def test_the_statistics_put_back_differ_between_replicas(rig):
     """Else the test above would not see replica 0's written over the others'."""
     rig.reset()

@@ -37,9 +37,12 @@ def test_keras_still_has_the_method_that_is_shadowed():
     assert callable(getattr(keras.optimizers.SGD(1.0), "_all_reduce_sum_gradients", None))
 
 
-def test_the_shadow_keeps_keras_from_summing_again(monkeypatch):
+def test_the_shadow_keeps_keras_from_summing_again_and_is_gone_afterwards(monkeypatch):
     assert moved_by(lambda optimizer, variable, _: optimizer.apply([tf.constant(1.0)], [variable])) == -2.0
-    assert moved_by(by_scaler) == -2.0
+    with cases.mirrored(2).scope():
+        optimizer = keras.optimizers.SGD(1.0)
+    assert moved_by(by_scaler, optimizer) == -2.0
+    assert "_all_reduce_sum_gradients" not in vars(optimizer)
 
     from scaler.gate import propose
 
@@ -51,14 +54,6 @@ def test_the_shadow_keeps_keras_from_summing_again(monkeypatch):
 def test_without_a_function_it_is_the_same(arguments):
     """The replicas then pass one and the same gradient, which is not one for each of them."""
     assert moved_by(by_scaler, traced=lambda step: step, **arguments) == -2.0
-
-
-def test_the_optimizer_is_its_own_again_afterwards():
-    strategy = cases.mirrored(2)
-    with strategy.scope():
-        optimizer = keras.optimizers.SGD(1.0)
-    assert moved_by(by_scaler, optimizer) == -2.0
-    assert "_all_reduce_sum_gradients" not in vars(optimizer)
 
 
 class Slotted:

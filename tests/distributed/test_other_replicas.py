@@ -16,6 +16,7 @@ import scaler
 from halfstep.commands.read_runs import text_of_checkpoint
 from loops.loop.state import regrouped
 from loops.loop.state.folder import describe
+from loops.loop.state.variables import layout
 
 STOP, END = 5, 9
 
@@ -132,6 +133,34 @@ def test_it_goes_on_with_the_same_batches_and_nearly_the_same_bits(shared, tmp_p
     assert f"from step {STOP} on: {said}" in text_of_checkpoint(describe(folder))
 
 
+def test_components_of_every_kind_on_another_number_of_replicas(tmp_path):
+    """Statistics are averaged, an open window's sums are added up, of integers the first counts, and weights stay."""
+    on_read, add = tf.VariableSynchronization.ON_READ, tf.VariableAggregation
+
+    def made(count):
+        with cases.mirrored(count).scope():
+            kept = {"synchronization": on_read, "dtype": tf.float16, "aggregation": add.MEAN}
+            return [
+                tf.Variable([0.0, 0.0], name="statistics", **kept),
+                tf.Variable(0.0, name="window", synchronization=on_read, aggregation=add.SUM),
+                tf.Variable(0, name="seed", synchronization=on_read, aggregation=add.ONLY_FIRST_REPLICA),
+                tf.Variable([7.0, 8.0], name="weight"),
+            ]
+
+    def groups(variables):
+        return {"all": [part for variable in variables for part in variable.values]}
+
+    before, after = made(4), made(2)
+    moving = np.float16([[1.0, 1e4], [2.0, 5e4], [3.0, 6e4], [2.001, 6e4]])
+    cases.assign(before, [moving, [1.0, 2.0, 4.0, 8.0], range(5, 9), [[7.0, 8.0]] * 4])
+    path = tf.train.Checkpoint(**groups(before)).write(str(tmp_path / "four"))
+    regrouped.restore(path, layout(groups(before)), groups(after))
+    mean = np.mean(moving, axis=0, dtype=np.float64).astype(np.float16)
+    wanted = [[mean, mean], [15.0, 0.0], [5, 5], [[7.0, 8.0]] * 2]
+    for ours, theirs in zip(cases.components(after), wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def normalizing():
     """In float16, with BatchNorm and masters."""
     keras.utils.set_random_seed(7)
@@ -150,9 +179,9 @@ def statistics(run, name="moving"):
     return cases.components([one for one in run.model.non_trainable_variables if name in one.path])
 
 
-@pytest.mark.dear("two runs on replicas, each traced")
+@pytest.mark.dear("a run on one replica and one on two, each traced")
 def test_scale_masters_and_statistics_in_float16_with_a_skip_right_after(tmp_path):
-    then, now = 4, 2
+    then, now = 1, 2
     before = half(then, tmp_path).go(STOP)
     run = half(now, tmp_path, ["replicas"]).go(STOP + 1)
     # The skipped step moved nothing: this is what the checkpoint had.
@@ -161,10 +190,8 @@ def test_scale_masters_and_statistics_in_float16_with_a_skip_right_after(tmp_pat
     assert float(run.loss_scaler.loss_scale) == 2.0**10
     for ours, theirs in zip(run.weights(), before.weights(), strict=True):
         assert {part.tobytes() for part in ours} == {part.tobytes() for part in theirs}
-    for ours, theirs in zip(statistics(run), statistics(before), strict=True):
-        assert len({part.tobytes() for part in theirs}) == then
-        mean = np.mean(theirs, axis=0, dtype=np.float64).astype(np.float16)
-        assert [part.tobytes() for part in ours] == [mean.tobytes()] * now
+    for ours, (theirs,) in zip(statistics(run), statistics(before), strict=True):
+        assert [part.tobytes() for part in ours] == [theirs.tobytes()] * now
     # Each replica's go on with its own share: by hand, in float32, with the momentum of 0.5.
     (restored,) = statistics(run, "moving_mean")
     (parts,) = statistics(run.go(STOP + 2), "moving_mean")

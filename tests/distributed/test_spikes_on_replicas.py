@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
-from models import batch, squared_error, stateful_model
+from models import batch, one_layer, squared_error, stateful_model
 from replica_cases import agree, raw, shared
 
 import loops
@@ -16,13 +16,13 @@ from scaler import Cause
 class Step:
     """A `TrainStep` with a guard on two replicas, compiled once."""
 
-    def __init__(self, select, **guarding):
+    def __init__(self, model, **guarding):
         self.strategy = mirrored(2)
         keras.utils.set_random_seed(1)
         with self.strategy.scope():
-            self.model, self.optimizer = stateful_model(), keras.optimizers.SGD(1e-3, momentum=0.9)
+            self.model, self.optimizer = model(), keras.optimizers.SGD(1e-3, momentum=0.9)
             guard = scaler.SpikeGuard(scaler.Dynamic(2.0**4), window=5, **guarding)
-            self.loss_scaler = scaler.LossScaler(guard, select=select)
+            self.loss_scaler = scaler.LossScaler(guard, select=True)
             self.step = loops.TrainStep(self.model, squared_error, self.optimizer, loss_scaler=self.loss_scaler)
         self.call = tf.function(self._call)
 
@@ -43,7 +43,7 @@ class Step:
 
 
 def test_all_replicas_skip_if_one_share_is_a_spike():
-    step = Step(True)
+    step = Step(one_layer)
     for seed in range(5):
         seen = step([1.0, 1.0], seed)
     assert seen["applied"].all()
@@ -73,7 +73,7 @@ def test_all_replicas_skip_if_one_share_is_a_spike():
 @pytest.mark.slow
 def test_all_replicas_take_the_norms_of_the_whole_batch():
     """The spike of one share makes the same gradients spikes on both, by the norms of their sums."""
-    step = Step(True, loss=False, norm=False, by_tensor="skip")
+    step = Step(stateful_model, loss=False, norm=False, by_tensor="skip")
     for seed in range(5):
         assert step([1.0, 1.0], seed)["applied"].all()
     before = raw(step.moved())

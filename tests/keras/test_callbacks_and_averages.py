@@ -45,10 +45,9 @@ def assert_all_close(ones, others, tolerance):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.dear("a step of `fit` and one of `evaluate`, both traced with masters and averages")
 @SWAPS_MASTERS
 def test_averages_are_swapped_in_for_evaluation_and_out_again():
-    model, peek = started(averaging, policy="float16"), Peek()
+    model, peek = started(averaging, policy="float16", run_eagerly=True), Peek()
     x, y = data()
     tolerance = 1e-3
     for _ in range(4):
@@ -67,7 +66,7 @@ def test_averages_are_swapped_in_for_evaluation_and_out_again():
 @pytest.mark.slow
 @SWAPS_MASTERS
 def test_weights_that_were_set_before_a_swap_are_there_after_it():
-    model = started(averaging, policy="float16")
+    model = started(averaging, policy="float16", run_eagerly=True)
     x, y = data()
     model.train_on_batch(x, y)
     model.set_weights([np.full(weight.shape, 0.25) for weight in model.weights])

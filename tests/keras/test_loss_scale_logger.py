@@ -6,7 +6,7 @@ import warnings
 import keras
 import models
 import pytest
-from keras_cases import SCALE, compiled, data, fit, make_model, overflowing
+from keras_cases import SCALE, compiled, data, fit, make_model, overflowing, started
 
 import scaler
 
@@ -58,7 +58,7 @@ def test_a_run_without_progress_is_told_without_it():
     """Once, at the end of the first epoch, and without `protect` at the end of `fit`."""
     x, y = overflowing(48)
     x[:] = 1e30
-    model = compiled(stateful=False)
+    model = started(stateful=False)
     counts, said = told(model, x, y, epochs=2)
     assert counts == [1, 1]
     assert len(said) == 1
@@ -68,14 +68,14 @@ def test_a_run_without_progress_is_told_without_it():
     assert told(model, x, y)[1] == []
     told(model, *data(8))
     assert len(told(model, x, y)[1]) == 1  # It trained in between.
-    counts, said = told(compiled(stateful=False, protect=False), x, y, epochs=2)
+    counts, said = told(compiled(stateful=False, protect=False, run_eagerly=True), x, y, epochs=2)
     assert (counts, len(said)) == ([0, 0], 1)
 
 
 def test_a_run_is_told_nothing_that_its_policy_or_progress_speaks_against():
     x, y = overflowing(48)
     x[:] = 1e30
-    model = compiled(stateful=False)
+    model = started(stateful=False)
     loss_scaler = model.optimizer.loss_scaler
     loss_scaler.stuck = scaler.StuckPolicy("continue")
     assert told(model, x, y)[1] == []

@@ -37,26 +37,16 @@ def compiled(task):
     return scaler.protect(task)
 
 
-def trained():
-    keras.utils.set_random_seed(0)
-    task = compiled(Task())
-    task.fit(*data(48), batch_size=8, shuffle=False, verbose=0)
-    return task
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """The file of a task that was trained."""
-    path = tmp_path_factory.mktemp("task") / "task.keras"
-    trained().save(path)
-    return path
-
-
 @pytest.fixture
-def loaded(saved):
+def loaded(tmp_path):
+    """A task whose file holds our optimizer."""
+    path, task = tmp_path / "task.keras", compiled(Task())
+    task.build([None, 4])
+    task.optimizer.build(task.trainable_variables)
+    task.save(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras says that `compile` is custom.
-        return keras.saving.load_model(saved)
+        return keras.saving.load_model(path)
 
 
 def test_protect_says_so_at_once_and_the_first_step_refuses_and_so_does_the_logger(loaded):

@@ -10,23 +10,21 @@ from rigs import raw
 import scaler
 
 
-def state(model):
-    return raw([*model.non_trainable_variables, *model.metrics_variables])
-
-
 def one_bad_batch_among_good():
     good, bad = data(24), overflowing()
     return [np.concatenate([g[:16], b, g[16:]]) for g, b in zip(good, bad, strict=True)]
 
 
 def test_a_skipped_batch_never_happened():
-    """BatchNorm, the dropout's generator and metrics are those of the data without it."""
+    """Weights, slots, BatchNorm, the dropout's generator, metrics and the scale are those of the data without it."""
     ends = []
     for batches, skipped in ((one_bad_batch_among_good(), 1), (data(24), 0)):
         model = started(policy="mixed_float16")
         logs = model.fit(*batches, batch_size=8, shuffle=False, verbose=0).history
         assert model.optimizer.loss_scaler.counters.skipped == skipped
-        ends.append((logs, state(model), raw(model.weights)))
+        assert finite(model)
+        moved = raw([*model.variables, *model.optimizer.inner_optimizer.variables])
+        ends.append((logs, moved, float(model.optimizer.loss_scale)))
     assert ends[0] == ends[1]
 
 
@@ -139,6 +137,7 @@ def test_penalties_in_float16_are_added_to_the_loss():
         Adds(dtype="mixed_float16"),
         keras.layers.Dense(3, kernel_regularizer="l2", dtype="float16"),
         keras.layers.Dense(1, kernel_initializer="zeros"),
+        run_eagerly=True,
     )
     first, second = (np.asarray(model.layers[at].kernel, np.float32) for at in (0, 2))
     hidden = np.ones([8, 4]) @ first

@@ -5,6 +5,7 @@ The true gradients are -1, and a descent by them moves a weight by 1: by 1/2 or 
 
 import keras
 import tensorflow as tf
+from ways import graph
 
 import scaler
 
@@ -22,7 +23,7 @@ class Two:
         for optimizer, weight in zip(self.optimizers, self.weights, strict=True):
             optimizer.build([weight])
         for name in functions:
-            setattr(self, name, tf.function(getattr(self, name)))
+            setattr(self, name, graph(getattr(self, name)))
 
     def gradients(self, which, weight=1.0):
         """The gradient of a loss that is scaled now."""

@@ -7,6 +7,7 @@ import tensorflow as tf
 from carried_cases import Two
 from mirrored import mirrored
 from scaler_cases import modes, modes_with
+from ways import graph
 
 import scaler
 
@@ -54,7 +55,7 @@ def test_a_loss_is_differentiated_after_another_was_scaled(eager):
         two.apply(1, second)
         return two.apply(0, tape.gradient(scaled, [two.weights[0]])).loss_scale
 
-    assert float(step() if eager else tf.function(step)()) == 2.0**10
+    assert float(step() if eager else graph(step)()) == 2.0**10
     assert two.moved() == [1.0, 1.0]
 
 
@@ -87,7 +88,7 @@ def test_gradients_of_two_scales_in_one_list_are_refused(execute):
 def test_a_gradient_that_a_variable_kept_for_a_step_is_refused(between):
     two, kept = Two(), tf.Variable([0.0], name="kept")
 
-    @tf.function
+    @graph
     def step():
         two.moves(between)
         first = two.gradients(0)
@@ -186,9 +187,9 @@ def test_a_loop_that_scales_at_several_scales_is_refused():
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_gradients_that_a_function_returns(is_refused):
     two = Two()
-    of_first, of_second = (tf.function(lambda which=which: two.gradients(which)) for which in range(2))
+    of_first, of_second = (graph(lambda which=which: two.gradients(which)) for which in range(2))
 
-    @tf.function
+    @graph
     def step():
         first, second = of_first(), of_second()
         if is_refused:
@@ -252,8 +253,8 @@ def test_steps_in_eager_mode_after_steps_in_a_graph():
         two.apply(0, two.gradients(0))
 
     step()
-    tf.function(step)()
-    of_graph = tf.function(lambda: two.gradients(0))()
+    graph(step)()
+    of_graph = graph(lambda: two.gradients(0))()
     two.apply(0, of_graph)
     step()
     assert two.moved()[0] == 4.0
@@ -298,7 +299,7 @@ def test_on_two_replicas():
     with strategy.scope():
         two = Two()
 
-    @tf.function
+    @graph
     def step():
         def replica():
             first = two.gradients(0, weight=0.5)

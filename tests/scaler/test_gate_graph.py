@@ -79,13 +79,13 @@ def passes(graph, shape):
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_large_gradients_are_read_by_the_norm_and_by_the_update_and_nothing_else(clip_norm):
-    read = passes(traced_graph(LARGE, 8, clip_norm=clip_norm), LARGE)
-    assert read == ["L2Loss"] * 8 + ["StatefulPartitionedCall"] * 8
+    read = passes(traced_graph(LARGE, 6, clip_norm=clip_norm), LARGE)
+    assert read == ["L2Loss"] * 6 + ["StatefulPartitionedCall"] * 6
 
 
 def test_16_bit_gradients_are_cast_before_the_norm_and_inside_of_the_update():
-    read = passes(traced_graph(LARGE, 8, "float16"), LARGE)
-    assert read == ["Cast"] * 8 + ["L2Loss"] * 8 + ["StatefulPartitionedCall"] * 8
+    read = passes(traced_graph(LARGE, 6, "float16"), LARGE)
+    assert read == ["Cast"] * 6 + ["L2Loss"] * 6 + ["StatefulPartitionedCall"] * 6
 
 
 @pytest.mark.parametrize("gpu", [False, True])
@@ -103,14 +103,15 @@ def test_the_updates_of_large_variables_are_compiled_calls(gpu, monkeypatch):
     [(LARGE, "float32", 2), (LARGE, "float16", 3), (SMALL, "float32", 4), (SMALL, "float16", 6)],
 )
 def test_a_variable_more_costs_a_few_operations(shape, dtype, most, monkeypatch):
-    """Compares 4 with 8 variables, so that what does not depend on their number cancels.
+    """Compares 4 variables with more, so that what does not depend on their number cancels.
 
     A large variable has a norm, a cast before it in 16 bits, and a call. A small one and each of its
     slots are read and assigned, and in 16 bits its master, too. A change that saves operations lowers `most`.
     """
     monkeypatch.setattr(joined, "_WORTH_JOINING", 4)
-    few, many = (len(list(applied_path(traced_graph(shape, count, dtype)))) for count in (4, 8))
-    assert (many - few) / 4 <= most
+    more = 6 if shape == LARGE else 8
+    few, many = (len(list(applied_path(traced_graph(shape, count, dtype)))) for count in (4, more))
+    assert (many - few) / (more - 4) <= most
 
 
 def test_what_a_step_costs_whatever_it_updates():
@@ -137,7 +138,7 @@ def test_an_applied_step_of_small_variables_calls_no_function_that_stays_one():
     assert all(is_inlined(graph, each) for each in calls)
 
 
-@pytest.mark.parametrize("graph", [(LARGE, 8, "float32", 1.0), (SMALL, 8, "float16")], ids=["large", "small"])
+@pytest.mark.parametrize("graph", [(LARGE, 6, "float32", 1.0), (SMALL, 8, "float16")], ids=["large", "small"])
 def test_nothing_talks_to_the_host(graph):
     assert not ON_THE_HOST.intersection(all_operations(traced_graph(*graph)))
 

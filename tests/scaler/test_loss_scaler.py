@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scaler_cases import by_hand, descent, modes, modes_with, plain_descent
+from ways import graph
 
 import scaler
 from scaler import Dynamic, Event, LossScaler, NoScaling, Static
@@ -96,7 +97,7 @@ def test_a_step_that_breaks_off_in_the_optimizer_is_not_counted(proven, monkeypa
 
     optimizer = keras.optimizers.SGD(0.1) if proven else breaks_off
     monkeypatch.setattr(keras.optimizers.SGD, "update_step", lambda self, grad, own, rate: breaks_off([grad], [own]))
-    step = tf.function(lambda grad: loss_scaler.apply(optimizer, [grad], [w]).finite)
+    step = graph(lambda grad: loss_scaler.apply(optimizer, [grad], [w]).finite)
     for _ in range(5):
         with pytest.raises(tf.errors.InvalidArgumentError):
             step(tf.constant([1.0]))
@@ -173,5 +174,5 @@ def test_printed_it_says_where_it_stands():
     said = "LossScaler(Dynamic(initial_scale=1024.0)): loss scale 512, 2 steps applied, 1 skipped"
     assert repr(loss_scaler) == said
     shown = []
-    tf.function(lambda: shown.append(repr(loss_scaler)))()
+    graph(lambda: shown.append(repr(loss_scaler)))()
     assert shown == ["LossScaler(Dynamic(initial_scale=1024.0))"]

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from scaler_cases import descent, gradients_of, plain_descent
 from step_programs import trace_no_branches
+from ways import graph
 
 import scaler
 
@@ -25,7 +26,7 @@ def trace(loss_scaler, scaled):
     """Traces a step whose loss is what `scaled(loss, factor)` makes of it."""
     weight = tf.Variable([1.0, 2.0, 3.0])
 
-    @tf.function
+    @graph
     def step(x, factor):
         with tf.GradientTape() as tape:
             loss = scaled(tf.reduce_mean(tf.square(tf.linalg.matvec(x, weight))), factor)
@@ -89,7 +90,7 @@ class ByHand:
         return tf.cond(loss > 1.0, lambda: loss * factor, lambda: self.loss_scaler.scale(loss))
 
     def inner_function(self, loss, factor):
-        return tf.function(lambda one, other: one * other)(loss, factor)
+        return graph(lambda one, other: one * other)(loss, factor)
 
 
 @pytest.mark.parametrize("how", [name for name in vars(ByHand) if not name.startswith("_")])
@@ -103,11 +104,11 @@ def test_no_loss_scaled_by_hand_is_suspected(how):
 def test_gradients_from_another_function_are_not_suspected():
     loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
 
-    @tf.function(autograph=False)
+    @graph
     def gradient():
         return gradients_of(loss_scaler, lambda: tf.reduce_sum(weight), weight)
 
-    @tf.function(autograph=False)
+    @graph
     def decay_and_apply(grad):
         return loss_scaler.apply(scaler.move_nothing, [grad + 0.01 * weight], [weight]).finite
 
@@ -132,7 +133,7 @@ def test_sums_of_scaled_gradients_that_the_user_keeps_are_not_suspected():
     loss_scaler, weight = scaler.LossScaler(), tf.Variable(tf.ones([3]))
     masters, kept = scaler.MasterWeights([weight]), tf.Variable(tf.zeros([3]))
 
-    @tf.function(autograph=False)
+    @graph
     def step(last):
         kept.assign_add(gradients_of(loss_scaler, lambda: tf.reduce_sum(weight), weight))
         if last:
@@ -150,7 +151,7 @@ def test_a_forgotten_scale_is_seen_where_there_are_masters():
     loss_scaler, weight = read_scaler(), tf.Variable(tf.ones([3], tf.float16))
     masters = scaler.MasterWeights([weight])
 
-    @tf.function(autograph=False)
+    @graph
     def step():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.square(tf.cast(weight, tf.float32)))
@@ -212,7 +213,7 @@ def test_a_scale_that_comes_by_an_unusual_way_is_not_suspected(how):
         loss = tf.reduce_mean(tf.square(tf.linalg.matvec(X, alone)))
     plain_descent([tape.gradient(loss, alone)], [alone])
     grad = by_hand_steps(loss_scaler, weight)[how]
-    assert tf.function(lambda: loss_scaler.apply(optimizer, [grad()], [weight]).finite)()
+    assert graph(lambda: loss_scaler.apply(optimizer, [grad()], [weight]).finite)()
     if how != "a small constant":
         np.testing.assert_allclose(weight, alone, rtol=1e-6)
 
@@ -220,7 +221,7 @@ def test_a_scale_that_comes_by_an_unusual_way_is_not_suspected(how):
 def test_flat_gradients_given_as_one_argument_are_not_suspected():
     loss_scaler, weight = read_scaler(), tf.Variable(tf.ones([2, 3]))
 
-    @tf.function(autograph=False)
+    @graph
     def apply(flat):
         grad = tf.reshape(flat, [2, 3]) + 0.01 * weight
         return loss_scaler.apply(scaler.move_nothing, [grad], [weight]).finite

@@ -83,7 +83,7 @@ IN_GRAPHS = ("changed", "clipped", "from variables")
 @modes_with(
     ("use",),
     eager=[(use,) for use in USES if use != "by hand"],
-    graph=[(use,) for use in ("apply", "changed", "from variables")],
+    graph=[("changed",), ("from variables",)],
     xla=[("apply",)],
 )
 def test_retried_gradients_are_divided_by_the_scale_of_the_retry(execute, use, request):

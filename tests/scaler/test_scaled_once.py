@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from scaler_cases import gradients_of, modes, plain_descent
 from step_programs import trace_no_branches
+from ways import graph
 
 import loops
 import scaler
@@ -65,11 +66,11 @@ def test_whatever_comes_between(between, jit):
 
 def test_scaled_inside_of_a_function_or_a_branch():
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
-    inner = tf.function(lambda: (slope(variable), loss_scaler.scale(slope(variable))))
+    inner = graph(lambda: (slope(variable), loss_scaler.scale(slope(variable))))
     with pytest.raises(scaler.InvalidArgument, match="scaled already"):
-        tf.function(lambda: loss_scaler.scale(inner()[1]))()
+        graph(lambda: loss_scaler.scale(inner()[1]))()
 
-    @tf.function
+    @graph
     def in_a_branch():
         loss = inner()[1]
         return tf.cond(loss > 0.0, lambda: loss_scaler.scale(loss), lambda: 0.0)
@@ -77,7 +78,7 @@ def test_scaled_inside_of_a_function_or_a_branch():
     with pytest.raises(scaler.InvalidArgument, match="scaled already"):
         in_a_branch()
     # The other output of that function is not scaled.
-    assert tf.function(lambda: loss_scaler.scale(inner()[0]))().numpy() == 8.0 * slope(variable).numpy()
+    assert graph(lambda: loss_scaler.scale(inner()[0]))().numpy() == 8.0 * slope(variable).numpy()
 
 
 def test_between_all_of_our_faces():
@@ -91,7 +92,7 @@ def test_between_all_of_our_faces():
         "alone": alone.scale,
     }
 
-    @tf.function(autograph=False)
+    @graph
     def step():
         for first, second in itertools.product(scale.values(), repeat=2):
             with pytest.raises(scaler.InvalidArgument, match="scaled already"):
@@ -109,7 +110,7 @@ def test_a_loss_function_that_scales_in_a_train_step_or_under_fit():
 
     step = loops.TrainStep(model, loss, keras.optimizers.SGD(0.1), loss_scaler=loss_scaler)
     with pytest.raises(scaler.InvalidArgument, match="scaled already"):
-        tf.function(step)((tf.ones([4, 2]), tf.ones([4, 1])))
+        graph(step)((tf.ones([4, 2]), tf.ones([4, 1])))
     model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1), STATIC), loss=loss)
     with pytest.raises(scaler.InvalidArgument, match="scaled already"):
         model.fit(np.ones([4, 2], np.float32), np.ones([4, 1], np.float32), verbose=0)
@@ -134,7 +135,7 @@ def test_gradients_unscaled_twice_are_refused(execute, monkeypatch):
 def test_gradients_changed_between_the_two(between):
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
-    @tf.function
+    @graph
     def step():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.gather(variable, [0, 0])) if between == "slices" else slope(variable)
@@ -197,15 +198,15 @@ def test_gradients_that_another_scaler_scaled(method, how, inner, monkeypatch):
         return [tape.gradient(scaled, variable)]
 
     def step(loss_scaler):
-        found = tf.function(lambda: grads(loss_scaler))() if inner else grads(loss_scaler)
+        found = graph(lambda: grads(loss_scaler))() if inner else grads(loss_scaler)
         if method == "unscale":
             return second.unscale(found)
         return second.apply(plain_descent, found, [variable]).finite
 
-    tf.function(lambda: step(second))()
+    graph(lambda: step(second))()
     before = variable.numpy()
     with pytest.raises(scaler.InvalidArgument, match=rf"{method}\(grads\).*another loss scaler"):
-        tf.function(lambda: step(first))()
+        graph(lambda: step(first))()
     np.testing.assert_array_equal(variable.numpy(), before)
 
 
@@ -214,7 +215,7 @@ def test_an_inner_step_by_another_scaler_is_no_mistake(monkeypatch):
     inner, outer, variable = scaler.LossScaler(STATIC), scaler.LossScaler(scaler.Dynamic(2.0)), weight()
     plain = scaler.LossScaler(scaler.NoScaling())
 
-    @tf.function
+    @graph
     def step():
         with tf.GradientTape() as tape:
             with tf.GradientTape() as inner_tape:
@@ -273,7 +274,7 @@ def test_a_look_at_unscaled_gradients_is_no_mistake():
 def test_a_loss_multiplied_by_the_scale_is_not_scaled_again(when):
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
-    @tf.function
+    @graph
     def step():
         read = loss_scaler.loss_scale
         with tf.GradientTape() as tape:
@@ -289,7 +290,7 @@ def test_a_loss_multiplied_by_the_scale_is_not_scaled_again(when):
 def test_a_penalty_unscaled_by_hand_is_part_of_the_loss(inverse):
     loss_scaler, variable, x = scaler.LossScaler(STATIC), weight(), tf.constant([2.0, 3.0])
 
-    @tf.function
+    @graph
     def step():
         with tf.GradientTape() as tape:
             with tf.GradientTape() as inner:
@@ -306,7 +307,7 @@ def test_a_penalty_unscaled_by_hand_is_part_of_the_loss(inverse):
 def test_gradients_divided_by_the_scale_are_not_unscaled_again():
     loss_scaler, variable = scaler.LossScaler(STATIC), weight()
 
-    @tf.function
+    @graph
     def step(unscaled):
         grads = [gradients_of(loss_scaler, lambda: slope(variable), variable) / loss_scaler.loss_scale]
         return loss_scaler.apply(plain_descent, grads, [variable], unscaled=unscaled).grad_norm

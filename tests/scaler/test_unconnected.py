@@ -4,6 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 from scaler_cases import gradients_of
+from ways import graph
 
 import loops
 import scaler
@@ -27,7 +28,7 @@ SAYS = r"no gradient for '.*lost/kernel', '.*lost/bias': .* on them, and they ar
 def test_a_train_step_names_them_once():
     step = loops.TrainStep(Unconnected(), keras.losses.MeanSquaredError(), keras.optimizers.SGD())
     with pytest.warns(scaler.ScaleWarning, match=SAYS):
-        tf.function(step)((X, Y))
+        graph(step)((X, Y))
     assert step((X, Y))["applied"]  # In silence.
 
 
@@ -108,7 +109,7 @@ def test_gradients_that_were_unscaled_and_never_counted_are_told_by_check():
     weight, optimizer, loss_scaler = tf.Variable([1.0]), keras.optimizers.SGD(), scaler.LossScaler()
     optimizer.build([weight])
 
-    @tf.function
+    @graph
     def step():
         optimizer.apply(
             loss_scaler.unscale(gradients_of(loss_scaler, lambda: tf.reduce_sum(weight), [weight])), [weight]
@@ -124,7 +125,7 @@ def test_micro_batches_that_are_unscaled_and_summed_by_hand_are_no_mistake():
     weight, optimizer, loss_scaler = tf.Variable([1.0]), keras.optimizers.SGD(), scaler.LossScaler()
     total = tf.Variable([0.0])
 
-    @tf.function
+    @graph
     def micro_batch(last):
         total.assign_add(loss_scaler.unscale(gradients_of(loss_scaler, lambda: tf.reduce_sum(weight), [weight]))[0])
         return loss_scaler.apply(optimizer, [tf.identity(total)], [weight], unscaled=True, when=last).finite
