@@ -2,6 +2,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Python compiles a file when it is first imported, and most of what is installed never is.
+QUICK := --no-compile --quiet --disable-pip-version-check
+INSTALL := $(BIN)/pip install $(QUICK)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Without compiled files every process of pytest rewrites the assertions of all tests.
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,18 +26,18 @@ SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 test: .venv/ready
 	$(BIN)/pytest $(SHARED) --budget 3
 
-# What is marked slow: whole runs, processes, kills, several workers. A third process works while others wait for theirs.
+# What is marked slow: whole runs, processes, kills, several workers.
 test-slow: .venv/ready
-	$(BIN)/pytest $(SHARED) -n 3 -m "slow and not exhaustive"
+	$(BIN)/pytest $(SHARED) -m "slow and not exhaustive"
 
 # What is said, as the code says it now: read the diff.
 .PHONY: wording
 wording: .venv/ready
 	$(BIN)/pytest $(SHARED) -m "not exhaustive" --snapshot-update $$(grep -rl --include='test_*.py' '== snapshot' tests)
 
-# The promise once more, with steps that select their new values as on a GPU.
+# The promise once more, with steps that select their new values as on a GPU. In one process: each more imports TensorFlow.
 test-select: .venv/ready
-	$(BIN)/pytest $(SHARED) --select $$(cat tests/select.txt)
+	$(BIN)/pytest --select $$(cat tests/select.txt)
 
 # And what is marked exhaustive: further parameters, which CI has no time for.
 test-all: .venv/ready
@@ -67,16 +70,16 @@ docs/_build/html/index.html: .venv/docs-ready $(shell find docs benchmarks/resul
 	touch $@
 
 .venv/docs-ready: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
+	$(INSTALL) --constraint constraints.txt --editable ".[docs]"
 	touch .venv/docs-ready
 
 # The core of the tests with the oldest and the newest versions that pyproject.toml claims.
 matrix: .venv-oldest/ready .venv-newest/ready
 	@$(PYTHON) tests/matrix/table.py .venv-oldest .venv-newest
 
-# Without the slow cases, which `make matrix` runs: what they guard has a quicker witness.
+# Without the slow cases, which `make matrix` runs: what they guard has a quicker witness. In one process, beside others.
 oldest: .venv-oldest/ready
-	@tests/matrix/core.sh .venv-oldest -m "not slow and not exhaustive"
+	@tests/matrix/core.sh .venv-oldest -n 0 --dist no -m "not slow and not exhaustive"
 
 .PHONY: newest prereleases
 newest: .venv-newest/ready
@@ -86,7 +89,7 @@ newest: .venv-newest/ready
 prereleases: .venv-prereleases/ready
 	@tests/matrix/core.sh .venv-prereleases
 
-MATRIX := --quiet --disable-pip-version-check --editable ".[study,trace]" hypothesis pytest pytest-xdist syrupy
+MATRIX := $(QUICK) --editable ".[study,trace]" hypothesis pytest pytest-xdist syrupy
 
 # TensorFlow 2.18 knows no Python after 3.12.
 .venv-oldest/ready: pyproject.toml constraints-oldest.txt
@@ -178,7 +181,7 @@ gpu: .venv/ready $(if $(wildcard /dev/nvidia0),.venv/cuda-ready)
 	$(BIN)/python benchmarks/gpu_page.py
 
 .venv/cuda-ready: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[gpu]"
+	$(INSTALL) --constraint constraints.txt --editable ".[gpu]"
 	touch .venv/cuda-ready
 
 # The pages in benchmarks/results/effects, all of them anew: twenty minutes.
@@ -200,7 +203,7 @@ mutants-by-hand: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(INSTALL) --constraint constraints.txt --editable ".[dev]"
 	touch .venv/ready
 
 clean:

@@ -35,6 +35,7 @@ from mirrored import let_strategies_follow_each_other
 from tensorflow.python.eager import context
 from tensorflow.python.framework import config
 
+from loops.loop import calls
 from scaler.backend import layers
 from scaler.gate import joined, layer_state, proofs
 
@@ -104,7 +105,11 @@ pytest_plugins = ["budget"]
 
 MODES = ("eager", "graph", "loop", "xla")
 TIERS = ("exhaustive", "slow")
-LONGEST = ("test_docs.py", "test_audit.py", "test_promise_machine.py")
+LONGEST = (
+    *("test_docs.py", "test_audit.py", "test_promise_machine.py", "test_recipes.py", "test_readme.py"),
+    *("test_fit_on_replicas.py", "test_other_replicas.py", "test_exact_resume.py", "test_cli.py"),
+)
+_TIERS = pytest.StashKey()
 
 
 def pytest_addoption(parser):
@@ -129,11 +134,18 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not _is(item, "eager")]
     for item in items:
         for tier in TIERS:
-            named = [name for mark in item.iter_markers(f"{tier}_with") for name in mark.args]
-            if named and item.nodeid.partition("[")[2][:-1] in named:
+            if item.nodeid.partition("[")[2][:-1] in _named(item, tier):
                 item.add_marker(tier)
+    if [pathlib.Path(place).resolve() for place in config.args] == [pathlib.Path(__file__).parent]:
+        named = {f"{item.nodeid.partition('[')[0]}[{name}]" for item in items for name in _named(item)}
+        config.stash[_TIERS] = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in items}, named
     # A process takes whole files: the longest must not begin when all others end.
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def _named(item, *tiers):
+    """The parameters that marks of a test name, for any tier or for one."""
+    return [name for tier in tiers or TIERS for mark in item.iter_markers(f"{tier}_with") for name in mark.args]
 
 
 def _is(item, mode):
@@ -241,10 +253,23 @@ def _tensors(args):
     )
 
 
+@pytest.fixture(scope="session")
+def tiers(pytestconfig):
+    """The marks of every test, and each that a mark names by its parameters; None where not all were collected."""
+    return pytestconfig.stash.get(_TIERS, None)
+
+
 @pytest.fixture
 def eagerly():
     """Functions run without a graph: for a few steps of which nothing is asked that a graph decides."""
     tf.config.run_functions_eagerly(True)
+
+
+@pytest.fixture(scope="module")
+def as_graphs():
+    """No `Loop` compiles its step by its own choice, of which tests/loops/loop/test_compilation.py is."""
+    with unittest.mock.patch.object(calls, "may_compile", return_value=False):
+        yield
 
 
 @pytest.fixture

@@ -4,11 +4,13 @@ import inspect
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
 import pytest
 from markdown_blocks import python_blocks, run_blocks
+from processes import start
 from worker_cases import configuration, free_ports
 
 import halfstep as cli
@@ -46,7 +48,7 @@ CONCEPTS = ["concepts/formats.md", "concepts/masters.md", "concepts/scaling.md",
 
 
 @pytest.fixture
-def run_page(tmp_path, monkeypatch, capsys):
+def run_page(tmp_path, monkeypatch, capsys, as_graphs):
     """Runs a page as one program: the names that it made, what it printed, and what it shows as printed."""
 
     def run(page):
@@ -119,11 +121,20 @@ def test_every_action_is_in_the_table():
     assert {name for name in public if f"`{name}(" not in actions} == set()
 
 
+def run_program(place, variables):
+    """The program in a folder, in a process that has not used TensorFlow yet; what it prints is left there."""
+    os.chdir(place)
+    os.environ.update(variables, CUDA_VISIBLE_DEVICES="")
+    with open("printed", "w") as printed, open("errors", "w") as errors:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+    runpy.run_path("program.py", run_name="__main__")
+
+
 @pytest.mark.slow
 def test_replicas_and_workers_are_as_shown(tmp_path):
     """Two programs: one on two devices, one as two workers."""
     blocks = python_blocks((DOCS / "distribution.md").read_text(encoding="utf-8"))
-    path = os.pathsep.join([str(pathlib.Path(scaler.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     ports = free_ports(2)
     places = {"replicas": {}, **{f"worker {index}": {"TF_CONFIG": configuration(ports, index)} for index in (0, 1)}}
     processes = {}
@@ -131,13 +142,11 @@ def test_replicas_and_workers_are_as_shown(tmp_path):
         # Folders of their own, as on two machines.
         (tmp_path / name).mkdir()
         (tmp_path / name / "program.py").write_text(blocks[name != "replicas"], encoding="utf-8")
-        environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **variables}
-        processes[name] = subprocess.Popen(
-            [sys.executable, "program.py"], cwd=tmp_path / name, env=environment, text=True, stdout=-1, stderr=-1
-        )
+        processes[name] = start(run_program, tmp_path / name, variables)
     for name, process in processes.items():
-        printed, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors[-2000:]
+        process.join(240)
+        assert process.exitcode == 0, (tmp_path / name / "errors").read_text()[-2000:]
+        printed = (tmp_path / name / "printed").read_text()
         assert printed.endswith("Counters(data=40, attempted=40, applied=40, known=True)\n")
         assert name == "replicas" or printed.split()[0] == name.split()[1]
     saved = {str(file.relative_to(tmp_path)) for file in tmp_path.glob("*/run/**/ckpt-40.index")}

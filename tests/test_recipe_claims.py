@@ -61,7 +61,7 @@ def test_checkpointing_works_in_fit():
     model = keras.Sequential(
         [keras.Input([4]), Recomputed(keras.layers.Dense(8)), keras.layers.Dense(2, dtype="float32")]
     )
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
     before = [weight.numpy() for weight in model.trainable_variables]
     model.fit(np.ones([32, 4]), np.ones([32, 2]), epochs=3, verbose=0)
     assert model.optimizer.loss_scaler.counters.applied == 3
@@ -83,7 +83,7 @@ def test_pruning_holds_in_fit(policy):
     model = keras.Sequential([keras.Input([8]), keras.layers.Dense(8), keras.layers.Dense(1, dtype="float32")])
     kernel = model.layers[0].kernel
     kernel.constraint = Mask(kernel.shape)
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(0.01)), "mse", jit_compile=False)
     kernel.constraint.kept.assign(np.eye(8))
     model.fit(np.ones([8, 8]), np.ones([8, 1]), epochs=2, verbose=0)
     assert np.array_equal(kernel.numpy() != 0.0, np.eye(8) != 0.0)
@@ -200,7 +200,7 @@ def test_a_model_that_is_compiled_anew_trains_what_was_unfrozen():
     model = keras.Sequential([backbone, keras.layers.Dense(2)])
     cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     train = tf.data.Dataset.from_tensors((tf.ones([4, 3]), tf.zeros([4], tf.int32)))
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3)), loss=cross_entropy)
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3)), loss=cross_entropy, jit_compile=False)
     model.fit(train, verbose=0)
     before = backbone.get_weights()
     names = {"backbone": backbone, "model": model, "cross_entropy": cross_entropy, "train": train}

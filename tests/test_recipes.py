@@ -42,6 +42,7 @@ EXHAUSTIVE = [
 @pytest.mark.slow_with(*(one.stem for one in SCRIPTS if one.stem not in {"by_hand", *OWN_PROCESS, *EXHAUSTIVE}))
 @pytest.mark.exhaustive_with(*EXHAUSTIVE)
 @pytest.mark.filterwarnings("ignore:TensorBoard is not installed")
+@pytest.mark.usefixtures("as_graphs")
 @pytest.mark.parametrize(
     "script", [one for one in SCRIPTS if one.stem not in OWN_PROCESS], ids=lambda script: script.stem
 )

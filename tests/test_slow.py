@@ -1,6 +1,5 @@
 """Guards what `make test` runs: what notices a breakage or stands for a promise is not marked slow, not all of it."""
 
-import json
 import os
 import pathlib
 import re
@@ -21,19 +20,6 @@ def lines_of(name):
 MUTANTS = runpy.run_path(str(ROOT / "tests/mutants/breakages.py"))
 BREAKAGES = MUTANTS["BREAKAGES"]
 NOTICING = [breakage.test for breakage in BREAKAGES.values()]
-# Writes the tiers of every test of one collection, and the parameters that marks name.
-COLLECT = """
-import json, pathlib, pytest, sys
-
-class Seen:
-    def pytest_collection_finish(self, session):
-        found = {item.nodeid: [mark.name for mark in item.iter_markers()] for item in session.items}
-        marks = ((item, mark) for item in session.items for mark in item.iter_markers() if mark.name.endswith("_with"))
-        named = sorted({f"{item.nodeid.partition('[')[0]}[{name}]" for item, mark in marks for name in mark.args})
-        pathlib.Path(sys.argv[1]).write_text(json.dumps({"tiers": found, "named": named}))
-
-sys.exit(pytest.main(["--collect-only", "-p", "no:cacheprovider", "-p", "no:syrupy", "-m", ""], plugins=[Seen()]))
-"""
 
 
 def is_of(test, name):
@@ -67,23 +53,19 @@ def test_a_breakage_of_one_mode_says_why():
 
 
 @pytest.mark.slow
-def test_marks_name_parameters_that_are_there_and_leave_some_of_each_test_that_is_promised(tmp_path):
-    """Costs a collection of all tests."""
-    place = tmp_path / "marks.json"
-    done = subprocess.run(
-        [sys.executable, "-c", COLLECT, str(place)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    found = json.loads(place.read_text())
-    assert not [name for name in found["named"] if name not in found["tiers"]]
-    by_default = [test for test, marks in found["tiers"].items() if not {"slow", "exhaustive"} & set(marks)]
+def test_marks_name_parameters_that_are_there_and_leave_some_of_each_test_that_is_promised(tiers, request):
+    """Costs a collection of all tests, where they are not all collected in any case."""
+    if tiers is None:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "", "-k", request.node.name, "tests"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-3000:]
+        return
+    found, named = tiers
+    assert not [name for name in named if name not in found]
+    by_default = [test for test, marks in found.items() if not {"slow", "exhaustive"} & marks]
     for name in [*NOTICING, *promised()]:
         assert any(is_of(test, name) for test in by_default), name
-    run_by_ci = [test for test, marks in found["tiers"].items() if "exhaustive" not in marks]
+    run_by_ci = [test for test, marks in found.items() if "exhaustive" not in marks]
     for name in compared():
         assert any(is_of(test, name) for test in run_by_ci), name

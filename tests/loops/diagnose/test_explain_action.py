@@ -258,7 +258,8 @@ def on_two_replicas(make_model, make_optimizer):
 
 
 @pytest.mark.slow
-def test_every_replica_repeats_the_step_at_its_scale(tmp_path):
+def test_every_replica_repeats_the_step_at_its_scale(tmp_path, tried):
+    tried()
     strategy, step = on_two_replicas(line, keras.optimizers.SGD)
     here = loops.Explain(seconds=0)
     actions = [loops.JsonLines(tmp_path / "steps.jsonl"), quiet()[1], here]

@@ -12,7 +12,7 @@ from loops.record.trace.visit_columns import noise_pairs
 from loops.views.report.write import write_report
 from scaler import observe
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_graphs")]
 KINDS = [*observe.KINDS[:3], "update_rms"]
 
 

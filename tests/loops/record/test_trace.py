@@ -21,7 +21,7 @@ import scaler
 from loops.record.trace.action import AFTER, Frame, frame_of, pack, unpack
 from loops.record.trace.tensors import lacks_of, tensors_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_graphs")]
 
 NAMES = ["activations/dense", "weight_gradients/dense/kernel"]
 
