@@ -39,7 +39,9 @@ class Shown:
         self._results = model.get_metrics_result
         self._numbers: dict[str, Any] = {}
         self._of_metrics: frozenset[str] = frozenset()
+        self._traced: frozenset[str] = frozenset()
         self._own: frozenset[str] = frozenset()
+        self._in_step = False
         self._left_out: dict[str, tf.Variable] = {}
         self._told: set[str] = set()
         with replicas.in_scope(model.distribute_strategy):
@@ -49,6 +51,7 @@ class Shown:
     def begin(self) -> None:
         """Begins a step, which counts as kept while it runs."""
         self._kept.assign_add(1.0)
+        self._in_step = tf.executing_eagerly()
 
     def listen(self) -> None:
         """Has the model's metrics tell their results to `note`, as `get_metrics_result` does."""
@@ -75,9 +78,15 @@ class Shown:
 
     def look(self, logs: Any) -> Any:
         """Finds the logs that are results of metrics, where the step has made them, and returns all logs."""
+        self._in_step = False
         if isinstance(logs, dict):
-            self._of_metrics = frozenset(name for name, value in logs.items() if self._is_result(name, value))
-            self._own = frozenset(logs) - self._of_metrics
+            found = frozenset(name for name, value in logs.items() if self._is_result(name, value))
+            if tf.executing_eagerly():
+                # The value of a function does not tell what it is. A step that runs eagerly is traced once before.
+                found |= self._traced & frozenset(logs)
+            else:
+                self._traced = found
+            self._of_metrics, self._own = found, frozenset(logs) - found
         return logs
 
     def _is_result(self, name: str, value: Any) -> bool:
@@ -85,7 +94,7 @@ class Shown:
 
         def sources(node: tuple) -> list[tuple]:
             here, calls = node[0].deref(), node[1]
-            passed_on = not is_eager(here) and here.op.type in ("Identity", *CALLS)
+            passed_on = not is_eager(here) and here.op.type in ("Identity", "Placeholder", *CALLS)
             return sources_of(here, calls) if passed_on else []
 
         if not tf.is_tensor(value):
@@ -163,6 +172,7 @@ class Shown:
 
     def reset(self) -> None:
         """Forgets all steps, because the model's metrics were reset."""
+        self._in_step = False
         if tf.executing_eagerly():
             self._never()
         for variable in (self._kept, self._put_back, *self._left_out.values()):
@@ -178,6 +188,8 @@ class Shown:
 
         It warns of metrics that were not finite in steps that were kept, of each once.
         """
+        if self._in_step:  # Which runs eagerly, and is free to make numbers of its own from these.
+            return self._used_results()
         never, kept = self._never(), _first(self._kept)
         own = self._own if kept or self.put_back else ()  # Those of an evaluation are no step's.
         shown = {name: value for name, value in self._used_results().items() if name not in own}

@@ -119,19 +119,24 @@ def test_what_is_computed_from_a_metric_and_is_not_its_result_is_shown_as_it_was
     np.testing.assert_allclose([logs["m"], logs["n"]], [2e36 / 8, 1250.0], rtol=1e-3)
 
 
-def test_results_of_metrics_are_computed_anew_however_they_are_returned():
+@pytest.mark.parametrize("mode", [MODES[0], MODES[2]], ids=str)
+def test_results_of_metrics_are_computed_anew_however_they_are_returned(mode):
     class Tracking(keras.Sequential):
         def __init__(self, layers):
             super().__init__(layers)
             self.tracker = keras.metrics.Mean(name="tracked")
+            self.chosen = keras.metrics.Mean(name="chosen")
 
         @tf.function
         def train_step(self, batch):
             loss = Own.train_step(self, batch)["loss"]
-            self.tracker.update_state(loss)
-            return {"tracked": self.tracker.result(), "twice": 2.0 * self.tracker.result()}
+            for metric in (self.tracker, self.chosen):
+                metric.update_state(loss)
+            tracked, given = self.tracker.result(), self.chosen.result()
+            chosen = tf.cond(loss > 0.0, self.chosen.result, lambda: given)
+            return {"tracked": tracked, "chosen": chosen, "twice": 2.0 * tracked}
 
-    model = linear(Tracking, metrics=["mae"])  # Which the step never uses.
+    model = linear(Tracking, metrics=["mae"], **mode)  # Which the step never uses.
     x, y = data(8)
     first = model.train_on_batch(x, y, return_dict=True)
     bad = overflowing()
@@ -139,7 +144,24 @@ def test_results_of_metrics_are_computed_anew_however_they_are_returned():
     batches = Batches()
     model.fit(*joined, batch_size=8, shuffle=False, verbose=0, callbacks=[batches])
     assert [logs["tracked"] for logs in batches.seen] == [first["tracked"]] * 2
+    assert [logs["chosen"] for logs in batches.seen] == [first["tracked"]] * 2
     assert np.isnan(batches.seen[1]["twice"])  # A number of its own.
+
+
+class Doubled(keras.Sequential):
+    """Computes from the results of the metrics."""
+
+    def train_step(self, batch):
+        logs = super().train_step(batch)
+        return {**logs, "loss": 2.0 * logs["loss"]}
+
+
+def test_a_step_that_runs_eagerly_is_given_the_results_of_all_metrics():
+    model, batches = linear(Doubled, run_eagerly=True), Batches()
+    x, y = data(16)
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[batches])
+    losses = [true_loss(model, (x[i : i + 8], y[i : i + 8])) for i in (0, 8)]
+    np.testing.assert_allclose([logs["loss"] for logs in batches.seen], [2 * losses[0], sum(losses)], rtol=2e-3)
 
 
 def test_numbers_of_other_types_are_left():
