@@ -114,9 +114,9 @@ def assigns(placeholder: tf.Tensor) -> bool:
 
 
 def call_as_traced(concrete: tf.types.experimental.ConcreteFunction, arguments: Any) -> Any:
-    """What a function returns for arguments of the kind that it was traced for: nobody looks whether they are.
+    """Calls a traced function without checking that its arguments fit the trace. The caller has to know that they do.
 
-    TensorFlow takes a fifth of a millisecond to find that out, which is longer than some steps. No tape records it.
+    TensorFlow's check takes a fifth of a millisecond, which is longer than some steps. No tape records the call.
     """
     call = getattr(getattr(concrete, "inference_fn", None), "call_preflattened", None)
     if call is None:

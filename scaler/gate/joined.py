@@ -175,7 +175,7 @@ class Joined:
 
         It depends on the gradients alone: a norm has the same bits whoever updates, and whether it selects.
         """
-        if in_xla() or has_gpu() or len(self._grads) < _WORTH_JOINING:
+        if in_xla() or has_gpu() or len(self._grads) < _worth_joining():
             return []  # XLA fuses them, and a GPU that selects asks for the norm of each.
         alike: dict[tuple, list[int]] = {}
         own = self._own

@@ -152,10 +152,10 @@ def protect(model: keras.Model) -> keras.Model:
         if replicas.in_place() and not selects_by_default():
             clean = tf.logical_and(~bad, all_finite([variable for variable, _ in left if not variable.trainable]))
             put_back_apart = put_back if tf.distribute.has_strategy() else functools.partial(call_noninlined, put_back)
-            anew = tf.cond(clean, lambda: shown.among(logs) if counted else {}, put_back_apart)
+            renewed = tf.cond(clean, lambda: shown.among(logs) if counted else {}, put_back_apart)
         else:
-            anew = put_back()
-        return {**logs, **anew} if isinstance(logs, dict) else logs
+            renewed = put_back()
+        return {**logs, **renewed} if isinstance(logs, dict) else logs
 
     @functools.wraps(own_reset)
     def reset_metrics() -> None:

@@ -160,15 +160,15 @@ class Shown:
             return {}
         nothing = tf.logical_and(self._put_back > 0.0, self._kept <= 0.0)
         believable, results = _all_finite(counted), self.results()
-        anew = {name: results[name] for name in self._of_metrics}
-        for name, value in anew.items():
+        renewed = {name: results[name] for name in self._of_metrics}
+        for name, value in renewed.items():
             if _is_float(value):
                 before, left_out = counted[name], self._count_of(name)
                 left_out.assign_add(tf.cast(spoilt & ~bad & ~_all_finite({name: before}), tf.float32))
                 never = (left_out > 0.0) & (left_out >= self._kept)
                 instead = tf.where(believable, before, _filled(value, _worst_of(self._model, name)))
-                anew[name] = tf.where(never, _filled(value, float("nan")), tf.where(nothing, instead, value))
-        return anew
+                renewed[name] = tf.where(never, _filled(value, float("nan")), tf.where(nothing, instead, value))
+        return renewed
 
     def reset(self) -> None:
         """Forgets all steps, because the model's metrics were reset."""
