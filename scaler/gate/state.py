@@ -232,6 +232,16 @@ class StoredState:
         attempted, applied = counts["attempted"], counts["applied"]
         return Counters(attempted, applied, attempted - applied, counts["consecutive_skips"])
 
+    @property
+    def all_counts(self) -> tf.Tensor:
+        """All counts as they are stored, for `skipped_since`."""
+        return tf.identity(self.counts.variable)
+
+    def skipped_since(self, counts: tf.Tensor) -> tf.Tensor:
+        """Whether a step was skipped since then: scalar bool."""
+        new = self.counts.read(self.all_counts - counts)
+        return new["attempted"] > new["applied"]
+
     def in_words(self) -> str:
         """The loss scale and the counters, for a person; in eager mode."""
         counts = self.counters()

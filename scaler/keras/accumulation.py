@@ -35,11 +35,12 @@ class Window(tf.Module):
     Args:
         size: Micro-batches in a window, at least 2.
         targets: The variables that the gradients belong to.
+        rejected: A scalar float32 variable for the number of non-finite micro-batches, of each replica its own.
     """
 
-    def __init__(self, size: int, targets: Sequence):
+    def __init__(self, size: int, targets: Sequence, rejected: tf.Variable):
         super().__init__(name="window")
-        self._size = size
+        self._size, self._rejected = size, rejected
         self._names = [getattr(target, "path", target.name) for target in targets]
         self._with_gradient: frozenset[int] = frozenset()
         self._overwrites = [overwrites(target) for target in targets]
@@ -48,15 +49,9 @@ class Window(tf.Module):
             # The scale of the sums; 0 before the first micro-batch, or if a checkpoint does not hold it.
             self._scale = local_variable(0.0, "sum_scale")
             self._spoiled = local_variable(0.0, "spoiled", _SUM)
-            self._rejected = local_variable(0.0, "rejected", _SUM)
             # Neither checkpoints nor files of the optimizer hold it.
             self._guilty = types.SimpleNamespace(variable=local_variable(tf.zeros([len(targets)], tf.bool), "guilty"))
             self._sums = [local_variable(tf.zeros(one.shape, wide_dtype(one)), "sum", _SUM) for one in targets]
-
-    @property
-    def rejected(self) -> tf.Tensor:
-        """The number of non-finite micro-batches so far on this replica, scalar float32."""
-        return tf.identity(self._rejected)
 
     def add(self, grads: Sequence[Gradient], loss_scale: tf.Tensor) -> tuple[list[Gradient], tf.Tensor]:
         """Adds a micro-batch.

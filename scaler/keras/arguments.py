@@ -18,7 +18,6 @@ from scaler.backend.graphs import in_steps_of_fit, in_xla
 from scaler.backend.optimizers import is_of_keras_two
 from scaler.checks import did_you_mean, from_keras
 from scaler.errors import InvalidArgument
-from scaler.gate.optimizers import check_optimizer
 from scaler.strategies import Dynamic, Strategy
 from scaler.strategies.base import require_strategy
 
@@ -152,7 +151,7 @@ def chosen_strategy(
     return strategy
 
 
-def check_context(inner: Any) -> None:
+def check_context() -> None:
     """Refuses gradients where no replica applies its own, and what Keras cannot do on several replicas."""
     if tf.distribute.in_cross_replica_context():
         raise InvalidArgument(
@@ -167,7 +166,6 @@ def check_context(inner: Any) -> None:
             "steps_per_execution > 1 on several replicas: Keras's loop over steps fails there with any optimizer. "
             "Pass steps_per_execution=1 to compile()."
         )
-    check_optimizer(inner)
     if in_xla(if_unknown=False):
         raise InvalidArgument(
             "jit_compile=True on several replicas: XLA cannot compile a step with an all-reduce over replicas. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,6 +111,10 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         self.loss_scaler._calls.step.losses = int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
         self.masters = None
         self._window: Window | None = None
+        # A step may build the optimizer, and `protect` asks before it. What is saved is that of the window.
+        self._rejected = types.SimpleNamespace(variable=None)
+        if getattr(optimizer, "gradient_accumulation_steps", None):
+            self._rejected.variable = replicas.local_variable(0.0, "rejected", tf.VariableAggregation.SUM)
         self._unscaled = replicas.local_variable(False, "unscaled")
         self._by_hand = False
         self._unchecked = Watch(_UNCHECKED)
@@ -142,7 +147,7 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
             steps = getattr(inner, "gradient_accumulation_steps", None)
             if steps:  # `inner.apply` takes the mean of a whole window instead of a micro-batch.
                 take_windows_over(inner)
-                self._window = Window(steps, targets)
+                self._window = Window(steps, targets, self._rejected.variable)
             if not inner.built:
                 inner.gradient_accumulation_steps = None  # Keras would create accumulators that are never used.
                 try:
@@ -216,7 +221,7 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         Raises:
             InvalidArgument: In cross-replica context, or if gradients and variables do not match.
         """
-        arguments.check_context(self.inner_optimizer)
+        arguments.check_context()
         if not isinstance(grads, (list, tuple)) or not grads:
             raise InvalidArgument(f"apply(grads={grads!r}): expected a list of gradients, one for each variable.")
         grads = as_list("apply", grads)
@@ -281,9 +286,16 @@ class LossScaleOptimizer(ChecksRestoredParts, keras.optimizers.LossScaleOptimize
         return self.loss_scaler.loss_scale
 
     @property
-    def rejected(self) -> tf.Tensor:
-        """The number of non-finite batches, or micro-batches of windows, known to this replica; scalar float32."""
-        return self._window.rejected if self._window else tf.cast(self.loss_scaler.counters.skipped, tf.float32)
+    def seen(self) -> tf.Tensor:
+        """What this replica has counted so far, for `rejected_since`."""
+        own = self._rejected.variable
+        return self.loss_scaler._stored.all_counts if own is None else tf.identity(own)
+
+    def rejected_since(self, seen: tf.Tensor) -> tf.Tensor:
+        """Whether a batch, or a micro-batch of a window, was not finite since then: scalar bool."""
+        if self._rejected.variable is not None:
+            return self.seen > seen
+        return self.loss_scaler._stored.skipped_since(seen)
 
     def check_part(self, name: str, cached_dependencies: dict | None) -> None:
         """Refuses the checkpoint of an optimizer that was not wrapped.

@@ -106,12 +106,12 @@ def protect(model: keras.Model) -> keras.Model:
             if is_state or not replicas.in_place() or protected.assigns(one)
         ]
         every = [held.optimizer for held in optimizers_of(model)]
-        iterations = [tf.identity(optimizer.iterations) for optimizer in every]
-        rejected = _rejected(optimizers)
+        steps_of = [(optimizer, tf.identity(optimizer.iterations)) for optimizer in every]
+        seen = [optimizer.seen for optimizer in optimizers]
         shown.begin()
         with protected.open(optimizers), others.watched(apart_from=_all_variables(model)) as moved:
             logs = step(data)
-        bad = _rejected(optimizers) > rejected
+        bad = _any(one.rejected_since(then) for one, then in zip(optimizers, seen, strict=True))
         counted = shown.counted(logs)
         state = [one for one, is_state in _variables(model, protected) if is_state]
         _check_nothing_new(model, state, before)
@@ -127,12 +127,11 @@ def protect(model: keras.Model) -> keras.Model:
         assigned = [pair for pair in weights if protected.assigns(pair[0])]
 
         def put_back() -> dict[str, Any]:
-            applied = [tf.identity(one.iterations) > then for one, then in zip(every, iterations, strict=True)]
             spoilt, rest = shown.spoilt(left), []
             for variable, value in left:
                 own = replicas.own_component(variable)
                 # Weights of a frozen layer may be updated, too, by a step that names them.
-                kept = [flag for one, flag in zip(every, applied, strict=True) if _updates(one, variable)]
+                kept = [tf.identity(one.iterations) > then for one, then in steps_of if _updates(one, variable)]
                 if variable.trainable or kept:
                     own.assign(tf.where(bad & ~tf.reduce_any([False, *kept]), value, own))
                 else:
@@ -271,8 +270,8 @@ def _check_nothing_new(model: keras.Model, state: list, before: list) -> None:
         )
 
 
-def _rejected(optimizers: list[LossScaleOptimizer]) -> tf.Tensor:
-    return tf.add_n([optimizer.rejected for optimizer in optimizers])
+def _any(flags: Iterable[tf.Tensor]) -> tf.Tensor:
+    return functools.reduce(tf.logical_or, flags)
 
 
 class Held(NamedTuple):

@@ -63,6 +63,43 @@ def test_keras_writes_nan_where_ours_skips():
     assert not finite(model.trainable_variables)
 
 
+class BuildsInItsStep(keras.Model):
+    """A model with an optimizer of its own, which nothing builds before the first step is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.dense = keras.layers.BatchNormalization(), keras.layers.Dense(1)
+        self.own = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+
+    def build(self, shape):
+        self.norm.build(shape)
+        self.dense.build(shape)
+
+    def call(self, inputs, training=False):
+        return self.dense(self.norm(inputs, training=training))
+
+    def train_step(self, data):
+        features, labels, *_ = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(features, training=True) - labels) ** 2) / 2
+            scaled = self.own.scale_loss(loss)
+        self.own.apply(tape.gradient(scaled, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_a_window_that_the_step_builds_puts_back_the_spoiled_batch_and_no_other():
+    with mirrored(2).scope():
+        model = BuildsInItsStep()
+        model.build((None, 3))
+        model.compile()
+    scaler.protect(model)
+    good, bad = np.ones([4, 3], np.float32), np.full([4, 3], np.inf, np.float32)
+    for features in (good, bad, good):
+        model.train_on_batch(features, np.ones([4, 1], np.float32))
+    means = model.norm.moving_mean.numpy()
+    np.testing.assert_allclose(means, np.full(3, 1 - 0.99**2), rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_window_with_an_overflow_is_skipped_as_a_whole():
     model = compiled(mirrored(2), "float16", {"gradient_accumulation_steps": 2})
