@@ -64,7 +64,7 @@ def walked(step: Callable) -> list[dict]:
     finally:
         sys.setprofile(None)
     ours = [one for one in seen if one[0].is_relative_to(HOME)]
-    rest = [one for one in ours if not one[0].is_relative_to(HOME / "mistakes")]
+    rest = [one for one in ours if not one[0].is_relative_to(HOME / "misuse")]
     return [
         {"traced by hand": name, "files": len({path for path, *_ in found}), "functions": len(found)}
         for name, found in (("scaler", ours), ("scaler without scaler/misuse", rest))
