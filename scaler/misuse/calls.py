@@ -33,7 +33,7 @@ from scaler.misuse.verdicts import (
     NEVER_ASKED,
     NOT_SCALED,
     Verdict,
-    applied_again,
+    counted_again,
     divided_again,
     judge,
     not_scaled,
@@ -200,8 +200,6 @@ class Calls:
         self.use.begins()
         if ends:
             self.use.ends()
-            if when is True:
-                self.use.say_once(applied_again(grads, model))
         if reaches_all and not self.use.unconnected_are_named:
             self.use.say_once(without_gradient(grads, model))
         moved = [] if rolls_back else self._moved(grads, model, when)
@@ -216,6 +214,8 @@ class Calls:
             )
         else:
             carried = self.named(loss_scale)
+        if ends and when is True:
+            self.use.say_once(counted_again(grads, model, carried.loss_scale))
         self._eager.takes(grads, targets)
         return carried, moved
 

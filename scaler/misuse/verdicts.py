@@ -43,6 +43,11 @@ _APPLIED_AGAIN = (
     "and counted twice. Leave one call out. Where two optimizers take the same gradients on purpose, pass update=False "
     "to the first."
 )
+_COUNTED_AGAIN = (
+    "apply(grads): another apply of this function has counted the step of this loss already. A step of several "
+    "optimizers is then counted several times: the scale grows too early, and one optimizer may move while another is "
+    "skipped. Give all of them to hs.apply_together, or pass update=False to each and call update(event) once."
+)
 
 
 class Verdict(NamedTuple):
@@ -234,20 +239,26 @@ def refuse_scaled(loss: tf.Tensor) -> None:
         )
 
 
-def applied_again(grads: Sequence, variables: Sequence) -> str | None:
-    """The warning for gradients that this graph applied to the same variables before, or None.
+def counted_again(grads: Sequence, variables: Sequence, loss_scale: tf.Tensor) -> str | None:
+    """The warning for a step that an earlier `apply` of this graph has counted, or None.
+
+    It took the same gradients for the same variables, or others of the same loss.
 
     Args:
         grads: Gradients or None of a whole step, one for each variable.
         variables: TensorFlow or Keras variables.
+        loss_scale: What the gradients carry, which each scaling of a loss reads for itself.
     """
     trace, graph = trace_here(), tf.compat.v1.get_default_graph()
     if trace is None:
         return None
     now = [(grad, own) for grad, own in zip(grads, variables, strict=True) if grad is not None]
-    earlier = [pair for where, pairs in trace.applied if where is graph for pair in pairs]
-    trace.applied.append((graph, now))
-    return _APPLIED_AGAIN if earlier and set() < _of_steps(now) <= _of_steps(earlier) else None
+    here = [(pairs, scale) for where, pairs, scale in trace.applied if where is graph]
+    trace.applied.append((graph, now, loss_scale))
+    earlier = [pair for pairs, _ in here for pair in pairs]
+    if earlier and set() < _of_steps(now) <= _of_steps(earlier):
+        return _APPLIED_AGAIN
+    return _COUNTED_AGAIN if any(scale is loss_scale for _, scale in here) else None
 
 
 def _of_steps(pairs: list[tuple]) -> set[tuple]:

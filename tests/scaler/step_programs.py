@@ -430,13 +430,13 @@ _applied_often("applied_by_either_optimizer", "ok", by_either)
 _applied_often("applied_in_either_branch", "ok", in_either_branch)
 _applied_often(
     "each_optimizer_has_its_own",
-    "ok",
+    "wrong",
     lambda s, g, h, u, v: s.apply(descent, [g], [u]),
     lambda s, g, h, u, v: s.apply(descent, [h], [v]),
 )
 _applied_often(
     "one_gradient_for_two_variables",
-    "ok",
+    "wrong",
     lambda s, g, h, u, v: s.apply(descent, [g], [u]),
     lambda s, g, h, u, v: s.apply(descent, [g], [v]),
 )

@@ -132,6 +132,7 @@ def test_several_losses_read_outside_of_the_tape():
         assert weight.numpy()[0] == -number
 
 
+@pytest.mark.filterwarnings("ignore:apply.grads.. another apply of this function")
 def test_one_read_for_two_decisions():
     run = Descent()
     run.scaled()

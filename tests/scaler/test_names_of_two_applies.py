@@ -13,6 +13,8 @@ import scaler
 from scaler.outcome.outcome import FIRST_PLACE, MOST_NAMES
 from scaler.outcome.skip_sentence import Named, Names
 
+# Each part is counted here, of which a graph warns.
+pytestmark = pytest.mark.filterwarnings("ignore:apply.grads.. another apply of this function")
 NAN = np.float32(np.nan)
 
 
