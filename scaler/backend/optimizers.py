@@ -5,6 +5,7 @@ optimizer in a model under `protect` is refused
 _var_key              how it tells variables apart   absent: by identity; settings for single variables do not apply
 to their masters
 _use_weight_decay     whether it decays a variable   absent: weight decay with masters is refused
+_exclude_from_weight_decay  keys of excluded ones    absent: a master decays that was excluded in place of its variable
 _optimizer_map        how a MultiOptimizer chooses   absent: a MultiOptimizer with masters is refused
 _learning_rate        the schedule behind it         absent: nothing is proven: updates are checked, which is slower
 and gives the same numbers
@@ -123,6 +124,8 @@ def _share_keys(optimizer: Any, copies: Sequence) -> None:
         return
     own_key = functools.partial(type(optimizer)._var_key, optimizer)
     of = {own_key(master): own_key(master.copy_of) for master in copies}
+    excluded = getattr(optimizer, "_exclude_from_weight_decay", set())
+    excluded |= {of[key] for key in excluded if key in of}
     vars(optimizer)["_var_key"] = functools.partial(_key, own_key, of)
 
 
