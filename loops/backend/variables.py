@@ -3,6 +3,7 @@
 _value             the TensorFlow variable in a Keras variable    absent: scaler.UnsupportedVersion
 _dtype             the dtype that the Keras variable reports      absent: scaler.UnsupportedVersion
 _flatten_layers    Keras's own list of the layers in a layer      absent: they are looked for, seventy times slower
+_layers            those that a layer holds itself                absent: as `_flatten_layers`
 _keras_mask        which steps of an output are no padding, as    absent: the output has none, and neither has its cast
                      losses and metrics have it
 _saver             what a `tf.train.Checkpoint` writes with       absent: saved at the visit, with one UserWarning
@@ -12,7 +13,8 @@ _gather_serialized_tensors  the names and values it writes        absent, or oth
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -66,6 +68,17 @@ def layers_now(model: keras.layers.Layer) -> list[keras.layers.Layer]:
     """A model and the layers in it, also those in its layers, without what Keras adds by itself to name an input."""
     flattened = getattr(model, "_flatten_layers", lambda: scaler.observe.layers_of(model))
     return [layer for layer in flattened() if not isinstance(layer, keras.layers.InputLayer)]
+
+
+_held = operator.attrgetter("_layers")
+
+
+def held_by(layers: Sequence[keras.layers.Layer]) -> tuple:
+    """The layers that each of these holds itself: quicker to ask for than all that are in them, before each call."""
+    try:
+        return tuple(map(tuple, map(_held, layers)))
+    except AttributeError:
+        return tuple(map(tuple, map(layers_now, layers)))
 
 
 def cast_with_mask(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,7 +13,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.backend.variables import layers_now, native
+from loops.backend.variables import held_by, layers_now, native
 from loops.step.accumulation import MicroBatches, local_variable
 from loops.step.arguments import as_loss_scaler, as_optimizer, has_16bit
 from loops.support.errors import check_count
@@ -229,14 +231,18 @@ class OwnStep(tf.Module):
             scaler.InvalidArgument: With what was changed.
         """
         self._trainable.keep(who, advice)
-        traced, kind = {**self._layers_now(), **self._settings_now()}, who.partition(" ")[0]
+        layers, kind = self._layers_now(), who.partition(" ")[0]
+        traced = {**layers, **self._settings_now()}
+        known, settings = tuple(itertools.chain(*layers.values())), operator.attrgetter(*self._SETTINGS)
+        # TensorFlow wraps a dict, and takes long over its values.
+        parts = [getattr(one, "__wrapped__", one) for one in settings(self) if isinstance(one, (dict, list))]
 
-        def ids() -> tuple[int, ...]:
-            """The ids of all that counts: quick to ask for before each call. An equal number may have another one."""
-            now = (*self._layers_now().values(), *self._settings_now().values())
-            return tuple([id(one) for parts in now for one in parts])
+        def ids() -> tuple:
+            """What counts, by its ids: quick to ask for before each call. An equal number may have another one."""
+            inside = [tuple(map(id, _as_tuple(one))) for one in parts]
+            return held_by(known), tuple(map(id, settings(self))), inside
 
-        def check(_: tuple[int, ...]) -> None:
+        def check(_: tuple) -> None:
             changes = changed({**self._layers_now(), **self._settings_now()}, traced)
             if changes:
                 raise scaler.InvalidArgument(
