@@ -124,7 +124,7 @@ def _share_keys(optimizer: Any, copies: Sequence) -> None:
         return
     own_key = functools.partial(type(optimizer)._var_key, optimizer)
     of = {own_key(master): own_key(master.copy_of) for master in copies}
-    excluded = getattr(optimizer, "_exclude_from_weight_decay", set())
+    excluded: set = getattr(optimizer, "_exclude_from_weight_decay", set())
     excluded |= {of[key] for key in excluded if key in of}
     vars(optimizer)["_var_key"] = functools.partial(_key, own_key, of)
 
