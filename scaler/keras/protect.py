@@ -111,7 +111,8 @@ def protect(model: keras.Model) -> keras.Model:
         shown.begin()
         with protected.open(optimizers), others.watched(apart_from=_all_variables(model)) as moved:
             logs = step(data)
-        bad = _any(one.rejected_since(then) for one, then in zip(optimizers, seen, strict=True))
+        rejected = (one.rejected_since(then) for one, then in zip(optimizers, seen, strict=True))
+        bad = functools.reduce(tf.logical_or, rejected)
         counted = shown.counted(logs)
         state = [one for one, is_state in _variables(model, protected) if is_state]
         _check_nothing_new(model, state, before)
@@ -268,10 +269,6 @@ def _check_nothing_new(model: keras.Model, state: list, before: list) -> None:
             "are unknown and cannot be restored. Make them before fit: call the inner models and layers on one batch, "
             "and the metrics on one pair of targets and predictions."
         )
-
-
-def _any(flags: Iterable[tf.Tensor]) -> tf.Tensor:
-    return functools.reduce(tf.logical_or, flags)
 
 
 class Held(NamedTuple):
