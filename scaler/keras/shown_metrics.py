@@ -1,6 +1,6 @@
 """What `fit` shows when steps are rolled back: metrics without those steps, and a step's own numbers unchanged.
 
-A number that a step returns is a metric's if the metric of its name returned it, and the step's own if not.
+A number that a step returns is a metric's if a metric returned it, maybe one of another name, else the step's own.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Shown:
         self._model = model
         self._results = model.get_metrics_result
         self._numbers: dict[str, Any] = {}
-        self._of_metrics: frozenset[str] = frozenset()
-        self._traced: frozenset[str] = frozenset()
+        self._metric_of: dict[str, str] = {}
+        """The logs that are results of metrics, each with the name of its metric."""
+        self._traced: dict[str, str] = {}
         self._own: frozenset[str] = frozenset()
         self._in_step = False
         self._left_out: dict[str, tf.Variable] = {}
@@ -80,17 +81,19 @@ class Shown:
         """Finds the logs that are results of metrics, where the step has made them, and returns all logs."""
         self._in_step = False
         if isinstance(logs, dict):
-            found = frozenset(name for name, value in logs.items() if self._is_result(name, value))
+            asked = {name: self._returned_by(name, value) for name, value in logs.items()}
+            found = {name: metric for name, metric in asked.items() if metric is not None}
             if tf.executing_eagerly():
                 # The value of a function does not tell what it is. A step that runs eagerly is traced once before.
-                found |= self._traced & frozenset(logs)
+                found = {name: self._traced[name] for name in self._traced if name in logs} | found
             else:
                 self._traced = found
-            self._of_metrics, self._own = found, frozenset(logs) - found
+            self._metric_of = found
+            self._own = frozenset(name for name in logs if found.get(name) != name)
         return logs
 
-    def _is_result(self, name: str, value: Any) -> bool:
-        """Whether a metric returned it under this name, maybe in a function that the step calls."""
+    def _returned_by(self, name: str, value: Any) -> str | None:
+        """The name of the metric that returned it, maybe in a function that the step calls; None if none did."""
 
         def sources(node: tuple) -> list[tuple]:
             here, calls = node[0].deref(), node[1]
@@ -98,13 +101,14 @@ class Shown:
             return sources_of(here, calls) if passed_on else []
 
         if not tf.is_tensor(value):
-            return name in self._numbers and self._numbers[name] is value
+            return name if name in self._numbers and self._numbers[name] is value else None
         nodes = reached([(value.ref(), ())], sources)
-        return any(getattr(node[0].deref(), _RESULT, None) == name for node in nodes)
+        known = [getattr(node[0].deref(), _RESULT) for node in nodes if hasattr(node[0].deref(), _RESULT)]
+        return name if name in known else next(iter(known), None)
 
     def among(self, logs: dict[str, Any]) -> dict[str, Any]:
         """The logs that are results of metrics."""
-        return {name: logs[name] for name in self._of_metrics}
+        return {name: logs[name] for name in self._metric_of}
 
     def counted(self, logs: Any) -> dict[str, Any]:
         """The results of all metrics after a step and before anything is put back; none if no log is one of them.
@@ -112,9 +116,11 @@ class Shown:
         Args:
             logs: What the step returned.
         """
-        if not isinstance(logs, dict) or not self._of_metrics:
+        if not isinstance(logs, dict) or not self._metric_of:
             return {}
-        return dict(logs) if not self._own else self.results() | self.among(logs)
+        if not self._own:
+            return dict(logs)
+        return self.results() | {metric: logs[name] for name, metric in self._metric_of.items()}
 
     def results(self) -> dict[str, Any]:
         """The model's current metrics, inside a step."""
@@ -160,7 +166,8 @@ class Shown:
             return {}
         nothing = tf.logical_and(self._put_back > 0.0, self._kept <= 0.0)
         believable, results = _all_finite(counted), self.results()
-        renewed = {name: results[name] for name in self._of_metrics}
+        # Keras has its own names for the metrics of several outputs.
+        renewed = {name: results.get(name, counted[name]) for name in self._metric_of.values()}
         for name, value in renewed.items():
             if _is_float(value):
                 before, left_out = counted[name], self._count_of(name)
@@ -168,7 +175,7 @@ class Shown:
                 never = (left_out > 0.0) & (left_out >= self._kept)
                 instead = tf.where(believable, before, _filled(value, _worst_of(self._model, name)))
                 renewed[name] = tf.where(never, _filled(value, float("nan")), tf.where(nothing, instead, value))
-        return renewed
+        return {name: renewed[metric] for name, metric in self._metric_of.items()}
 
     def reset(self) -> None:
         """Forgets all steps, because the model's metrics were reset."""

@@ -148,6 +148,31 @@ def test_results_of_metrics_are_computed_anew_however_they_are_returned(mode):
     assert np.isnan(batches.seen[1]["twice"])  # A number of its own.
 
 
+class UnderAnotherName(Own):
+    """Returns a metric's result as "loss", and no metric has this name."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.tracker = keras.metrics.Mean(name="total_loss")
+
+    def train_step(self, batch):
+        self.tracker.update_state(super().train_step(batch)["loss"])
+        return {"loss": self.tracker.result(), "half": self.tracker.result() / 2.0}
+
+
+@pytest.mark.parametrize("mode", [MODES[0], MODES[2]], ids=str)
+def test_a_result_under_another_name_is_computed_anew(mode):
+    model, batches = linear(UnderAnotherName, **mode), Batches()
+    (x, y), bad = data(8), overflowing()
+    joined = np.concatenate([x, bad[0]]), np.concatenate([y, bad[1]])
+    expected = true_loss(model, (x, y))
+    history = model.fit(*joined, batch_size=8, shuffle=False, verbose=0, callbacks=[batches]).history
+    assert model.optimizer.loss_scaler.counters.skipped == 1
+    np.testing.assert_allclose([logs["loss"] for logs in batches.seen], [expected] * 2, rtol=2e-3)
+    np.testing.assert_allclose(history["loss"], [expected], rtol=2e-3)
+    assert np.isnan(batches.seen[1]["half"])
+
+
 class Doubled(keras.Sequential):
     """Computes from the results of the metrics."""
 
