@@ -6,6 +6,8 @@ scratch_graph               names Keras's graph for shapes    absent: a layer th
 shows nothing, which a warning says
 capture_call_time_value     runs before each call             absent: its check runs only while tracing, and eager
 steps do not see what functions scale between them
+TrackableConstant           has a SavedModel hold a tensor    absent: TensorFlow refuses to save a module with a
+function that calls a step whose name comes after its own
 _add_scope_exit_callback    runs when a trace ends            absent: changes by the function itself are refused, too
 _get_function               the functions that it calls       absent: they count as unknown: fewer mistakes are noticed
 _watched_variables          the variables that it read        absent: BatchNorm's are known by their names alone,
@@ -182,8 +184,7 @@ def _before_each_call(graph: Any, act: Callable[[], None], key: Hashable) -> boo
     acts = _ACTS.setdefault(graph, {})
     # TensorFlow takes longer over each function that it calls than that takes itself, so that one calls all.
     if not acts:
-        with tf.init_scope():
-            nothing = tf.constant(False)
+        nothing = _nothing()
 
         def called() -> tf.Tensor:
             for one in list(acts.values()):
@@ -195,6 +196,22 @@ def _before_each_call(graph: Any, act: Callable[[], None], key: Hashable) -> boo
         graph.capture_call_time_value(called, spec, key=("halfstep", id(acts)), default_value=nothing)
     acts.setdefault(key, act)
     return True
+
+
+@functools.cache
+def _nothing() -> tf.Tensor:
+    """What every function with checks is given at each call."""
+    with tf.init_scope():
+        return tf.constant(False)
+
+
+def saved_beside_functions() -> dict[str, Any]:
+    """What a SavedModel needs for functions with checks, by a name: it holds what they are given."""
+    try:
+        from tensorflow.python.eager.polymorphic_function.saved_model_utils import TrackableConstant
+    except ImportError:
+        return {}
+    return {"given_at_each_call": TrackableConstant(_nothing(), None)}
 
 
 def functions_called(op: Any) -> list[Any]:

@@ -28,7 +28,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend.autograph import no_autograph
-from scaler.backend.graphs import has_gpu
+from scaler.backend.graphs import has_gpu, saved_beside_functions
 from scaler.backend.variables import check_restored_shape
 from scaler.backend.versions import say_once
 
@@ -125,7 +125,8 @@ class ByName(tf.Module):
     def _trackable_children(self, save_type: str = "checkpoint", **named: Any) -> dict:
         left_out = (self._VARIABLES,) if save_type == "checkpoint" and _reads_entries() else self._ENTRIES
         children = super()._trackable_children(save_type, **named)
-        return {name: child for name, child in children.items() if name not in left_out}
+        own = {name: child for name, child in children.items() if name not in left_out}
+        return own if save_type == "checkpoint" else own | saved_beside_functions()
 
 
 def _reads_entries() -> bool:

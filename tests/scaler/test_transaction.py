@@ -294,6 +294,34 @@ def test_a_step_can_be_exported(tmp_path):
     np.testing.assert_allclose(loaded.weight, [0.5], rtol=1e-5)
 
 
+def test_a_module_with_several_functions_is_saved_and_trains_on(tmp_path):
+    """TensorFlow saves them by their names: `again` comes before what it calls."""
+
+    class Steps(tf.Module):
+        def __init__(self):
+            self.weight = tf.Variable([1.0])
+            self.loss_scaler, self.optimizer = scaler.LossScaler(), OPT.SGD(0.5)
+
+        @tf.function
+        def take(self, features):
+            with tf.GradientTape() as tape:
+                scaled = self.loss_scaler.scale(tf.reduce_sum(self.weight * features))
+            self.loss_scaler.apply(self.optimizer, tape.gradient(scaled, [self.weight]), [self.weight])
+
+        @tf.function
+        def again(self, features):
+            self.take(features)
+
+    steps = Steps()
+    steps.take(tf.ones(1))
+    steps.again(tf.ones(1))
+    tf.saved_model.save(steps, str(tmp_path / "steps"))
+    loaded = tf.saved_model.load(str(tmp_path / "steps"))
+    loaded.take(tf.ones(1))
+    loaded.again(tf.ones(1))
+    assert (steps.weight.numpy().tolist(), loaded.weight.numpy().tolist()) == ([0.0], [-1.0])
+
+
 def test_xla_looks_at_an_update_too():
     """There no sum of squares is taken first."""
     weight, loss_scaler = tf.Variable([1.0, 2.0]), by_hand(scaler.Static(4.0))
