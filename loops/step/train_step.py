@@ -111,7 +111,10 @@ class TrainStep(OwnStep):
         scaler.InvalidArgument: For an argument that cannot work.
     """
 
-    _SETTINGS = ("optimizer", "loss_fn", "loss_scaler", "clip_norm", "clip", "windows", "last_window", "retry")
+    _SETTINGS = (
+        *("model", "optimizer", "masters", "loss_fn", "loss_scaler", "layerwise", "clip_norm", "clip"),
+        *("accumulate", "windows", "window", "last_window", "allow_16bit_updates", "retry"),
+    )
 
     def __init__(
         self,

@@ -308,7 +308,9 @@ class Calls:
                 used, retried = self.step.variable, self._has_retried
                 known = carried_in_graph(method, units, sources, self, now, used, retried, nobody_scaled)
             if is_kept:
-                look_at_end(method, values, units, variables or (), self, always, now, self.use.say_once)
+                look_at_end(
+                    method, values, units, variables or (), self, always, now, self.step.variable, self.use.say_once
+                )
         elif divides:
             known = self._eager.carried(method, grads, variables, self.step.used, self)
         if known is not None:

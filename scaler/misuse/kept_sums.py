@@ -44,6 +44,7 @@ def look_at_end(
     owner: object,
     always: bool,
     now: Any,
+    used: Any,
     say_once: Callable[[str, str], None],
 ) -> None:
     """Looks, when the trace of the step ends, at what its gradients take over from earlier calls.
@@ -58,6 +59,7 @@ def look_at_end(
         owner: The `Calls` of the loss scaler.
         always: Whether every call of the step takes these gradients.
         now: The variable that holds the scale of the next loss.
+        used: The variable that holds the scale of the last loss.
         say_once: Gives a warning, once for all of the same mistake.
     """
     values = [value for value in values if not is_eager(value)]
@@ -73,6 +75,8 @@ def look_at_end(
     kept = memories_of(units)
     variables = {one.memory: one for one in kept if one.is_variable and one.memory not in updated}
     replica_is_one, handled = replicas.replica_count() == 1, sys.exc_info()[1]
+    # Else the last loss is that of the pass before, whose gradients the loop carries.
+    has_scaled = assigns(graphs[-1].get_operations(), used)
     always = always and replica_is_one and all(type(graph).__name__ == "FuncGraph" for graph in graphs[:-1])
 
     def look() -> None:
@@ -81,10 +85,17 @@ def look_at_end(
             return
         scaled = frozenset([(owner, 1.0)])
         memories = _scaled_at_last(trace, graphs[-1], {**variables, **_carried(graphs[-1], now)}, scaled)
-        earlier = dict.fromkeys(memories, Power(frozenset([(_Earlier(owner), 1.0)])))
+        delayed = frozenset([(_Earlier(owner), 1.0)])
+        earlier = dict.fromkeys(memories, Power(delayed))
         apart, _ = trace.again(graphs[-1], earlier, values, lambda op, given, unit: unit) if memories else ([], {})
         if all(isinstance(unit, Power) and unit.powers == scaled for unit in apart):
             return
+        in_a_loop = has_scaled and not any(kept.name for kept in memories.values())
+        if in_a_loop and any(isinstance(unit, Power) and unit.powers == delayed for unit in apart):
+            raise InvalidArgument(
+                f"{method}(grads): a loop carries these gradients from an earlier pass. The scale moves between the "
+                f"passes, so that this pass's does not divide them: expected those of the last loss. {KEEP_UNSCALED}"
+            )
         sums = _sums(trace, graphs[-1], values, memories, scaled)
         for sum_ in sums:
             wrong = sum_.wrong(always)
@@ -152,13 +163,19 @@ def _carried(graph: Any, now: Any) -> dict[int, Kept]:
 
 def _scaled_at_last(trace: Trace, graph: Any, memories: Mapping[int, Kept], scaled: frozenset) -> dict[int, Kept]:
     """The memories that hold scaled gradients when a call ends, and so when the next one begins."""
-    if not memories:
-        return {}
     # A scalar is a counter or a norm. A counter of 0 would make unknown what it divides.
-    first = {key: ZERO for key, kept in memories.items() if not kept.is_number}
-    _, last = trace.again(graph, first, (), _held_on)
-    units = ((key, last.get(key)) for key in memories)
-    return {key: memories[key] for key, unit in units if isinstance(unit, Power) and unit.powers == scaled}
+    supposed: dict[int, Unit] = {key: ZERO for key, kept in memories.items() if not kept.is_number}
+    found: dict[int, Kept] = {}
+    while len(found) < len(memories):
+        _, last = trace.again(graph, supposed, (), _held_on)
+        units = ((key, last.get(key)) for key in memories.keys() - found.keys())
+        new = [key for key, unit in units if isinstance(unit, Power) and unit.powers == scaled]
+        if not new:
+            break
+        # A memory may pass what it holds on to another one.
+        supposed |= dict.fromkeys(new, Power(scaled))
+        found |= {key: memories[key] for key in new}
+    return found
 
 
 def _sums(

@@ -96,7 +96,8 @@ class Trace:
             frame = Frame(self, graph, lambda inner: supposed.get(id(inner)) or given(inner), {})
             outputs = frame.outputs()
             last = {id(inner): whole_of(unit) for inner, unit in zip(graph.inputs, outputs, strict=False)}
-            return [self._watched.get(id(one), UNKNOWN) for one in tensors], {**last, **frame.state}
+            known = {**supposed, **self._watched}  # An argument may be asked for as it is.
+            return [known.get(id(one), UNKNOWN) for one in tensors], {**last, **frame.state}
         finally:
             self._supposed, self._watched, self.held_on, self._number = {}, {}, None, UNKNOWN
 

@@ -425,3 +425,32 @@ def test_what_a_loop_carries_from_pass_to_pass(how):
     else:
         step()
         assert weight.numpy().tolist() == [7.0 if how in ("one scale", "unscaled") else 4.0]
+
+
+@pytest.mark.parametrize("how", ["late", "now and then late", "two passes late", "late and applied first", "by name"])
+def test_gradients_that_a_loop_applies_late(how):
+    own = Step()
+
+    @tf.function
+    def step():
+        own.gradient()
+        late, later, scale = tf.zeros([1]), tf.zeros([1]), tf.constant(1.0)
+        for index in tf.range(4):
+            if how == "late and applied first":  # The last loss is theirs.
+                own.apply(late)
+            grad = own.gradient()
+            if how == "by name":
+                own.apply(late, loss_scale=scale)
+            elif how != "late and applied first":
+                own.apply(late)
+            if how == "two passes late":
+                late, later = later, grad
+            elif how != "now and then late" or index % 2 == 0:
+                late, scale = grad, own.loss_scaler.scale_of_gradients
+
+    if how in ("late and applied first", "by name"):
+        step()
+        assert own.weight.numpy().tolist() == [3.0]
+    else:
+        with pytest.raises(scaler.InvalidArgument, match="a loop carries these gradients from an earlier pass"):
+            step()

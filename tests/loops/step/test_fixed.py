@@ -57,6 +57,7 @@ CHANGES = {
     "add": (LAYERS_ARE, lambda step, inner: add(inner)),
     "pop": (LAYERS_ARE, lambda step, inner: inner.pop()),
     "swap": (LAYERS_ARE, lambda step, inner: swap(inner)),
+    "model": (f"{LAYERS_ARE}, model", lambda step, inner: setattr(step, "model", nested()[0])),
     "optimizer": ("optimizer", lambda step, inner: setattr(step, "optimizer", SGD(0.0))),
     "loss_fn": ("loss_fn", lambda step, inner: setattr(step, "loss_fn", lambda y, p: squared_error(y, p))),
     "loss_scaler": ("loss_scaler", lambda step, inner: setattr(step, "loss_scaler", scaler.LossScaler())),
@@ -68,7 +69,9 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_after_the_trace_is_refused_with_its_name(alone, change):
     (step, inner, call), (what, make) = alone, CHANGES[change]
-    settings = {name: getattr(step, name) for name in ("optimizer", "loss_fn", "loss_scaler", "clip_norm", "clip")}
+    settings = {
+        name: getattr(step, name) for name in ("model", "optimizer", "loss_fn", "loss_scaler", "clip_norm", "clip")
+    }
     layers = [(model, *model.layers) for model in (inner, step.model)]
     weights = step.model.variables
     before = raw(weights)
