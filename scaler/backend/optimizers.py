@@ -99,6 +99,14 @@ def knowing_masters(optimizer: Any, variables: Sequence) -> Iterator[None]:
         _check_decay(each, copies)
 
 
+def exclude_masters(optimizer: Any, variables: Sequence) -> None:
+    """Has an optimizer that was built with masters leave those out of weight decay whose variables it leaves out."""
+    copies = [variable for variable in variables if hasattr(variable, "copy_of")]
+    for each in getattr(optimizer, "optimizers", [optimizer]):
+        excluded: set = getattr(each, "_exclude_from_weight_decay", set())
+        excluded |= {key_of(each, master) for master in copies if key_of(each, master.copy_of) in excluded}
+
+
 @contextlib.contextmanager
 def _choosing_by_the_model(optimizer: Any, copies: Sequence) -> Iterator[None]:
     """Within it a MultiOptimizer chooses for a master as for its variable."""

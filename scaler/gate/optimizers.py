@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import apply_steps, replicas
-from scaler.backend.optimizers import KerasTwo, built_for, is_of_keras_two, key_of, knowing_masters
+from scaler.backend.optimizers import KerasTwo, built_for, exclude_masters, is_of_keras_two, key_of, knowing_masters
 from scaler.backend.variables import outside_the_graph, without_values
 from scaler.errors import InvalidArgument
 
@@ -109,6 +109,7 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
             f"apply: the optimizer {optimizer.name!r} was built for other variables than {variables[0].name!r} and "
             "those beside it. One optimizer goes with one MasterWeights, or with one list of variables: make a new one."
         )
+    exclude_masters(optimizer, variables)
 
 
 def waits_for_values(optimizer: Optimizer, variables: Sequence) -> bool:

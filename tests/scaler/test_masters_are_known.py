@@ -104,16 +104,17 @@ def test_what_is_excluded_from_weight_decay(way, how):
         assert np.abs(decayed[1] - 0.8).min() > 0.1
 
 
-def test_a_master_is_excluded_from_weight_decay_as_its_variable_is():
-    found = []
-    for of_masters in (False, True):
-        variable = keras.Variable(np.ones(3, np.float16), dtype="float16")
-        masters, loss_scaler = scaler.MasterWeights([variable]), scaler.LossScaler(scaler.Static(1.0))
-        optimizer = keras.optimizers.SGD(0.5, weight_decay=0.5)
-        optimizer.exclude_from_weight_decay(var_list=masters.weights if of_masters else [variable])
-        loss_scaler.apply(optimizer, [tf.zeros([3], tf.float16)], masters)
-        found.append(np.asarray(masters.weights[0]).tolist())
-    assert found == [[1.0] * 3] * 2
+@pytest.mark.parametrize("of_masters", [False, True])
+@pytest.mark.parametrize("built", [False, True])
+def test_what_is_excluded_by_its_master_or_before_the_optimizer_is_built_by_hand(of_masters, built):
+    variable = keras.Variable(np.ones(3, np.float16), dtype="float16")
+    masters, loss_scaler = scaler.MasterWeights([variable]), scaler.LossScaler(scaler.Static(1.0))
+    optimizer = keras.optimizers.SGD(0.5, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=masters.weights if of_masters else [variable])
+    if built:
+        optimizer.build(masters.weights)
+    loss_scaler.apply(optimizer, [tf.zeros([3], tf.float16)], masters)
+    assert np.asarray(masters.weights[0]).tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize("way", [with_loss_scaler, with_keras])
