@@ -33,7 +33,7 @@ from scaler.misuse.verdicts import (
     NEVER_ASKED,
     NOT_SCALED,
     Verdict,
-    counted_again,
+    counted_otherwise,
     divided_again,
     judge,
     not_scaled,
@@ -214,8 +214,8 @@ class Calls:
             )
         else:
             carried = self.named(loss_scale)
-        if ends and when is True:
-            self.use.say_once(counted_again(grads, model, carried.loss_scale))
+        if when is True:
+            self.use.say_once(counted_otherwise(grads, model, carried.loss_scale, ends))
         self._eager.takes(grads, targets)
         return carried, moved
 

@@ -30,13 +30,13 @@ class Trace:
         own: Operations that are left out.
         products: The units of products, by how they are made: most operations of a step repeat those of others.
         unscaled: What each call of `unscale` was given whose variables are not known yet, and by which scaler.
-        applied: What was applied as a whole step: in which graph, pairs of gradient and variable, and their scale.
+        applied: What was applied: in which graph, gradients with variables, their scale, and whether that was counted.
     """
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
         self.unscaled: list[tuple[object, Sequence]] = []
-        self.applied: list[tuple[Any, list[tuple], Any]] = []
+        self.applied: list[tuple[Any, frozenset[tuple], Any, bool]] = []
         self._frames: dict[int, Frame] = {}
         self._weights: set[int] = set()
         self._variables: dict[int, Any] = {}

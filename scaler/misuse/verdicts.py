@@ -48,6 +48,11 @@ _COUNTED_AGAIN = (
     "optimizers is then counted several times: the scale grows too early, and one optimizer may move while another is "
     "skipped. Give all of them to hs.apply_together, or pass update=False to each and call update(event) once."
 )
+_COUNTED_IN_PART = (
+    "apply(grads): one apply of this function counts the step of this loss, and another one with update=False takes "
+    "other gradients of it: an overflow of those is never counted, and the scale does not fall. Give all optimizers to "
+    "hs.apply_together, or pass update=False to each and call update(hs.Event(finite=...)) for all of them."
+)
 
 
 class Verdict(NamedTuple):
@@ -239,36 +244,39 @@ def refuse_scaled(loss: tf.Tensor) -> None:
         )
 
 
-def counted_again(grads: Sequence, variables: Sequence, loss_scale: tf.Tensor) -> str | None:
-    """The warning for a step that an earlier `apply` of this graph has counted, or None.
-
-    It took the same gradients for the same variables, or others of the same loss.
+def counted_otherwise(grads: Sequence, variables: Sequence, loss_scale: tf.Tensor, counts: bool) -> str | None:
+    """The warning for a step that several `apply` of this graph count more than once, or only in a part; or None.
 
     Args:
-        grads: Gradients or None of a whole step, one for each variable.
+        grads: Gradients or None, one for each variable.
         variables: TensorFlow or Keras variables.
         loss_scale: What the gradients carry, which each scaling of a loss reads for itself.
+        counts: Whether this call counts the step.
     """
     trace, graph = trace_here(), tf.compat.v1.get_default_graph()
     if trace is None:
         return None
-    now = [(grad, own) for grad, own in zip(grads, variables, strict=True) if grad is not None]
-    here = [(pairs, scale) for where, pairs, scale in trace.applied if where is graph]
-    trace.applied.append((graph, now, loss_scale))
-    earlier = [pair for pairs, _ in here for pair in pairs]
-    if earlier and set() < _of_steps(now) <= _of_steps(earlier):
+    now = _of_steps([(grad, own) for grad, own in zip(grads, variables, strict=True) if grad is not None])
+    here = [one for where, *one in trace.applied if where is graph]
+    trace.applied.append((graph, now, loss_scale, counts))
+    counted = frozenset[tuple]().union(*(taken for taken, _, counted in here if counted))
+    if counts and set() < now <= counted:
         return _APPLIED_AGAIN
-    return _COUNTED_AGAIN if any(scale is loss_scale for _, scale in here) else None
+    alike = [(taken, counted) for taken, scale, counted in here if scale is loss_scale]
+    if counts and any(counted for _, counted in alike):
+        return _COUNTED_AGAIN
+    left_out = any(not taken <= now for taken, _ in alike) if counts else any(counted for _, counted in alike)
+    return _COUNTED_IN_PART if left_out and not (set() < now <= counted) else None
 
 
-def _of_steps(pairs: list[tuple]) -> set[tuple]:
+def _of_steps(pairs: list[tuple]) -> frozenset[tuple]:
     """What tells gradients of variables apart. An argument may stand for gradients that a benchmark repeats."""
     found = [(gradients.values_of(grad), own) for grad, own in pairs]
-    return {
+    return frozenset(
         (values.ref(), id(replicas.native(own)))
         for values, own in found
         if not is_eager(values) and values.op.type != "Placeholder"
-    }
+    )
 
 
 def without_gradient(grads: Sequence, variables: Sequence) -> str | None:

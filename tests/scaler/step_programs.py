@@ -435,6 +435,25 @@ _applied_often(
     lambda s, g, h, u, v: s.apply(descent, [h], [v]),
 )
 _applied_often(
+    "only_the_last_counts",
+    "wrong",
+    lambda s, g, h, u, v: s.apply(descent, [g], [u], update=False),
+    lambda s, g, h, u, v: s.apply(descent, [h], [v]),
+)
+_applied_often(
+    "only_the_first_counts",
+    "wrong",
+    lambda s, g, h, u, v: s.apply(descent, [g], [u]),
+    lambda s, g, h, u, v: s.apply(descent, [h], [v], update=False),
+)
+_applied_often(
+    "each_and_an_update",
+    "ok",
+    lambda s, g, h, u, v: s.apply(descent, [g], [u], update=False),
+    lambda s, g, h, u, v: s.apply(descent, [h], [v], update=False),
+    lambda s, g, h, u, v: s.update(scaler.Event(finite=scaler.all_finite([g, h]))),
+)
+_applied_often(
     "one_gradient_for_two_variables",
     "wrong",
     lambda s, g, h, u, v: s.apply(descent, [g], [u]),
