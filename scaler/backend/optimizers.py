@@ -101,9 +101,10 @@ def knowing_masters(optimizer: Any, variables: Sequence) -> Iterator[None]:
 
 def exclude_masters(optimizer: Any, variables: Sequence) -> None:
     """Has an optimizer that was built with masters leave those out of weight decay whose variables it leaves out."""
-    copies = [variable for variable in variables if hasattr(variable, "copy_of")]
     for each in getattr(optimizer, "optimizers", [optimizer]):
         excluded: set = getattr(each, "_exclude_from_weight_decay", set())
+        # On several replicas it costs an operation to ask a variable for what it lacks.
+        copies = [variable for variable in variables if hasattr(variable, "copy_of")] if excluded else []
         excluded |= {key_of(each, master) for master in copies if key_of(each, master.copy_of) in excluded}
 
 
