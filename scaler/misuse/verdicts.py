@@ -44,9 +44,9 @@ _APPLIED_AGAIN = (
     "to the first."
 )
 _COUNTED_AGAIN = (
-    "apply(grads): another apply of this function has counted the step of this loss already. A step of several "
-    "optimizers is then counted several times: the scale grows too early, and one optimizer may move while another is "
-    "skipped. Give all of them to hs.apply_together, or pass update=False to each and call update(event) once."
+    "apply(grads): another apply of this function has counted the step of this loss already. The step is counted "
+    "several times: the scale grows too early, and one part may move while another is skipped. Give all parts to "
+    "hs.apply_together, or pass update=False to each and call update(hs.Event(finite=...)) for all of them."
 )
 _COUNTED_IN_PART = (
     "apply(grads): one apply of this function counts the step of this loss, and another one with update=False takes "
