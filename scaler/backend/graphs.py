@@ -192,10 +192,19 @@ def _before_each_call(graph: Any, act: Callable[[], None], key: Hashable) -> boo
             return nothing
 
         # A function of no tensors would do, were it not that `tf.while_loop` counts on one.
-        spec = tf.TensorSpec([], tf.bool)
-        graph.capture_call_time_value(called, spec, key=("halfstep", id(acts)), default_value=nothing)
+        graph.capture_call_time_value(called, _AsGiven([], tf.bool), key=("halfstep", id(acts)), default_value=nothing)
     acts.setdefault(key, act)
     return True
+
+
+class _AsGiven(tf.TensorSpec):
+    """Takes a tensor as it is. TensorFlow's own compares it at each call, which takes longer than all checks."""
+
+    def cast(self, value: tf.Tensor, casting_context: Any) -> tf.Tensor:
+        return value
+
+    def to_tensors(self, value: tf.Tensor) -> list[tf.Tensor]:
+        return [value]
 
 
 @functools.cache

@@ -31,7 +31,6 @@ from scaler.strategies.base import (
     only_scale,
     usable_scale,
     usable_scale_on_host,
-    usable_state,
 )
 from scaler.strategies.nested import inner_of
 from scaler.strategies.spike_guard import TENSOR_FIELDS, guard_of
@@ -71,7 +70,7 @@ class StoredState:
         self._strategy = strategy
         state = strategy.init()
         check_state(strategy, state)
-        self._type = type(state)
+        self._type, self._initial = type(state), float(state.loss_scale)
         fields = {field: tf.convert_to_tensor(value) for field, value in state._asdict().items()}
         self._int32 = int32_fields(fields)
         # How many variables a step has is not known yet.
@@ -207,7 +206,10 @@ class StoredState:
         fields = as_taken(self._strategy, fields, self._int32)
         if self._by_tensor and not self.tensors:
             fields |= {field: getattr(self._strategy.init(), field) for field in TENSOR_FIELDS}
-        return usable_state(self._strategy, self._type(**fields))
+        return self._type(**{**fields, "loss_scale": self._usable(fields["loss_scale"])})
+
+    def _usable(self, loss_scale: tf.Tensor) -> tf.Tensor:
+        return usable_scale(self._strategy, loss_scale, self._initial)
 
     def field(self, name: str) -> tf.Tensor:
         """A field as it is stored."""
@@ -220,7 +222,7 @@ class StoredState:
         # As a constant it takes no operation to multiply by 1, or to divide by it.
         if only is not None:
             return tf.constant(only)
-        return usable_scale(self._strategy, self.floats.read(stored)[_SCALE])
+        return self._usable(self.floats.read(stored)[_SCALE])
 
     def attempted(self) -> tf.Tensor:
         """How many steps were counted, scalar float32: modulo 2^24, up to where that is exact."""

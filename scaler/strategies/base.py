@@ -238,12 +238,18 @@ def first_scale(strategy: Any) -> tf.Tensor:
     return bounded(strategy, scale) if any(map(is_symbolic, (strategy.initial_scale, *bounds_of(strategy)))) else scale
 
 
-def usable_scale(strategy: Strategy, stored: tf.Tensor) -> tf.Tensor:
+def usable_scale(strategy: Strategy, stored: tf.Tensor, initial: float | None = None) -> tf.Tensor:
     """A stored loss scale that a step may use: within the strategy's bounds, its initial scale in place of a NaN.
 
     Only a damaged or foreign checkpoint brings another one.
+
+    Args:
+        strategy: The strategy.
+        stored: Scalar float32.
+        initial: The initial scale, where it is known: a graph then holds no other field of a first state.
     """
-    return bounded(strategy, choose(tf.math.is_nan(stored), strategy.init().loss_scale, stored))
+    first = strategy.init().loss_scale if initial is None else initial
+    return bounded(strategy, choose(tf.math.is_nan(stored), first, stored))
 
 
 def only_scale(strategy: object) -> float | None:
