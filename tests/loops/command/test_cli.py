@@ -159,6 +159,9 @@ def test_doctor_names_other_distributions_that_own_our_packages(capsys, monkeypa
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: auto_{package}\nVersion: 1.2\n")
         (folder / told_by).write_text(package if told_by == "top_level.txt" else f"{package}/__init__.py,,\nREADME,,\n")
+        # Where the importlib_metadata package is imported, a distribution names only the files that are there.
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     status, printed, _ = run(capsys, "doctor", "--json")
     assert status == 0
