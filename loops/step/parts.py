@@ -254,12 +254,23 @@ class OwnStep(tf.Module):
 
 
 def changed(now: _Fixed, before: _Fixed) -> list[str]:
-    """The names of what is not the same any more: another object, or another number."""
+    """The names of what is not the same any more: another object, or another number. And which layers came or went."""
     then, here = (
         {name: tuple(one if isinstance(one, (int, float)) else id(one) for one in own) for name, own in each.items()}
         for each in (before, now)
     )
-    return [name for name, value in then.items() if value != here.get(name)]
+    return [name + _layers_between(before[name], now.get(name, ())) for name in then if then[name] != here.get(name)]
+
+
+def _layers_between(before: tuple, now: tuple) -> str:
+    """Which layers went and came, in brackets; nothing where none did."""
+    moved = [("without", before, set(map(id, now))), ("with", now, set(map(id, before)))]
+    told = []
+    for how, own, others in moved:
+        layers = [one for one in own if isinstance(one, keras.layers.Layer) and id(one) not in others]
+        if layers:
+            told.append(f"{how} {', '.join(dict.fromkeys(repr(one.name) for one in layers))}")
+    return f" ({', '.join(told)})" if told else ""
 
 
 def _as_tuple(setting: Any) -> tuple:
