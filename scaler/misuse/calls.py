@@ -200,6 +200,7 @@ class Calls:
         self.use.begins()
         if ends:
             self.use.ends()
+        self.use.leaves_count |= not ends
         if reaches_all and not self.use.unconnected_are_named:
             self.use.say_once(without_gradient(grads, model))
         moved = [] if rolls_back else self._moved(grads, model, when)

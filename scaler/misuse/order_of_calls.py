@@ -45,10 +45,11 @@ class Use:
         statistics_are_kept: Whether somebody else rolls back what a model's forward pass moved, as `protect` does.
         unconnected_are_named: Whether somebody else names variables without a gradient: a `LossScaleOptimizer` knows
             which of them its caller passed.
+        leaves_count: Whether an `apply(update=False)` left the count to `update`.
     """
 
     def __init__(self) -> None:
-        self.asked = self.read = self.statistics_are_kept = self.unconnected_are_named = False
+        self.asked = self.read = self.statistics_are_kept = self.unconnected_are_named = self.leaves_count = False
         self.unscaled: list[tuple[weakref.ref, Any]] = []
         self.has_unscaled = self._stepped = self._ends = False
         self._said: set[str] = set()
@@ -108,12 +109,17 @@ class Use:
         """
         if step.last_scale() > 0.0 and not (attempted and step.is_decided()):
             self.check_ended(attempted)
-            self.say_once(
-                f"{who} scaled losses in the last {steps:,} steps, and no step was decided: the loss scale does not "
-                "move. Either the optimizer got the scaled gradients: pass them to apply(optimizer, grads, variables). "
+            why = (
+                "Either the optimizer got the scaled gradients: pass them to apply(optimizer, grads, variables). "
                 "Or when= of apply was never True. That is right within a window of more steps, but `norm < limit` is "
                 "False after every overflow: write `(norm < limit) | ~tf.math.is_finite(norm)`, or put a SpikeGuard "
-                "around the strategy. Steps with apply(update=False) end with update(event).",
+                "around the strategy."
+            )
+            if self.leaves_count and not self._ends:
+                why = "apply(update=False) leaves the count to update(event), and nothing called it: end steps with it."
+            self.say_once(
+                f"{who} scaled losses in the last {steps:,} steps, and no step was decided: the loss scale does not "
+                f"move. {why}",
                 _NOT_COUNTED,
             )
 

@@ -130,7 +130,9 @@ def test_steps_that_are_judged_and_never_counted_are_named():
     apply, own = step.scaler.apply, step.optimizer
     step.optimizer = types.SimpleNamespace(apply=lambda grads, weights: apply(own, grads, weights, update=False))
     (message,) = said(step, 3)
-    assert message.endswith("Steps with apply(update=False) end with update(event).")
+    assert message.endswith(
+        "apply(update=False) leaves the count to update(event), and nothing called it: end steps with it."
+    )
 
 
 @pytest.mark.parametrize("known", [False, True])
