@@ -24,8 +24,9 @@ import contextlib
 import contextvars
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -192,15 +193,27 @@ def _before_each_call(graph: Any, act: Callable[[], None], key: Hashable) -> boo
             return nothing
 
         # A function of no tensors would do, were it not that `tf.while_loop` counts on one.
-        graph.capture_call_time_value(called, _AsGiven([], tf.bool), key=("halfstep", id(acts)), default_value=nothing)
+        spec = _AsGiven([], tf.bool)
+        spec.acts = acts
+        graph.capture_call_time_value(called, spec, key=("halfstep", id(acts)), default_value=nothing)
     acts.setdefault(key, act)
     return True
 
 
 class _AsGiven(tf.TensorSpec):
-    """Takes a tensor as it is. TensorFlow's own compares it at each call, which takes longer than all checks."""
+    """Takes a tensor as it is. TensorFlow's own compares it at each call, which takes longer than all checks.
+
+    Attributes:
+        acts: What runs before each call. A function that is traced and calls this one makes them its own: TensorFlow
+            sees to that in loops, and not in branches.
+    """
+
+    acts: Mapping[Hashable, Callable[[], None]] = MappingProxyType({})
 
     def cast(self, value: tf.Tensor, casting_context: Any) -> tf.Tensor:
+        graph = outermost_function()
+        for key, act in self.acts.items() if graph is not None else ():
+            _before_each_call(graph, act, key)
         return value
 
     def to_tensors(self, value: tf.Tensor) -> list[tf.Tensor]:

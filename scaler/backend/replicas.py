@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -46,6 +46,22 @@ def merge(function: Callable, *values: Any) -> Any:
             "in the scope of a strategy, but outside of run."
         )
     return context.merge_call(no_autograph(lambda *shares: function(*shares)), args=values)
+
+
+def check_inside(variables: Iterable) -> None:
+    """Refuses variables of a strategy in a call outside of it, where they have no values to move.
+
+    Raises:
+        InvalidArgument: With what to do.
+    """
+    if tf.distribute.has_strategy():
+        return
+    for own in map(native, variables):
+        if isinstance(own, tf.distribute.DistributedValues):
+            raise InvalidArgument(
+                f"apply: variable {own.name!r} belongs to a {type(own.distribute_strategy).__name__}, and this call is "
+                "outside of it: expected a step inside strategy.run(step, ...), or Loop(step, data, strategy=strategy)."
+            )
 
 
 def map_replicas(strategy: tf.distribute.Strategy, function: Callable, *values: Any) -> Any:

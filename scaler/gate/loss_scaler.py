@@ -397,6 +397,7 @@ class LossScaler(ByName):
         grads = [grad for share in shares for grad in share.grads]
         targets = [weight for share in shares for weight in share.weights]
         model = [variable for share in shares for variable in share.model]
+        replicas.check_inside(targets)
         check_rescaled(model)
         self._keep_trainable(shares, rollback)
         undivided = self._calls.undivided(grads, targets, unscaled)

@@ -31,6 +31,12 @@ def apply_outside_of_run():
             assert int(loss_scaler.counters.attempted) == 0
 
 
+def a_loop_without_the_strategy():
+    with cases.mirrored(2).scope():
+        step = loops.TrainStep(models.one_layer(), models.squared_error, keras.optimizers.SGD(0.1))
+    loops.Loop(step, tf.data.Dataset.from_tensors(models.batch()), steps_per_call=1, jit_compile=False).run(1)
+
+
 def parameter_servers():
     """Without the servers, which one needs to be made."""
     strategy = object.__new__(tf.distribute.ParameterServerStrategy)
@@ -40,6 +46,7 @@ def parameter_servers():
 
 REFUSED = {
     "apply outside of run": apply_outside_of_run,
+    "a loop without the strategy": a_loop_without_the_strategy,
     "a jitted loop": lambda: looped(cases.mirrored(2), jit_compile=True),
     "one copy of the weights": lambda: looped(
         tf.distribute.experimental.CentralStorageStrategy(compute_devices=["CPU:0", "CPU:1"])

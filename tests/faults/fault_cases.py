@@ -153,6 +153,9 @@ class Rig:
         for variable, value in ((self.low, low), (self.high, high), (self.initial, initial), (self.interval, interval)):
             variable.assign(value)
         self.loss_scaler._state["loss_scale"].assign(initial)
+        if hasattr(self, "_step"):
+            # Layers of other cases are alive, and may have been spoiled since.
+            self._step._state._spoiled = None
         return self
 
     def infer(self):

@@ -61,6 +61,28 @@ def test_a_traced_function_does_not_train_a_layer_that_was_frozen(kind, way):
     assert kernels(made) != before
 
 
+@pytest.mark.parametrize(
+    "branch",
+    [
+        lambda step: lambda x: tf.cond(x[0, 0] > 0.0, lambda: step(x), lambda: False),
+        lambda step: lambda x: tf.switch_case(tf.cast(x[0, 0], tf.int32), [lambda: False, lambda: step(x)]),
+        lambda step: tf.function(lambda x: tf.cond(x[0, 0] > 0.0, lambda: step(x), lambda: False)),
+    ],
+    ids=["cond", "switch_case", "in a function"],
+)
+def test_a_function_that_was_traced_before_is_looked_at_in_a_branch_of_another(branch):
+    made = two_layers("float32")
+    step = tf.function(written(made, SGD(0.1)))
+    assert step(X)
+    run = tf.function(branch(step))
+    assert run(X)
+    made.layers[0].trainable = False
+    before = kernels(made)
+    with pytest.raises(scaler.InvalidArgument, match=FROZEN):
+        run(X)
+    assert kernels(made) == before
+
+
 def test_masters_of_a_layer_do_not_take_the_gradients_of_another():
     """The two lists have the same lengths and shapes."""
     made = two_layers("float16", frozen=[1])
