@@ -109,7 +109,13 @@ def check_keras_arguments(name: object, given: dict, known: Iterable[str]) -> No
 
 
 def check_attribute(optimizer: Any, name: str, value: Any) -> None:
-    """Refuses to set on the wrapper what only the optimizer inside has: it would have no effect."""
+    """Refuses another optimizer inside, and to set on the wrapper what only that has: it would have no effect."""
+    if name == "inner_optimizer" and value is not optimizer.inner_optimizer:
+        raise InvalidArgument(
+            f"LossScaleOptimizer.inner_optimizer = {type(value).__name__}: a function that was traced would go on with "
+            f"the {type(optimizer.inner_optimizer).__name__} inside. Expected another hs.LossScaleOptimizer around it; "
+            "compile the model with that."
+        )
     # Keras's class sets it on the optimizer that it wraps.
     if name == "loss_scale_factor":
         raise InvalidArgument(

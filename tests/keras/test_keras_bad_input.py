@@ -170,3 +170,13 @@ def test_what_both_have_and_what_neither_has_can_be_set():
     optimizer.note = "of a user's own"
     assert float(optimizer.inner_optimizer.learning_rate) == 0.5
     assert optimizer.note == "of a user's own"
+
+
+def test_another_optimizer_inside_is_refused():
+    """A compiled `fit` would go on with the first one, in silence."""
+    optimizer = ours()
+    inner = optimizer.inner_optimizer
+    optimizer.inner_optimizer = inner
+    with pytest.raises(scaler.InvalidArgument, match=r"inner_optimizer = Adagrad: .* the SGD inside"):
+        optimizer.inner_optimizer = keras.optimizers.Adagrad()
+    assert optimizer.inner_optimizer is inner
