@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Python compiles a file when it is first imported, and most of what is installed never is.
 QUICK := --no-compile --quiet --disable-pip-version-check
-# Into an environment, what pip would: uv takes a third of its time. Where uv is not to be had, pip does it.
+# Installs into an environment with uv, which takes a third of pip's time; with pip where uv is not to be had.
 install = $(1)/bin/pip install $(QUICK) --constraint constraints.txt uv && \
     $(1)/bin/uv pip install --quiet --python $(1)/bin/python $(2) || $(1)/bin/pip install $(QUICK) $(2)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -25,7 +25,7 @@ pictures: study
 # By default the files with the fewest tests come last, which are the longest: one process would wait for the other.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
-# Keras imports what no test uses of it, which takes a third of the time in which a process imports TensorFlow.
+# Has Keras leave out scikit-learn and matplotlib: they take a third of the time in which a process imports TensorFlow.
 test test-select test-slow test-all oldest docs: export PYTHONPATH := $(CURDIR)/tests/startup$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 test: .venv/ready

@@ -204,16 +204,17 @@ class _AsGiven(tf.TensorSpec):
     """Takes a tensor as it is. TensorFlow's own compares it at each call, which takes longer than all checks.
 
     Attributes:
-        acts: What runs before each call. A function that is traced and calls this one makes them its own: TensorFlow
-            sees to that in loops, and not in branches.
+        acts: What runs before each call. Where a branch calls the function, the outermost one makes them its own:
+            TensorFlow passes them on by itself from a function and from a loop, and not from a branch.
     """
 
     acts: Mapping[Hashable, Callable[[], None]] = MappingProxyType({})
 
     def cast(self, value: tf.Tensor, casting_context: Any) -> tf.Tensor:
         graph = outermost_function()
-        for key, act in self.acts.items() if graph is not None else ():
-            _before_each_call(graph, act, key)
+        if graph is not None and graph is not tf.compat.v1.get_default_graph():
+            for key, act in self.acts.items():
+                _before_each_call(graph, act, key)
         return value
 
     def to_tensors(self, value: tf.Tensor) -> list[tf.Tensor]:

@@ -70,7 +70,10 @@ class StoredState:
         self._strategy = strategy
         state = strategy.init()
         check_state(strategy, state)
-        self._type, self._initial = type(state), float(state.loss_scale)
+        self._type = type(state)
+        # Of a variable it is asked for anew: it may be another one by then.
+        known = isinstance(getattr(strategy, "initial_scale", None), (int, float))
+        self._initial = float(state.loss_scale) if known else None
         fields = {field: tf.convert_to_tensor(value) for field, value in state._asdict().items()}
         self._int32 = int32_fields(fields)
         # How many variables a step has is not known yet.

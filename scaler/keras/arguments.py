@@ -112,9 +112,9 @@ def check_attribute(optimizer: Any, name: str, value: Any) -> None:
     """Refuses another optimizer inside, and to set on the wrapper what only that has: it would have no effect."""
     if name == "inner_optimizer" and value is not optimizer.inner_optimizer:
         raise InvalidArgument(
-            f"LossScaleOptimizer.inner_optimizer = {type(value).__name__}: a function that was traced would go on with "
-            f"the {type(optimizer.inner_optimizer).__name__} inside. Expected another hs.LossScaleOptimizer around it; "
-            "compile the model with that."
+            f"LossScaleOptimizer.inner_optimizer = {type(value).__name__}: a compiled step would go on with the "
+            f"{type(optimizer.inner_optimizer).__name__} that it was traced with. Expected a LossScaleOptimizer for "
+            "each optimizer: make another one, and compile the model with it."
         )
     # Keras's class sets it on the optimizer that it wraps.
     if name == "loss_scale_factor":

@@ -116,7 +116,7 @@ class Use:
                 "around the strategy."
             )
             if self.leaves_count and not self._ends:
-                why = "apply(update=False) leaves the count to update(event), and nothing called it: end steps with it."
+                why = "apply(update=False) leaves the count to update(event), which nothing called: end steps with it."
             self.say_once(
                 f"{who} scaled losses in the last {steps:,} steps, and no step was decided: the loss scale does not "
                 f"move. {why}",

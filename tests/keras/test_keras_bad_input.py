@@ -177,6 +177,6 @@ def test_another_optimizer_inside_is_refused():
     optimizer = ours()
     inner = optimizer.inner_optimizer
     optimizer.inner_optimizer = inner
-    with pytest.raises(scaler.InvalidArgument, match=r"inner_optimizer = Adagrad: .* the SGD inside"):
+    with pytest.raises(scaler.InvalidArgument, match=r"inner_optimizer = Adagrad: .* the SGD that"):
         optimizer.inner_optimizer = keras.optimizers.Adagrad()
     assert optimizer.inner_optimizer is inner

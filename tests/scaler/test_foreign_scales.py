@@ -35,3 +35,12 @@ def test_a_foreign_scale_counts_as_the_nearest_bound_and_nan_as_the_first_scale(
     assert outcome.loss_scale.numpy() == np.float32(want)
     assert weight.numpy()[0] == -0.5
     assert low <= loss_scaler.loss_scale.numpy() <= high
+
+
+@pytest.mark.parametrize("run", [lambda read: read, tf.function], ids=["eager", "graph"])
+def test_the_first_scale_of_a_variable_is_its_value_now(run):
+    initial = tf.Variable(8.0)
+    loss_scaler = LossScaler(Dynamic(initial, min_scale=2.0, max_scale=64.0))
+    initial.assign(16.0)
+    loss_scaler._state["loss_scale"].assign(np.nan)
+    assert run(lambda: loss_scaler.loss_scale)() == 16.0

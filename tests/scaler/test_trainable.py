@@ -313,3 +313,10 @@ def test_a_call_asks_the_host_for_little():
     graph = tf.function(step, autograph=False).get_concrete_function(X).graph
     # All checks of layers, and the scaler's record of functions that scale and apply, together.
     assert len(graph.deferred_external_captures) == 1
+
+
+def test_a_function_that_calls_a_step_is_given_no_more_than_the_step_is():
+    step = tf.function(written(two_layers("float32"), SGD(0.1)))
+    step(X)
+    outer = tf.function(lambda x: step(x)).get_concrete_function(X)
+    assert [given.dtype for given in outer.captured_inputs].count(tf.bool) == 1

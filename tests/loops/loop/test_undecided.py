@@ -131,7 +131,7 @@ def test_steps_that_are_judged_and_never_counted_are_named():
     step.optimizer = types.SimpleNamespace(apply=lambda grads, weights: apply(own, grads, weights, update=False))
     (message,) = said(step, 3)
     assert message.endswith(
-        "apply(update=False) leaves the count to update(event), and nothing called it: end steps with it."
+        "apply(update=False) leaves the count to update(event), which nothing called: end steps with it."
     )
 
 
