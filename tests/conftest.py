@@ -34,6 +34,7 @@ import ways
 from mirrored import let_strategies_follow_each_other
 from tensorflow.python.eager import context
 from tensorflow.python.framework import config
+from tensorflow.python.util import tf_stack
 
 from loops.loop import calls
 from scaler.backend import layers
@@ -87,6 +88,10 @@ def _alive(kind):
 
 keras.layers.Layer.__new__ = _new_and_known
 layers.alive = layer_state.alive = _alive
+
+# TensorFlow keeps the Python stack that made an operation, of each: that is 7 % of the time of all tests. Here they all
+# keep the first one's, unless a test asks for `lines`.
+tf_stack.extract_stack = functools.cache(tf_stack.extract_stack)
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
 hypothesis.settings.register_profile("slow", deadline=None, max_examples=2000)
@@ -263,6 +268,13 @@ def tiers(pytestconfig):
 def eagerly():
     """Functions run without a graph: for a few steps of which nothing is asked that a graph decides."""
     tf.config.run_functions_eagerly(True)
+
+
+@pytest.fixture
+def lines():
+    """Every operation knows the line that made it."""
+    with unittest.mock.patch.object(tf_stack, "extract_stack", tf_stack.extract_stack.__wrapped__):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from halfstep import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lines")]
 
 ROOT = pathlib.Path(__file__).parents[3]
 

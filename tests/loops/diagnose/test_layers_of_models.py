@@ -81,6 +81,7 @@ def test_calls_go_through_a_function_and_the_layer_is_as_before():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("lines")
 def test_the_function_the_layer_and_the_line_are_named(tmp_path, tried):
     tried(Kind.DENOMINATOR)
     planted.custom_gradient(tmp_path).run(1)
@@ -212,6 +213,7 @@ def line(function):
     return found
 
 
+@pytest.mark.usefixtures("lines")
 def test_of_a_layer_of_a_package_it_is_the_package_s(package):
     layer = package.Norm()
     assert line(lambda x: layer(x)) == "acme/__init__.py:7"
@@ -219,10 +221,12 @@ def test_of_a_layer_of_a_package_it_is_the_package_s(package):
     assert line(lambda x: model(x)) == "acme/__init__.py:7"
 
 
+@pytest.mark.usefixtures("lines")
 def test_of_a_function_of_a_package_it_is_the_line_that_calls_it(package):
     assert line(lambda x: package.log(x)).startswith("tests/loops/diagnose/test_layers_of_models.py:")
 
 
+@pytest.mark.usefixtures("lines")
 def test_of_a_layer_of_keras_it_is_the_line_that_calls_it():
     relu = keras.layers.ReLU()
     assert line(lambda x: relu(x)).startswith("tests/loops/diagnose/test_layers_of_models.py:")
