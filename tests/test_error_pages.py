@@ -12,7 +12,7 @@ import traceback
 
 import pytest
 import tensorflow as tf
-from markdown_blocks import run_blocks
+from markdown_blocks import run_blocks, text_blocks
 
 import loops.support.errors
 import scaler.errors
@@ -121,7 +121,7 @@ def test_its_example_prints_what_is_shown(path, tmp_path, monkeypatch, capsys):
     name, text = pathlib.Path(path).stem, page(pathlib.Path(path).stem)
     run_blocks(text, tmp_path)
     printed = capsys.readouterr().out
-    (shown,) = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
+    (shown,) = text_blocks(text)
     assert without_versions(printed) == without_versions(shown)
     kind, _, message = printed.partition(": ")
     assert f"except hs.{name} as" in text
