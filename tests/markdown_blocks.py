@@ -9,6 +9,11 @@ def python_blocks(text):
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
+def text_blocks(text):
+    """The blocks marked as text, which show what the program prints, in order."""
+    return re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def run_blocks(text, folder, run_name=None):
     """Runs them, in order, as one program in `folder`, and returns its names."""
     program = folder / "blocks.py"

@@ -9,13 +9,14 @@ import subprocess
 import sys
 
 import pytest
-from markdown_blocks import python_blocks, run_blocks
+from markdown_blocks import python_blocks, run_blocks, text_blocks
 from processes import start
 from worker_cases import configuration, free_ports
 
 import halfstep as cli
 import loops
 import scaler
+from loops.replay.tune import GRIDS
 
 TESTS = pathlib.Path(__file__).parent
 DOCS = TESTS.parent / "docs"
@@ -33,16 +34,8 @@ def test_every_page_with_python_is_run_by_a_test():
 
 
 SLOW = [
-    "accumulation.md",
-    "census.md",
-    "composed_step.md",
-    "data_sources.md",
-    "formats.md",
-    "lint.md",
-    "observe.md",
-    "own_action.md",
-    "resume.md",
-    "train_step.md",
+    *("accumulation.md", "census.md", "composed_step.md", "data_sources.md", "formats.md", "lint.md", "observe.md"),
+    *("own_action.md", "resume.md", "train_step.md"),
 ]
 CONCEPTS = ["concepts/formats.md", "concepts/masters.md", "concepts/scaling.md", "concepts/skips.md"]
 
@@ -55,13 +48,9 @@ def run_page(tmp_path, monkeypatch, capsys, as_graphs):
         monkeypatch.chdir(tmp_path)
         text = (DOCS / page).read_text(encoding="utf-8")
         names = run_blocks(text, tmp_path)
-        return names, capsys.readouterr().out, shown_in(text)
+        return names, capsys.readouterr().out, text_blocks(text)
 
     return run
-
-
-def shown_in(text):
-    return re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.dear("a page is one program, with all that it shows")
@@ -207,7 +196,8 @@ def test_the_replay_runs_as_shown(run_page):
 
 
 @pytest.mark.slow
-def test_a_scale_is_found_as_shown(run_page):
+def test_a_scale_is_found_as_shown(run_page, monkeypatch):
+    monkeypatch.setitem(GRIDS, "static", {"": ["2**4", "2**14"]})  # Each is compiled.
     names, printed, _ = run_page("tune.md")
     assert names["found"].start < names["found"].critical
     assert "overflow above" in printed
@@ -241,7 +231,7 @@ def test_the_doctor_prints_what_its_page_shows(tmp_path):
         text=True,
         check=True,
     )
-    *_, shown = shown_in(page)
+    *_, shown = text_blocks(page)
     assert _without_times(done.stdout) == _without_times(shown)
     assert (tmp_path / "memory.svg").exists()
 

@@ -51,6 +51,7 @@ def test_a_kept_checkpoint_says_what_it_holds(kept):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("as_graphs")
 def test_a_kept_checkpoint_resumes(kept, tmp_path, monkeypatch):
     before = logged(kept)
     loop = keep.make_loop()

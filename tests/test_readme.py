@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import tensorflow as tf
-from markdown_blocks import python_blocks, run_blocks
+from markdown_blocks import python_blocks, run_blocks, text_blocks
 from processes import start
 
 import halfstep
@@ -27,8 +27,7 @@ def test_the_first_page_runs_in_order(tmp_path, monkeypatch, capsys):
     names = run_blocks(START, tmp_path)
     assert len((tmp_path / "run" / "steps.jsonl").read_text().splitlines()) == 300
     assert names["loop"].counters.attempted == 75
-    shown = re.findall(r"^```text\n(.*?)```", START, flags=re.MULTILINE | re.DOTALL)
-    assert capsys.readouterr().out == "".join(shown)
+    assert capsys.readouterr().out == "".join(text_blocks(START))
 
 
 def long(text):

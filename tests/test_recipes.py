@@ -4,12 +4,12 @@ import ast
 import doctest
 import inspect
 import pathlib
-import re
 import runpy
 import sys
 
 import mlflow_stand_in
 import pytest
+from markdown_blocks import text_blocks
 
 RECIPES = pathlib.Path(__file__).parent.parent / "docs" / "recipes"
 SCRIPTS = sorted(RECIPES.glob("*.py"))
@@ -18,24 +18,9 @@ LONGEST = 30  # Lines of code, beside imports and docstrings.
 
 
 EXHAUSTIVE = [
-    "bfloat16",
-    "checkpointing",
-    "cnn",
-    "contrastive",
-    "diffusion_ema",
-    "embeddings",
-    "finetune_transformer",
-    "float16",
-    "foreign_train_step",
-    "from_tf_keras",
-    "from_torch_amp",
-    "gan",
-    "own_train_step",
-    "quantisation",
-    "reinforcement",
-    "transfer",
-    "vae",
-    "wgan_gp",
+    *("bfloat16", "checkpointing", "cnn", "contrastive", "diffusion_ema", "embeddings", "finetune_transformer"),
+    *("float16", "foreign_train_step", "from_tf_keras", "from_torch_amp", "gan", "own_train_step", "quantisation"),
+    *("reinforcement", "transfer", "vae", "wgan_gp"),
 ]
 
 
@@ -51,7 +36,7 @@ def test_a_recipe_prints_what_its_page_shows(script, tmp_path, monkeypatch, caps
     monkeypatch.setitem(sys.modules, "mlflow", mlflow_stand_in)
     runpy.run_path(str(script), run_name="__main__")
     page = script.with_suffix(".md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"^```text\n(.*?)```", page, flags=re.MULTILINE | re.DOTALL)
+    (shown,) = text_blocks(page)
     printed = capsys.readouterr().out
     assert doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS), printed
 

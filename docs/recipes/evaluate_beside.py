@@ -7,7 +7,7 @@ import sys
 import halfstep as hs
 
 pathlib.Path("run").mkdir()
-options = "--policy mixed_float16 --steps 300 --checkpoint-every 100 --out run"
+options = "--policy mixed_float16 --steps 90 --checkpoint-every 30 --out run"
 training = subprocess.Popen([sys.executable, "-m", "halfstep", "train", "digits", *options.split()])
 
 digits = hs.loops.tasks.load("digits")

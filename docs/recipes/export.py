@@ -21,7 +21,7 @@ def make_model(dtype):
 
 model = make_model("float16")
 step = hs.TrainStep(model, keras.losses.SparseCategoricalCrossentropy(), keras.optimizers.Adam(3e-3))
-hs.Loop(step, digits.dataset(50, seed=0)).run(300)
+hs.Loop(step, digits.dataset(50, seed=0)).run(150)
 
 # The model that was trained: each weight is its master, rounded to float16.
 model.export("served_float16", verbose=False)

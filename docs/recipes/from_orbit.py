@@ -29,12 +29,12 @@ class Trainer:  # orbit.StandardTrainer, orbit.StandardEvaluator
 
 trainer = Trainer()
 accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
-evaluate = hs.Evaluate(trainer.model, held_out, [accuracy], every=100)  # eval_interval=100
+evaluate = hs.Evaluate(trainer.model, held_out, [accuracy], every=50)  # eval_interval=50
 actions = [
     evaluate,
     hs.JsonLines("run/steps.jsonl", every=10),  # summary_interval=10, summary_dir="run"; or hs.TensorBoard
-    hs.Checkpoint("run/checkpoints", every=100, resume=True),  # checkpoint_manager=..., restore_checkpoint
+    hs.Checkpoint("run/checkpoints", every=50, resume=True),  # checkpoint_manager=..., restore_checkpoint
 ]
-# orbit.Controller(trainer=trainer, steps_per_loop=50, ...).train_and_evaluate(train_steps=200, ...)
-print(hs.Loop(trainer.train_step, digits.dataset(64, seed=0), steps_per_call=50, actions=actions).run(200))
+# orbit.Controller(trainer=trainer, steps_per_loop=25, ...).train_and_evaluate(train_steps=100, ...)
+print(hs.Loop(trainer.train_step, digits.dataset(64, seed=0), steps_per_call=25, actions=actions).run(100))
 print(f"accuracy {evaluate.results['accuracy']:.2f}, scale {trainer.loss_scaler.loss_scale:.0f}")

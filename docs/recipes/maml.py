@@ -36,4 +36,4 @@ def train_step(x, y):
 
 
 said = hs.Call(lambda visit: print(f"loss after one inner step {visit.outputs['loss'].mean():.1f}"), every=500)
-print(hs.Loop(train_step, sines(0), steps_per_call=500, actions=[said]).run(2000))
+print(hs.Loop(train_step, sines(0), steps_per_call=500, actions=[said]).run(1000))

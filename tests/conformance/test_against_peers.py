@@ -23,35 +23,13 @@ STEPS = 10_000
 # Words of 200 steps: long enough for a dozen growths, short enough for many sets of arguments. Some leave the range, or
 # raise, before their end.
 LENGTH, JOBS = 200, 75
-SCALES = "initial_scale growth_interval"
-FACTORS = f"{SCALES} growth_factor backoff_factor"
-
-# What is varied. Numbers of few kinds only where a peer compiles itself for each of them anew.
+# The peers, and what is varied: numbers of few kinds only where a peer compiles itself for each of them anew.
 VARIED = {
-    "chainer": "",
-    "colossalai": f"{FACTORS} min_scale max_scale hysteresis",
-    "deepspeed": f"{SCALES} growth_factor min_scale hysteresis",
-    "deepspeed_2025_02": f"{SCALES} growth_factor min_scale hysteresis",
-    "fairscale": SCALES,
-    "fairseq": f"{SCALES} growth_factor tolerance min_loss_scale",
-    "flax": f"{FACTORS} min_scale",
-    "jmp": f"{SCALES} growth_factor min_scale",
-    "keras": "",
-    "megatron": f"{FACTORS} min_scale hysteresis",
-    "mindspore": "growth_factor growth_interval",
-    "mxnet": f"{SCALES} max_scale",
-    "nemo": f"{FACTORS} hysteresis",
-    "nnabla": f"{SCALES} growth_factor",
-    "paddle": f"{FACTORS} hysteresis",
-    "paddle_static": f"{FACTORS} hysteresis",
-    "pytorch": FACTORS,
-    "tf_keras": "",
+    name: varied for name, (varied, _) in words.CASES.items() if name in peers.PEERS.keys() - {"optax_apply_if_finite"}
 }
+VARIED |= {"fairscale": "initial_scale growth_interval", "keras": "", "tf_keras": ""}
 FEW = {
     "chainer": [{"interval": n} for n in (1, 3, 10, 1000)],
-    "deepspeed": [{"consecutive_hysteresis": flag} for flag in (False, True)],
-    "deepspeed_2025_02": [{"consecutive_hysteresis": flag} for flag in (False, True)],
-    "fairseq": [{}, {"threshold": 0.7}],
     "keras": [{"initial_scale": scale, "growth_interval": n} for scale, n in ((2.0**15, 1), (3.3, 3), (0.01, 7))],
     "mindspore": [{"initial_scale": 2.0**24}, {"initial_scale": 1234.567}],
     "tf_keras": [
@@ -89,7 +67,7 @@ def theirs(name, jobs):
 
 def jobs_of(name, rng):
     """For each variant, the words and the arguments of each."""
-    few = FEW.get(name, [{}])
+    few = FEW.get(name, words.CASES[name][1])
     count = JOBS * (2 if name.startswith("deepspeed") else 1) // len(few)
     for fixed in few:
         finite = words.random_words(rng, LENGTH, count)

@@ -11,6 +11,43 @@ from scaler import presets
 STEPS, WORDS = 80, 168
 COUNTS = {"growth_interval", "hysteresis"}
 
+# What is varied of each preset, and what each variant holds fixed.
+CASES = {
+    "apex": ("initial_scale growth_interval min_scale max_scale", [{}]),
+    "chainer": ("", [{"interval": 1}, {"interval": 3}]),
+    "colossalai": ("initial_scale growth_factor backoff_factor growth_interval min_scale max_scale hysteresis", [{}]),
+    "dalle": ("", [{"replicas": 48}]),
+    "deepspeed": (
+        "initial_scale growth_factor growth_interval min_scale hysteresis",
+        [{"consecutive_hysteresis": flag} for flag in (False, True)],
+    ),
+    "deepspeed_2025_02": (
+        "initial_scale growth_factor growth_interval min_scale hysteresis",
+        [{"consecutive_hysteresis": flag} for flag in (False, True)],
+    ),
+    "fairscale": ("initial_scale growth_factor backoff_factor growth_interval", [{}]),
+    "fairseq": ("initial_scale growth_factor growth_interval tolerance min_loss_scale", [{}, {"threshold": 0.7}]),
+    "flax": ("initial_scale growth_factor backoff_factor growth_interval min_scale", [{}]),
+    "guided_diffusion": ("initial_log2_scale growth", [{}]),
+    "jmp": ("initial_scale growth_factor growth_interval min_scale", [{}]),
+    "keras": ("initial_scale growth_interval", [{}]),
+    "megatron": ("initial_scale growth_factor backoff_factor growth_interval min_scale hysteresis", [{}]),
+    "metaseq": ("initial_scale growth_factor growth_interval tolerance min_loss_scale", [{"threshold": 0.7}]),
+    "mindspore": ("growth_factor growth_interval", [{"initial_scale": 1234.567}]),
+    "mxnet": ("initial_scale growth_interval max_scale", [{}]),
+    "nemo": ("initial_scale growth_factor backoff_factor growth_interval hysteresis", [{}]),
+    "nnabla": ("initial_scale growth_factor growth_interval", [{}]),
+    "openseq2seq_backoff": ("growth_factor growth_interval min_scale max_scale", [{}]),
+    "optax_apply_if_finite": ("", [{}]),
+    "paddle": ("initial_scale growth_factor backoff_factor growth_interval hysteresis", [{}]),
+    "paddle_static": ("initial_scale growth_factor backoff_factor growth_interval hysteresis", [{}]),
+    "pytorch": ("initial_scale growth_factor backoff_factor growth_interval", [{}]),
+    "tf_contrib": ("initial_scale growth_factor backoff_factor growth_interval hysteresis", [{}]),
+    "tf_keras": ("initial_scale growth_factor growth_interval", [{}]),
+}
+# Systems that refuse a first scale outside the bounds.
+ORDERED = {"colossalai", "megatron", "mxnet"}
+
 
 def random_words(rng, steps=STEPS, words=WORDS):
     """Words of the shape [steps, words], from nearly all non-finite to nearly all finite."""

@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 
-from benchmarks.effects import EXPERIMENTS, Experiment, choose, measure, pages
+from benchmarks.effects import EXPERIMENTS, Experiment, choose, pages
 from benchmarks.effects import __main__ as command
 from benchmarks.effects import effect as effect_module
 from benchmarks.effects.effect import Claim, Effect, Found, Line, Panel, curve, flat, spread, told
@@ -138,13 +138,12 @@ def test_a_bound_is_drawn_with_its_label():
 def test_a_curve_leaves_out_what_is_not_finite():
     found = curve("a", [1, 2], [[1.0, 3.0], [float("nan"), 1.0]])
     assert (found.y, found.low, found.high) == ((2.0, None), (1.0, None), (3.0, None))
-    assert spread([1.0, 2.0, 3.0], ".1f") == "2.0 (1.0–3.0)"
-    assert spread([2.0, 2.0]) == "2"
 
 
 def test_a_unit_is_said_once_and_no_dash_is_beside_a_sign():
+    assert spread([1.0, 2.0, 3.0], ".1f") == "2.0 (1.0–3.0)"
     assert spread([1.0, 2.0, 3.0], ".1f", " %") == "2.0 % (1.0–3.0)"
-    assert spread([2.0, 2.0], unit=" %") == "2 %"
+    assert [spread([2.0, 2.0]), spread([2.0, 2.0], unit=" %")] == ["2", "2 %"]
     assert spread([-1.0, 1.0], "+.1f", " %") == "+0.0 % (-1.0 to +1.0)"
 
 
@@ -219,7 +218,7 @@ def test_numbers_are_named_after_their_place():
     assert flat({"a": values[0, 0]}) == {"a": [0, 1]}
 
 
-def test_the_command_writes_a_page(capsys, tmp_path, stub):
+def test_the_command_writes_a_page_and_json_is_its_file(capsys, tmp_path, stub):
     status, printed, _ = run(capsys, "small", "--out", tmp_path / "new")
     assert status == 0
     assert stub == [(3, 20)]
@@ -227,7 +226,12 @@ def test_the_command_writes_a_page(capsys, tmp_path, stub):
     assert "disagrees: it is large." in printed
     assert str(tmp_path / "new" / "small.md") in printed
     effect = read(tmp_path / "new" / "small.json")
+    assert effect.seconds >= 0
     assert (tmp_path / "new" / "small.md").read_text() == pages.page(effect)
+    status, printed, _ = run(capsys, "small", "--out", tmp_path, "--json")
+    assert status == 0
+    assert json.loads(printed) == json.loads((tmp_path / "small.json").read_text())
+    assert json.loads(printed)["measured"] == {"a": [1.0, None, 2.0]}
 
 
 def test_all_of_them_have_an_index(capsys, tmp_path, stub):
@@ -236,13 +240,6 @@ def test_all_of_them_have_an_index(capsys, tmp_path, stub):
     assert stub == [(4, 30)]
     assert [effect["name"] for effect in json.loads(printed)] == ["small"]
     assert "[A small effect](small.md) | 1 of 2" in (tmp_path / "README.md").read_text()
-
-
-def test_json_is_the_file(capsys, tmp_path, stub):
-    status, printed, _ = run(capsys, "small", "--out", tmp_path, "--json")
-    assert status == 0
-    assert json.loads(printed) == json.loads((tmp_path / "small.json").read_text())
-    assert json.loads(printed)["measured"] == {"a": [1.0, None, 2.0]}
 
 
 def test_the_list_says_what_there_is(capsys, monkeypatch):
@@ -280,7 +277,3 @@ def test_without_matplotlib_nothing_runs(capsys, tmp_path, stub, monkeypatch):
     status, _, errors = run(capsys, "small", "--out", tmp_path)
     assert (status, stub) == (1, [])
     assert 'the figures need matplotlib: pip install "halfstep[study]"' in errors
-
-
-def test_a_measured_effect_knows_how_long_it_took(stub):
-    assert measure(choose("small"), 1).seconds >= 0

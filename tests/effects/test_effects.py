@@ -30,9 +30,9 @@ SMALL = {
     "scale-collapse": (200, [2, 7, 8, 9, 11]),
     "attention-logits": (20, [0, 4, 7, 8]),
     "output-logits": (1000, [0, 4]),
-    "spikes": (150, [0, 7, 11]),
+    "spikes": (75, [0, 7, 11]),
     "flushed-part": (100, [3]),
-    "lag": (60, [0, 1, 2]),
+    "lag": (30, [0, 1, 2]),
     "unit-scaling": (20, [0, 3, 4, 6]),
 }
 

@@ -118,9 +118,7 @@ def test_the_verdicts_about_attention_are_of_the_numbers():
     costly = [[course(5.0, 2.0 if at < 3 else 3.5)] * 2 for at in range(count)]
     effect = attention_effect({plain: grown, normal: costly}, 3.0, alone)
     assert [number for number, claim in enumerate(effect.claims) if claim.holds is None] == [2]
-    better = told(
-        "attention-logits", 2, 20, attention_logits.found_of({plain: grown, normal: held}, 4.5, alone + 2, 20)
-    )
+    better = attention_effect({plain: grown, normal: held}, 4.5, alone + 2)
     assert [number for number, claim in enumerate(better.claims) if not claim.holds] == [1, 3]
     effect = attention_effect({plain: held, normal: grown}, 3.0, alone)
     assert [number for number, claim in enumerate(effect.claims) if claim.holds is None] == [1]

@@ -77,13 +77,20 @@ def test_a_divergence_is_compared_with_one_of_its_size_only(numbers, expected):
     assert claims[3].holds is expected
 
 
+CASES = list(itertools.product(second_graph.GRAPHS, second_graph.FORMATS))
+
+
+def alike(size):
+    """The same numbers for each graph and format: of tokens, deviations, what stays, and distances."""
+    away = {case: np.ones(2) for case in itertools.product(("whole", *second_graph.GRAPHS), second_graph.FORMATS)}
+    deviation = {case: np.ones((2, len(second_graph.LENGTHS))) for case in CASES}
+    return {case: np.full(2, size) for case in CASES}, deviation, {case: np.full(2, 0.5) for case in CASES}, away
+
+
 def test_one_graph_can_fail_alone():
-    token = {(graph, name): np.full(2, 1e-3) for graph in second_graph.GRAPHS for name in second_graph.FORMATS}
+    token, deviation, same, away = alike(1e-3)
     token["XLA", "bfloat16"] = np.full(2, 2e-3)
     token["one at a time", "bfloat16"] = np.array([2e-3, 5e-4])
-    deviation = {case: np.ones((2, len(second_graph.LENGTHS))) for case in token}
-    same = {case: np.full(2, 0.5) for case in token}
-    away = {case: np.ones(2) for case in itertools.product(("whole", *second_graph.GRAPHS), second_graph.FORMATS)}
     claims = claims_of("second-graph", *second_graph.judged(token, away, deviation, deviation, same))
     assert [claim.holds for claim in claims[4:6]] == [True, False]
     assert "(1 of 2)" in claims[5].text
@@ -99,13 +106,10 @@ def test_one_graph_can_fail_alone():
 
 @pytest.mark.parametrize(("nearer", "told"), [(0.8, False), (0.92, True), (1.08, True), (1.2, False)])
 def test_a_graph_that_treats_the_formats_differently_cannot_tell_which_differs_more(nearer, told):
-    token = {(graph, name): np.full(2, 1e-3) for graph in second_graph.GRAPHS for name in second_graph.FORMATS}
+    token, deviation, same, away = alike(1e-3)
     for graph in second_graph.GRAPHS:
         token[graph, "bfloat16"] = np.full(2, 8e-3)
-    deviation = {case: np.ones((2, len(second_graph.LENGTHS))) for case in token}
     deviation["XLA", "bfloat16"] = deviation["one at a time", "bfloat16"] = 8 * np.ones((2, len(second_graph.LENGTHS)))
-    same = {case: np.full(2, 0.5) for case in token}
-    away = {case: np.ones(2) for case in itertools.product(("whole", *second_graph.GRAPHS), second_graph.FORMATS)}
     away["XLA", "bfloat16"] = np.array([1.0, nearer])
     claims = claims_of("second-graph", *second_graph.judged(token, away, deviation, deviation, same))
     assert [claim.holds for claim in claims[4:8]] == [True if told else None, True] * 2
@@ -115,14 +119,12 @@ def test_a_graph_that_treats_the_formats_differently_cannot_tell_which_differs_m
 
 def test_a_size_is_that_of_characters_that_change():
     """However many there are: unchanged ones say nothing of the size of roundings."""
-    token, same = {}, {}
-    for graph, name in itertools.product(second_graph.GRAPHS, second_graph.FORMATS):
+    token, deviation, same, away = alike(0.0)
+    for graph, name in CASES:
         share = {"float32": 0.5, "float16": 0.1, "bfloat16": 0.01}[name]
         token[graph, name] = np.full(2, share * {"float32": 5e-6, "float16": 1e-3, "bfloat16": 8e-3}[name])
         same[graph, name] = np.full(2, 1 - share)
     assert second_graph.changed_factor(token, same)["XLA"] == pytest.approx([8, 8])
-    deviation = {case: np.ones((2, len(second_graph.LENGTHS))) for case in token}
-    away = {case: np.ones(2) for case in itertools.product(("whole", *second_graph.GRAPHS), second_graph.FORMATS)}
     claims = claims_of("second-graph", *second_graph.judged(token, away, deviation, deviation, same))
     assert [claims[number].holds for number in (1, 2, 8, 9)] == [None] * 4
 
