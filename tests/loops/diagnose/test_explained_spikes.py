@@ -35,7 +35,8 @@ def program(folder, accumulate=1, resume=False, **guarding):
 
 
 @pytest.mark.slow
-def test_a_spike_is_told_with_its_limit(tmp_path):
+def test_a_spike_is_told_with_its_limit(tmp_path, tried):
+    tried()
     program(tmp_path).run(SPIKE)
     found = explain(program(tmp_path))
     assert (found.step, found.verdict, found.applied) == (SPIKE, "spike", False)
@@ -48,8 +49,9 @@ def test_a_spike_is_told_with_its_limit(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_spike_with_a_guard_of_each_gradient_is_told_in_the_words_of_the_scaler(tmp_path):
+def test_a_spike_with_a_guard_of_each_gradient_is_told_in_the_words_of_the_scaler(tmp_path, tried):
     """The log has no limit of each gradient."""
+    tried()
     guarding = {"loss": False, "by_tensor": "skip"}
     run = program(tmp_path, **guarding)
     run.run(SPIKE)

@@ -70,7 +70,8 @@ def explained(place, make, first=1.0, second=512.0):
         factors[:, SPIKE - 1, 0] = first, second
         data = tf.data.Dataset.from_tensor_slices(tuple(factors)).repeat()
         saved = loops.Checkpoint(place / "checkpoints", every=STEPS, resume=True)
-        return loops.Loop(make(), data, actions=[loops.JsonLines(place / "steps.jsonl"), saved])
+        actions = [loops.JsonLines(place / "steps.jsonl"), saved]
+        return loops.Loop(make(), data, actions=actions, jit_compile=False)
 
     loop().run(STEPS)
     return loops.observe.explain(loop(), step=SPIKE)
