@@ -357,6 +357,7 @@ def contrastive(y, prediction):
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(16), similar))
 
 
+@pytest.mark.usefixtures("unstressed")
 def test_a_loss_of_one_batch_size_is_traced_with_it():
     assert heavy(lint(small(), scaled(), contrastive, batch())) == []
     (found,) = heavy(lint(small(), keras.optimizers.SGD(), contrastive, batch()))

@@ -50,7 +50,6 @@ def test_float16_needs_a_scaler_and_what_becomes_of_small_gradients_is_measured(
         return 1e-9 * tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
 
     model = small()
-    assert heavy(lint(model, scaled(), MSE, batch())) == []
     (found,) = heavy(lint(model, keras.optimizers.SGD(), tiny, batch()))
     assert "nothing scales the loss" in found.finding
     assert found.measured.endswith("are zero in float16.")
