@@ -84,6 +84,7 @@ def test_nothing_found_is_said(capsys):
         ("program_of_lint:own_step", 2, "return (model, optimizer, loss, sample)"),
         ("program_of_lint:nothing", 2, "it returned NoneType: expected an hs.Loop"),
         ("program_of_lint:empty", 1, "the dataset is empty"),
+        ("broken_of_lint:make", 1, ":make: it raised ModuleNotFoundError: No module named 'absent_'\n"),
         ("program_of_lint:failing", 1, "the model or the loss failed on the sample: ValueError: no such label."),
     ],
 )
@@ -94,10 +95,3 @@ def test_what_cannot_be_built_is_one_line(capsys, build, status, said):
     assert said in errors
     assert errors.startswith("halfstep: ")
     assert errors.count("\n") == 1
-
-
-@pytest.mark.usefixtures("program")
-def test_an_error_of_the_program_itself_is_told(capsys):
-    status, printed, errors = run(capsys, "lint", "--build", "broken_of_lint:make")
-    assert (status, printed) == (1, "")
-    assert errors == "halfstep: --build broken_of_lint:make: it raised ModuleNotFoundError: No module named 'absent_'\n"
