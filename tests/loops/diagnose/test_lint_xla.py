@@ -9,7 +9,7 @@ import scaler
 from loops.diagnose.lint.subject import Kind
 from loops.observe import lint
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unstressed")]
 
 L = keras.layers
 LABELS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
