@@ -95,9 +95,6 @@ def test_json_alone_is_printed_also_with_nan(capsys, tmp_path, monkeypatch, comm
     assert (status, strict(printed)) == (0, said)
 
 
-GRAPH, XLA, PLAIN_GRAPH, PLAIN_XLA = layer_times.SETTINGS
-
-
 def times(base=(1.0, 1.2, 1.5, 1.4), **others):
     """The times of two layers: float32's, and those of other formats as multiples of it, by default ten times."""
     rows = {"float32": base, **{name: others.get(name, (10.0,) * len(base)) for name in ("float16", "bfloat16")}}
