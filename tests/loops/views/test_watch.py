@@ -184,18 +184,17 @@ def test_in_a_pipe_there_are_lines_and_one_at_the_end(tmp_path, whole):
     assert len(printed) == 3
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_it_ends_with_a_program_that_reached_its_goal(tmp_path, terminal):
+def test_it_ends_with_a_program_that_reached_its_goal(tmp_path):
     """Not while a process holds the lock. That of an evaluator beside the run does not matter."""
-    loop = counting(tmp_path, loops.Checkpoint(tmp_path / "checkpoints", every=10))
-    loop.run(10)
+    counting(tmp_path, loops.Checkpoint(tmp_path / "checkpoints", every=10)).run(10)
     (tmp_path / ".evaluations.jsonl.lock").touch()
     lock = tmp_path / "checkpoints" / ".lock"
-    lock.touch()
-    assert not ended(watched(tmp_path, rests(100), terminal=terminal))
-    printed = watched(tmp_path, [*rests(30), lock.unlink, *rests(2)], terminal=terminal)
-    assert ended(printed)
-    assert "step 10" in " ".join(printed.split())
+    for terminal in (False, True):
+        lock.touch()
+        assert not ended(watched(tmp_path, rests(100), terminal=terminal))
+        printed = watched(tmp_path, [*rests(30), lock.unlink, *rests(2)], terminal=terminal)
+        assert ended(printed)
+        assert "step 10" in " ".join(printed.split())
 
 
 def test_a_program_that_was_stopped_may_go_on(tmp_path):
