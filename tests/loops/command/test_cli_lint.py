@@ -5,7 +5,7 @@ import json
 import pytest
 from command_cases import run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("program")]
 
 PROGRAM = """
 import keras, numpy as np, tensorflow as tf, loops, scaler
@@ -56,7 +56,6 @@ def program(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.usefixtures("program")
 def test_what_hurts_has_a_status_of_its_own(capsys):
     status, printed, _ = run(capsys, "lint", "--build", "program_of_lint:parts", "--json")
     assert status == 4
@@ -67,7 +66,6 @@ def test_what_hurts_has_a_status_of_its_own(capsys):
     assert "instead: Give this layer" in printed
 
 
-@pytest.mark.usefixtures("program")
 def test_nothing_found_is_said(capsys):
     assert run(capsys, "lint", "--build", "program_of_lint:by_name", "--json")[:2] == (0, "[]\n")
     status, printed, _ = run(capsys, "lint", "--build", "program_of_lint:by_name")
@@ -88,7 +86,6 @@ def test_nothing_found_is_said(capsys):
         ("program_of_lint:failing", 1, "the model or the loss failed on the sample: ValueError: no such label."),
     ],
 )
-@pytest.mark.usefixtures("program")
 def test_what_cannot_be_built_is_one_line(capsys, build, status, said):
     found, printed, errors = run(capsys, "lint", "--build", build)
     assert (found, printed) == (status, "")
