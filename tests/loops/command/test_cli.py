@@ -80,12 +80,6 @@ def test_a_warning_is_printed_without_the_line_that_gives_it(capsys, monkeypatch
     assert warnings.formatwarning is before
 
 
-def test_a_change_needs_a_run_that_goes_on(capsys, tmp_path):
-    status, _, said = run(capsys, "train", "digits", "--changed", "loss_scaler", "--out", tmp_path)
-    assert status == 2
-    assert "also give --resume" in said
-
-
 @pytest.mark.parametrize(
     ("command", "found", "said"),
     [
@@ -99,9 +93,6 @@ def test_json_alone_is_printed_also_with_nan(capsys, tmp_path, monkeypatch, comm
     monkeypatch.setattr("loops.study.page.report_study", lambda out: [])
     status, printed, _ = run(capsys, *command.split(), "--out", tmp_path, "--json")
     assert (status, strict(printed)) == (0, said)
-
-
-GRAPH, XLA, PLAIN_GRAPH, PLAIN_XLA = layer_times.SETTINGS
 
 
 def times(base=(1.0, 1.2, 1.5, 1.4), **others):
@@ -208,6 +199,7 @@ def test_the_verdict_follows_the_measurement(float16, said, line):
     [
         (["train", "cifar"], ["'cifar'", "digits, mnist"]),
         (["train", "digits", "--policy", "float8"], ["'float8'", *POLICIES]),
+        (["train", "digits", "--changed", "loss_scaler"], ["also give --resume"]),
         (["train", "digits", "--strategy", "warp"], ["'warp'", "none, static:SCALE"]),
         (["train", "digits", "--strategy", "static:0"], ["loss_scale=0"]),
         (["train", "digits", "--strategy", "static:[1]"], ["'static:[1]'"]),
@@ -236,6 +228,7 @@ def test_what_makes_no_sense_is_named_in_one_line_with_status_2(capsys, tmp_path
     [
         (["train", "digits", "--steps", "0"], "'0': expected an integer of at least 1"),
         (["train", "digits", "--steps", "many"], "'many': expected an integer of at least 1"),
+        (["train", "digits", "--checkpoint-every", "0"], "'0': expected an integer of at least 1"),
         (["train", "digits", "--seed", "-1"], "'-1': expected an integer in [0, 2^32)"),
         (["train", "digits", "--seed", str(2**32)], "expected an integer in [0, 2^32)"),
         (["lab", "study", "--setup", "float32", "--strategy", "none"], "not allowed with argument --setup"),

@@ -212,11 +212,6 @@ def test_public_names_are_there_for_all_who_ask():
     assert inspect.getsource(loops.Loop).startswith("class Loop")
 
 
-def test_what_is_no_public_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'loops' has no attribute 'Lop'"):
-        _ = loops.Lop
-
-
 def table(heading):
     """The rows of the first table of docs/commands.md below a heading."""
     page = (pathlib.Path(__file__).parents[3] / "docs" / "commands.md").read_text(encoding="utf-8")

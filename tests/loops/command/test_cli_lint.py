@@ -5,7 +5,7 @@ import json
 import pytest
 from command_cases import run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("program")]
 
 PROGRAM = """
 import keras, numpy as np, tensorflow as tf, loops, scaler
@@ -56,7 +56,6 @@ def program(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.usefixtures("program")
 def test_what_hurts_has_a_status_of_its_own(capsys):
     status, printed, _ = run(capsys, "lint", "--build", "program_of_lint:parts", "--json")
     assert status == 4
@@ -67,7 +66,6 @@ def test_what_hurts_has_a_status_of_its_own(capsys):
     assert "instead: Give this layer" in printed
 
 
-@pytest.mark.usefixtures("program")
 def test_nothing_found_is_said(capsys):
     assert run(capsys, "lint", "--build", "program_of_lint:by_name", "--json")[:2] == (0, "[]\n")
     status, printed, _ = run(capsys, "lint", "--build", "program_of_lint:by_name")
@@ -84,20 +82,13 @@ def test_nothing_found_is_said(capsys):
         ("program_of_lint:own_step", 2, "return (model, optimizer, loss, sample)"),
         ("program_of_lint:nothing", 2, "it returned NoneType: expected an hs.Loop"),
         ("program_of_lint:empty", 1, "the dataset is empty"),
+        ("broken_of_lint:make", 1, ":make: it raised ModuleNotFoundError: No module named 'absent_'\n"),
         ("program_of_lint:failing", 1, "the model or the loss failed on the sample: ValueError: no such label."),
     ],
 )
-@pytest.mark.usefixtures("program")
 def test_what_cannot_be_built_is_one_line(capsys, build, status, said):
     found, printed, errors = run(capsys, "lint", "--build", build)
     assert (found, printed) == (status, "")
     assert said in errors
     assert errors.startswith("halfstep: ")
     assert errors.count("\n") == 1
-
-
-@pytest.mark.usefixtures("program")
-def test_an_error_of_the_program_itself_is_told(capsys):
-    status, printed, errors = run(capsys, "lint", "--build", "broken_of_lint:make")
-    assert (status, printed) == (1, "")
-    assert errors == "halfstep: --build broken_of_lint:make: it raised ModuleNotFoundError: No module named 'absent_'\n"

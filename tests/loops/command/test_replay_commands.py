@@ -77,7 +77,9 @@ def test_it_prints_and_writes_what_it_says(run, capsys, tmp_path):
     assert "2^0.00" in printed
 
 
-def test_training_does_what_was_replayed(run, capsys):
+def test_training_does_what_was_replayed(run, capsys, monkeypatch):
+    made, real = [], train_again.train_again
+    monkeypatch.setattr(train_again, "train_again", lambda *arguments: made.append(real(*arguments)) or made[-1])
     before = sorted(path.stat().st_mtime_ns for path in run.rglob("*"))
     status, printed, _ = called(capsys, run, "--validate", "--json", "--strategy", "dynamic", "--strategy", HIGH)
     assert status == 0
@@ -89,20 +91,13 @@ def test_training_does_what_was_replayed(run, capsys):
     assert (low["difference"], high["difference"]["steps"]) == (None, STEPS - high["may_differ_at"])
     assert sorted(path.stat().st_mtime_ns for path in run.rglob("*")) == before
 
-
-def test_where_training_parts_from_the_replay_is_said(run, capsys, monkeypatch):
-    real = train_again.train_again
-
-    def another(*arguments):
-        found = real(*arguments)
-        scales = found.scales.copy()
-        scales[5:] /= 2
-        return found._replace(scales=scales)
-
-    monkeypatch.setattr(train_again, "train_again", another)
-    _, printed, _ = called(capsys, run, "--validate", "--strategy", "static:8")
+    # Where training parts from the replay is said.
+    scales = made[0].scales.copy()
+    scales[5:] /= 2
+    monkeypatch.setattr(train_again, "train_again", lambda *arguments: made[0]._replace(scales=scales))
+    _, printed, _ = called(capsys, run, "--validate", "--strategy", "dynamic")
     assert "the same scale at 5 of 14 steps (35.7%)" in printed
-    assert "parts at step 6: 4 trained, 8 replayed; step 5 had other gradients" in printed
+    assert "parts at step 6: 16384 trained, 32768 replayed; step 5 had other gradients" in printed
 
 
 def test_a_run_that_cannot_be_laid_beside(run, tmp_path, small):
@@ -189,7 +184,8 @@ def test_a_static_scale_that_may_skip_is_never_returned(monkeypatch):
         tune([tables([1e6] * 30, scale=2.0**4, counts=counts)] * 2, "static")
 
 
-def test_the_default_stays_where_the_best_is_worse_on_what_was_held_out():
+def test_the_default_stays_where_the_best_is_worse_on_what_was_held_out(monkeypatch):
+    monkeypatch.setitem(GRIDS, "static", {"": ["2**4", "2**24"]})
     counts = {step: {150 - 24: 1} for step in range(1, 21)}
     low = tables([2.0**-30] * 20, scale=2.0**20, counts=counts)
     high = tables([20.0] * 20, scale=2.0**4, counts={step: {150: 1} for step in range(1, 21)})

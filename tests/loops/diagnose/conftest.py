@@ -2,7 +2,7 @@
 
 import pytest
 
-from loops.diagnose.explain import explain, trials
+from loops.diagnose.explain import case, explain, trials
 from loops.diagnose.lint import stress
 
 
@@ -14,9 +14,14 @@ def unstressed(monkeypatch):
 
 @pytest.fixture
 def tried(monkeypatch):
-    """Has explanations try the remedies of some kinds alone: for each remedy the step is traced again."""
+    """Has explanations try the remedies of some kinds alone, of the first learning rates those that are named.
 
-    def only(*kinds):
+    For each the step is traced again.
+    """
+
+    def only(*kinds, rates=()):
+        if rates:
+            monkeypatch.setattr(case, "_FIRST_RATES", rates)
         for module, table in (
             (explain, "AT_THE_STEP"),
             (explain, "OF_THE_UPDATE"),

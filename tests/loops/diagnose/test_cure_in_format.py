@@ -8,7 +8,7 @@ import tensorflow as tf
 import loops
 import scaler
 from halfstep.commands.past_steps import text_of_format
-from loops.diagnose.explain.cure_in_format import FormatCure, find_format_cure
+from loops.diagnose.explain.cure_in_format import FormatCure, PartInFormat, find_format_cure
 from loops.observe import cure
 from loops.support.errors import LoopError
 
@@ -84,14 +84,34 @@ def test_the_layer_whose_weights_are_flushed_is_left_out(tmp_path):
     assert len(before) == len(model.variables)
 
 
-def test_the_text_for_all_and_for_none():
+def test_the_text_for_all_and_for_none(snapshot):
     found = FormatCure("mxfp4", [], ["a", "b"], 0.123, 0.4, 0.4, {"a": 0.1, "b": 0.1})
-    assert text_of_format(3, found) == (
-        "Step 3: all of 2 layers may be in mxfp4. Together they move the gradients by 12.3%: 40.0% of their norm are "
-        "allowed, and the noise of the batch is 40.0%."
-    )
+    assert text_of_format(3, found) == snapshot
     found = FormatCure("mxfp4", ["a"], [], 0.0, 1.1, 0.5, {"a": 0.6})
     assert text_of_format(3, found).startswith("Step 3: no layer may be in mxfp4. Alone each moves")
+
+
+def test_the_text_says_whether_a_layer_may_be_in_alone_and_of_which_part(snapshot):
+    found = FormatCure("mxfp4", ["a", "b"], ["c"], 0.1, 0.4, 0.4, {"a": 0.3, "b": 0.6, "c": 0.1}, may_alone=["a"])
+    lines = text_of_format(3, found).splitlines()
+    assert lines[4:6] == ["  a  30.0%; alone it may be", "  b  60.0%"]
+    parts = {
+        "one": PartInFormat(0.1, 0.4, 0.4, {"m/a": 0.3, "n/b": 0.0}),
+        "two": PartInFormat(0.0, 1.2, 0.5, {"m/a": 0.6, "n/b": 0.0}),
+    }
+    found = FormatCure(
+        "mxfp4",
+        ["m/a"],
+        ["n/b"],
+        0.1,
+        0.4,
+        0.4,
+        {"m/a": 0.6, "n/b": 0.0},
+        parts=parts,
+        not_tried={"o/d": "Step 3 does not call it."},
+        models=["m", "n", "o"],
+    )
+    assert text_of_format(3, found) == snapshot
 
 
 @pytest.mark.exhaustive

@@ -8,7 +8,7 @@ import tensorflow as tf
 import loops
 import scaler
 from halfstep.commands.past_steps import text_of_format
-from loops.diagnose.explain.cure_in_format import FormatCure, PartInFormat, find_format_cure
+from loops.diagnose.explain.cure_in_format import find_format_cure
 from loops.support.errors import LoopError
 
 pytestmark = pytest.mark.slow
@@ -169,40 +169,3 @@ def test_gradients_that_are_not_finite_are_not_compared(tmp_path):
 
     with pytest.raises(LoopError, match="step 3: its gradients are not finite with every float16 layer in float32"):
         find_format_cure(of(build, tmp_path), 3, FP8)
-
-
-def test_the_text_says_whether_a_layer_may_be_in_alone_and_of_which_part():
-    found = FormatCure("mxfp4", ["a", "b"], ["c"], 0.1, 0.4, 0.4, {"a": 0.3, "b": 0.6, "c": 0.1}, may_alone=["a"])
-    lines = text_of_format(3, found).splitlines()
-    assert lines[4:6] == ["  a  30.0%; alone it may be", "  b  60.0%"]
-    parts = {
-        "one": PartInFormat(0.1, 0.4, 0.4, {"m/a": 0.3, "n/b": 0.0}),
-        "two": PartInFormat(0.0, 1.2, 0.5, {"m/a": 0.6, "n/b": 0.0}),
-    }
-    found = FormatCure(
-        "mxfp4",
-        ["m/a"],
-        ["n/b"],
-        0.1,
-        0.4,
-        0.4,
-        {"m/a": 0.6, "n/b": 0.0},
-        parts=parts,
-        not_tried={"o/d": "Step 3 does not call it."},
-        models=["m", "n", "o"],
-    )
-    assert text_of_format(3, found).splitlines() == [
-        "Step 3: 1 of 2 layers may be in mxfp4. Together they move the gradients by 10.0% of 'one' and by 0.0% of "
-        "'two': 40.0% of the norm of 'one' and 50.0% of the norm of 'two' are allowed, and the noise of the batch is "
-        "40.0% in 'one' and 120.0% in 'two'.",
-        "",
-        "Leave out, with how far each moves the gradients alone:",
-        "",
-        "  m/a  30.0% of 'one' and 60.0% of 'two'",
-        "",
-        "hs.formats.emulated('mxfp4')(n, only=['b'])",
-        "",
-        "Not tried:",
-        "",
-        "  o/d  Step 3 does not call it.",
-    ]

@@ -1,4 +1,4 @@
-"""Guards explanations of special runs: of spikes, of losses that nobody sees, of parts, of a damaged log."""
+"""Guards explanations of special runs: of spikes, of losses that nobody sees, of a damaged log."""
 
 import keras
 import numpy as np
@@ -13,6 +13,8 @@ from halfstep import main
 from loops.diagnose.explain.remedies import Kind
 from loops.observe import explain
 from loops.views.report import write_report
+
+pytestmark = pytest.mark.slow
 
 SPIKE = 11
 
@@ -34,8 +36,8 @@ def program(folder, accumulate=1, resume=False, **guarding):
     return loops.Loop(step, tf.data.Dataset.from_tensor_slices((x, y)), steps_per_call=1, actions=actions)
 
 
-@pytest.mark.slow
-def test_a_spike_is_told_with_its_limit(tmp_path):
+def test_a_spike_is_told_with_its_limit(tmp_path, tried):
+    tried()
     program(tmp_path).run(SPIKE)
     found = explain(program(tmp_path))
     assert (found.step, found.verdict, found.applied) == (SPIKE, "spike", False)
@@ -47,9 +49,9 @@ def test_a_spike_is_told_with_its_limit(tmp_path):
     assert "the norm, the loss or the norm of one gradient was far beyond that of the steps before" in page
 
 
-@pytest.mark.slow
-def test_a_spike_with_a_guard_of_each_gradient_is_told_in_the_words_of_the_scaler(tmp_path):
+def test_a_spike_with_a_guard_of_each_gradient_is_told_in_the_words_of_the_scaler(tmp_path, tried):
     """The log has no limit of each gradient."""
+    tried()
     guarding = {"loss": False, "by_tensor": "skip"}
     run = program(tmp_path, **guarding)
     run.run(SPIKE)
@@ -89,7 +91,6 @@ def explained(run, strategy, step=None, by_hand=False, steps=4):
     return explain(loop_of(run, strategy, by_hand), step), [str(one.message) for one in caught]
 
 
-@pytest.mark.slow
 def test_an_applied_step_is_named_with_where_its_loss_began_and_what_to_do(tmp_path, tried):
     tried(Kind.LOSS_IN_FLOAT32)
     found, said = explained(tmp_path, scaler.Static(64.0))
@@ -100,7 +101,6 @@ def test_an_applied_step_is_named_with_where_its_loss_began_and_what_to_do(tmp_p
     assert "the loss in float32" in [remedy.name for remedy in found.remedies if remedy.finite]
 
 
-@pytest.mark.slow
 def test_before_a_skip_is_said_to_have_no_scale_lower_ones_are_tried(tmp_path, tried):
     tried(Kind.LOSS_IN_FLOAT32)
     found, said = explained(tmp_path, scaler.Dynamic(2.0**8, sees_every_step=True), step=1)
@@ -110,7 +110,6 @@ def test_before_a_skip_is_said_to_have_no_scale_lower_ones_are_tried(tmp_path, t
     assert not any(remedy.name.startswith("loss scale") for remedy in found.remedies)
 
 
-@pytest.mark.slow
 def test_the_loss_that_a_step_scales_counts_where_it_returns_none(tmp_path, tried):
     tried(Kind.ALL_IN_FLOAT32, Kind.ANOTHER_BATCH)
     found, _ = explained(tmp_path, scaler.Static(64.0), step=2, by_hand=True)
@@ -119,7 +118,6 @@ def test_the_loss_that_a_step_scales_counts_where_it_returns_none(tmp_path, trie
     assert (helped["every layer in float32"], helped["another batch"]) == (True, False)
 
 
-@pytest.mark.slow
 def test_damaged_lines_of_the_log_are_named(tmp_path, monkeypatch, capsys, tried):
     tried(Kind.ANOTHER_BATCH)
     monkeypatch.chdir(tmp_path)
@@ -134,36 +132,3 @@ def test_damaged_lines_of_the_log_are_named(tmp_path, monkeypatch, capsys, tried
     assert "Step 3 was skipped at loss scale" in told
     assert "steps.jsonl: 3 incomplete or foreign lines were skipped, first line 2." in told
     assert "steps.jsonl: line 3 has the text 'low' as its loss, not a number: it counts as unknown." in told
-
-
-BAD = 4
-
-
-def composed(run, factor=1.0):
-    """Two parts, of which "second" has a loss of its own times a factor; the batch of one step is infinite."""
-    keras.utils.set_random_seed(1)
-    x = np.random.default_rng(0).normal(size=[6, 4, 8]).astype(np.float32)
-    x[BAD - 1, 0, 0] = np.inf
-    parts = []
-    for name, times in (("first", 1.0), ("second", factor)):
-        model = planted.dense(planted.plain(8, f"{name}_in"), planted.plain(1, f"{name}_out"))
-
-        def loss(batch, model=model, times=times):
-            return times * tf.reduce_mean(tf.cast(model(batch, training=True), tf.float32) ** 2)
-
-        own = scaler.LossScaler(scaler.Dynamic(initial_scale=2.0**8))
-        parts.append(loops.Part(name, model, loss, keras.optimizers.SGD(0.01), loss_scaler=own))
-    actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=2, resume=True)]
-    return loops.Loop(
-        loops.ComposedStep(parts), tf.data.Dataset.from_tensor_slices(x), steps_per_call=2, actions=actions
-    )
-
-
-@pytest.mark.exhaustive
-def test_a_replay_that_is_another_run_is_noticed_part_by_part(tmp_path):
-    composed(tmp_path).run(6)
-    found = explain(composed(tmp_path), BAD)
-    assert (found.step, found.reproduced) == (BAD, True)
-    found = explain(composed(tmp_path, factor=1.5), BAD)
-    assert not found.reproduced
-    assert found.sentence.startswith("The replay differs from the run: Loss of second at step 3 was ")

@@ -94,8 +94,7 @@ class Attempts:
     def take(self, change, batch=None):
         return types.SimpleNamespace(finite=True, loss=2.0, at_scale=None, moved=None, nonzero=np.ones([2], np.float32))
 
-    def take_at(self, factor):
-        return types.SimpleNamespace(finite=True, loss=2.0, at_scale=None, moved=None, nonzero=np.ones([2], np.float32))
+    take_at = take
 
 
 def test_the_order_of_what_helps():

@@ -36,7 +36,6 @@ FLAT = {
     "large_weights": lambda **a: L.Dense(8, kernel_initializer=keras.initializers.RandomUniform(-1e4, 1e4), **a),
     "beyond": lambda **a: L.Dense(8, kernel_initializer=keras.initializers.Constant(1e5), **a),
     "epsilon": lambda name, dtype: function(name, lambda x: x / (tf.reduce_sum(x * x, -1, keepdims=True) + 1e-8)),
-    "harmless_sum": lambda name, dtype: function(name, lambda x: x + 1e-8),
     "mask": lambda name, dtype: function(name, lambda x: x + tf.cast(x > 0, x.dtype) * -1e9),
     "clamp": lambda name, dtype: function(name, lambda x: tf.clip_by_value(x, 0.0, 1 - 1e-6)),
     "square": lambda name, dtype: function(name, tf.square),
@@ -49,7 +48,6 @@ SERIES = {
 # What `test_lint_healthy.py` has in its models is not here.
 FINE = {
     "group_norm": lambda **a: L.GroupNormalization(4, **a),
-    "batch_norm": L.BatchNormalization,
     "batch_norm_1e-12": lambda **a: L.BatchNormalization(epsilon=1e-12, **a),
     "softmax": L.Softmax,
     "elu": L.ELU,
@@ -105,7 +103,6 @@ HURTS = [
     ("large_weights", "enlarges its input", "in float32; float16 ends at 65504"),
     ("beyond", "a weight is too large for float16", "is 100000; float16 ends at 65504"),
     ("epsilon", "the constant 1e-08 is 0", "/add/y is 0"),
-    ("harmless_sum", "the constant 1e-08 is 0", "/add/y is 0"),
     ("mask", "the constant -1e+09 is -inf", "/mul/y is -inf"),
     ("clamp", "the constant 0.999999 is 1", "1 - 2^-11"),
     ("square", "enlarges its input", "At inputs of 300 the output is 9e+04"),
@@ -142,10 +139,12 @@ def test_nothing_else_is_said_of_any(of_the_bad, of_the_large, of_the_fine):
     assert [one.is_note for one in of_the_bad] == sorted(one.is_note for one in of_the_bad)
 
 
-def test_a_layer_that_runs_another_twice_is_left_alone():
-    layers = [L.Bidirectional(L.SimpleRNN(2, dtype=HALF), dtype=HALF), L.Dense(8, dtype="float32")]
+def test_a_layer_that_runs_another_twice_is_left_alone_but_for_the_shapes_of_its_steps():
+    layers = [L.Bidirectional(L.SimpleRNN(6, dtype=HALF, name="r"), dtype=HALF), L.Dense(8, dtype="float32")]
     model = keras.Sequential([keras.Input([2, 8]), *layers])
-    assert heavy(lint(model, scaled(), MSE, (np.ones([4, 2, 8]), np.ones([4, 8])))) == []
+    found = lint(model, scaled(), MSE, (np.ones([4, 2, 8]), np.ones([4, 8])))
+    assert heavy(found) == []
+    assert {"forward_r", "backward_r"} <= {one.layer for one in found}
 
 
 # ---------------------------------------------------------------------------------------------- on the sample itself
@@ -357,6 +356,7 @@ def contrastive(y, prediction):
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(16), similar))
 
 
+@pytest.mark.usefixtures("unstressed")
 def test_a_loss_of_one_batch_size_is_traced_with_it():
     assert heavy(lint(small(), scaled(), contrastive, batch())) == []
     (found,) = heavy(lint(small(), keras.optimizers.SGD(), contrastive, batch()))

@@ -48,6 +48,7 @@ def found(outlier, format):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unstressed")
 def test_a_layer_whose_weights_are_flushed_is_named_and_the_other_is_noted():
     worse, rest = found(True, "float8_e4m3fn")
     assert (worse.layer, worse.is_note) == ("first", False)

@@ -9,6 +9,8 @@ import scaler
 from loops.diagnose.lint.subject import Kind
 from loops.observe import lint
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unstressed")]
+
 L = keras.layers
 LABELS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 BATCH = np.ones([4, 4, 4, 3], np.float32), np.zeros([4])
@@ -26,7 +28,6 @@ def bicubic(dtype):
     return L.UpSampling2D(2, interpolation="bicubic", dtype=dtype, name="up")
 
 
-@pytest.mark.slow
 def test_a_layer_without_a_kernel_is_named_once_with_what_helps():
     (one,) = found(bicubic, L.ReLU, xla=True)
     assert (one.layer, one.is_note) == ("up", False)
@@ -45,13 +46,11 @@ class InFloat32Alone(L.Layer):
         return tf.ensure_shape(tf.numpy_function(lambda value: np.sqrt(value + 1), [x], x.dtype), x.shape)
 
 
-@pytest.mark.slow
 def test_float32_is_proposed_where_it_compiles():
     (one,) = found(InFloat32Alone, xla=True)
     assert "dtype='float32'" in one.instead
 
 
-@pytest.mark.slow
 def test_the_layer_is_named_whose_gradient_another_refuses():
     """XLA makes the gradient of a bilinear resize float32, and ReLU refuses that: each compiles by itself."""
     resize = lambda dtype: L.UpSampling2D(2, interpolation="bilinear", dtype=dtype, name="up")  # noqa: E731
@@ -69,13 +68,11 @@ class FailsBackward(L.Layer):
         return same(x)
 
 
-@pytest.mark.slow
 def test_a_backward_pass_is_told_from_a_forward_pass():
     (one,) = found(FailsBackward, xla=True)
     assert "the backward pass of FailsBackward" in one.finding
 
 
-@pytest.mark.slow
 def test_what_compiles_is_not_named_and_nothing_is_compiled_unasked():
     assert found(L.BatchNormalization, lambda dtype: L.Dropout(0.5, dtype=dtype), xla=True) == []
     assert found(bicubic) == []

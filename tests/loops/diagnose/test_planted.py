@@ -103,7 +103,7 @@ def remedy_of(found, name):
 
 @pytest.mark.slow
 def test_what_the_step_keeps_itself_is_not_the_weights(runs, tried):
-    tried(Kind.OWN_VARIABLES_CLEARED, Kind.LEARNING_RATE)
+    tried(Kind.OWN_VARIABLES_CLEARED, Kind.LEARNING_RATE, rates=(0.1,))
     found = explain(planted.annealed(runs("annealed")))
     assert (found.step, found.fits_at, found.blame) == (3, None, None)
     assert "temperature" in remedy_of(found, "the step's own variables set to zero").advice

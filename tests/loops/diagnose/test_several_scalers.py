@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import types
 
 import keras
 import numpy as np
@@ -70,7 +71,8 @@ def explained(place, make, first=1.0, second=512.0):
         factors[:, SPIKE - 1, 0] = first, second
         data = tf.data.Dataset.from_tensor_slices(tuple(factors)).repeat()
         saved = loops.Checkpoint(place / "checkpoints", every=STEPS, resume=True)
-        return loops.Loop(make(), data, actions=[loops.JsonLines(place / "steps.jsonl"), saved])
+        actions = [loops.JsonLines(place / "steps.jsonl"), saved]
+        return loops.Loop(make(), data, actions=actions, jit_compile=False)
 
     loop().run(STEPS)
     return loops.observe.explain(loop(), step=SPIKE)
@@ -160,33 +162,16 @@ def test_the_replayed_steps_can_be_changed(run):
     assert float(moment.train_step.optimizer.learning_rate.value.numpy()) == pytest.approx(0.01)
 
 
-class Told:
-    """Attempts that find shares with these numbers at fault."""
-
-    def __init__(self, bad, moment):
-        self.bad, self.moment = bad, moment
-
-    def as_run(self, batch):
-        return Attempted(int(batch[0]) not in self.bad, "cause")
-
-
-class Attempted:
-    def __init__(self, finite, cause):
-        self.finite, self.cause = finite, cause
-
-
-class Standing:
-    replicas = 3
-
-    def __init__(self):
-        self.batch, self.next_batch = tf.constant([0, 0, 1, 1, 2, 2]), None
-
-
 @pytest.mark.parametrize(("bad", "share"), [((1,), 1), ((1, 2), 1), ((0, 1, 2), 0), ((), None)])
 def test_the_first_share_that_fails_takes_the_place_of_all(bad, share):
     """Where none does by itself, the batch stays whole."""
-    moment, whole = Standing(), Attempted(False, "cause")
-    found, attempt = at_share_to_blame(Told(bad, moment), whole)
+    moment = types.SimpleNamespace(replicas=3, batch=tf.constant([0, 0, 1, 1, 2, 2]), next_batch=None)
+    whole = types.SimpleNamespace(finite=False, cause="cause")
+
+    def as_run(batch):
+        return types.SimpleNamespace(finite=int(batch[0]) not in bad, cause="cause")
+
+    found, attempt = at_share_to_blame(types.SimpleNamespace(moment=moment, as_run=as_run), whole)
     assert found == bad
     assert (attempt is whole) == (share is None)
     np.testing.assert_array_equal(moment.batch, [0, 0, 1, 1, 2, 2] if share is None else [share] * 6)

@@ -32,12 +32,6 @@ def another(finite, tried=True):
     return Remedy(Kind.ANOTHER_BATCH, "another batch", tried, finite, 1.0, "", helps=finite)
 
 
-def of_data(remedies, blame, **fields):
-    return describe(
-        Explanation(1, True, None, "loss", where="data", kind="nan", remedies=tuple(remedies), blame=blame, **fields)
-    )
-
-
 @pytest.mark.parametrize(
     ("batch", "following", "remedies", "blame"),
     [
@@ -55,8 +49,8 @@ def of_data(remedies, blame, **fields):
 def test_what_is_said_of_the_next_batch_is_what_its_trial_showed(batch, following, remedies, blame):
     moment = types.SimpleNamespace(batch=batch, next_batch=following)
     assert blame_of(remedies, "data", None, moment) == blame
-    said = of_data(remedies, blame)
-    assert (PASSES in said) == any(one.finite for one in remedies)
+    found = Explanation(1, True, None, "loss", where="data", kind="nan", remedies=tuple(remedies), blame=blame)
+    assert (PASSES in describe(found)) == any(one.finite for one in remedies)
 
 
 def test_columns_that_no_example_fills():
@@ -93,23 +87,11 @@ def test_the_first_later_step_whose_batches_are_finite(batches, later, step):
     assert step_with_finite_batches(moment, later) == step
 
 
-@pytest.fixture(scope="module")
-def explained(tmp_path_factory):
-    """The explanation of a planted run."""
-
-    def of(name, **options):
-        run = tmp_path_factory.mktemp(name)
-        build = getattr(planted, name)
-        build(run).run(planted.STEPS[name])
-        return explain(build(run), **options)
-
-    return of
-
-
 @pytest.mark.exhaustive
-def test_a_second_fault_in_the_same_streak_is_explained(explained):
+def test_a_second_fault_in_the_same_streak_is_explained(tmp_path):
     """The bad batch cost one step, what follows the run."""
-    found = explained("nan_batch_then_overflow")
+    planted.nan_batch_then_overflow(tmp_path).run(planted.STEPS["nan_batch_then_overflow"])
+    found = explain(planted.nan_batch_then_overflow(tmp_path))
     assert (found.step, found.layer, found.where, found.reproduced) == (4, "exponential", "forward", True)
     assert (
         "Step 3, where the streak of these 9 further skips began, was skipped for another reason: the batch held a"

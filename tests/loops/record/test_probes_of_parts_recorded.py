@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from composed_cases import Players, dataset
+from tensorboard_cases import descriptions, values
 
 import loops
 import scaler
@@ -23,18 +23,6 @@ def probed(players, **arguments):
     return loops.ComposedStep(
         step.parts, step.forward, loss_scaler=step.loss_scaler, accumulate=step.accumulate, probes=probes
     )
-
-
-def curves(folder):
-    """The points of each curve, and the histograms' names, as TensorBoard would show them."""
-    found, said = {}, {}
-    for path in folder.glob("events.*"):
-        for record in tf.data.TFRecordDataset(str(path)):
-            event = tf.compat.v1.Event.FromString(record.numpy())
-            for value in event.summary.value:
-                found.setdefault(value.tag, []).append((event.step, tf.make_ndarray(value.tensor)))
-                said[value.tag] = value.metadata.summary_description
-    return found, said
 
 
 @pytest.mark.exhaustive
@@ -71,12 +59,14 @@ def test_what_parts_with_turns_and_scalers_of_their_own_leave(tmp_path):
     of_actor = ["/actor/" in name for name in counted["tensor"].to_pylist()]
     assert set(counted["step"].to_numpy()[of_actor]) == {2, 4, 6}
 
-    shown, said = curves(tmp_path / "board")
-    assert {point for point, _ in shown["actor/activations/headroom"]} == {2, 4, 6}
-    assert {point for point, _ in shown["critic/activations/headroom"]} == {1, 2, 3, 4, 5, 6}
+    shown, said = {}, descriptions(tmp_path / "board")
+    for _, tag, step, _, _ in values(tmp_path / "board"):
+        shown.setdefault(tag, set()).add(step)
+    assert shown["actor/activations/headroom"] == {2, 4, 6}
+    assert shown["critic/activations/headroom"] == {1, 2, 3, 4, 5, 6}
     assert said["critic/scaler/headroom"] == said["actor/scaler/headroom"] != ""
-    assert {point for point, _ in shown["update_rms/actor/dense"]} == {2, 4, 6}
-    assert {point for point, _ in shown["update_rms/critic/dense"]} == {1, 3, 4, 5, 6}
+    assert shown["update_rms/actor/dense"] == {2, 4, 6}
+    assert shown["update_rms/critic/dense"] == {1, 3, 4, 5, 6}
     assert "exponents/weight_gradients/actor/dense/kernel" in shown
 
     found = as_recorded(tmp_path)

@@ -162,30 +162,22 @@ def test_a_digest_counts_and_its_sentence_says_so(folder):
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    "columns",
     [
-        ({"loss": [np.nan] * 3, "applied": [0] * 3}, "all of them skipped; the loss was never finite"),
-        (
-            {"loss": [np.nan, np.nan, 2.0], "applied": [0, 1, 1]},
-            "the loss of 1 of 2 applied steps (50%) is not finite, although the run trains",
-        ),
-        (
-            {"loss": [np.nan] * 2, "applied": [0, 1], "cause": ["LOSS", ""]},
-            "1 skipped (50%), with the last problem at step 1; the loss was never finite; the loss of 1 of 1",
-        ),
-        ({"loss": [1.0, np.nan], "applied": [1, 0]}, "began at 1 and was not finite at the end"),
-        ({"loss": [1.0], "applied": [0]}, "1 step, the only attempt skipped; the loss"),
-        (
-            {"loss": [1.0] * 4, "attempted": [0, 1, 0, 1], "applied": [0, 1, 0, 0]},
-            "4 steps, 1 of 2 attempts skipped (50%)",
-        ),
-        ({"loss": [1.0]}, "1 step, and the log does not say"),
-        ({"loss": [1.0] * 2, "applied": [1, 1], "loss_scale": [1.0, 1.0]}, "none skipped; the loss went from 1 to 1."),
+        {"loss": [np.nan] * 3, "applied": [0] * 3},
+        {"loss": [np.nan, np.nan, 2.0], "applied": [0, 1, 1]},
+        {"loss": [np.nan] * 2, "applied": [0, 1], "cause": ["LOSS", ""]},
+        {"loss": [1.0, np.nan], "applied": [1, 0]},
+        {"loss": [1.0], "applied": [0]},
+        {"loss": [1.0] * 4, "attempted": [0, 1, 0, 1], "applied": [0, 1, 0, 0]},
+        {"loss": [1.0]},
+        {"loss": [1.0] * 2, "applied": [1, 1], "loss_scale": [1.0, 1.0]},
     ],
+    ids=str,
 )
-def test_the_sentence_of_a_run_that_went_otherwise(columns, said):
+def test_the_sentence_of_a_run_that_went_otherwise(snapshot, columns):
     run = as_recorded({name: np.array(values) for name, values in columns.items()})
-    assert said in sentence(run, digest(run))
+    assert sentence(run, digest(run)) == snapshot
 
 
 def test_no_extreme_is_lost_in_columns():
@@ -199,11 +191,6 @@ def test_no_extreme_is_lost_in_columns():
     assert found.broken.sum() == 1
     few = envelope(np.array([0.0, 0.5, 1.0]), np.array([1.0, np.nan, 3.0]), 100)
     assert (few.x.tolist(), few.broken.tolist()) == ([0.0, 1.0], [False, True])
-
-
-def test_means_and_samples():
-    np.testing.assert_array_equal(moving_mean(np.array([1.0, np.nan, 3.0, np.inf]), 3), [1.0, 2.0, 3.0, 3.0])
-    assert np.isnan(moving_mean(np.array([np.nan]), 3)).all()
 
 
 def test_a_huge_loss_does_not_hide_those_after_it():

@@ -35,38 +35,26 @@ def log(text, cause="OVERFLOW", scale=1024.0):
 
 
 @pytest.mark.parametrize(
-    ("text", "step"),
+    ("text", "healthy", "step"),
     [
-        ("." * 20, None),
-        ("xxxx" + "." * 20, 4),
-        ("xxxxxxxx" + "." * 20, 8),
-        ("." * 20 + "x" + "." * 20 + "x" + "." * 10, 42),
-        ("mxmx" + "m." * 10, 4),
-        ("xx.x." + "." * 20, 4),
-        ("." * 30 + "xx", 32),
-        ("", None),
+        ("." * 20, True, None),
+        ("xxxx" + "." * 20, True, 4),
+        ("xxxxxxxx" + "." * 20, True, 8),
+        ("." * 20 + "x" + "." * 20 + "x" + "." * 10, True, 42),
+        ("mxmx" + "m." * 10, True, 4),
+        ("xx.x." + "." * 20, True, 4),
+        ("." * 30 + "xx", True, 32),
+        ("", True, None),
+        ("x" * 20, False, 1),
+        ("...." + "x" * 8, False, 5),
+        ("...xxxxx......", False, 4),
+        ("....." * 4 + "xx..x.x.xx..x.x.xx..", False, 37),
     ],
 )
-def test_a_scale_that_finds_its_level_is_healthy(text, step):
-    """Skips at the start, one for each growth, and a spike of a few octaves."""
+def test_a_scale_that_finds_its_level_is_healthy_and_one_that_falls_is_not(text, healthy, step):
+    """Skips at the start, one for each growth, and a spike of a few octaves; else the first of what went wrong last."""
     found = health(log(text))
-    assert (found.healthy, found.step) == (True, step)
-    assert found.skips == text.count("x")
-
-
-@pytest.mark.parametrize(
-    ("text", "step"),
-    [
-        ("x" * 20, 1),
-        ("...." + "x" * 8, 5),
-        ("...xxxxx......", 4),
-        ("....." * 4 + "xx..x.x.xx..x.x.xx..", 37),
-    ],
-)
-def test_a_scale_that_falls_is_not(text, step):
-    """The first skip of what went wrong last is the step to look at."""
-    found = health(log(text))
-    assert (found.healthy, found.step) == (False, step)
+    assert (found.healthy, found.step, found.skips) == (healthy, step, text.count("x"))
 
 
 def test_a_loss_that_is_not_finite_is_never_calibration():

@@ -4,8 +4,8 @@ import types
 
 import keras
 import numpy as np
-import tensorflow as tf
 from recorded_cases import NAMES, visit
+from tensorboard_cases import values
 
 import loops
 
@@ -13,12 +13,8 @@ import loops
 def written(folder):
     """The points of each curve and histogram as (step, value)."""
     found = {}
-    for path in folder.glob("events.*"):
-        for record in tf.data.TFRecordDataset(str(path)):
-            event = tf.compat.v1.Event.FromString(record.numpy())
-            for value in event.summary.value:
-                kind = value.metadata.plugin_data.plugin_name
-                found.setdefault((kind, value.tag), []).append((event.step, tf.make_ndarray(value.tensor)))
+    for kind, tag, step, value, _ in values(folder):
+        found.setdefault((kind, tag), []).append((step, value))
     return found
 
 

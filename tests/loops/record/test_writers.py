@@ -204,7 +204,10 @@ def test_a_kill_loses_no_line_that_a_visit_had_written(tmp_path):
     path = tmp_path / "steps.jsonl"
     kill_when(lambda: path.exists() and path.stat().st_size >= 300_000, write_for_ever, tmp_path)
     counts = []
-    for name, number in (("steps.csv", lambda line: int(line.split(",")[0])), ("steps.jsonl", _json_step)):
+    for name, number in (
+        ("steps.csv", lambda line: int(line.split(",")[0])),
+        ("steps.jsonl", lambda line: json.loads(line)["step"]),
+    ):
         lines = (tmp_path / name).read_text().split("\n")[:-1]
         steps = [number(line) for line in lines if not line.startswith("step")]
         assert steps == list(range(1, len(steps) + 1))
@@ -212,10 +215,6 @@ def test_a_kill_loses_no_line_that_a_visit_had_written(tmp_path):
     # All lines of the visits before, and Csv acts first.
     assert 0 <= counts[0] - counts[1] <= 500
     assert counts[1] > 4_000
-
-
-def _json_step(line):
-    return json.loads(line)["step"]
 
 
 @pytest.mark.parametrize("writer", [loops.Csv, loops.JsonLines])
