@@ -79,7 +79,7 @@ def protect(model: keras.Model) -> keras.Model:
         )
     shown = Shown(model)
     protected, others = ProtectedStep(model.name), LayerState()
-    made: list[bool] = []
+    made: list = []
     looked: list[bool] = []
     own_step, own_reset, own_results = model.train_step, model.reset_metrics, model.get_metrics_result
 
@@ -95,7 +95,7 @@ def protect(model: keras.Model) -> keras.Model:
             others.learn(graph, _all_variables(model))
 
         with protected.open(optimizers), others.watched(apart_from=_all_variables(model)):
-            step = _with_its_variables(lambda data: shown.look(own_step(data)), data, made, tell)
+            step = _with_its_variables(lambda data: shown.look(own_step(data)), data, model, made, tell)
         if not looked:
             looked.append(True)
             warn_of_narrow_statistics(model)
@@ -195,9 +195,12 @@ def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
     return list(found.values())
 
 
-def _with_its_variables(step: Callable, data: Any, made: list[bool], tell: Callable[[Any], None]) -> Callable:
+def _with_its_variables(
+    step: Callable, data: Any, model: keras.Model, made: list, tell: Callable[[Any], None]
+) -> Callable:
     """Traces the step, which creates its variables before it runs. Their values can then be read before the step.
 
+    A step that runs eagerly is traced once for the metrics of each `compile`, which are then in `made`.
     `tell` is called with the graph.
     """
     # Replicas cannot synchronise in a function inside their own. There Keras builds the model earlier.
@@ -207,11 +210,11 @@ def _with_its_variables(step: Callable, data: Any, made: list[bool], tell: Calla
     if not tf.executing_eagerly():
         tell(traced.get_concrete_function(data).graph)
         return traced
-    if not made:
-        made.append(True)
+    if made != model.metrics:
         # A step that runs eagerly may be impossible to trace.
         with contextlib.suppress(Exception):
             tell(traced.get_concrete_function(data).graph)
+        made[:] = model.metrics
     return step
 
 

@@ -121,6 +121,14 @@ def test_it_says_what_it_needs():
         scaler.protect(model).train_on_batch(*data(8))
 
 
+def test_a_step_that_runs_eagerly_may_be_compiled_again_with_other_metrics():
+    model = compiled(stateful=False, run_eagerly=True)
+    model.train_on_batch(*data(8))
+    model.compile(model.optimizer, loss="mse", metrics=["mae"], run_eagerly=True)
+    assert "mae" in model.train_on_batch(*data(8), return_dict=True)
+    assert model.optimizer.loss_scaler.counters.applied == 2
+
+
 class Adds(keras.layers.Layer):
     """Adds the mean of its input to the loss, in the dtype that it computes in."""
 
