@@ -15,6 +15,9 @@ from halfstep.commands.read_runs import text_of_checkpoint
 from loops.loop.state.compared import Changes
 from loops.loop.state.folder import describe
 
+# What is refused, and what a run goes on with, does not depend on who takes the steps.
+pytestmark = pytest.mark.usefixtures("eagerly")
+
 
 def looping(
     place, strategy=None, changed=(), actions=(), rate=0.1, clip_norm=None, resume=True, optimizer=None, **options
@@ -100,6 +103,7 @@ def test_another_strategy_begins_at_the_scale_of_the_old_one(place):
 
 
 def test_another_interval_of_the_same_strategy_keeps_its_state(place):
+    tf.config.run_functions_eagerly(False)  # As in a graph the next.
     goes_on = looping(place, scaler.Dynamic(2.0**4, growth_interval=2), changed=["loss_scaler"])
     goes_on.run(5)
     assert goes_on.train_step.loss_scaler.counters.attempted == 5
@@ -108,6 +112,8 @@ def test_another_interval_of_the_same_strategy_keeps_its_state(place):
 
 
 def test_a_step_of_ones_own_takes_its_rate_from_the_program(tmp_path):
+    tf.config.run_functions_eagerly(False)
+
     def loop(rate, changed=()):
         keras.utils.set_random_seed(0)
         weight = tf.Variable([1.0])
