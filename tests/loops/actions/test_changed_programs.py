@@ -236,6 +236,7 @@ def half_frozen(frozen):
     return model
 
 
+@pytest.mark.usefixtures("eagerly")
 @pytest.mark.slow_with("step")
 @pytest.mark.parametrize("kind", ["TrainStep", "step"])
 def test_another_layer_that_is_frozen_is_refused(tmp_path, kind):
