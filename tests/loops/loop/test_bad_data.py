@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import io
 import itertools
 import pathlib
@@ -57,10 +58,8 @@ DATA = {
     "a negative label": (lambda: slices((X, labels(-1))).batch(8), "a label is -1, but the model has 10 classes"),
     "not batched": (lambda: slices((X, Y)), r"a single example: x has shape \(4,\).*dataset.batch"),
     "no y": (lambda: slices(X).batch(8), "the batch has no y"),
-    "no y, one part": (lambda: slices((X,)).batch(8), "the batch has no y"),
     "four parts": (lambda: slices((X, Y, X, X)).batch(8), "a batch has 4 parts"),
     "text for x": (lambda: slices((WORDS, Y)).batch(8), "the batch holds text"),
-    "text for y": (lambda: slices((X, WORDS)).batch(8), "the batch holds text"),
     "another shape": (
         lambda: slices((X[:, :3], Y)).batch(8),
         r"x has shape \((8|None), 3\), but the model takes \(None, 4\)",
@@ -151,21 +150,17 @@ class Pair:
     def __call__(self, x, y):
         return pair(x, y)
 
-    def method(self, x, y, scale=1.0):
-        return pair(x * scale, y)
-
 
 @pytest.mark.parametrize(
     ("train_step", "steps_per_call"),
     [
         (pair, 4),
         (Pair(), 1),
-        (Pair().method, 1),
         (tf.function(pair), 4),
         (functools.partial(lambda a, x, y: pair(x, y), 0), 1),
         (lambda x, y, *z: pair(x, y), 1),
     ],
-    ids=["function", "object", "method", "tf.function", "partial", "any number"],
+    ids=["function", "object", "tf.function", "partial", "any number"],
 )
 def test_a_step_of_two_arguments_takes_the_parts_of_a_batch(train_step, steps_per_call):
     visits = []
@@ -180,8 +175,8 @@ def test_a_step_of_one_argument_takes_the_batch(train_step):
         x, _ = train_step(*arguments)
         return {"loss": tf.reduce_sum(x)}
 
-    whole.__signature__ = __import__("inspect").signature(train_step)
-    assert loops.Loop(whole, slices((X, Y)).batch(32)).run(2).data == 2
+    whole.__signature__ = inspect.signature(train_step)
+    assert loops.Loop(whole, slices((X, Y)).batch(32), steps_per_call=1).run(2).data == 2
 
 
 @pytest.mark.parametrize(

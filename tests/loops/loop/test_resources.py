@@ -300,7 +300,6 @@ def layers():
 HEALTHY = {
     "constant tables beside one that is written": text,
     "print, assert and summary": saying,
-    "control flow": lambda: flowing,
     "generators": drawing,
     "layers": layers,
     "compiled": lambda: tf.function(flowing, jit_compile=False),
