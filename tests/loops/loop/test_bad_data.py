@@ -151,24 +151,26 @@ class Pair:
         return pair(x, y)
 
 
+@pytest.mark.usefixtures("eagerly")
 @pytest.mark.parametrize(
-    ("train_step", "steps_per_call"),
+    "train_step",
     [
-        (pair, 4),
-        (Pair(), 1),
-        (tf.function(pair), 4),
-        (functools.partial(lambda a, x, y: pair(x, y), 0), 1),
-        (lambda x, y, *z: pair(x, y), 1),
+        pair,
+        Pair(),
+        tf.function(pair),
+        functools.partial(lambda a, x, y: pair(x, y), 0),
+        lambda x, y, *z: pair(x, y),
     ],
     ids=["function", "object", "tf.function", "partial", "any number"],
 )
-def test_a_step_of_two_arguments_takes_the_parts_of_a_batch(train_step, steps_per_call):
+def test_a_step_of_two_arguments_takes_the_parts_of_a_batch(train_step):
     visits = []
-    loop = loops.Loop(train_step, slices((X, Y)).batch(32), steps_per_call=steps_per_call, actions=[visits.append])
+    loop = loops.Loop(train_step, slices((X, Y)).batch(32), steps_per_call=1, actions=[visits.append])
     assert loop.run(2).data == 2
     assert visits[0].outputs["loss"][0] == 32 * 4 + Y[:32].sum()
 
 
+@pytest.mark.usefixtures("eagerly")
 @pytest.mark.parametrize("train_step", [lambda batch: batch, lambda batch, k=1: batch, lambda *parts: parts[0]])
 def test_a_step_of_one_argument_takes_the_batch(train_step):
     def whole(*arguments):
@@ -316,7 +318,7 @@ def test_a_script_shows_the_sentence_once_and_little_else(case, tmp_path):
 @pytest.mark.skipif(has_gpu(), reason="a GPU raises no error")
 def test_the_cause_can_still_be_had():
     with pytest.raises(loops.BadBatch) as caught:
-        loops.Loop(step(), slices((X, labels(11))).batch(8)).run(8)
+        loops.Loop(step(), slices((X, labels(11))).batch(8), steps_per_call=1).run(8)
     found, chain = caught.value, []
     while found is not None:
         chain.append(type(found))

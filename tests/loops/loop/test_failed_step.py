@@ -74,9 +74,7 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize(
-    ("data", "steps_per_call"), [("map", 1), ("ahead", 3), ("endless", 3), ("generator", 1)]
-)
+@pytest.mark.parametrize(("data", "steps_per_call"), [("map", 1), ("ahead", 3), ("endless", 3), ("generator", 1)])
 def test_an_error_of_the_dataset_is_told_as_that(data, steps_per_call):
     taken = tf.Variable(0, dtype=tf.int64)
 

@@ -9,7 +9,7 @@ import resume_cases
 from mirrored import mirrored
 from processes import kill_when, wait_for
 from rewind_cases import counting
-from source_cases import Drawn, InBytes, Loader, Numbered, Run, dataset, expected, plain, without_end
+from source_cases import InBytes, Loader, Numbered, Run, dataset, expected, plain, without_end
 
 import loops
 from loops.loop.fetching import Fetching
@@ -20,7 +20,7 @@ from loops.run.rewind import rewind
 END = 12
 
 
-@pytest.mark.parametrize(("make", "steps_per_call"), [(InBytes, 1), (Loader, 4), (Drawn, 4)])
+@pytest.mark.parametrize(("make", "steps_per_call"), [(InBytes, 1), (Loader, 4)])
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, make, steps_per_call):
     """From a checkpoint behind which the run went on before it was killed, while batches were fetched ahead."""
     source = make()
