@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from processes import wait_for
-from source_cases import Loader, Numbered, Run, dataset, expected, plain
+from source_cases import Numbered, Run, dataset, expected, plain
 
 import loops
 import scaler
