@@ -151,14 +151,6 @@ def test_unscaled_gradients_that_nobody_counts_are_said_once(known):
     assert message.startswith("unscale(grads) was used, and no step was ever counted")
 
 
-@few_steps
-def test_gradients_that_nobody_applies_are_named():
-    step = Program()
-    step.optimizer = types.SimpleNamespace(apply=lambda grads, weights: None)
-    (message,) = said(step, 3)
-    assert "no step was decided" in message
-
-
 class Reading(Program):
     """Trains without the scaler, and logs its scale."""
 

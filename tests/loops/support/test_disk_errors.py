@@ -8,10 +8,10 @@ import pathlib
 import resource
 import shutil
 
-import numpy as np
 import pytest
 import rich.console
 import tensorflow as tf
+from loop_cases import taking as looping
 
 import loops
 from loops.loop.state import folder
@@ -32,17 +32,6 @@ ACTIONS = {
 
 # What a disk does to actions does not depend on who takes the steps.
 pytestmark = pytest.mark.usefixtures("tensorboard", "eagerly")
-
-
-def looping(*actions, steps_per_call=1):
-    taken = tf.Variable(0)
-
-    def step(batch):
-        taken.assign_add(1)
-        return {"loss": tf.cast(tf.reduce_sum(batch), tf.float32)}
-
-    data = tf.data.Dataset.from_tensors(np.zeros([100], np.int64)).repeat()
-    return loops.Loop(step, data, steps_per_call=steps_per_call, actions=actions)
 
 
 def at(number, do):
