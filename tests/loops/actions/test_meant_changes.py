@@ -131,7 +131,6 @@ def of_ones_own(place, strategy=None, changed=(), rate=0.25, known=False):
 
 
 def test_a_step_of_ones_own_takes_its_rate_from_the_program(tmp_path):
-    tf.config.run_functions_eagerly(False)
     of_ones_own(tmp_path, known=True)[0].run(2)
     goes_on, weight = of_ones_own(tmp_path, None, ["learning_rate"], 0.125, known=True)
     goes_on.run(4)

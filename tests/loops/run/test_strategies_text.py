@@ -167,9 +167,8 @@ def test_any_value_of_a_named_strategy_is_taken_or_named(named, make):
             assert name in said, (name, value, said)
 
 
-_PIECES = (
-    "static: fairseq: dynamic: none warmup: rising_floor: + +then: growth_interval= min_scale= 2 0.5 1e9 ** - , = ( '"
-)
+_PIECES = "static: fairseq: dynamic: none warmup: rising_floor: growth_interval= min_scale=".split()
+_PIECES += "+ +then: 2 0.5 1e9 ** - , = ( '".split()
 
 
 @pytest.mark.slow
