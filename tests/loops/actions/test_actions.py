@@ -83,12 +83,6 @@ def test_an_output_named_step_does_not_hide_the_number_of_the_step(tmp_path):
     assert [line["step"] for line in read(path)] in ([1, 2], [])
 
 
-def test_lines_are_written_only_inside_of_a_run(tmp_path):
-    with pytest.raises(RuntimeError, match="with statement"):
-        loops.JsonLines(tmp_path / "steps.jsonl")(None)
-    assert not list(tmp_path.iterdir())
-
-
 def shown(terminals, labels=("train",), every=1, step=None, steps=6):
     """What one run shows with a label on a terminal, or without one: a text for each of both."""
     asked = [(terminal, label, io.StringIO()) for terminal in terminals for label in labels]

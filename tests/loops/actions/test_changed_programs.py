@@ -146,10 +146,7 @@ DATA = {
         *(sampled, [0.9, 0.1], [0.25, 0.75]),
         "sample_from_datasets.weights was [0.9, 0.1] and is [0.25, 0.75]",
     ),
-    "no weights": (
-        *(sampled, None, [0.25, 0.75]),
-        "sample_from_datasets.weights was [0.5, 0.5] and is [0.25, 0.75]",
-    ),
+    "no weights": (*(sampled, None, [0.25, 0.75]), "sample_from_datasets.weights was [0.5, 0.5] and is [0.25, 0.75]"),
 }
 
 

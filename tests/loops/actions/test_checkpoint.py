@@ -87,12 +87,7 @@ DATA = "data-00000-of-00001"
 
 @pytest.mark.parametrize(
     ("part", "how", "numbers"),
-    [
-        ("index", "short", [8]),
-        ("index", "gone", [8]),
-        (DATA, "flipped", [8]),
-        (DATA, "half", [8, 6]),
-    ],
+    [("index", "short", [8]), ("index", "gone", [8]), (DATA, "flipped", [8]), (DATA, "half", [8, 6])],
 )
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(eight, part, how, numbers):
     for number in numbers:

@@ -316,6 +316,8 @@ def test_bad_followers_are_refused(tmp_path):
         (lambda: loops.Checkpoint(tmp_path, every=1, resume="no"), "resume='no'.*: expected True or False"),
         (lambda: loops.Checkpoint(tmp_path, every=1, background=1), "background=1.*: expected True or False"),
         (lambda: loops.Best(evaluate, "m", "max", min_delta="0.1"), "min_delta='0.1'"),
+        (lambda: loops.Checkpoint(tmp_path, every=1, run=3), r"Checkpoint\(run=3\): expected a dict"),
+        (lambda: loops.Progress(console=3), r"Progress\(console=3\)"),
         (lambda: loops.StopWhen(3), "function"),
         (lambda: loops.StopWhen(lambda: True), "function"),
         (lambda: loops.Call(3, every=1), "function"),

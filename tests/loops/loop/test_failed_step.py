@@ -98,12 +98,7 @@ ONE, FOUR = "step 4 of the same call was", "steps 1 to 4 of"
 
 @pytest.mark.parametrize(
     ("steps_per_call", "which", "where"),
-    [
-        (2, None, "dataset"),
-        (3, ONE, "step"),
-        (8, FOUR, "dataset"),
-        (8, FOUR, "source"),
-    ],
+    [(2, None, "dataset"), (3, ONE, "step"), (8, FOUR, "dataset"), (8, FOUR, "source")],
 )
 def test_steps_that_no_action_saw_are_named(tmp_path, where, steps_per_call, which):
     step = fails_at_five if where != "dataset" else tf.identity

@@ -90,8 +90,7 @@ def test_endless_data_that_ends_all_the_same_keeps_counters_and_outputs():
 
 
 @pytest.mark.parametrize(
-    ("name", "endless"),
-    [("numbers", True), ("filter", False), ("generator", False), ("choice", True), ("once", False)],
+    ("name", "endless"), [("numbers", True), ("filter", False), ("generator", False), ("choice", True), ("once", False)]
 )
 def test_what_is_sure_never_to_end(name, endless):
     data = {

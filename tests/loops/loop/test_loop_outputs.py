@@ -42,12 +42,7 @@ both_loops = pytest.mark.parametrize("steps_per_call", [1, 3])
 
 @pytest.mark.parametrize(
     ("step", "steps_per_call"),
-    [
-        (Object(), 1),
-        (Object().method, 3),
-        (compiled, 1),
-        (functools.partial(two_arguments, 1.0), 3),
-    ],
+    [(Object(), 1), (Object().method, 3), (compiled, 1), (functools.partial(two_arguments, 1.0), 3)],
     ids=["object", "method", "tf.function", "partial"],
 )
 def test_any_callable_is_a_train_step(step, steps_per_call):

@@ -176,10 +176,7 @@ OTHER = {
     ),
     "shuffle without a seed": (lambda place: unseeded().repeat(), UNSEEDED),
     "shuffle without a seed, later": (lambda place: numbers(25).concatenate(numbers(90).shuffle(90)), UNSEEDED),
-    "shuffle and repeat in one": (
-        lambda place: numbers().apply(tf.data.experimental.shuffle_and_repeat(10)),
-        UNSEEDED,
-    ),
+    "shuffle and repeat in one": (lambda place: numbers().apply(tf.data.experimental.shuffle_and_repeat(10)), UNSEEDED),
     "random": (lambda place: Dataset.random().take(10).repeat().batch(3), DRAWN),
     "random inside of a function": (lambda place: numbers(9).flat_map(lambda n: Dataset.random().take(5)), DRAWN),
     "sampled without a seed": (lambda place: sampled(numbers(50), numbers(50)).take(9).repeat(), DRAWN),

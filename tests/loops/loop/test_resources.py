@@ -80,11 +80,7 @@ def with_a_handle_alone():
     return step
 
 
-SAVED = {
-    "MutableHashTable": with_mutable_table,
-    "iterators": with_iterators,
-    "handle alone": with_a_handle_alone,
-}
+SAVED = {"MutableHashTable": with_mutable_table, "iterators": with_iterators, "handle alone": with_a_handle_alone}
 
 
 def looping(make, folder=None, *, strategy=None, actions=(), **arguments):

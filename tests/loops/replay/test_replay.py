@@ -156,8 +156,7 @@ def test_between_powers_of_two_the_largest_gradient_decides(scale, expected):
 
 
 @pytest.mark.parametrize(
-    ("scale", "expected"),
-    [(2.0**8, (1, 0)), (2.0**9, (1, 0)), (2.0**7, (0, 1)), (1.0, (0, 1)), (250.0, (0, 1))],
+    ("scale", "expected"), [(2.0**8, (1, 0)), (2.0**9, (1, 0)), (2.0**7, (0, 1)), (1.0, (0, 1)), (250.0, (0, 1))]
 )
 def test_a_skipped_step_is_skipped_at_its_scale_and_above_and_unsure_below(scale, expected):
     assert outcome(scale, gradient=[1e4], scale=2.0**8) == expected
