@@ -149,8 +149,5 @@ def test_any_batch_can_be_described():
     spec = {"x": tf.RaggedTensorSpec([None, None], tf.int32), "y": [tf.TensorSpec(None, tf.float16), None]}
     assert described(spec) == "{'x': int32 [None, None], 'y': [float16 of any shape, NoneType]}"
     assert described(tf.data.DatasetSpec(tf.TensorSpec([]))) == "DatasetSpec"
-
-
-def test_a_batch_of_text_and_numbers_is_told_in_short():
     assert described((np.array(["a", "b"], object), np.zeros([2, 3]))) == "(string [2], float64 [2, 3])"
     assert described({"x": tf.zeros([0, 3])}) == "{'x': float32 [0, 3]}"

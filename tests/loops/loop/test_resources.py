@@ -155,12 +155,6 @@ def queueing():
     return lambda batch: tf.cond(batch[0] >= 0.0, queue.dequeue, lambda: 0.0)
 
 
-def staging(batch):
-    stage = tf.raw_ops.Stage(values=[batch], shared_name="held")
-    with tf.control_dependencies([stage]):
-        return tf.raw_ops.Unstage(dtypes=[tf.float32], shared_name="held")[0][0]
-
-
 def starting(make):
     def with_dataset():
         dataset = make()
@@ -195,7 +189,6 @@ NAMED = {
     "candidates": (lambda: sampling, "LogUniformCandidateSampler.* sampled_values to lose nothing"),
     "boxes": (lambda: boxing, "SampleDistortedBoundingBoxV2.*stateless_sample"),
     "queue": (queueing, "uses QueueDequeueV2, which may keep a state"),
-    "stage": (lambda: staging, "uses Stage, Unstage, which may keep a state"),
     "numpy_function": (
         lambda: lambda batch: tf.numpy_function(np.sum, [batch], tf.float32),
         r"calls Python \(PyFunc\)",
