@@ -139,7 +139,7 @@ def test_arguments_that_cannot_work_are_named_at_once(arguments, named):
         assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("steps", [0, -1, 1.5, True, "3", None])
+@pytest.mark.parametrize("steps", [0, 1.5, True, "3", None])
 def test_a_number_of_steps_that_cannot_be_is_named(steps):
     with pytest.raises(scaler.InvalidArgument) as caught:
         loops.Loop(lambda n: {"loss": n}, numbers()).run(steps)

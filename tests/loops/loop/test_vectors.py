@@ -132,9 +132,3 @@ def test_a_function_returns_them_in_the_same_order(compiled):
     flags, number = unpack(function().numpy(), [(tf.bool, [2]), (tf.float32, [])])
     assert flags.tolist() == [True, False]
     assert float(number) == 2.5
-
-
-def test_what_comes_back_may_be_changed():
-    (array,) = unpack(pack([tf.constant([1, 2])]).numpy(), [(tf.int32, [2])])
-    array[:] = 0
-    assert array.tolist() == [0, 0]

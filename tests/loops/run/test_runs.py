@@ -103,7 +103,6 @@ def test_a_digest_tells_zeros_signs_shapes_and_dtypes_apart_but_not_names():
     ("options", "named"),
     [
         ({"policy": "float8"}, ["policy 'float8'", "mixed_float16", "bfloat16"]),
-        ({"policy": ""}, ["policy ''"]),
         ({"strategy": "warp"}, ["strategy 'warp'", "dynamic"]),
         ({"strategy": "static:0"}, ["loss_scale=0"]),
     ],
