@@ -90,7 +90,10 @@ def test_batches_of_unknown_size_go_on_too(tmp_path):
         total = tf.Variable(0.0)
         batches = numbers(10).shuffle(10, seed=1).repeat(3).batch(4).map(lambda n: tf.cast(n, tf.float32))
         saves = loops.Checkpoint(place, every=50, resume=True)
-        step = lambda batch: {"loss": total.assign(0.5 * total + tf.reduce_sum(batch))}  # noqa: E731
+
+        def step(batch):
+            return {"loss": total.assign(0.5 * total + tf.reduce_sum(batch))}
+
         loops.Loop(step, batches, steps_per_call=1, actions=[saves]).run(steps)
         return float(total)
 
