@@ -72,9 +72,7 @@ def test_a_step_that_raises_closes_the_actions_and_the_loop_runs_on(tmp_path, st
     assert log[-1] == "a exit None"
 
 
-@pytest.mark.parametrize(
-    ("steps_per_call", "error"), [(1, KeyboardInterrupt), (2, KeyboardInterrupt), (2, RuntimeError)]
-)
+@pytest.mark.parametrize(("steps_per_call", "error"), [(1, KeyboardInterrupt), (2, RuntimeError)])
 def test_an_action_that_raises_ends_the_run_and_the_next_one_goes_on(tmp_path, steps_per_call, error):
     log, path = [], tmp_path / "steps.jsonl"
     total = tf.Variable(0.0)
