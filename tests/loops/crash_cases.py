@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import pathlib
-import resource
 import shutil
 import signal
 import sys
@@ -75,16 +74,6 @@ def run_beside(folder):
     run_to_end(folder, background=True)
 
 
-def run_short_of_space(folder, number, size, background):
-    """From a step on every file may grow to so many bytes only; the error that this ends with is left."""
-
-    def limit(visit):
-        if visit.counters.data >= number:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-    _leave_error(folder, limit, background)
-
-
 def run_on_a_full_disk(folder, number, room, background):
     """From a step on a small disk of its own has so much room; then it is emptied, and the run goes on.
 
@@ -100,20 +89,13 @@ def run_on_a_full_disk(folder, number, room, background):
             free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
             (disk / "filler").write_bytes(bytes(max(free - room, 0)))
 
-    _leave_error(disk, fill, background, folder)
+    try:
+        run_to_end(disk, actions=[fill], background=background)
+    except (loops.LoopError, OSError) as error:
+        (folder / f"error {type(error).__name__}").write_text(str(error))
     (disk / "filler").unlink()
     run_to_end(disk, background=background)
     shutil.copytree(disk, folder / "copy")
-
-
-def _leave_error(folder, action, background, place=None):
-    try:
-        run_to_end(folder, actions=[action], background=background)
-    except (loops.LoopError, OSError) as error:
-        # The limit on files would hold for this one, too.
-        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-        (pathlib.Path(place or folder) / f"error {type(error).__name__}").write_text(str(error))
 
 
 def _mount(place, size):

@@ -34,6 +34,18 @@ def summing():
     return (lambda number: {"loss": total.assign_add(number)}), total
 
 
+def taking(*actions, steps_per_call=1):
+    """A loop over zeros with a state, for what its actions do."""
+    taken = tf.Variable(0)
+
+    def step(batch):
+        taken.assign_add(1)
+        return {"loss": tf.cast(tf.reduce_sum(batch), tf.float32)}
+
+    data = tf.data.Dataset.from_tensors(np.zeros([100], np.int64)).repeat()
+    return loops.Loop(step, data, steps_per_call=steps_per_call, actions=actions)
+
+
 class Recorder:
     """An action that keeps every visit."""
 

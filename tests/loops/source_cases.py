@@ -68,24 +68,6 @@ class Loader:
         self.begin = state_dict["given"]
 
 
-class Drawn(Numbered):
-    """Its batches come from a generator whose state has integers beyond 64 bits, and a tuple."""
-
-    def __init__(self):
-        super().__init__()
-        self.random = np.random.default_rng(3)
-
-    def __next__(self):
-        return super().__next__() + self.random.normal(size=2).astype(np.float32)
-
-    def get_state(self):
-        return self.given, self.random.bit_generator.state
-
-    def set_state(self, state):
-        assert isinstance(state, tuple)
-        self.given, self.random.bit_generator.state = state
-
-
 def plain(count=10**6):
     """A generator, which has no state."""
     yield from (np.full(2, number, np.float32) for number in range(1, count + 1))

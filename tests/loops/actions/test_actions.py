@@ -58,21 +58,19 @@ def test_lines_can_be_read_while_the_run_goes_on(tmp_path):
     assert seen == [2, 4, 6]
 
 
-def test_numbers_that_json_does_not_have_become_null(tmp_path):
+KINDS = ("float16", "bfloat16", "float64", "int8", "int64", "bool")
+
+
+def test_every_dtype_of_a_scalar_is_written_and_numbers_that_json_does_not_have_become_null(tmp_path):
     def step(number):
         bad = tf.where(number < 2.5, tf.where(number < 1.5, np.nan, np.inf), -np.inf)
-        return {"loss": bad, "half": tf.cast(bad, tf.float16), "brain": tf.cast(bad, tf.bfloat16), "count": 3}
+        nulls = {"loss": bad, "half": tf.cast(bad, tf.float16), "brain": tf.cast(bad, tf.bfloat16)}
+        return {**nulls, **{kind: tf.cast(number, kind) for kind in KINDS}}
 
     path = tmp_path / "steps.jsonl"
     looping(loops.JsonLines(path), step=step).run(3)
-    assert read(path) == [{"step": n, "loss": None, "half": None, "brain": None, "count": 3} for n in (1, 2, 3)]
-
-
-def test_every_dtype_of_a_scalar_is_written(tmp_path):
-    kinds = ("float16", "bfloat16", "float64", "int8", "int64", "bool")
-    path = tmp_path / "steps.jsonl"
-    looping(loops.JsonLines(path), step=lambda number: {kind: tf.cast(number, kind) for kind in kinds}).run(2)
-    assert read(path) == [{"step": n, **dict.fromkeys(kinds[:-1], n), "bool": True} for n in (1, 2)]
+    nulls = dict.fromkeys(("loss", "half", "brain"))
+    assert read(path) == [{"step": n, **nulls, **dict.fromkeys(KINDS[:-1], n), "bool": True} for n in (1, 2, 3)]
 
 
 def test_an_output_named_step_does_not_hide_the_number_of_the_step(tmp_path):
@@ -83,12 +81,6 @@ def test_an_output_named_step_does_not_hide_the_number_of_the_step(tmp_path):
     with contextlib.suppress(loops.LoopError):
         loop.run(2)
     assert [line["step"] for line in read(path)] in ([1, 2], [])
-
-
-def test_lines_are_written_only_inside_of_a_run(tmp_path):
-    with pytest.raises(RuntimeError, match="with statement"):
-        loops.JsonLines(tmp_path / "steps.jsonl")(None)
-    assert not list(tmp_path.iterdir())
 
 
 def shown(terminals, labels=("train",), every=1, step=None, steps=6):
@@ -110,7 +102,9 @@ BOTH = (False, True)
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal():
-    (text,) = shown([False])
+    """Also where they are long."""
+    text, long = shown([False], ["train", "x" * 300])
+    assert len(long.splitlines()) == 3
     assert text.splitlines() == [
         "train  2/6  applied 2  skipped 0  scale 32768  loss 1",
         "train  4/6  applied 3  skipped 1  scale 32768  loss 2  RATE",
@@ -122,11 +116,6 @@ def test_few_plain_lines_are_written_but_always_the_last():
     for every in (loops.Seconds(3600.0), 1000):
         (text,) = shown([False], every=every)
         assert text.splitlines() == ["train  6/6  applied 5  skipped 1  scale 32768  loss 3  RATE"]
-
-
-def test_a_long_plain_line_is_not_broken():
-    (text,) = shown([False], ["x" * 300])
-    assert len(text.splitlines()) == 3
 
 
 def test_progress_is_a_bar_on_a_terminal():
@@ -205,14 +194,6 @@ def test_a_run_at_its_goal_says_so_once(tmp_path):
     assert "already at step 6 of 6" in out.getvalue()
 
 
-def test_a_terminal_does_not_go_on_compiling(tmp_path):
-    loop_in(tmp_path, io.StringIO()).run(4)
-    out = io.StringIO()
-    loop_in(tmp_path, out, terminal=True).run(4)
-    shown = out.getvalue()
-    assert shown.rfind("already at step 4 of 4: nothing to do") > shown.rfind("compiling")
-
-
 class Stopped:
     stopped = "enough was seen at step 4"
 
@@ -220,9 +201,13 @@ class Stopped:
         """It has ended the run before."""
 
 
-def test_a_run_that_an_action_has_ended_says_why(tmp_path):
+def test_a_run_that_has_ended_says_why(tmp_path):
+    """A terminal does not go on compiling."""
     loop_in(tmp_path, io.StringIO()).run(4)
     out = io.StringIO()
+    loop_in(tmp_path, out, terminal=True).run(4)
+    shown, out = out.getvalue(), io.StringIO()
+    assert shown.rfind("already at step 4 of 4: nothing to do") > shown.rfind("compiling")
     assert loop_in(tmp_path, out, more=[Stopped()]).run(9).data == 4
     assert out.getvalue() == "train  4/9  nothing to do: enough was seen at step 4.\n"
 

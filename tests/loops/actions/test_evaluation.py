@@ -82,36 +82,18 @@ def test_what_is_padding_does_not_count_in_16_bits_either(policy):
     np.testing.assert_allclose(loops.Evaluate(model, data, [metric], every=1).measure()["mse"], expected, rtol=2e-3)
 
 
-def several_outputs():
-    x = keras.Input([1])
-    return keras.Model(x, {"a": keras.layers.Dense(1)(x), "b": keras.layers.Dense(1)(x)})
-
-
-@pytest.mark.parametrize(
-    ("model", "y", "metric", "says"),
-    [
-        (
-            several_outputs,
-            {"a": 0.0, "b": 0.0},
-            keras.metrics.MeanSquaredError,
-            "The model has 2 outputs. Give a function that returns one",
-        ),
-        (
-            lambda: keras.layers.Dense(1),
-            0.0,
-            keras.metrics.Mean,
-            "a Mean, does not take .* Give a metric of predictions",
-        ),
-    ],
-    ids=["several outputs", "no metric of predictions"],
-)
-def test_a_metric_that_takes_something_else_is_one_sentence(model, y, metric, says):
-    data = tf.data.Dataset.from_tensors(
-        (tf.ones([2, 1]), tf.nest.map_structure(lambda value: tf.fill([2, 1], value), y))
-    )
-    with pytest.raises(scaler.InvalidArgument, match=says) as caught:
-        loops.Evaluate(model(), data, [metric(name="own")], every=1).measure()
-    assert "Evaluate('validation'): the metric 'own'" in str(caught.value)
+def test_a_metric_that_takes_something_else_is_one_sentence():
+    x, zeros = keras.Input([1]), tf.zeros([2, 1])
+    two = keras.Model(x, {"a": keras.layers.Dense(1)(x), "b": keras.layers.Dense(1)(x)})
+    not_two = "The model has 2 outputs. Give a function that returns one"
+    for model, y, metric, says in (
+        (two, {"a": zeros, "b": zeros}, keras.metrics.MeanSquaredError, not_two),
+        (keras.layers.Dense(1), zeros, keras.metrics.Mean, "a Mean, does not take .* Give a metric of predictions"),
+    ):
+        data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), y))
+        with pytest.raises(scaler.InvalidArgument, match=says) as caught:
+            loops.Evaluate(model, data, [metric(name="own")], every=1).measure()
+        assert "Evaluate('validation'): the metric 'own'" in str(caught.value)
 
 
 def test_an_empty_dataset_is_one_clear_error():
@@ -190,9 +172,9 @@ def test_which_is_better_is_taken_from_the_metric_or_asked_for(metric, mode):
 
 @pytest.mark.usefixtures("eagerly")
 def test_a_run_that_goes_on_stops_where_the_whole_one_does(tmp_path):
-    values = [9.0, 8.0, math.nan, math.inf, 5.0, 6.0, 4.0, 7.0, 7.0, 7.0]
+    values = [9.0, math.nan, math.inf, 5.0, 6.0, 4.0, 7.0, 7.0, 7.0, 1.0]
     whole = Run(values, patience=3)
-    whole.loop.run(10)
+    assert whole.loop.run(10).data == 9
     first = Run(values, tmp_path, patience=3)
     first.loop.run(5)
     second = Run(values, tmp_path, patience=3, resume=True)
@@ -202,32 +184,25 @@ def test_a_run_that_goes_on_stops_where_the_whole_one_does(tmp_path):
     assert second.loop.stopped == whole.loop.stopped
     assert second.best.save_state() == whole.best.save_state()
     assert folder.numbers(tmp_path / "best") == [whole.best.step]
-
-
-@pytest.mark.usefixtures("eagerly")
-def test_a_stopped_run_stays_stopped(tmp_path):
-    values = [1.0, 2.0, 3.0, 4.0, 5.0]
-    Run(values, tmp_path).loop.run(5)
-    again = Run(values, tmp_path, resume=True)
-    assert again.loop.run(5).data == 3
-    assert again.measured == []
+    # It stays stopped.
+    again = Run(values, tmp_path, patience=3, resume=True)
+    assert (again.loop.run(10).data, again.measured) == (9, [])
 
 
 @pytest.mark.usefixtures("eagerly")
 def test_a_run_that_goes_back_takes_the_best_step_back_or_says_so(tmp_path):
     def gone_back(keep):
         place = tmp_path / str(keep)
-        run = Run([9.0, 2.0, 3.0, 4.0, 5.0, 1.0], place, patience=9, keep=keep, save=1)
-        run.loop.run(6)
-        assert folder.numbers(place / "best") == [6]
-        run.loop.actions[-1].go_back(run.loop, 4)
+        run = Run([2.0, 3.0, 1.0], place, patience=9, keep=keep, save=1)
+        run.loop.run(3)
+        assert folder.numbers(place / "best") == [3]
+        run.loop.actions[-1].go_back(run.loop, 2)
         return run.best.step, folder.numbers(place / "best")
 
-    assert gone_back(keep=6) == (2, [2])
-    with pytest.warns(
-        loops.ResumeWarning, match=r"holds step 6, .* from step 4: there the best value, 2, is that of step"
-    ):
-        assert gone_back(keep=3) == (2, [6])
+    assert gone_back(keep=3) == (1, [1])
+    said = r"holds step 3, .* from step 2: there the best value, 2, is that of step"
+    with pytest.warns(loops.ResumeWarning, match=said):
+        assert gone_back(keep=2) == (1, [3])
 
 
 class Killed(BaseException):
@@ -323,6 +298,8 @@ def test_bad_followers_are_refused(tmp_path):
         (lambda: loops.Checkpoint(tmp_path, every=1, resume="no"), "resume='no'.*: expected True or False"),
         (lambda: loops.Checkpoint(tmp_path, every=1, background=1), "background=1.*: expected True or False"),
         (lambda: loops.Best(evaluate, "m", "max", min_delta="0.1"), "min_delta='0.1'"),
+        (lambda: loops.Checkpoint(tmp_path, every=1, run=3), r"Checkpoint\(run=3\): expected a dict"),
+        (lambda: loops.Progress(console=3), r"Progress\(console=3\)"),
         (lambda: loops.StopWhen(3), "function"),
         (lambda: loops.StopWhen(lambda: True), "function"),
         (lambda: loops.Call(3, every=1), "function"),
@@ -342,13 +319,14 @@ def test_bad_followers_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.usefixtures("eagerly")
 def test_accuracy_by_name_is_that_of_compile(binary):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1 if binary else 3, activation="sigmoid")])
     x, y = np.random.default_rng(0).normal(size=(16, 4)).astype("float32"), np.arange(16) % 3
     kinds = [y > 0] if binary else [y, y[:, None], np.eye(3)[y]]
     model.compile(loss=lambda y, p: p, metrics=["accuracy"])
-    expected = model.evaluate(x, kinds[0], verbose=0, return_dict=True)["accuracy"]
+    expected = model.test_on_batch(x, kinds[0], return_dict=True)["accuracy"]
     for labels in kinds:
         data = tf.data.Dataset.from_tensor_slices((x, labels)).batch(5)
         assert loops.Evaluate(model, data, "accuracy", every=1).measure() == {"accuracy": pytest.approx(expected)}
@@ -418,15 +396,16 @@ def test_a_new_run_removes_the_results_of_the_one_before(tmp_path):
     assert not results.exists()
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_evaluations_of_one_name_are_kept_apart(tmp_path):
     weight = tf.Variable(1.0)
     each = [
         loops.Evaluate(lambda x, training: x * weight, held_out(values), [Value(name="value")], every=1)
         for values in ([1.0], [2.0])
     ]
-    data = tf.data.Dataset.from_tensors(1.0).repeat()
     log = loops.JsonLines(tmp_path / "steps.jsonl")
-    loops.Loop(lambda x: {"loss": x}, data, actions=[*each, log]).run(1)
+    data = tf.data.Dataset.from_tensors(1.0)
+    loops.Loop(lambda x: {"loss": x}, data, steps_per_call=1, actions=[*each, log]).run(1)
     assert lines_of(tmp_path / "steps.evaluations.jsonl") == [
         {"step": 1, "validation/value": 1.0, "validation 2/value": 2.0}
     ]

@@ -15,6 +15,9 @@ from halfstep.commands.read_runs import text_of_checkpoint
 from loops.loop.state.compared import Changes
 from loops.loop.state.folder import describe
 
+# What is refused, and what a run goes on with, does not depend on who takes the steps.
+pytestmark = pytest.mark.usefixtures("eagerly")
+
 
 def looping(
     place, strategy=None, changed=(), actions=(), rate=0.1, clip_norm=None, resume=True, optimizer=None, **options
@@ -39,6 +42,7 @@ def weights(loop):
 @pytest.fixture(scope="module")
 def four_steps(tmp_path_factory):
     """Where a run of four steps was saved."""
+    tf.config.run_functions_eagerly(True)  # As each test does that this comes before.
     place = tmp_path_factory.mktemp("four")
     looping(place).run(4)
     return place
@@ -100,6 +104,7 @@ def test_another_strategy_begins_at_the_scale_of_the_old_one(place):
 
 
 def test_another_interval_of_the_same_strategy_keeps_its_state(place):
+    tf.config.run_functions_eagerly(False)  # As in a graph the next.
     goes_on = looping(place, scaler.Dynamic(2.0**4, growth_interval=2), changed=["loss_scaler"])
     goes_on.run(5)
     assert goes_on.train_step.loss_scaler.counters.attempted == 5
@@ -107,25 +112,28 @@ def test_another_interval_of_the_same_strategy_keeps_its_state(place):
     assert float(goes_on.train_step.loss_scaler.loss_scale) == 2.0**6
 
 
-def test_a_step_of_ones_own_takes_its_rate_from_the_program(tmp_path):
-    def loop(rate, changed=()):
-        keras.utils.set_random_seed(0)
-        weight = tf.Variable([1.0])
-        optimizer = keras.optimizers.SGD(rate)
+def of_ones_own(place, strategy=None, changed=(), rate=0.25, known=False):
+    """A loop of a step of one's own, which may show its optimizer, and its weight."""
+    keras.utils.set_random_seed(0)
+    weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler(strategy or scaler.Dynamic())
+    optimizer = keras.optimizers.SGD(rate)
 
-        def step(x):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(weight * x)
-            optimizer.apply([tape.gradient(loss, weight)], [weight])
-            return {"loss": loss}
+    def step(x):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(weight * x))
+        return {"applied": loss_scaler.apply(optimizer, [tape.gradient(scaled, weight)], [weight]).finite}
 
+    if known:
         step.optimizer = optimizer
-        data = tf.data.Dataset.from_tensors([1.0]).repeat()
-        saves = loops.Checkpoint(tmp_path, every=2, resume=True, changed=changed)
-        return loops.Loop(step, data, steps_per_call=1, actions=[saves]), weight
+    saves = loops.Checkpoint(place, every=2, resume=True, changed=changed)
+    data = tf.data.Dataset.from_tensors([1.0]).repeat()
+    return loops.Loop(step, data, steps_per_call=1, actions=[saves]), weight
 
-    loop(0.25)[0].run(2)
-    goes_on, weight = loop(0.125, ["learning_rate"])
+
+def test_a_step_of_ones_own_takes_its_rate_from_the_program(tmp_path):
+    tf.config.run_functions_eagerly(False)
+    of_ones_own(tmp_path, known=True)[0].run(2)
+    goes_on, weight = of_ones_own(tmp_path, None, ["learning_rate"], 0.125, known=True)
     goes_on.run(4)
     assert weight.numpy() == [1.0 - 2 * 0.25 - 2 * 0.125]
 
@@ -137,24 +145,16 @@ def test_another_class_of_optimizer_is_refused_though_its_slots_have_the_same_sh
         loop.run(8)
 
 
-SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
-
-
-@pytest.mark.parametrize(
-    ("changed", "optimizer", "why"),
-    [
-        (["optimizer"], keras.optimizers.Adam, "the state of 'SGD' means nothing to 'Adam'"),
-        (
-            ["class", "learning_rate"],
-            lambda: keras.optimizers.SGD(SCHEDULE, momentum=0.9),
-            "a constant rate is a variable of the optimizer, and a schedule is none",
-        ),
-    ],
-)
-def test_an_optimizer_that_cannot_go_on_has_no_way_out_but_its_weights(place, changed, optimizer, why):
-    with pytest.raises(loops.CheckpointError, match=f"{why}.*call model.save_weights") as caught:
-        looping(place, changed=changed, optimizer=optimizer()).run(8)
-    assert "If that is meant" not in str(caught.value)
+def test_an_optimizer_that_cannot_go_on_has_no_way_out_but_its_weights(place):
+    scheduled = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9), momentum=0.9)
+    none = "a constant rate is a variable of the optimizer, and a schedule is none"
+    for changed, optimizer, why in (
+        (["optimizer"], keras.optimizers.Adam(), "the state of 'SGD' means nothing to 'Adam'"),
+        (["class", "learning_rate"], scheduled, none),
+    ):
+        with pytest.raises(loops.CheckpointError, match=f"{why}.*call model.save_weights") as caught:
+            looping(place, changed=changed, optimizer=optimizer).run(8)
+        assert "If that is meant" not in str(caught.value)
 
 
 @pytest.mark.slow
@@ -168,25 +168,10 @@ def test_the_weights_alone_go_on_as_that_message_says(place, tmp_path):
 
 
 def test_another_strategy_of_a_scaler_that_the_step_only_uses_is_refused(tmp_path):
-    def loop(strategy, changed=()):
-        keras.utils.set_random_seed(0)
-        weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler(strategy)
-        optimizer = keras.optimizers.SGD(0.25)
-
-        def step(x):
-            with tf.GradientTape() as tape:
-                scaled = loss_scaler.scale(tf.reduce_sum(weight * x))
-            return {"applied": loss_scaler.apply(optimizer, [tape.gradient(scaled, weight)], [weight]).finite}
-
-        data = tf.data.Dataset.from_tensors([1.0]).repeat()
-        return loops.Loop(
-            step, data, steps_per_call=1, actions=[loops.Checkpoint(tmp_path, every=2, resume=True, changed=changed)]
-        )
-
-    loop(scaler.Dynamic()).run(2)
+    of_ones_own(tmp_path)[0].run(2)
     with pytest.raises(loops.CheckpointError, match=r"means nothing to .Smooth|another model, optimizer, strategy"):
-        loop(scaler.strategies.Smooth(), ["loss_scaler"]).run(3)
-    loop(scaler.Dynamic(growth_interval=5), ["loss_scaler"]).run(2)
+        of_ones_own(tmp_path, scaler.strategies.Smooth(), ["loss_scaler"])[0].run(3)
+    of_ones_own(tmp_path, scaler.Dynamic(growth_interval=5), ["loss_scaler"])[0].run(2)
 
 
 @pytest.mark.parametrize(
@@ -217,10 +202,8 @@ def of_policy(place, policy, strategy, changed=()):
 
 def test_another_dtype_policy_is_named_first(place):
     """Before the strategy, which often changes with it."""
-    with pytest.raises(
-        loops.CheckpointError,
-        match=r"another run: layers\.dtype_policy was 'float32' and is 'mixed_float16'; strategy was 'Dynamic",
-    ):
+    said = r"another run: layers\.dtype_policy was 'float32' and is 'mixed_float16'; strategy was 'Dynamic"
+    with pytest.raises(loops.CheckpointError, match=said):
         of_policy(place, "mixed_float16", scaler.Static(8.0)).run(8)
 
 

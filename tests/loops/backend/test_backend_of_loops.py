@@ -340,7 +340,7 @@ def test_a_scaler_of_keras_with_other_names_is_not_taken_for_none(monkeypatch):
             optimizer.apply([tf.cast(number, tf.float32) * tf.ones(1)], [variable])
             return {"loss": tf.cast(number, tf.float32)}
 
-        return loops.Loop(step, tf.data.Dataset.range(3)).run(3)
+        return loops.Loop(step, tf.data.Dataset.range(3), steps_per_call=1).run(3)
 
     assert attempt() == loops.Counters(3, 3, 3)
     for name in ("COUNTER", "SCALE"):

@@ -51,13 +51,11 @@ def test_what_an_action_writes_tells_it_from_others(tmp_path):
 
 def test_a_folder_that_was_moved_is_the_same(tmp_path):
     saved = ActionStates([Kept(1, **writing(tmp_path / "run" / "a"))], tmp_path / "run" / "ckpt").save()
-    here = Kept(**writing(tmp_path / "other" / "a"))
-    ActionStates([here], tmp_path / "other" / "ckpt").restore("ckpt-3", saved, 3)
-    assert here.value == 1
     # The best checkpoint lies one folder deeper.
-    here = Kept(**writing(tmp_path / "run" / "a"))
-    ActionStates([here], tmp_path / "run" / "ckpt" / "best").restore("ckpt-3", saved, 3)
-    assert here.value == 1
+    for run, checkpoints in (("other", "ckpt"), ("run", "ckpt/best")):
+        here = Kept(**writing(tmp_path / run / "a"))
+        ActionStates([here], tmp_path / run / checkpoints).restore("ckpt-3", saved, 3)
+        assert here.value == 1
 
 
 def test_a_name_tells_an_action_from_others(tmp_path):

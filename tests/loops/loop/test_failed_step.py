@@ -74,9 +74,7 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize(
-    ("data", "steps_per_call"), [("map", 1), ("ahead", 3), ("endless", 1), ("endless", 3), ("generator", 1)]
-)
+@pytest.mark.parametrize(("data", "steps_per_call"), [("map", 1), ("ahead", 3), ("endless", 3), ("generator", 1)])
 def test_an_error_of_the_dataset_is_told_as_that(data, steps_per_call):
     taken = tf.Variable(0, dtype=tf.int64)
 
@@ -100,13 +98,7 @@ ONE, FOUR = "step 4 of the same call was", "steps 1 to 4 of"
 
 @pytest.mark.parametrize(
     ("steps_per_call", "which", "where"),
-    [
-        (2, None, "dataset"),
-        (3, ONE, "dataset"),
-        (8, FOUR, "dataset"),
-        (8, FOUR, "step"),
-        (8, FOUR, "source"),
-    ],
+    [(2, None, "dataset"), (3, ONE, "step"), (8, FOUR, "dataset"), (8, FOUR, "source")],
 )
 def test_steps_that_no_action_saw_are_named(tmp_path, where, steps_per_call, which):
     step = fails_at_five if where != "dataset" else tf.identity
@@ -157,8 +149,5 @@ def test_any_batch_can_be_described():
     spec = {"x": tf.RaggedTensorSpec([None, None], tf.int32), "y": [tf.TensorSpec(None, tf.float16), None]}
     assert described(spec) == "{'x': int32 [None, None], 'y': [float16 of any shape, NoneType]}"
     assert described(tf.data.DatasetSpec(tf.TensorSpec([]))) == "DatasetSpec"
-
-
-def test_a_batch_of_text_and_numbers_is_told_in_short():
     assert described((np.array(["a", "b"], object), np.zeros([2, 3]))) == "(string [2], float64 [2, 3])"
     assert described({"x": tf.zeros([0, 3])}) == "{'x': float32 [0, 3]}"

@@ -32,15 +32,14 @@ def test_a_dataset_that_ends_keeps_counters_and_lines(tmp_path, steps_per_call):
     assert path.read_text().count("\n") == 5
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 5])
-def test_a_dataset_of_exactly_the_steps_is_enough_and_a_repeated_one_goes_on(steps_per_call):
+def test_a_dataset_of_exactly_the_steps_is_enough_and_a_repeated_one_goes_on():
     step, total = summing()
-    assert loops.Loop(step, numbers(5), steps_per_call=steps_per_call).run(5).data == 5
-    loops.Loop(step, numbers(3).repeat(), steps_per_call=steps_per_call).run(7)
+    assert loops.Loop(step, numbers(5), steps_per_call=5).run(5).data == 5
+    loops.Loop(step, numbers(3).repeat(), steps_per_call=1).run(7)
     assert total.numpy() == 15 + 13
 
 
-@pytest.mark.parametrize(("steps_per_call", "endless"), [(1, False), (1, True), (3, True), (10, False)])
+@pytest.mark.parametrize(("steps_per_call", "endless"), [(1, False), (3, True), (10, False)])
 def test_data_of_which_nothing_is_left_is_said_to_be_empty(steps_per_call, endless):
     step, total = summing()
     visits = []
@@ -58,11 +57,10 @@ def test_data_of_which_nothing_is_left_is_said_to_be_empty(steps_per_call, endle
     ("steps_per_call", "elements", "read"),
     [
         (1, {"a": [1.0, 2.0], "b": [3.0, 4.0]}, lambda batch: batch["a"] + batch["b"]),
-        (4, {"a": [1.0, 2.0], "b": [3.0, 4.0]}, lambda batch: batch["a"] + batch["b"]),
         (4, ([1.0, 2.0], ([3.0, 4.0], [0.0, 0.0])), lambda batch: batch[0] + batch[1][0]),
         (1, [4.0, 6.0], lambda batch: batch),
     ],
-    ids=["dict", "dict-4", "nested", "tensor"],
+    ids=["dict", "nested", "tensor"],
 )
 def test_batches_of_any_structure(steps_per_call, elements, read):
     visits = []
@@ -92,8 +90,7 @@ def test_endless_data_that_ends_all_the_same_keeps_counters_and_outputs():
 
 
 @pytest.mark.parametrize(
-    ("name", "endless"),
-    [("numbers", True), ("filter", False), ("generator", False), ("choice", True), ("once", False)],
+    ("name", "endless"), [("numbers", True), ("filter", False), ("generator", False), ("choice", True), ("once", False)]
 )
 def test_what_is_sure_never_to_end(name, endless):
     data = {
@@ -166,7 +163,7 @@ def by_hand():
     return my_step
 
 
-@pytest.mark.parametrize(("make", "steps_per_call"), [(parts, 3), (by_hand, 1)])
+@pytest.mark.parametrize(("make", "steps_per_call"), [(parts, 1), (by_hand, 3)])
 def test_an_iterator_that_gives_no_rows_is_told(make, steps_per_call):
     batches = ((X[:rows], Y[:rows]) for rows in (8, 0, 8))
     loop = loops.Loop(make(), batches, steps_per_call=steps_per_call)

@@ -72,9 +72,7 @@ def test_a_step_that_raises_closes_the_actions_and_the_loop_runs_on(tmp_path, st
     assert log[-1] == "a exit None"
 
 
-@pytest.mark.parametrize(
-    ("steps_per_call", "error"), [(1, KeyboardInterrupt), (2, KeyboardInterrupt), (2, RuntimeError)]
-)
+@pytest.mark.parametrize(("steps_per_call", "error"), [(1, KeyboardInterrupt), (2, RuntimeError)])
 def test_an_action_that_raises_ends_the_run_and_the_next_one_goes_on(tmp_path, steps_per_call, error):
     log, path = [], tmp_path / "steps.jsonl"
     total = tf.Variable(0.0)
@@ -121,14 +119,14 @@ def test_an_action_that_cannot_be_entered_leaves_those_before_it():
     ("arguments", "named"),
     [
         ({"steps_per_call": 0}, ["steps_per_call=0", "at least 1"]),
-        ({"steps_per_call": -1}, ["steps_per_call=-1", "at least 1"]),
         ({"steps_per_call": 1.5}, ["steps_per_call=1.5", "integer"]),
         ({"steps_per_call": True}, ["steps_per_call=True", "integer"]),
-        ({"steps_per_call": "10"}, ["steps_per_call='10'", "integer"]),
         ({"steps_per_call": "auto"}, ["steps_per_call='auto'", "integer"]),
         ({"dataset": [1, 2]}, ["dataset=list", "tf.data.Dataset.from_tensor_slices"]),
         ({"train_step": None}, ["train_step=None", "callable"]),
         ({"actions": [print, "loss"]}, ["actions=['loss']", "take a Visit"]),
+        ({"actions": loops.Progress()}, ["Loop(actions=", "expected a list of actions"]),
+        ({"actions": [loops.Progress]}, ["actions=[Progress]", "this is its class: Progress(...)"]),
     ],
 )
 def test_arguments_that_cannot_work_are_named_at_once(arguments, named):
@@ -139,21 +137,11 @@ def test_arguments_that_cannot_work_are_named_at_once(arguments, named):
         assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("steps", [0, -1, 1.5, True, "3", None])
+@pytest.mark.parametrize("steps", [0, 1.5, True, "3", None])
 def test_a_number_of_steps_that_cannot_be_is_named(steps):
     with pytest.raises(scaler.InvalidArgument) as caught:
         loops.Loop(lambda n: {"loss": n}, numbers()).run(steps)
     assert f"run(steps)={steps!r}: expected an integer of at least 1." == str(caught.value)
-
-
-def test_an_action_alone_is_no_list():
-    with pytest.raises(scaler.InvalidArgument, match=r"Loop\(actions=.*expected a list of actions"):
-        loops.Loop(lambda n: {"loss": n}, numbers(), actions=loops.Progress())
-
-
-def test_the_class_of_an_action_is_no_action():
-    with pytest.raises(scaler.InvalidArgument, match=r"actions=\[Progress\].*this is its class: Progress\(\.\.\.\)"):
-        loops.Loop(lambda n: {"loss": n}, numbers(), actions=[loops.Progress])
 
 
 def test_a_loop_in_the_scope_of_a_strategy_is_refused():

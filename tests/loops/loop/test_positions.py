@@ -20,16 +20,9 @@ def looping(dataset, place, resume=False):
         total.assign_add(number)
         return {"loss": number}
 
-    loop = loops.Loop(
-        step,
-        dataset,
-        steps_per_call=1,
-        actions=[
-            lambda visit: seen.extend(visit.outputs["loss"].tolist()),
-            loops.Checkpoint(place, every=100, resume=resume),
-        ],
-    )
-    return loop, seen, total
+    actions = [lambda visit: seen.extend(visit.outputs["loss"].tolist())]
+    actions += [loops.Checkpoint(place, every=100, resume=resume)]
+    return loops.Loop(step, dataset, steps_per_call=1, actions=actions), seen, total
 
 
 def test_what_cannot_save_its_position_is_named_and_skipped(tmp_path):
@@ -93,20 +86,17 @@ def test_an_iterator_may_also_end_where_it_was_saved(tmp_path):
 def test_batches_of_unknown_size_go_on_too(tmp_path):
     """The step is traced for the dataset's shapes before it sees a batch."""
 
-    def batches():
-        return numbers(10).shuffle(10, seed=1).repeat(3).batch(4).map(lambda n: tf.cast(n, tf.float32))
-
-    def run(place, resume, steps):
+    def run(place, steps):
         total = tf.Variable(0.0)
-        loop = loops.Loop(
-            lambda batch: {"loss": total.assign(0.5 * total + tf.reduce_sum(batch))},
-            batches(),
-            steps_per_call=1,
-            actions=[loops.Checkpoint(place, every=50, resume=resume)],
-        )
-        loop.run(steps)
+        batches = numbers(10).shuffle(10, seed=1).repeat(3).batch(4).map(lambda n: tf.cast(n, tf.float32))
+        saves = loops.Checkpoint(place, every=50, resume=True)
+
+        def step(batch):
+            return {"loss": total.assign(0.5 * total + tf.reduce_sum(batch))}
+
+        loops.Loop(step, batches, steps_per_call=1, actions=[saves]).run(steps)
         return float(total)
 
-    whole = run(tmp_path / "whole", False, 8)
-    run(tmp_path / "a", False, 3)
-    assert run(tmp_path / "a", True, 8) == whole
+    whole = run(tmp_path / "whole", 8)
+    run(tmp_path / "a", 3)
+    assert run(tmp_path / "a", 8) == whole

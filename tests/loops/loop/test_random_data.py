@@ -1,9 +1,11 @@
 """Guards what a resumed run sees of data that is random or in no order: the same, or a warning that names it."""
 
+import functools
+
 import keras
 import pytest
 import tensorflow as tf
-from position_cases import generated, numbers, resumed, shuffled, with_options
+from position_cases import numbers, resumed, shuffled, with_options
 
 from loops.loop.state.position import Position
 
@@ -30,10 +32,10 @@ def odd(n):
     return tf.cast(n % 2, tf.int32)
 
 
-def lines(place, seed=None):
+def lines(place):
     for name in "abcdefg":
         (place / f"{name}.txt").write_text("".join(f"{name}{n}\n" for n in range(2)))
-    return Dataset.list_files(str(place / "*.txt"), seed=seed)
+    return Dataset.list_files(str(place / "*.txt"), seed=1)
 
 
 def sampled(*datasets, **options):
@@ -59,12 +61,8 @@ def captured(dataset):
     return numbers(50).flat_map(lambda n: dataset.map(lambda m: 100 * n + m))
 
 
-def twice(dataset):
-    return dataset.concatenate(dataset)
-
-
-def thrice(dataset):
-    return dataset.concatenate(dataset).concatenate(dataset).concatenate(dataset)
+def together(dataset, times):
+    return functools.reduce(Dataset.concatenate, [dataset] * times)
 
 
 def looked_up():
@@ -85,26 +83,15 @@ EXACT = {
     "shuffle in one epoch, without a seed": lambda place: numbers(100).shuffle(7).batch(3),
     "shuffle before a cache, without a seed": lambda place: unseeded().batch(3).cache().prefetch(4).repeat(),
     "shuffle below an endless repeat": lambda place: shuffled().repeat().batch(3).repeat(),
-    "files listed, seeded": lambda place: lines(place, 1).interleave(tf.data.TextLineDataset, cycle_length=2).repeat(),
+    "files listed, seeded": lambda place: lines(place).interleave(tf.data.TextLineDataset, cycle_length=2).repeat(),
     "random without a seed, endless": lambda place: Dataset.random().batch(3),
     "random anew each time, endless": lambda place: Dataset.random(seed=1, rerandomize_each_iteration=True).batch(3),
     "random inside of a function": lambda place: numbers(9).flat_map(lambda n: Dataset.random(seed=1).take(4)).repeat(),
     "stateless numbers beside a shuffle": lambda place: Dataset.zip((Dataset.counter(), shuffled().repeat())).map(
         lambda seed, n: n + tf.random.stateless_uniform([], [1, seed], 0, 999, tf.int64)
     ),
-    "sampled, endless": lambda place: sampled(numbers().repeat(), shuffled().repeat(), seed=1).prefetch(4),
     "sampled without a seed, endless": lambda place: sampled(numbers().repeat(), numbers(5).repeat()),
-    "chosen": lambda place: Dataset.choose_from_datasets(
-        [shuffled().repeat(), numbers(5).repeat()], Dataset.random(seed=1).map(lambda n: n % 2)
-    ),
-    "buckets": lambda place: (
-        shuffled()
-        .repeat()
-        .map(lambda n: tf.range(n % 7))
-        .bucket_by_sequence_length(lambda n: tf.shape(n)[0], [3, 5], [2, 2, 2])
-    ),
     "ragged": lambda place: shuffled().repeat().map(tf.range).ragged_batch(3),
-    "unbatched": lambda place: numbers(12).batch(4).unbatch().shuffle(5, seed=1).repeat(),
     "a table": lambda place: looked_up(),
     "a function said to have no state": lambda place: (
         shuffled()
@@ -113,7 +100,7 @@ EXACT = {
     ),
     "nothing parallel, in no order": lambda place: with_options(shuffled().repeat().map(abs), deterministic=False),
     "a dataset of its own in a function": lambda place: captured(numbers(5).batch(2)),
-    "one dataset in two places": lambda place: twice(numbers(20).shuffle(20, seed=1)),
+    "one dataset in two places": lambda place: together(numbers(20).shuffle(20, seed=1), 2),
     "symbolic": lambda place: with_options(shuffled().repeat().batch(3), experimental_symbolic_checkpoint=True),
 }
 
@@ -139,7 +126,7 @@ SKIPPED = {
         "can hang once all of its datasets have ended",
     ),
     "files listed, then read": (
-        lambda place: tf.data.TextLineDataset(lines(place, 1)).prefetch(4).repeat(),
+        lambda place: tf.data.TextLineDataset(lines(place)).prefetch(4).repeat(),
         "with text_line between shuffle and repeat",
     ),
     "shuffle inside of a function": (
@@ -159,19 +146,14 @@ SKIPPED = {
         "outside of a function, that of flat",
     ),
     "one shuffle in two places": (
-        lambda place: thrice(numbers(40).shuffle(40, seed=1).batch(5)),
+        lambda place: together(numbers(40).shuffle(40, seed=1).batch(5), 4),
         "with batch between shuffle and concat",
     ),
-    "a generator of Python": (lambda place: generated(60), "PyFunc (from_generator or numpy_function)"),
     "numpy_function": (lambda place: in_python(tf.numpy_function), "PyFunc (from_generator or numpy_function)"),
     "py_function": (lambda place: in_python(tf.py_function), "EagerPyFunc (py_function)"),
     "a generator": (lambda place: from_generator_of_its_own(), "RngReadAndSkip"),
     "a random layer": (lambda place: flipped(), "ReadVariableOp (a map that reads a variable)"),
     "a seeded kernel": (lambda place: numbers(60).map(uniform), "RandomUniformInt (a map with random numbers)"),
-    "an error ignored": (
-        lambda place: shuffled().repeat().map(lambda n: tf.debugging.check_numerics(1 / n, "")).ignore_errors(),
-        "CheckNumerics",
-    ),
 }
 
 
@@ -194,17 +176,9 @@ OTHER = {
     ),
     "shuffle without a seed": (lambda place: unseeded().repeat(), UNSEEDED),
     "shuffle without a seed, later": (lambda place: numbers(25).concatenate(numbers(90).shuffle(90)), UNSEEDED),
-    "files listed without a seed": (
-        lambda place: lines(place).interleave(tf.data.TextLineDataset, cycle_length=2).repeat(),
-        UNSEEDED,
-    ),
-    "shuffle and repeat in one": (
-        lambda place: numbers().apply(tf.data.experimental.shuffle_and_repeat(10)),
-        UNSEEDED,
-    ),
+    "shuffle and repeat in one": (lambda place: numbers().apply(tf.data.experimental.shuffle_and_repeat(10)), UNSEEDED),
     "random": (lambda place: Dataset.random().take(10).repeat().batch(3), DRAWN),
     "random inside of a function": (lambda place: numbers(9).flat_map(lambda n: Dataset.random().take(5)), DRAWN),
-    "shuffle inside of a function": (lambda place: numbers(9).flat_map(lambda n: tenfold(n).shuffle(5)), UNSEEDED),
     "sampled without a seed": (lambda place: sampled(numbers(50), numbers(50)).take(9).repeat(), DRAWN),
     "state ignored": (lambda place: ignoring(numbers(60).map(uniform)), "ignore the state of RandomUniformInt"),
 }

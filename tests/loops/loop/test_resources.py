@@ -80,11 +80,7 @@ def with_a_handle_alone():
     return step
 
 
-SAVED = {
-    "MutableHashTable": with_mutable_table,
-    "iterators": with_iterators,
-    "handle alone": with_a_handle_alone,
-}
+SAVED = {"MutableHashTable": with_mutable_table, "iterators": with_iterators, "handle alone": with_a_handle_alone}
 
 
 def looping(make, folder=None, *, strategy=None, actions=(), **arguments):
@@ -159,12 +155,6 @@ def queueing():
     return lambda batch: tf.cond(batch[0] >= 0.0, queue.dequeue, lambda: 0.0)
 
 
-def staging(batch):
-    stage = tf.raw_ops.Stage(values=[batch], shared_name="held")
-    with tf.control_dependencies([stage]):
-        return tf.raw_ops.Unstage(dtypes=[tf.float32], shared_name="held")[0][0]
-
-
 def starting(make):
     def with_dataset():
         dataset = make()
@@ -199,7 +189,6 @@ NAMED = {
     "candidates": (lambda: sampling, "LogUniformCandidateSampler.* sampled_values to lose nothing"),
     "boxes": (lambda: boxing, "SampleDistortedBoundingBoxV2.*stateless_sample"),
     "queue": (queueing, "uses QueueDequeueV2, which may keep a state"),
-    "stage": (lambda: staging, "uses Stage, Unstage, which may keep a state"),
     "numpy_function": (
         lambda: lambda batch: tf.numpy_function(np.sum, [batch], tf.float32),
         r"calls Python \(PyFunc\)",
@@ -300,7 +289,6 @@ def layers():
 HEALTHY = {
     "constant tables beside one that is written": text,
     "print, assert and summary": saying,
-    "control flow": lambda: flowing,
     "generators": drawing,
     "layers": layers,
     "compiled": lambda: tf.function(flowing, jit_compile=False),

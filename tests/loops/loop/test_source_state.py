@@ -201,12 +201,6 @@ def test_a_loader_with_another_sampler_is_refused(tmp_path):
         Run(loader(seed=2), folder=tmp_path).go(6)
 
 
-def test_a_dataset_of_another_length_is_refused(tmp_path):
-    Run(grain.MapDataset.source(ROWS).batch(4), folder=tmp_path).go(3)
-    with pytest.raises(loops.CheckpointError, match="its length was 10 and is 5"):
-        Run(grain.MapDataset.source(ROWS[:20]).batch(4), folder=tmp_path).go(4)
-
-
 def test_the_end_of_an_epoch_is_the_end_of_the_data():
     run = Run(grain.MapDataset.source(ROWS).batch(4), steps_per_call=8)
     with pytest.raises(loops.OutOfData, match="ended after 10 of 12 steps"):

@@ -30,11 +30,7 @@ def data(far, steps=12):
 
 def train_step(strategy, **options):
     return loops.TrainStep(
-        line(),
-        squares,
-        keras.optimizers.SGD(1e-6),
-        loss_scaler=scaler.LossScaler(strategy),
-        **options,
+        line(), squares, keras.optimizers.SGD(1e-6), loss_scaler=scaler.LossScaler(strategy), **options
     )
 
 

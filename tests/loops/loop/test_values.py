@@ -72,10 +72,7 @@ PAIRS = {
     "complex": (1 + 2j, 1 + 3j),
     "range": (range(3), range(4)),
     "keys": ({("a", 1): 1}, {("a", 2): 1}),
-    "schedule": (
-        keras.optimizers.schedules.CosineDecay(0.1, 10),
-        keras.optimizers.schedules.CosineDecay(0.1, 20),
-    ),
+    "schedule": (keras.optimizers.schedules.CosineDecay(0.1, 10), keras.optimizers.schedules.CosineDecay(0.1, 20)),
     "strategy": (scaler.Dynamic(2.0), scaler.Dynamic(4.0)),
     "plain object": (Plain(pathlib.Path("a")), Plain(pathlib.Path("b"))),
     "class": (Plain, Options),

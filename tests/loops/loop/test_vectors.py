@@ -41,12 +41,12 @@ def visits(step, steps_per_call, steps=7, data=None, actions=(), **arguments):
 
 @pytest.mark.slow_with("3-False-True")
 @pytest.mark.parametrize(
-    ("steps_per_call", "endless", "jit_compile"),
-    [(1, False, False), (1, True, False), (100, True, False), (3, False, True)],
+    ("steps_per_call", "endless", "jit_compile"), [(1, False, False), (100, True, False), (3, False, True)]
 )
-def test_each_output_is_what_its_step_returned(steps_per_call, endless, jit_compile):
-    data = tf.data.Dataset.range(9).repeat(None if endless else 1)
-    seen = visits(everything, steps_per_call, data=data, jit_compile=jit_compile)
+def test_each_output_is_what_its_step_returned(tmp_path, steps_per_call, endless, jit_compile):
+    data, rows = tf.data.Dataset.range(9).repeat(None if endless else 1), tmp_path / "steps.jsonl"
+    writer = [loops.JsonLines(rows)]
+    seen = visits(everything, steps_per_call, data=data, actions=writer, jit_compile=jit_compile)
     assert [len(visit.outputs["first"]) for visit in seen] == {1: [1] * 7, 3: [3, 3, 1], 100: [7]}[steps_per_call]
     assert [visit.first for visit in seen] == list(range(1, 8, steps_per_call))
     expected = [everything(tf.constant(number, tf.int64)) for number in range(7)]
@@ -56,6 +56,8 @@ def test_each_output_is_what_its_step_returned(steps_per_call, endless, jit_comp
         assert found.dtype == stacked.dtype
         np.testing.assert_array_equal(found, stacked, err_msg=name)
     assert all(list(visit.outputs) == SCALARS for visit in seen)
+    for line in rows.read_text(encoding="utf-8").splitlines():
+        assert list(json.loads(line)) == ["step", *SCALARS]
 
 
 def test_a_value_keeps_its_bits():
@@ -87,13 +89,12 @@ def test_a_loop_inside_the_graph_traces_a_step_as_often_with_vectors():
     assert traces(lambda number: {"loss": number, "both": number[None]}) == traces(lambda number: {"loss": number})
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 3])
 @pytest.mark.parametrize(
-    ("value", "sentence"),
+    ("steps_per_call", "value", "sentence"),
     [
-        (lambda n: tf.zeros([tf.cast(n, tf.int32) + 1]), r"'value' with shape \(None,\).*tf.ensure_shape"),
-        (lambda n: tf.strings.as_string(n)[None], "'value' with shape .* string"),
-        (lambda n: tf.cast(n, tf.complex64)[None], "'value' with shape .* complex"),
+        (1, lambda n: tf.zeros([tf.cast(n, tf.int32) + 1]), r"'value' with shape \(None,\).*tf.ensure_shape"),
+        (3, lambda n: tf.strings.as_string(n)[None], "'value' with shape .* string"),
+        (1, lambda n: tf.cast(n, tf.complex64)[None], "'value' with shape .* complex"),
     ],
 )
 def test_what_cannot_be_stacked_is_named(steps_per_call, value, sentence):
@@ -104,13 +105,6 @@ def test_what_cannot_be_stacked_is_named(steps_per_call, value, sentence):
 def test_a_step_without_a_scalar_is_refused():
     with pytest.raises(loops.BadOutputs, match="no scalar: expected at least one"):
         visits(lambda number: {"counts": number[None]}, 1)
-
-
-def test_writers_keep_writing_scalars_alone(tmp_path):
-    rows = tmp_path / "steps.jsonl"
-    visits(everything, 2, 4, actions=[loops.JsonLines(rows)])
-    for line in rows.read_text(encoding="utf-8").splitlines():
-        assert list(json.loads(line)) == ["step", *SCALARS]
 
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
@@ -138,9 +132,3 @@ def test_a_function_returns_them_in_the_same_order(compiled):
     flags, number = unpack(function().numpy(), [(tf.bool, [2]), (tf.float32, [])])
     assert flags.tolist() == [True, False]
     assert float(number) == 2.5
-
-
-def test_what_comes_back_may_be_changed():
-    (array,) = unpack(pack([tf.constant([1, 2])]).numpy(), [(tf.int32, [2])])
-    array[:] = 0
-    assert array.tolist() == [0, 0]

@@ -138,7 +138,7 @@ def test_what_skips_at_its_lowest_scale_may_go_on_to_the_end():
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [
-        ("static:2**12+then:30+dynamic", True),
+        ("static:2**12+then:30+static:2**10", True),
         # Each step that overflows takes it to its floor at once, where nothing overflows when it is replayed.
         ("bounded:2**10,2**12+dynamic:initial_scale=2**12", False),
     ],

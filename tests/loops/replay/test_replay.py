@@ -60,7 +60,7 @@ def taken(strategy, limit, of_loss, amax):
 @pytest.mark.exhaustive_with(*set(STRATEGIES[1:]) - {"pytorch:growth_interval=2"})
 @pytest.mark.parametrize("text", STRATEGIES)
 def test_the_scales_are_those_of_a_loss_scaler(text):
-    strategy, (limit, of_loss, amax) = parse_strategy(text), facts(40)
+    strategy, (limit, of_loss, amax) = parse_strategy(text), facts(20)
     needs = scaler.strategies.needs_of(strategy)
     found = stepper(strategy)(Facts(limit, of_loss, amax if needs.amax else None))
     used, final = taken(strategy, limit, of_loss, amax)
@@ -156,8 +156,7 @@ def test_between_powers_of_two_the_largest_gradient_decides(scale, expected):
 
 
 @pytest.mark.parametrize(
-    ("scale", "expected"),
-    [(2.0**8, (1, 0)), (2.0**9, (1, 0)), (2.0**7, (0, 1)), (1.0, (0, 1)), (250.0, (0, 1))],
+    ("scale", "expected"), [(2.0**8, (1, 0)), (2.0**9, (1, 0)), (2.0**7, (0, 1)), (1.0, (0, 1)), (250.0, (0, 1))]
 )
 def test_a_skipped_step_is_skipped_at_its_scale_and_above_and_unsure_below(scale, expected):
     assert outcome(scale, gradient=[1e4], scale=2.0**8) == expected
@@ -188,7 +187,7 @@ def test_bad_data_leaves_the_strategy_alone_unless_it_sees_every_step():
     trace = tables(
         [1.0] * 6, applied=[True, False, False, True, False, True], cause=[None, "LOSS", "LOSS", None, "UPDATE", None]
     )
-    ours, theirs = loops.observe.replay(trace, ["dynamic:growth_interval=2", "pytorch:initial_scale=2**15"]).strategies
+    ours, theirs = loops.observe.replay(trace, ["dynamic:growth_interval=2", "dynamic:sees_every_step=True"]).strategies
     assert np.log2(ours.scales).tolist() == [15, 15, 15, 15, 16, 15]
     assert np.log2(theirs.scales).tolist() == [15, 15, 14, 13, 13, 12]
     assert ours.skips == theirs.skips == 3
@@ -211,10 +210,10 @@ def test_a_window_overflows_where_its_first_micro_batch_does():
 
 
 def test_several_traces_begin_anew_and_are_summed():
-    one, other = tables([1.0] * 3), tables([100.0] * 2)
+    one, other = tables([1.0] * 3), tables([100.0] * 3)
     found = loops.observe.replay([one, other], "dynamic:growth_interval=1,initial_scale=1024").strategies[0]
-    assert found.scales.tolist() == [1024, 2048, 4096, 1024, 512]
-    assert (found.skips, found.final_scale) == (1, 1024)
+    assert found.scales.tolist() == [1024, 2048, 4096, 1024, 512, 1024]
+    assert (found.skips, found.final_scale) == (2, 512)
 
 
 def test_floor_and_ceiling():
@@ -235,7 +234,7 @@ def test_what_is_flushed(scale, share):
 
 
 def test_without_histograms_nothing_is_said_to_be_flushed():
-    assert loops.observe.replay(tables([1.0] * 3), "none").strategies[0].flushed is None
+    assert loops.observe.replay(tables([1.0] * 3), "static:1").strategies[0].flushed is None
 
 
 @pytest.mark.slow

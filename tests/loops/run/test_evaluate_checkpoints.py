@@ -1,6 +1,7 @@
 """Guards the evaluation of a run's checkpoints beside its training: the bits of the run, each once, after any stop."""
 
 import json
+import shutil
 import warnings
 
 import keras
@@ -75,10 +76,7 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def run(trained, tmp_path):
     """A copy of the run's folder."""
-    (tmp_path / "checkpoints").mkdir()
-    for path in (trained[0] / "checkpoints").iterdir():
-        (tmp_path / "checkpoints" / path.name).write_bytes(path.read_bytes())
-    return tmp_path
+    return shutil.copytree(trained[0] / "checkpoints", tmp_path / "checkpoints").parent
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Guards one run: what it leaves, that its digest says whether two ended in the same place, and bad options."""
 
-import functools
 import json
 import math
 import re
@@ -19,38 +18,32 @@ from loops.run.train import RunOptions, _LastLosses, train, weights_digest
 from loops.study.compare import SharedTrace
 
 
+def unnumbered(text):
+    """Without the numbers that Keras gives to the names of a process's models."""
+    return re.sub(r"_\d+/", "/", text)
+
+
+OPTIONS = RunOptions("mixed_float16", "dynamic:initial_scale=4096,growth_interval=5", 20, 0)
+
+
 @pytest.fixture(scope="module")
 def small_run(small, tmp_path_factory):
-    """As `run`, of a network that is traced in no time."""
-
-    @functools.cache
-    def trained(**options):
-        out, usual = tmp_path_factory.mktemp("run"), {"policy": "float32", "strategy": "none", "steps": 20, "seed": 0}
-        return train(small, RunOptions(**{**usual, **options}), out), out
-
-    return trained
+    """A run of a network that is traced in no time."""
+    out = tmp_path_factory.mktemp("run")
+    return train(small, OPTIONS, out), out
 
 
 @pytest.mark.slow
 def test_a_run_leaves_a_line_for_every_step_and_a_summary(small_run):
-    summary, out = small_run(policy="mixed_float16", strategy="dynamic:initial_scale=4096,growth_interval=5")
+    summary, out = small_run
     assert sorted(path.name for path in out.iterdir()) == ["steps.jsonl", "summary.json"]
     assert json.loads((out / "summary.json").read_text()) == summary
     lines = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 21))
     scale, good = 2.0**12, 0
     for line in lines:
-        assert set(line) == {
-            "step",
-            "loss",
-            "attempted",
-            "applied",
-            "loss_scale",
-            "grad_norm",
-            "clipped_norm",
-            "cause",
-            "variable",
-        }
+        of_scaler = {"attempted", "applied", "loss_scale", "grad_norm", "clipped_norm", "cause", "variable"}
+        assert set(line) == {"step", "loss", *of_scaler}
         assert (line["cause"] is None) == (line["variable"] is None) == line["applied"]
         assert line["attempted"] is True
         assert line["loss_scale"] == scale
@@ -66,9 +59,10 @@ def test_a_run_leaves_a_line_for_every_step_and_a_summary(small_run):
 
 @pytest.mark.slow
 def test_the_same_options_end_in_the_same_bits(small_run, small, tmp_path):
-    summary, out = small_run()
-    assert train(small, RunOptions("float32", "none", 20, 0), tmp_path) == summary
-    assert (tmp_path / "steps.jsonl").read_bytes() == (out / "steps.jsonl").read_bytes()
+    summary, out = small_run
+    assert train(small, OPTIONS, tmp_path) == summary
+    rows = [unnumbered((place / "steps.jsonl").read_text()) for place in (tmp_path, out)]
+    assert rows[0] == rows[1]
 
 
 def one_of_each():
@@ -109,7 +103,6 @@ def test_a_digest_tells_zeros_signs_shapes_and_dtypes_apart_but_not_names():
     ("options", "named"),
     [
         ({"policy": "float8"}, ["policy 'float8'", "mixed_float16", "bfloat16"]),
-        ({"policy": ""}, ["policy ''"]),
         ({"strategy": "warp"}, ["strategy 'warp'", "dynamic"]),
         ({"strategy": "static:0"}, ["loss_scale=0"]),
     ],
@@ -176,11 +169,6 @@ STRATEGIES = {
     "grows": "dynamic:growth_interval=3",
     "skips at first": "dynamic:initial_scale=1099511627776,growth_interval=3",
 }
-
-
-def unnumbered(text):
-    """Without the numbers that Keras gives to the names of a process's models."""
-    return re.sub(r"_\d+/", "/", text)
 
 
 @pytest.mark.slow

@@ -8,10 +8,10 @@ import pathlib
 import resource
 import shutil
 
-import numpy as np
 import pytest
 import rich.console
 import tensorflow as tf
+from loop_cases import taking as looping
 
 import loops
 from loops.loop.state import folder
@@ -30,18 +30,8 @@ ACTIONS = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("tensorboard")
-
-
-def looping(*actions, steps_per_call=1):
-    taken = tf.Variable(0)
-
-    def step(batch):
-        taken.assign_add(1)
-        return {"loss": tf.cast(tf.reduce_sum(batch), tf.float32)}
-
-    data = tf.data.Dataset.from_tensors(np.zeros([100], np.int64)).repeat()
-    return loops.Loop(step, data, steps_per_call=steps_per_call, actions=actions)
+# What a disk does to actions does not depend on who takes the steps.
+pytestmark = pytest.mark.usefixtures("tensorboard", "eagerly")
 
 
 def at(number, do):
@@ -60,6 +50,7 @@ def full_from(number, size):
 
 @pytest.mark.parametrize("name", ACTIONS)
 def test_a_full_disk_names_the_action_and_the_file(name, tmp_path):
+    tf.config.run_functions_eagerly(name != "KeepBatches")  # The graph of a step writes batches.
     with full_from(2, 10) as fill:
         loop = looping(fill, ACTIONS[name](tmp_path / "run"))
         with pytest.raises(loops.LoopError, match=rf"{name}|{tmp_path}") as caught:
@@ -91,7 +82,6 @@ def test_a_file_that_is_replaced_while_the_run_writes_it_is_an_error(tmp_path):
         looping(at(2, replace), loops.JsonLines(path)).run(6)
 
 
-@pytest.mark.usefixtures("eagerly")
 def test_the_others_have_the_visit_and_the_run_is_saved(tmp_path):
     others = [loops.Csv(tmp_path / "steps.csv"), loops.Checkpoint(tmp_path / "ckpt", every=100, resume=True)]
     with pytest.raises(loops.NotWritable) as caught:
@@ -130,7 +120,6 @@ def test_an_action_whose_end_fails_leaves_the_others_theirs_and_both_errors_are_
     assert folder.numbers(tmp_path / "ckpt") == [1]
 
 
-@pytest.mark.usefixtures("eagerly")
 def test_what_fails_when_an_action_is_left_is_named_and_hides_no_error(tmp_path):
     class Leaves(contextlib.AbstractContextManager):
         writes = loops.JsonLines(tmp_path / "mine").writes

@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-import tensorflow as tf
+from loop_cases import taking as looping
 from processes import server, start, wait_for
 
 import loops
@@ -50,16 +50,6 @@ def elsewhere():
     for process in started:
         process.kill()
         process.join()
-
-
-def looping(*actions):
-    taken = tf.Variable(0)
-
-    def step(batch):
-        taken.assign_add(1)
-        return {"loss": tf.cast(batch, tf.float32)}
-
-    return loops.Loop(step, tf.data.Dataset.range(100), steps_per_call=1, actions=actions)
 
 
 def names(folder):

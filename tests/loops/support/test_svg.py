@@ -97,11 +97,8 @@ def test_lines_and_words_of_a_page_can_be_seen(page):
         assert min(contrast(page[name], page["page"]) for name in ("blue", "red", "green", "pink", "orange")) >= 3
 
 
-def test_lines_of_a_figure_differ():
+def test_lines_of_a_figure_differ_on_each_page_and_can_be_seen():
     assert len(set(SERIES)) == len(SERIES) == 6
-
-
-def test_lines_of_a_figure_differ_on_a_dark_page_and_can_be_seen():
     dark = [ON_DARK[colour] for colour in (*SERIES, TEXT)]
     assert len(set(dark)) == 7
     assert min(contrast(colour, ON_DARK["#FFFFFF"]) for colour in dark) >= 3
