@@ -142,4 +142,4 @@ def test_a_variable_more_costs_a_few_operations_on_each_replica():
         passing_on = ("Placeholder", "Const", "NoOp", "Identity", "EnsureShape")
         return sum(each.type not in passing_on for one in (graph, branch) for each in one.get_operations())
 
-    assert (cost(4) - cost(2)) / 2 <= 2 * 9 + 6
+    assert cost(3) - cost(2) <= 2 * 9 + 6
