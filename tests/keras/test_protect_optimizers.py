@@ -19,7 +19,8 @@ class Two(keras.Model):
 
     def __init__(self, where, wrapped=True):
         super().__init__()
-        self.one, self.other = keras.layers.Dense(2), keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        self.one = keras.layers.Dense(2, use_bias=False)
+        self.other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
         self.one.build((None, 2))
         self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
         self.built = True

@@ -28,7 +28,7 @@ class Own(keras.Sequential):
 def linear(kind=Own, **arguments):
     """A model whose weights do not move."""
     keras.utils.set_random_seed(7)
-    model = kind([keras.Input([4]), keras.layers.Dense(1, dtype="mixed_float16")])
+    model = kind([keras.Input([4]), keras.layers.Dense(1, use_bias=False, dtype="mixed_float16")])
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0), scaler.Static(64.0))
     model.compile(optimizer, **{"loss": "mse", "jit_compile": False, **arguments})
     return scaler.protect(model)
