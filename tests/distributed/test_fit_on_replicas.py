@@ -68,7 +68,8 @@ class BuildsInItsStep(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.norm, self.dense = keras.layers.BatchNormalization(), keras.layers.Dense(1)
+        self.norm = keras.layers.BatchNormalization(center=False, scale=False)
+        self.dense = keras.layers.Dense(1)
         self.own = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
 
     def build(self, shape):
@@ -146,7 +147,7 @@ def test_a_single_device_of_any_strategy_trains(name):
 def trained_alone(make_strategy):
     """The bits of the weights after a good batch and a bad one."""
     with make_strategy().scope():
-        norm = keras.layers.BatchNormalization(dtype="float16")
+        norm = keras.layers.BatchNormalization(center=False, scale=False, dtype="float16")
         model = keras.Sequential([keras.Input([4]), norm, *stateless("float16").layers])
         optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1e-2), initial_scale=SCALE)
         model.compile(optimizer, loss="mse", jit_compile=False)

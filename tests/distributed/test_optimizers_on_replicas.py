@@ -33,10 +33,6 @@ def by_scaler(optimizer, variable, loss_scaler):
     loss_scaler.apply(optimizer, [tf.constant(1.0)], [variable])
 
 
-def test_keras_still_has_the_method_that_is_shadowed():
-    assert callable(getattr(keras.optimizers.SGD(1.0), "_all_reduce_sum_gradients", None))
-
-
 def test_the_shadow_keeps_keras_from_summing_again_and_is_gone_afterwards(monkeypatch):
     assert moved_by(lambda optimizer, variable, _: optimizer.apply([tf.constant(1.0)], [variable])) == -2.0
     with cases.mirrored(2).scope():

@@ -164,7 +164,7 @@ def test_components_of_every_kind_on_another_number_of_replicas(tmp_path):
 def normalizing():
     """In float16, with BatchNorm and masters."""
     keras.utils.set_random_seed(7)
-    norm = keras.layers.BatchNormalization(momentum=0.5, dtype="float16", name="norm")
+    norm = keras.layers.BatchNormalization(momentum=0.5, center=False, scale=False, dtype="float16", name="norm")
     return keras.Sequential(
         [keras.Input([4], dtype="float16"), norm, keras.layers.Dense(1, dtype="float16", name="dense")]
     )

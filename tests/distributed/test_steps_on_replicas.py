@@ -149,7 +149,7 @@ def descent(grads, variables):
         variable.assign_sub(0.1 * tf.convert_to_tensor(grad))
 
 
-@pytest.mark.dear("traces the same step on one device and on several")
+@pytest.mark.usefixtures("as_graphs")
 def test_as_one_device_on_the_concatenated_batch():
     one, two = (
         cases.Rig(

@@ -48,21 +48,22 @@ def test_every_replica_is_put_back():
     assert cases.raw(variables) != before
 
 
-@pytest.mark.slow_with("0")
-@pytest.mark.parametrize("replica", [0, 1])
-def test_one_replica_is_enough(replica):
+def test_one_replica_is_enough():
     """A function may do something else on each."""
+    guilty = tf.Variable(0)
 
     def move(grads, variables):
         context = tf.distribute.get_replica_context()
-        own = tf.equal(context.replica_id_in_sync_group, replica)
+        own = tf.equal(context.replica_id_in_sync_group, guilty)
         bad = tf.logical_and(own, tf.reduce_all(tf.equal(grads[0], BAD)))
         variables[0].assign_sub(tf.where(bad, np.float32(np.nan), grads[0]))
 
     cause, variables, _ = made(cases.mirrored(2), lambda: move)
     before = cases.raw(variables)
-    assert cause(BAD) is scaler.Cause.UPDATE
-    assert cases.raw(variables) == before
+    for replica in (0, 1):
+        guilty.assign(replica)
+        assert cause(BAD) is scaler.Cause.UPDATE
+        assert cases.raw(variables) == before
     assert cause(GOOD) is scaler.Cause.NONE
     assert cases.agree(variables)
 
@@ -142,4 +143,4 @@ def test_a_variable_more_costs_a_few_operations_on_each_replica():
         passing_on = ("Placeholder", "Const", "NoOp", "Identity", "EnsureShape")
         return sum(each.type not in passing_on for one in (graph, branch) for each in one.get_operations())
 
-    assert (cost(4) - cost(2)) / 2 <= 2 * 9 + 6
+    assert cost(3) - cost(2) <= 2 * 9 + 6

@@ -61,7 +61,7 @@ def test_what_a_step_returns_is_computed_anew_and_the_rest_is_left_whenever_it_i
 def test_a_window_puts_back_the_micro_batch_that_overflowed():
     model = protected(
         keras.Input([4]),
-        keras.layers.BatchNormalization(dtype="mixed_float16"),
+        keras.layers.BatchNormalization(center=False, scale=False, dtype="mixed_float16"),
         keras.layers.Dense(1, dtype="mixed_float16"),
         optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2),
     )
@@ -100,7 +100,8 @@ def test_statistics_that_overflow_on_an_applied_step_keep_their_last_finite_valu
     """The variance of an absurd row is infinite, and the loss and the gradients are finite in float32."""
     x, y = data(32)
     x[3, 0] = 1e30
-    model = protected(keras.Input([4]), Beside(), keras.layers.BatchNormalization(), keras.layers.Dense(1), **mode)
+    norm = keras.layers.BatchNormalization(center=False, scale=False)
+    model = protected(keras.Input([4]), Beside(), norm, keras.layers.Dense(1), **mode)
     model.train_on_batch(*data(32))
     mean, variance = (one.numpy() for one in model.layers[1].non_trainable_variables)
     model.train_on_batch(x, y)

@@ -19,7 +19,8 @@ class Two(keras.Model):
 
     def __init__(self, where, wrapped=True):
         super().__init__()
-        self.one, self.other = keras.layers.Dense(2), keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        self.one = keras.layers.Dense(2, use_bias=False)
+        self.other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
         self.one.build((None, 2))
         self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
         self.built = True
@@ -68,23 +69,15 @@ def factors(first, second):
 
 
 @pytest.mark.slow
-def test_what_one_has_applied_stays_where_the_other_skips():
+@pytest.mark.parametrize(("where", "wrapped"), [("dict", True), ("compiled", False)], ids=["ours", "of Keras"])
+def test_what_one_has_applied_stays_where_the_other_skips(where, wrapped):
     """Without `protect` a skip moves no weight and no slot, and leaves those of the other optimizer alone."""
-    model, alone = two("dict", jit_compile=False), two("dict", protect=False, jit_compile=False)
+    model, alone = (two(where, protect, wrapped) for protect in (True, False))
     for each in (model, alone):
         each.train_on_batch(X, factors(1.0, 1.0))
         each.train_on_batch(X, factors(np.nan, 1.0))
     assert int(model.first.loss_scaler.counters.skipped) == 1
     assert int(model.second().iterations) == 2
-    assert learnt(model) == learnt(alone)
-
-
-@pytest.mark.slow
-def test_an_optimizer_of_keras_beside_it_keeps_what_it_applied_too():
-    model, alone = two("compiled", wrapped=False), two("compiled", protect=False, wrapped=False)
-    for each in (model, alone):
-        each.train_on_batch(X, factors(1.0, 1.0))
-        each.train_on_batch(X, factors(np.nan, 1.0))
     assert learnt(model) == learnt(alone)
 
 

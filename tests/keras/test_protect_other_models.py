@@ -1,5 +1,6 @@
 """Under `protect` a skip also puts back state of layers that belong to no part of the model: those its step calls."""
 
+import gc
 import inspect
 
 import keras
@@ -42,6 +43,8 @@ def encoder():
 def test_models_that_the_step_calls_are_put_back(way, monkeypatch):
     """One is called as it is, one in a function that was traced before."""
     monkeypatch.setattr(layers, "alive", inspect.unwrap(layers.alive))
+    gc.freeze()  # Only what this test makes is searched: `test_living_objects.py` searches among all.
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
     (plain, call), (other, function) = encoder(), encoder()
     traced = tf.function(function)
     traced(tf.constant(X))

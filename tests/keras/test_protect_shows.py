@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_cases import data, overflowing, started
+from keras_cases import data, overflowing
 from rigs import Batches
 
 import scaler
@@ -28,15 +28,10 @@ class Own(keras.Sequential):
 def linear(kind=Own, **arguments):
     """A model whose weights do not move."""
     keras.utils.set_random_seed(7)
-    model = kind([keras.Input([4]), keras.layers.Dense(1, dtype="mixed_float16")])
+    model = kind([keras.Input([4]), keras.layers.Dense(1, use_bias=False, dtype="mixed_float16")])
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0), scaler.Static(64.0))
     model.compile(optimizer, **{"loss": "mse", "jit_compile": False, **arguments})
     return scaler.protect(model)
-
-
-def own_model(**mode):
-    """The same one for all tests of a process, traced once."""
-    return started(linear, **mode)
 
 
 def steep():
@@ -51,10 +46,8 @@ def true_loss(model, batch):
     return float(np.mean((np.float32(model.predict_on_batch(x)) - y) ** 2))
 
 
-@pytest.mark.slow_with("{'run_eagerly': True}")
-@pytest.mark.parametrize("mode", [{}, {"run_eagerly": True}], ids=str)
-def test_a_loss_that_no_tracker_saw_is_what_is_shown_also_of_a_skipped_step(mode):
-    model, batches = own_model(**mode), Batches()
+def test_a_loss_that_no_tracker_saw_is_what_is_shown_also_of_a_skipped_step():
+    model, batches = linear(), Batches()
     x, y = data(32)
     arguments = {"shuffle": False, "verbose": 0, "epochs": 2, "callbacks": [batches]}
     history = model.fit(x, y, batch_size=8, validation_data=(x, y), **arguments).history
@@ -88,7 +81,7 @@ class OwnUnderAMetricsName(Own):
 @pytest.mark.slow_with("{'run_eagerly': True}")
 @pytest.mark.parametrize("mode", [MODES[0], MODES[2]], ids=str)
 def test_a_number_under_a_metrics_name_is_the_steps_own_where_both_are_not_finite(mode):
-    model, batches = started(linear, kind=OwnUnderAMetricsName, **mode), Batches()
+    model, batches = linear(OwnUnderAMetricsName, **mode), Batches()
     x, y = data(32)
     y[24:] = np.nan
     history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[batches]).history
@@ -107,14 +100,17 @@ class Computed(OwnUnderAMetricsName):
 
     def train_step(self, batch):
         self.n.update_state(super().train_step(batch)["m"])
-        return {"m": 2.0 * self.m.result(), "n": tf.cast(self.n.result() / 1e32, tf.float16)}
+        logs = {"m": 2.0 * self.m.result(), "n": tf.cast(self.n.result() / 1e32, tf.float16)}
+        return {**logs, "mae": tf.constant(3), "list": [1.0], "half": tf.constant(0.5, tf.float16), "one": 1.0}
 
 
-@pytest.mark.slow_with("{'run_eagerly': True}")
-@pytest.mark.parametrize("mode", [MODES[0], MODES[2]], ids=str)
-def test_what_is_computed_from_a_metric_and_is_not_its_result_is_shown_as_it_was(mode):
-    model = linear(Computed, **mode)
-    logs = model.train_on_batch(*steep(), return_dict=True)
+def test_what_is_computed_from_a_metric_and_is_not_its_result_is_shown_as_it_was():
+    """And so are numbers of other types."""
+    model = linear(Computed, metrics=["mae"])
+    for batch in (data(8), steep()):
+        model.reset_metrics()
+        logs = model.train_on_batch(*batch, return_dict=True)
+        assert (logs["mae"], logs["half"], logs["one"]) == (3, 0.5, 1.0)
     assert model.optimizer.loss_scaler.counters.skipped == 1
     np.testing.assert_allclose([logs["m"], logs["n"]], [2e36 / 8, 1250.0], rtol=1e-3)
 
@@ -134,7 +130,7 @@ def test_results_of_metrics_are_computed_anew_however_they_are_returned(mode):
                 metric.update_state(loss)
             tracked, given = self.tracker.result(), self.chosen.result()
             chosen = tf.cond(loss > 0.0, self.chosen.result, lambda: given)
-            return {"tracked": tracked, "chosen": chosen, "twice": 2.0 * tracked}
+            return {"tracked": tracked, "chosen": chosen, "loss": tracked, "twice": 2.0 * tracked}
 
     model = linear(Tracking, metrics=["mae"], **mode)  # Which the step never uses.
     x, y = data(8)
@@ -142,35 +138,13 @@ def test_results_of_metrics_are_computed_anew_however_they_are_returned(mode):
     bad = overflowing()
     joined = np.concatenate([x, bad[0]]), np.concatenate([y, bad[1]])
     batches = Batches()
-    model.fit(*joined, batch_size=8, shuffle=False, verbose=0, callbacks=[batches])
-    assert [logs["tracked"] for logs in batches.seen] == [first["tracked"]] * 2
-    assert [logs["chosen"] for logs in batches.seen] == [first["tracked"]] * 2
-    assert np.isnan(batches.seen[1]["twice"])  # A number of its own.
-
-
-class UnderAnotherName(Own):
-    """Returns a metric's result as "loss", and no metric has this name."""
-
-    def __init__(self, layers):
-        super().__init__(layers)
-        self.tracker = keras.metrics.Mean(name="total_loss")
-
-    def train_step(self, batch):
-        self.tracker.update_state(super().train_step(batch)["loss"])
-        return {"loss": self.tracker.result(), "half": self.tracker.result() / 2.0}
-
-
-@pytest.mark.parametrize("mode", [MODES[0], MODES[2]], ids=str)
-def test_a_result_under_another_name_is_computed_anew(mode):
-    model, batches = linear(UnderAnotherName, **mode), Batches()
-    (x, y), bad = data(8), overflowing()
-    joined = np.concatenate([x, bad[0]]), np.concatenate([y, bad[1]])
-    expected = true_loss(model, (x, y))
     history = model.fit(*joined, batch_size=8, shuffle=False, verbose=0, callbacks=[batches]).history
     assert model.optimizer.loss_scaler.counters.skipped == 1
-    np.testing.assert_allclose([logs["loss"] for logs in batches.seen], [expected] * 2, rtol=2e-3)
-    np.testing.assert_allclose(history["loss"], [expected], rtol=2e-3)
-    assert np.isnan(batches.seen[1]["half"])
+    np.testing.assert_allclose(first["tracked"], true_loss(model, (x, y)), rtol=2e-3)
+    for name in ("tracked", "chosen", "loss"):  # Of which the last is the name of no metric that the step updates.
+        assert [logs[name] for logs in batches.seen] == [first["tracked"]] * 2
+    assert history["loss"] == [first["tracked"]]
+    assert np.isnan(batches.seen[1]["twice"])  # A number of its own.
 
 
 class Doubled(keras.Sequential):
@@ -189,17 +163,6 @@ def test_a_step_that_runs_eagerly_is_given_the_results_of_all_metrics():
     np.testing.assert_allclose([logs["loss"] for logs in batches.seen], [2 * losses[0], sum(losses)], rtol=2e-3)
 
 
-def test_numbers_of_other_types_are_left():
-    class Odd(Own):
-        def train_step(self, batch):
-            logs = super().train_step(batch)
-            return {**logs, "mae": tf.constant(3), "list": [1.0], "half": tf.constant(0.5, tf.float16), "one": 1.0}
-
-    model = linear(Odd, metrics=["mae"])
-    logs = model.train_on_batch(*data(8), return_dict=True)
-    assert (logs["mae"], logs["half"], logs["one"]) == (3, 0.5, 1.0)
-
-
 class Score(keras.metrics.Mean):
     """Of which Keras does not know which way is better."""
 
@@ -207,22 +170,22 @@ class Score(keras.metrics.Mean):
         return super().update_state(y)
 
 
-def fit_all_skipped_then_good(callbacks, epochs=3, metrics=("accuracy",), first_bad=1, **mode):
-    """Epochs of which the first are skipped whole; labels that a NaN prediction would pass for right."""
+def fit_all_skipped_then_good(callbacks, epochs, metrics=("accuracy",)):
+    """Epochs of which the first is skipped whole; labels that a NaN prediction would pass for right."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(2, dtype="mixed_float16")])
     model.compile(
         scaler.LossScaleOptimizer(keras.optimizers.SGD(0.05), scaler.Static(64.0)),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=list(metrics),
-        **{"jit_compile": False, **mode},
+        jit_compile=False,
     )
     scaler.protect(model)
     x = data(16)[0]
     bad = np.full([16, 4], np.nan, np.float32)
     good = tf.data.Dataset.from_tensor_slices((x, np.r_[np.zeros(12), np.ones(4)].astype(np.int32))).batch(8)
     broken = tf.data.Dataset.from_tensor_slices((bad, np.zeros(16, np.int32))).batch(8)
-    stream = broken.repeat(first_bad).concatenate(good.repeat(epochs - first_bad))
+    stream = broken.concatenate(good.repeat(epochs - 1))
     history = model.fit(stream, steps_per_epoch=2, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
     return model, history.history
 
@@ -242,18 +205,17 @@ def test_an_epoch_of_skipped_steps_is_the_worst_there_is():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("monitor", "mode", "first_bad"), [("loss", "min", 1)])
-def test_keras_keeps_a_later_epoch_as_the_best(monitor, mode, first_bad, tmp_path):
-    best = keras.callbacks.ModelCheckpoint(
-        tmp_path / "best.weights.h5", monitor=monitor, mode=mode, save_best_only=True, save_weights_only=True
-    )
-    stop = keras.callbacks.EarlyStopping(monitor=monitor, mode=mode, patience=2, restore_best_weights=True)
-    reduce = keras.callbacks.ReduceLROnPlateau(monitor=monitor, mode=mode, patience=9)
-    _, history = fit_all_skipped_then_good([best, stop, reduce], epochs=5, first_bad=first_bad)
-    value = (min if monitor == "loss" else max)(history[monitor])
+def test_keras_keeps_a_later_epoch_as_the_best(tmp_path):
+    monitored = {"monitor": "loss", "mode": "min"}
+    path = tmp_path / "best.weights.h5"
+    best = keras.callbacks.ModelCheckpoint(path, save_best_only=True, save_weights_only=True, **monitored)
+    stop = keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True, **monitored)
+    reduce = keras.callbacks.ReduceLROnPlateau(patience=9, **monitored)
+    _, history = fit_all_skipped_then_good([best, stop, reduce], epochs=5)
+    value = min(history["loss"])
     assert np.isfinite(value)
     assert best.best == stop.best == reduce.best == value
-    assert stop.best_epoch >= first_bad
+    assert stop.best_epoch >= 1
 
 
 def reaches_five(y, _):
