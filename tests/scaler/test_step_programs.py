@@ -54,6 +54,6 @@ def test_what_is_wrong_is_said_and_nothing_else(name, right, make, monkeypatch, 
 
 
 @pytest.mark.slow
-@programs(PROGRAMS[::8])
+@programs(PROGRAMS[::12])
 def test_it_is_said_of_whole_steps_too(name, right, make):
     assert bool(said_of(name, make)) is not is_right(name, right)

@@ -76,10 +76,10 @@ def test_stochastic_rounding_draws_by_seed_position_and_step(how):
     assert weight.numpy().tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_small_updates_add_up_where_rounding_to_nearest_loses_them(mode):
+def test_small_updates_add_up_where_rounding_to_nearest_loses_them():
+    """By chance; sums that are compensated have the bits of NumPy, above."""
     weight = tf.Variable(tf.ones([1000], tf.bfloat16))
-    weights = MODES[mode]([weight])
+    weights = scaler.weights.StochasticRounding([weight])
     step = tf.function(make_step(weights, keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(8.0))))
     for _ in range(64):
         step(tf.fill([1000], -(2.0**-12)))
