@@ -130,7 +130,7 @@ def halves(given):
 def test_a_window_is_the_large_batch():
     """Of two equal halves: their losses are means."""
     large, windows = Pair(every=2), Pair(every=2, accumulate=2)
-    for number in range(1, 5):
+    for number in (1, 2):
         half = tuple(one[:4] for one in batch(number))
         expected = large.step(tuple(tf.concat([one, one], axis=0) for one in half))
         first, second = (windows.step(half) for _ in range(2))

@@ -56,7 +56,7 @@ def ragged_batches(bad=1e6):
 @pytest.mark.slow
 def test_ragged_batches():
     step = loops.TrainStep(Bag("float16"), squared_error, keras.optimizers.SGD(0.01), loss_scaler=static(64.0))
-    assert loops.Loop(step, ragged_batches(), steps_per_call=3).run(4) == loops.Counters(4, 4, 3)
+    assert loops.Loop(step, ragged_batches(), steps_per_call=3, jit_compile=False).run(4) == loops.Counters(4, 4, 3)
     by_hand = Bag("float16")
     other = loops.TrainStep(by_hand, squared_error, keras.optimizers.SGD(0.01), loss_scaler=static(64.0))
     for tokens, targets in ragged_batches():
@@ -115,7 +115,7 @@ def test_a_layer_that_casts_by_itself():
     )
     data = dataset(4, bad=[1]).map(lambda x, y: (1000.0 * x, y))
     before = step.model.layers[1].gain.numpy()
-    assert loops.Loop(step, data).run(4) == loops.Counters(4, 4, 3)
+    assert loops.Loop(step, data, jit_compile=False).run(4) == loops.Counters(4, 4, 3)
     gain = step.model.layers[1].gain
     assert gain.dtype == "float32"
     assert any(weight is gain for weight in step.masters.weights)
