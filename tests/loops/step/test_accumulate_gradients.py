@@ -86,8 +86,8 @@ def test_repeated_tokens_are_summed_in_float32():
     unscaled = scaler.NoScaling()
     alone = loops.TrainStep(model(), steep, keras.optimizers.SGD(1e-8), loss_scaler=unscaled)((x, y))
     assert alone["applied"]
-    arguments = {"loss_scaler": scaler.LossScaler(unscaled), "example": (x, y), "accumulate": 2}
-    *_, last = Rig(model(), keras.optimizers.SGD(1e-8), steep, **arguments).run([(x, y)] * 2)
+    step = loops.TrainStep(model(), steep, keras.optimizers.SGD(1e-8), loss_scaler=unscaled, accumulate=2)
+    _, last = (step((x, y)) for _ in range(2))
     assert last["applied"]
     np.testing.assert_allclose(last["grad_norm"], alone["grad_norm"], rtol=1e-6)
 
@@ -95,7 +95,10 @@ def test_repeated_tokens_are_summed_in_float32():
 def test_statistics_that_overflow_float16_are_not_kept_until_the_window_ends():
     """The moving variance of these inputs is infinite in float16, while the loss and its gradients are finite."""
     keras.utils.set_random_seed(7)
-    layers = [keras.layers.BatchNormalization(momentum=0.0, dtype="float16"), keras.layers.Dense(1, dtype="float16")]
+    layers = [
+        keras.layers.BatchNormalization(momentum=0.0, scale=False, dtype="float16"),
+        keras.layers.Dense(1, dtype="float16"),
+    ]
     model = keras.Sequential([keras.Input([4], dtype="float16"), *layers])
     x, y = batch()
     rig = Rig(model, keras.optimizers.SGD(0.01), example=(x, y), loss_scaler=static(8.0), accumulate=2)
