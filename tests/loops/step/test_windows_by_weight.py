@@ -133,13 +133,6 @@ def test_micro_batches_of_any_weights_are_the_large_batch(of_three, tokens):
     np.testing.assert_allclose([one["loss"] for one in outputs], expected, rtol=1e-5)
 
 
-def test_a_mean_of_means_is_another_gradient():
-    """What the weights are for: the same micro-batches by their means, as everybody does it."""
-    own, batches = model(), [micro_batch(number, count) for number, count in enumerate([1, 4, 2])]
-    of_means = np.mean([by_hand(own, [one])[1][0] for one in batches], axis=0)
-    assert np.abs(of_means - by_hand(own, batches)[1][0]).max() > 0.05
-
-
 def test_weights_in_16_bits():
     step = train_step(policy="float16", accumulate=2)
     assert_large_batch(step, step, [micro_batch(0, 1), micro_batch(1, 4)], rtol=2e-2, atol=2e-2)
