@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from loop_cases import static
-from models import batch, plain_model, squared_error
+from models import batch, one_layer, squared_error
 
 import loops
 import scaler
@@ -128,7 +128,7 @@ def test_protect_puts_it_back(name, eagerly):
 
 
 def test_variables_that_a_model_gets_after_the_step_was_made_are_put_back():
-    model = plain_model()
+    model = one_layer()
     x, y = batch()
     steps = [
         (loops.ComposedStep([loops.Part("one", model, lambda x: tf.reduce_mean(model(x)), SGD())]), x * np.nan),
