@@ -1,6 +1,5 @@
 """Guards `ComposedStep`: it is the step by hand, and a fault skips the part that it is in, or all, and nothing else."""
 
-import dataclasses
 import warnings
 
 import keras
@@ -101,12 +100,12 @@ def test_turns_of_a_table_and_of_a_variable_whose_backward_pass_is_at_fault():
     table, number = keras.layers.Embedding(4, 2), tf.Variable(1.0, name="number")
     table.build()
     start = table.embeddings.numpy()
+    losses = {"table": (table, lambda ids: tf.reduce_sum(table(ids))), "number": (number, lambda ids: broken(number))}
     parts = [
-        loops.Part("table", table, lambda ids: tf.reduce_sum(table(ids)), keras.optimizers.SGD(0.5), every=2),
-        loops.Part("number", number, lambda ids: broken(number), keras.optimizers.SGD(0.5), every=2),
+        part(name, *one, keras.optimizers.SGD(0.5), every=2, loss_scaler=scaler.LossScaler(name=name))
+        for name, one in losses.items()
     ]
-    scalers = [dataclasses.replace(part, loss_scaler=scaler.LossScaler(name=part.name)) for part in parts]
-    step = tf.function(loops.ComposedStep(scalers))
+    step = tf.function(loops.ComposedStep(parts))
     ids = tf.constant([1, 1, 3])
     assert not step(ids)["attempted"]
     assert table.embeddings.numpy().tobytes() == start.tobytes()
@@ -234,7 +233,8 @@ def test_each_weight_is_regularized_once(given):
     def loss_fn(x):
         return 0.0 * (tf.reduce_sum(one(x)) + tf.reduce_sum(two(x)))
 
-    step = loops.ComposedStep([loops.Part("both", GIVEN[given](shared, one, two), loss_fn, keras.optimizers.SGD(0.01))])
+    own = part("both", GIVEN[given](shared, one, two), loss_fn, keras.optimizers.SGD(0.01))
+    step = loops.ComposedStep([own])
     assert float(step(tf.ones([2, 4]))["both/loss"]) == 16.0
     # The slope of the penalty is 2.
     assert abs(float(shared.kernel[0, 0]) - 0.98) < 1e-6

@@ -16,7 +16,6 @@ from scaler import observe
 SCALE = 64.0
 """Of `composed_cases`."""
 ALL = [*observe.KINDS, "update_rms"]
-RECORDED = [*observe.KINDS[:3], "update_rms"]
 VECTORS = ("counts", "amax", "swallowed_updates", "update_rms", "update_ratio", "noise_scale")
 
 
@@ -35,23 +34,18 @@ def rows(step, outputs, part):
     return dict(zip(step.probes[part].names, outputs[f"{part}/amax"].numpy(), strict=True))
 
 
-def alone():
-    """A `TrainStep`, and a `ComposedStep` whose only part does the same."""
+@pytest.mark.slow
+def test_one_part_alone_is_measured_as_a_train_step():
     models = [plain_model() for _ in range(2)]
     probes = [observe.watch(model, kinds=ALL) for model in models]
     optimizers = [keras.optimizers.SGD(0.125, momentum=0.5) for _ in models]
     step = loops.TrainStep(models[0], squared_error, optimizers[0], loss_scaler=static(8.0), probes=probes[0])
     own = part("only", models[1], optimizer=optimizers[1], scale=8.0)
-    return [step, loops.ComposedStep([own], probes={"only": probes[1]})]
-
-
-@pytest.mark.slow
-def test_one_part_alone_is_measured_as_a_train_step():
-    steps = alone()
+    composed = loops.ComposedStep([own], probes={"only": probes[1]})
     for seed in range(3):
-        one, other = (step(batch(seed, bad=np.inf if seed == 2 else None)) for step in steps)
-        assert steps[0].probes.names == steps[1].probes["only"].names
-        assert steps[0].probes.gauges == steps[1].probes["only"].gauges
+        one, other = (take(batch(seed, bad=np.inf if seed == 2 else None)) for take in (step, composed))
+        assert probes[0].names == probes[1].names
+        assert probes[0].gauges == probes[1].gauges
         found = [name for name in one if one[name].shape.rank]
         assert found == [name.removeprefix("only/") for name in other if other[name].shape.rank]
         assert {*found} <= {*VECTORS}

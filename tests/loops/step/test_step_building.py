@@ -15,14 +15,11 @@ import loops
 import scaler
 
 
-def unbuilt():
-    keras.utils.set_random_seed(7)
-    return keras.Sequential([keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1, use_bias=False)])
-
-
 def test_a_model_is_built_inside_of_the_compiled_step_which_is_traced_once_for_each_signature():
     """TensorFlow traces a function again that made a variable: the model's, its masters and slots are made outside."""
-    traced, model = [], unbuilt()
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential([keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1, use_bias=False)])
+    traced = []
 
     def counting(y, prediction):
         traced.append(tuple(y.shape))
@@ -79,14 +76,11 @@ def test_statistics_of_16_bits_are_named(dtype, moves, said, start):
     assert sum("Give the layer dtype='mixed_float16'" in str(one.message) for one in found) == said
 
 
-def deep():
-    """In float16 no gradient reaches the first of its two tanh layers by itself."""
-    return layerwise_cases.chain([2.0**-13] * 2, width=4, head="float32")
-
-
 @pytest.mark.slow
 def test_each_group_finds_its_scale_and_every_layer_trains():
-    model, layerwise = scaler.layerwise.insert_rescales(deep(), ["steep_0", "steep_1"])
+    """In float16 no gradient reaches the first of the two tanh layers by itself."""
+    deep = layerwise_cases.chain([2.0**-13] * 2, width=4, head="float32")
+    model, layerwise = scaler.layerwise.insert_rescales(deep, ["steep_0", "steep_1"])
     # The momentum is the sum of all gradients, whose smallest move no float32 weight.
     optimizer = keras.optimizers.SGD(2.0**-10, momentum=0.5)
     step = loops.TrainStep(model, squared_error, optimizer, layerwise=layerwise)
@@ -114,18 +108,12 @@ MODES = {
 }
 
 
-def rounding(make, **arguments):
-    optimizer = keras.optimizers.SGD(2.0**-9)
-    return loops.TrainStep(narrow(), squared_error, optimizer, masters=make, **arguments)
-
-
 @pytest.mark.slow_with("Kahan", "stochastic")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_is_used_and_tells_what_it_swallowed(mode):
-    step, outside = rounding(MODES[mode]), MODES[mode]
-    model = narrow()
-    weights, loss_scaler = outside(model.trainable_variables), scaler.LossScaler(scaler.NoScaling())
-    optimizer = keras.optimizers.SGD(2.0**-9)
+    optimizer, other = (keras.optimizers.SGD(2.0**-9) for _ in range(2))
+    step, model = loops.TrainStep(narrow(), squared_error, other, masters=MODES[mode]), narrow()
+    weights, loss_scaler = MODES[mode](model.trainable_variables), scaler.LossScaler(scaler.NoScaling())
 
     def by_hand(x, y):
         with tf.GradientTape() as tape:
