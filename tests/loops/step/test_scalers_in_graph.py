@@ -81,19 +81,16 @@ def two_scalers():
 
 
 def in_keras(make):
-    def made():
-        optimizer, variable = make(keras.optimizers.SGD(0.01)), keras.Variable([1.0, 2.0])
-        optimizer.build([variable])
+    optimizer, variable = make(keras.optimizers.SGD(0.01)), keras.Variable([1.0, 2.0])
+    optimizer.build([variable])
 
-        def step(number):
-            with tf.GradientTape() as tape:
-                scaled = optimizer.scale_loss(tf.reduce_sum(variable.value) * number)
-            optimizer.apply(tape.gradient(scaled, [variable.value]), [variable])
-            return {"loss": number}
+    def step(number):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.scale_loss(tf.reduce_sum(variable.value) * number)
+        optimizer.apply(tape.gradient(scaled, [variable.value]), [variable])
+        return {"loss": number}
 
-        return step
-
-    return made
+    return step
 
 
 kerass_own = functools.partial(keras.optimizers.LossScaleOptimizer, dynamic_growth_steps=2)
@@ -103,8 +100,8 @@ KINDS = {
     "in a branch": under_a_condition,
     "unscale and update": long_form,
     "two scalers": two_scalers,
-    "LossScaleOptimizer": in_keras(scaler.LossScaleOptimizer),
-    "Keras's LossScaleOptimizer": in_keras(kerass_own),
+    "LossScaleOptimizer": functools.partial(in_keras, scaler.LossScaleOptimizer),
+    "Keras's LossScaleOptimizer": functools.partial(in_keras, kerass_own),
 }
 
 
