@@ -15,9 +15,6 @@ from ways import second_look, selects
 import scaler
 from scaler import Cause
 
-# A loop calls the graph; `test_where_it_began.py` reads causes from one.
-HOW = ("eager", "graph")
-
 
 def still(grads, variables):
     """An optimizer that leaves all as it is."""
@@ -73,7 +70,8 @@ def taken(mode, batch):
 
 
 # Cases are taken one after the other: TensorFlow instantiates a graph anew in each test, as seeds are set there.
-@pytest.mark.parametrize("mode", HOW)
+# A loop calls the graph; `test_where_it_began.py` reads causes from one.
+@pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_a_step_says_why_it_was_skipped(mode):
     for case, (batch, cause, index, has_nan) in CASES.items():
         outcome, loss_scaler = taken(mode, batch)
@@ -100,9 +98,9 @@ def test_sentences(snapshot):
     assert said == snapshot
 
 
-@functools.cache
-def float32_step(mode):
-    """Gradients as given, in float32, with None first; the loss is 0 whatever they are."""
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_the_first_that_is_not_finite_or_the_largest(mode):
+    """Of gradients as given, in float32, with None first; the loss is 0 whatever they are."""
     weights = [tf.Variable(tf.ones([2]), name=name) for name in ("none", "x", "y")]
     loss_scaler = scaler.LossScaler(scaler.Static(2.0**-20))
 
@@ -110,12 +108,7 @@ def float32_step(mode):
         loss_scaler.scale(0.0)
         return loss_scaler.apply(still, [None, x, y], weights)._asdict()
 
-    return run_in(mode, step), loss_scaler
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_the_first_that_is_not_finite_or_the_largest(mode):
-    run, loss_scaler = float32_step(mode)
+    run = run_in(mode, step)
     for x, y, cause, index, nan in (
         ([1, 1], [1e15, 1e14], Cause.TOO_LARGE, 2, False),
         ([9.9e12, 9.9e12], [1.3e13, 1], Cause.TOO_LARGE, 1, False),

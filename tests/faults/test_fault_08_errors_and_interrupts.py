@@ -22,7 +22,6 @@ import loops
 import scaler
 
 IN_GRAPH = {"steps_per_call": 4, "jit_compile": False}
-RUNNERS = {"python loop": {"jit_compile": False}, "in-graph loop": IN_GRAPH, "xla": IN_GRAPH | {"jit_compile": True}}
 
 
 def build_model():
@@ -75,10 +74,10 @@ class Run:
 
 
 @functools.cache
-def whole(runner):
-    """The bits at the end of a run that nothing broke off."""
+def whole():
+    """The bits at the end of a run in the graph that nothing broke off."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(pathlib.Path(folder), **RUNNERS[runner])
+        run = Run(pathlib.Path(folder), **IN_GRAPH)
         run.loop.run(12)
         run.assert_consistent()
         return run.bits()
@@ -97,13 +96,13 @@ def interrupt_once(when):
 
 @pytest.mark.slow
 def test_ctrl_c_while_the_data_is_read(tmp_path):
-    run = Run(tmp_path, at=interrupt_once(5), **RUNNERS["in-graph loop"])
+    run = Run(tmp_path, at=interrupt_once(5), **IN_GRAPH)
     with pytest.raises(KeyboardInterrupt):
         run.loop.run(12)
     assert 0 < run.loop.counters.data <= 8  # The dataset reads ahead.
     run.assert_consistent()
     run.loop.run(12)
-    assert run.bits() == whole("in-graph loop")
+    assert run.bits() == whole()
 
 
 @pytest.mark.slow
@@ -133,7 +132,7 @@ def test_ctrl_c_from_a_plain_thread_and_from_an_action(tmp_path):
         run.loop.run(12)
     assert run.loop.counters.data == 12
     run.assert_consistent()
-    assert run.bits() == whole("in-graph loop")
+    assert run.bits() == whole()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -143,7 +142,7 @@ def test_an_error_while_the_data_is_read_leaves_finished_steps(tmp_path):
         if number == 5:
             raise OSError("disk gone")
 
-    run = Run(tmp_path, at=fail, **RUNNERS["python loop"])
+    run = Run(tmp_path, at=fail, jit_compile=False)
     with pytest.raises(tf.errors.OpError, match="disk gone"):
         run.loop.run(12)
     assert run.loop.counters.data == 5

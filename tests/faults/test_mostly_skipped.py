@@ -170,17 +170,6 @@ def test_a_mended_run_goes_on_from_the_checkpoint_of_a_stuck_one(tmp_path):
     assert 188 <= done.skipped < 188 + 32
 
 
-@pytest.mark.slow
-def test_the_watch_of_a_step_of_ones_own_finds_it():
-    step = train_step()
-    loss_scaler = step.loss_scaler
-    loop = loops.Loop(
-        lambda batch: step(batch), mostly_nan(), steps_per_call=100, actions=[lambda visit: loss_scaler.check()]
-    )
-    with pytest.raises(StuckError, match="188 of the last 200 steps"):
-        loop.run(800)
-
-
 def bad(loss_scaler, steps, clean_every=4):
     """Counts steps of which one in so many is clean."""
     update = tf.function(lambda finite: loss_scaler.update(Event(finite)), autograph=False)

@@ -154,7 +154,7 @@ def test_an_overflow_is_still_an_overflow():
     def steep(y, prediction):
         return 2.0**24 * tf.reduce_mean(tf.cast(prediction, tf.float32) - y)
 
-    loss_scaler, call = looking_again(model_of("mixed_float16"), steep, scaler.Dynamic())
+    loss_scaler, call = looking_again(zero_model("mixed_float16"), steep, scaler.Dynamic())
     for rows in (4, 2048):
         outputs = call(inputs(rows))
         assert not outputs["finite"]
@@ -163,16 +163,14 @@ def test_an_overflow_is_still_an_overflow():
         assert not bool(loss_scaler.last_skip.lower_helps)
 
 
-@pytest.mark.slow_with("5")
-@pytest.mark.parametrize("steps_per_call", [1, 5])
 @pytest.mark.usefixtures("eagerly")
-def test_writers_have_the_cause_and_the_variable(tmp_path, steps_per_call):
+def test_writers_have_the_cause_and_the_variable(tmp_path):
     x = np.ones([5, 4, 3], np.float32)
     x[2] = np.nan
     data = tf.data.Dataset.from_tensor_slices((x, np.zeros([5, 4, 2], np.float32)))
     step, _ = fresh()
     actions = [loops.JsonLines(tmp_path / "steps.jsonl"), loops.Csv(tmp_path / "steps.csv")]
-    loops.Loop(step, data, steps_per_call=steps_per_call, actions=actions).run(5)
+    loops.Loop(step, data, steps_per_call=1, actions=actions).run(5)
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     path, none = step.model.trainable_variables[5].path, (None, None)
     assert [(line["cause"], line["variable"]) for line in lines] == [none, none, ("LOSS", path), none, none]

@@ -26,7 +26,7 @@ def loss(slope, prediction):
 
 def step_of(loss_fn, *states, retry=True):
     """A step of a float16 model with these layers in its middle, and its function of what makes the batch bad."""
-    dense = [keras.layers.Dense(size, dtype="mixed_float16") for size in (WIDTH, 1)]
+    dense = [keras.layers.Dense(size, use_bias=False, dtype="mixed_float16") for size in (WIDTH, 1)]
     model = keras.Sequential([keras.Input([3]), dense[0], *states, dense[1]])
     loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10, min_scale=1.0))
     made = loops.TrainStep(model, loss_fn, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler, retry=retry)

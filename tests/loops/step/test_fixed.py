@@ -13,10 +13,14 @@ SGD = keras.optimizers.SGD
 DATA = tuple(map(tf.constant, batch()))
 
 
+def dense(units):
+    return keras.layers.Dense(units, use_bias=False)
+
+
 def nested():
     """A model whose first layer is a model of two layers."""
-    inner = keras.Sequential([keras.Input([4]), keras.layers.Dense(4), keras.layers.Dense(4)])
-    return keras.Sequential([keras.Input([4]), inner, keras.layers.Dense(1)]), inner
+    inner = keras.Sequential([keras.Input([4]), dense(4), dense(4)])
+    return keras.Sequential([keras.Input([4]), inner, dense(1)]), inner
 
 
 def add(model):
@@ -96,7 +100,7 @@ class Composed:
     def __init__(self):
         self.model, self.inner = nested()
         (self.teacher, self.inner_of_teacher), (self.critic, self.inner_of_critic) = nested(), nested()
-        self.plain = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        self.plain = keras.Sequential([keras.Input([4]), dense(1)])
         parts = [
             loops.Part("plain", self.plain, self.plain_loss, SGD(0.1)),
             loops.Part("student", self.model, self.loss, SGD(0.1), teacher=self.teacher),

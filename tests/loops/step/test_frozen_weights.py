@@ -23,15 +23,15 @@ def inside_of_an_inner_function(x):
     return (lambda: GLOBAL(x))()
 
 
-class Step:
-    def __init__(self):
-        self.layer = GLOBAL
+class Holder:
+    def __init__(self, held):
+        self.held = held
 
     def __call__(self, x):
-        return self.layer(x)
+        return self.held(x)
 
     def step(self, x):
-        return self.layer(x)
+        return self(x)
 
 
 def in_a_closure():
@@ -40,20 +40,14 @@ def in_a_closure():
     return lambda x: (layer(x), unset)  # noqa: F821
 
 
-def in_a_list():
-    layers = [GLOBAL]
-    return lambda x: layers[0](x)
-
-
-def in_a_dict():
-    layers = {"body": GLOBAL}
-    return lambda x: layers["body"](x)
+def closes_over(held):
+    return lambda x: held(x)
 
 
 def nested():
     layers = {"first": [{"body": (GLOBAL,)}]}
     layers["itself"] = layers
-    return lambda x: layers["first"][0]["body"][0](x)
+    return layers
 
 
 def as_a_default(x, layer=GLOBAL):
@@ -70,32 +64,21 @@ def as_a_keyword_default():
     return lambda x: step(x)
 
 
-class WithDict:
-    def __init__(self):
-        self.layers = {"body": [GLOBAL]}
-
-    def __call__(self, x):
-        return self.layers["body"][0](x)
-
-    def step(self, x):
-        return self(x)
-
-
 STEPS = {
     "global": names_a_global,
     "helper": by_way_of_another,
     "inner": inside_of_an_inner_function,
     "closure": in_a_closure(),
-    "list": in_a_list(),
-    "dict": in_a_dict(),
-    "nested": nested(),
+    "list": closes_over([GLOBAL]),
+    "dict": closes_over({"body": GLOBAL}),
+    "nested": closes_over(nested()),
     "default": as_a_default,
     "keyword default": as_a_keyword_default(),
-    "object with a dict": WithDict(),
-    "method with a dict": WithDict().step,
+    "object with a dict": Holder({"body": [GLOBAL]}),
+    "method with a dict": Holder({"body": [GLOBAL]}).step,
     "partial with a dict": functools.partial(lambda layers, x: layers["body"](x), {"body": GLOBAL}),
-    "object": Step(),
-    "method": Step().step,
+    "object": Holder(GLOBAL),
+    "method": Holder(GLOBAL).step,
     "partial": functools.partial(lambda layer, x: layer(x), GLOBAL),
     "tf.function": tf.function(names_a_global),
 }

@@ -5,11 +5,10 @@ Each trains in float16 without a value that is not finite, and an overflow skips
 
 import pathlib
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from markdown_blocks import run_blocks
-from rigs import raw
+from rigs import assert_finite, raw
 
 TEXT = (pathlib.Path(__file__).parents[3] / "docs" / "gan.md").read_text(encoding="utf-8")
 """The blocks up to the WGAN, and all of them: names are used again there."""
@@ -41,11 +40,6 @@ def held(names, player):
     return [*model.variables, *(masters.weights if masters else []), *names[f"{player}_optimizer"].variables]
 
 
-def all_finite(variables):
-    values = [tf.convert_to_tensor(variable).numpy() for variable in variables]
-    return all(np.isfinite(value.astype(np.float64)).all() for value in values if value.dtype.kind not in "iub")
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "players"), [("dcgan", "dg"), ("wgan", "cg")])
 def test_it_learns_in_float16_and_stays_finite(kind, players, request):
@@ -53,7 +47,7 @@ def test_it_learns_in_float16_and_stays_finite(kind, players, request):
     dtypes = {variable.dtype for variable in names["generator"].trainable_variables}
     assert dtypes == ({"float16"} if kind == "dcgan" else {"float32"})
     for player in players:
-        assert all_finite(held(names, player))
+        assert_finite(held(names, player))
         counters = names[f"{player}_scaler"].counters
         assert counters.applied >= 280
     assert names["distance"](names["generator"]) < 0.6 * names["start"]

@@ -56,7 +56,7 @@ def test_update_rms_is_the_root_of_the_mean_of_squares_over_a_layers_weights(kin
 
 def test_the_noise_scale_is_that_of_mccandlish_from_micro_batches():
     """And a window that overflows has none, and spoils none."""
-    step = step_of(["noise_scale"], accumulate=3)
+    step = step_of(["noise_scale"], accumulate=3, model=one_layer())
     small = [batch(seed) for seed in range(3)]
     squares = [np.sum(gradient(step.model, one) ** 2) for one in small]
     large = np.sum(gradient(step.model, *small) ** 2)

@@ -8,10 +8,11 @@ import math
 import hypothesis
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 from loop_cases import static
-from rigs import raw
+from rigs import Rig, raw
 from step_cases import part
 
 import loops
@@ -19,6 +20,8 @@ import scaler
 from loops.diagnose.graph.calls import recording_scaler_calls
 from loops.diagnose.lint.graph_rules import lost_share
 
+KINDS = ["weight_gradients", "weights", "updates", "slots", "update_rms", "noise_scale"]
+NEW_VALUES = ("scale", "history")
 LARGEST = 3.0
 ERROR = keras.losses.MeanSquaredError()
 
@@ -90,11 +93,18 @@ def test_a_group_of_layers_does_not_divide_it():
         assert np.all(np.asarray(found) == np.float32(expected))
 
 
-def test_the_average_of_a_float8_model_has_the_scales_that_it_trains_with():
+@pytest.fixture(scope="module")
+def in_windows():
+    """A step of windows of two with an average and probes, traced once. Whoever takes it sets it back."""
+    model, optimizer = quantized(), keras.optimizers.SGD(0.1, momentum=0.5, use_ema=True, ema_momentum=0.5)
+    watch = scaler.observe.watch(model, kinds=KINDS)
+    return Rig(model, optimizer, ERROR, data(), loss_scaler=static(8.0), probes=watch, accumulate=2)
+
+
+def test_the_average_of_a_float8_model_has_the_scales_that_it_trains_with(in_windows):
     """And of the micro-batches of a window the largest input counts."""
-    model = quantized()
-    optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
-    take = tf.function(loops.TrainStep(model, ERROR, optimizer, loss_scaler=static(8.0), accumulate=2))
+    in_windows.reset()
+    model, optimizer, take = in_windows.step.model, in_windows.step.optimizer, in_windows.call
     for one in windows(2).take(4):
         take(one)
     assert history(model) == LARGEST
@@ -117,19 +127,14 @@ def test_a_teacher_has_the_scales_of_its_student():
     assert history(teacher) == LARGEST
 
 
-KINDS = ["weight_gradients", "weights", "updates", "slots", "update_rms", "noise_scale"]
-NEW_VALUES = ("scale", "history")
-
-
-def test_probes_leave_new_values_out():
+def test_probes_leave_new_values_out(in_windows):
     """The micro-batches are alike, so that their gradients have no noise."""
-    model, optimizer = quantized(), keras.optimizers.SGD(0.01, momentum=0.5)
-    watch = scaler.observe.watch(model, kinds=KINDS)
-    take = tf.function(loops.TrainStep(model, ERROR, optimizer, loss_scaler=static(8.0), probes=watch, accumulate=2))
+    in_windows.reset()
+    watch = in_windows.step.probes
     for _ in range(2):
-        outputs = take(data())
+        outputs = in_windows.call(data())
     assert outputs["applied"]
-    assert len(watch.names) == 2 * 3 + 2
+    assert len(watch.names) == 2 * 3 + 2 * 2
     assert not [name for name in watch.names if name.endswith(NEW_VALUES)]
     gradients = [name.startswith("weight_gradients/") for name in watch.names]
     largest = np.max(outputs["amax"].numpy()[gradients])

@@ -14,20 +14,16 @@ import scaler
 ONE, THREE = (tf.ones((2, 3)), tf.ones((2, 1))), (tf.ones((2, 3)), 3.0 * tf.ones((2, 1)))
 
 
-def net(kind="float32"):
-    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype=kind)
-    return keras.Sequential([keras.Input((3,), dtype=kind), dense])
-
-
 def product(y, prediction):
     return tf.reduce_mean(tf.cast(prediction, tf.float32) * y)
 
 
 def train_step(loss_scaler, accumulate=1, kind="float32"):
-    step = loops.TrainStep(
-        net(kind), product, keras.optimizers.SGD(1.0), loss_scaler=loss_scaler, accumulate=accumulate
-    )
-    return step, lambda: step.model.layers[0].kernel.numpy().ravel().astype(np.float32)
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype=kind)
+    model = keras.Sequential([keras.Input((3,), dtype=kind), dense])
+    optimizer = keras.optimizers.SGD(1.0)
+    step = loops.TrainStep(model, product, optimizer, loss_scaler=loss_scaler, accumulate=accumulate)
+    return step, lambda: dense.kernel.numpy().ravel().astype(np.float32)
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])

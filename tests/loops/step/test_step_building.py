@@ -8,32 +8,34 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from loop_cases import batch, static
-from models import one_layer, plain_model, squared_error
+from models import one_layer, squared_error
 from rigs import Rig
 
 import loops
 import scaler
 
 
-def unbuilt():
-    keras.utils.set_random_seed(7)
-    return keras.Sequential([keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
-
-
-def test_a_model_is_built_inside_of_the_compiled_step_and_nothing_is_traced_twice():
+def test_a_model_is_built_inside_of_the_compiled_step_which_is_traced_once_for_each_signature():
     """TensorFlow traces a function again that made a variable: the model's, its masters and slots are made outside."""
-    traced, model = [], unbuilt()
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential([keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1, use_bias=False)])
+    traced = []
 
     def counting(y, prediction):
         traced.append(tuple(y.shape))
         return squared_error(y, prediction)
 
-    step = loops.TrainStep(model, counting, keras.optimizers.SGD(0.01, momentum=0.9), accumulate=2)
-    compiled = tf.function(step)
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(64.0, growth_interval=2))
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    compiled = tf.function(loops.TrainStep(model, counting, optimizer, loss_scaler=loss_scaler, accumulate=2))
     assert not model.built
     assert [bool(compiled(batch(number))["applied"]) for number in range(4)] == [False, True, False, True]
     assert model.built
     assert traced == [(8, 1)]
+    for number in range(16):
+        compiled(batch(number, count=8 if number % 2 else 3, bad=np.inf if number % 5 == 4 else None))
+    assert compiled.experimental_get_tracing_count() == 2
+    assert traced == [(8, 1), (3, 1)]
 
 
 @pytest.mark.slow_with("float16")
@@ -51,25 +53,9 @@ def test_inputs_by_name(kind):
     assert np.all(np.diff(losses) < 0)
 
 
-def test_a_step_is_traced_once_for_each_signature():
-    traced = []
-
-    def counting(y, prediction):
-        traced.append(tuple(y.shape))
-        return squared_error(y, prediction)
-
-    loss_scaler = scaler.LossScaler(scaler.Dynamic(64.0, growth_interval=2))
-    step = loops.TrainStep(one_layer(), counting, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler)
-    compiled = tf.function(step)
-    for number in range(20):
-        compiled(batch(number, count=8 if number % 2 else 3, bad=np.inf if number % 5 == 4 else None))
-    assert compiled.experimental_get_tracing_count() == 2
-    assert traced == [(3, 1), (8, 1)]
-
-
 @pytest.mark.slow
 def test_a_checkpoint_of_the_step_holds_everything():
-    step = loops.TrainStep(plain_model("float16"), squared_error, keras.optimizers.Adam(0.01), accumulate=2)
+    step = loops.TrainStep(one_layer("float16"), squared_error, keras.optimizers.Adam(0.01), accumulate=2)
     step(batch())
     tracked = {id(variable) for variable in step.variables}
     own = [*step.masters.weights, *step.loss_scaler.variables, *step.window.variables]
@@ -90,14 +76,11 @@ def test_statistics_of_16_bits_are_named(dtype, moves, said, start):
     assert sum("Give the layer dtype='mixed_float16'" in str(one.message) for one in found) == said
 
 
-def deep():
-    """In float16 no gradient reaches the first of its two tanh layers by itself."""
-    return layerwise_cases.chain([2.0**-13] * 2, width=4, head="float32")
-
-
 @pytest.mark.slow
 def test_each_group_finds_its_scale_and_every_layer_trains():
-    model, layerwise = scaler.layerwise.insert_rescales(deep(), ["steep_0", "steep_1"])
+    """In float16 no gradient reaches the first of the two tanh layers by itself."""
+    deep = layerwise_cases.chain([2.0**-13] * 2, width=4, head="float32")
+    model, layerwise = scaler.layerwise.insert_rescales(deep, ["steep_0", "steep_1"])
     # The momentum is the sum of all gradients, whose smallest move no float32 weight.
     optimizer = keras.optimizers.SGD(2.0**-10, momentum=0.5)
     step = loops.TrainStep(model, squared_error, optimizer, layerwise=layerwise)
@@ -125,18 +108,12 @@ MODES = {
 }
 
 
-def rounding(make, **arguments):
-    optimizer = keras.optimizers.SGD(2.0**-9)
-    return loops.TrainStep(narrow(), squared_error, optimizer, masters=make, **arguments)
-
-
 @pytest.mark.slow_with("Kahan", "stochastic")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_is_used_and_tells_what_it_swallowed(mode):
-    step, outside = rounding(MODES[mode]), MODES[mode]
-    model = narrow()
-    weights, loss_scaler = outside(model.trainable_variables), scaler.LossScaler(scaler.NoScaling())
-    optimizer = keras.optimizers.SGD(2.0**-9)
+    optimizer, other = (keras.optimizers.SGD(2.0**-9) for _ in range(2))
+    step, model = loops.TrainStep(narrow(), squared_error, other, masters=MODES[mode]), narrow()
+    weights, loss_scaler = MODES[mode](model.trainable_variables), scaler.LossScaler(scaler.NoScaling())
 
     def by_hand(x, y):
         with tf.GradientTape() as tape:

@@ -34,17 +34,6 @@ class Late(keras.Model):
         return tf.cast(self.dense(x), tf.float32)
 
 
-class Early(keras.Model):
-    """Has its layer from the start, not built."""
-
-    def __init__(self, kind):
-        super().__init__(dtype="float32")
-        self.dense = keras.layers.Dense(4, dtype=kind)
-
-    def call(self, x):
-        return self.dense(x)
-
-
 def nested():
     return keras.Sequential([keras.Input([4]), sequential("float32", "mixed_float16"), keras.layers.Dense(4)])
 
@@ -61,13 +50,13 @@ SCALED = [
     lambda: sequential("float32", "float16", "float32"),
     lambda: sequential("bfloat16", "mixed_float16"),
     nested,
-    lambda: Early("mixed_float16"),
+    lambda: keras.Sequential([keras.layers.Dense(4, dtype="mixed_float16")]),
 ]
 NOT_SCALED = [
     lambda: sequential("float32", "mixed_bfloat16"),
     lambda: sequential("bfloat16"),
     lambda: sequential("float64"),
-    lambda: Early("float32"),
+    lambda: keras.Sequential([keras.layers.Dense(4)]),
 ]
 
 

@@ -10,8 +10,7 @@ from models import kernels, squared_error, two_layers
 import loops
 import scaler
 
-X = tf.ones([2, 4])
-PAIR = X, tf.ones([2, 4])
+PAIR = tf.ones([2, 4]), tf.ones([2, 4])
 SINCE = "since this step was made or traced: "
 FROZEN, UNFROZEN = rf"frozen \(trainable=False\) {SINCE}", f"made trainable {SINCE}"
 CHANGES = {

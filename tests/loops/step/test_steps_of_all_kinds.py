@@ -19,16 +19,15 @@ def two_terms(y, prediction):
 
 @pytest.mark.slow
 def test_terms_of_a_loss_are_outputs():
-    arguments = {"loss_scaler": static(8.0), "jit_compile": True}
-    ours = Rig(plain_model(), keras.optimizers.SGD(0.1), two_terms, **arguments)
-    alone = Rig(plain_model(), keras.optimizers.SGD(0.1), lambda y, p: two_terms(y, p)[0], **arguments)
+    ours = Rig(plain_model(), keras.optimizers.SGD(0.1), two_terms, loss_scaler=static(8.0), jit_compile=True)
+    alone = loops.TrainStep(plain_model(), lambda y, p: two_terms(y, p)[0], keras.optimizers.SGD(0.1))
     batches = [batch(number) for number in range(4)]
-    for one, other in zip(ours.run(batches), alone.run(batches), strict=True):
+    for one, other in zip(ours.run(batches), map(alone, batches), strict=True):
         assert list(one) == [*other, "fit", "size"]
         np.testing.assert_allclose(one["loss"], one["fit"] + 0.5 * one["size"], rtol=1e-6)
         np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-6)
-    for one, other in zip(ours.moved(), alone.moved(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+    for one, other in zip(ours.step.model.variables, alone.model.variables, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 class Bag(keras.Model):
@@ -56,7 +55,7 @@ def ragged_batches(bad=1e6):
 @pytest.mark.slow
 def test_ragged_batches():
     step = loops.TrainStep(Bag("float16"), squared_error, keras.optimizers.SGD(0.01), loss_scaler=static(64.0))
-    assert loops.Loop(step, ragged_batches(), steps_per_call=3).run(4) == loops.Counters(4, 4, 3)
+    assert loops.Loop(step, ragged_batches(), steps_per_call=3, jit_compile=False).run(4) == loops.Counters(4, 4, 3)
     by_hand = Bag("float16")
     other = loops.TrainStep(by_hand, squared_error, keras.optimizers.SGD(0.01), loss_scaler=static(64.0))
     for tokens, targets in ragged_batches():
@@ -115,7 +114,7 @@ def test_a_layer_that_casts_by_itself():
     )
     data = dataset(4, bad=[1]).map(lambda x, y: (1000.0 * x, y))
     before = step.model.layers[1].gain.numpy()
-    assert loops.Loop(step, data).run(4) == loops.Counters(4, 4, 3)
+    assert loops.Loop(step, data, jit_compile=False).run(4) == loops.Counters(4, 4, 3)
     gain = step.model.layers[1].gain
     assert gain.dtype == "float32"
     assert any(weight is gain for weight in step.masters.weights)

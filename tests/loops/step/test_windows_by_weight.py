@@ -16,7 +16,6 @@ from loop_cases import afresh, static
 from mirrored import mirrored
 from models import squared_error
 
-import halfstep as hs
 import loops
 import scaler
 from loops.run.rewind.rewind import rewind
@@ -134,13 +133,6 @@ def test_micro_batches_of_any_weights_are_the_large_batch(of_three, tokens):
     np.testing.assert_allclose([one["loss"] for one in outputs], expected, rtol=1e-5)
 
 
-def test_a_mean_of_means_is_another_gradient():
-    """What the weights are for: the same micro-batches by their means, as everybody does it."""
-    own, batches = model(), [micro_batch(number, count) for number, count in enumerate([1, 4, 2])]
-    of_means = np.mean([by_hand(own, [one])[1][0] for one in batches], axis=0)
-    assert np.abs(of_means - by_hand(own, batches)[1][0]).max() > 0.05
-
-
 def test_weights_in_16_bits():
     step = train_step(policy="float16", accumulate=2)
     assert_large_batch(step, step, [micro_batch(0, 1), micro_batch(1, 4)], rtol=2e-2, atol=2e-2)
@@ -162,10 +154,10 @@ def test_a_weight_that_cannot_be_skips(arguments):
         assert_skipped(step, step, [micro_batch(0)])
 
 
-@pytest.mark.parametrize("tokens", [3, 0])
-def test_without_accumulation_a_weighted_loss_is_its_mean(tokens):
+def test_without_accumulation_a_weighted_loss_is_its_mean():
     step = train_step()
-    assert_large_batch(step, step, [micro_batch(0, tokens)])
+    for tokens in (3, 0):
+        assert_large_batch(step, step, [micro_batch(0, tokens)])
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -291,17 +283,17 @@ def test_a_schedule_goes_on_in_its_window_and_changes_by_name(scheduled, tmp_pat
     assert "window that is open after micro-batch 2 is dropped" in loop.resumed.changes[0]
 
 
-@pytest.mark.parametrize("accumulate", [0, {}, {1: 2}, {0: 0}, {0: 1, 2.5: 4}, {0: True}, {-1: 2, 0: 1}, "4"])
-def test_windows_that_cannot_be_are_refused(accumulate):
-    with pytest.raises(scaler.InvalidArgument, match="accumulate"):
-        train_step(accumulate=accumulate)
-
-
 @pytest.mark.parametrize(
-    "arguments", [{"last_window": "drop", "accumulate": 2}, {"last_window": "apply"}, {"last_window": None}]
+    ("named", "arguments"),
+    [
+        ("accumulate", {"accumulate": one})
+        for one in (0, {}, {1: 2}, {0: 0}, {0: 1, 2.5: 4}, {0: True}, {-1: 2, 0: 1}, "4")
+    ]
+    + [("last_window", {"last_window": "drop", "accumulate": 2}), ("last_window", {"last_window": "apply"})]
+    + [("last_window", {"last_window": None})],
 )
-def test_last_windows_that_cannot_be_are_refused(arguments):
-    with pytest.raises(scaler.InvalidArgument, match="last_window"):
+def test_windows_that_cannot_be_are_refused(named, arguments):
+    with pytest.raises(scaler.InvalidArgument, match=named):
         train_step(**arguments)
 
 
@@ -317,12 +309,6 @@ def test_only_a_built_step_that_applies_short_windows_ends_them():
 def test_a_weight_that_is_no_scalar_is_refused(weight):
     with pytest.raises(loops.BadOutputs, match="weight="):
         train_step(lambda y, prediction: loops.WeightedLoss(1.0 * tf.reduce_sum(prediction), weight))(micro_batch(0, 2))
-
-
-def test_a_pair_of_scalars_is_no_weighted_loss():
-    """It might as well be a loss and an accuracy."""
-    with pytest.raises(loops.BadOutputs, match=r"expected a scalar or an hs\.WeightedLoss"):
-        train_step(lambda y, prediction: (tf.reduce_sum(prediction), 3.0))(micro_batch(0, 2))
 
 
 def test_where_weights_do_not_fit():
@@ -351,13 +337,9 @@ def test_progress_says_once_what_batch_norm_sees(capsys):
     own = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(scale=False)])
     step = loops.TrainStep(own, squared_error, "sgd", accumulate=2)
     loop = loops.Loop(step, dataset([micro_batch(0)]).repeat(), steps_per_call=1, actions=[loops.Progress()])
+    loop.run(1)
     loop.run(2)
-    loop.run(4)
     assert capsys.readouterr().err.count("BatchNorm's statistics are those of each micro-batch") == 1
-
-
-def test_the_short_names_are_there():
-    assert hs.WeightedLoss is loops.WeightedLoss
 
 
 def test_a_guard_judges_the_loss_of_the_whole_window():
@@ -373,11 +355,13 @@ def test_a_guard_judges_the_loss_of_the_whole_window():
     own = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
     step = loops.TrainStep(own, scaled, keras.optimizers.SGD(0.0), loss_scaler=guard, accumulate=2, last_window="apply")
 
+    call = tf.function(step)
+
     def applied(*pairs):
         for pair in pairs[:-1]:
-            step(batch_of(*pair))
+            call(batch_of(*pair))
         step.end_window()
-        return bool(step(batch_of(*pairs[-1]))["applied"])
+        return bool(call(batch_of(*pairs[-1]))["applied"])
 
     for _ in range(5):
         assert applied((1.0, 1000.0), (1.0, 1.0))
@@ -394,7 +378,7 @@ def test_a_replay_ends_windows_where_the_run_did(tmp_path):
     actions = [loops.JsonLines(tmp_path / "steps.jsonl"), loops.Checkpoint(tmp_path / "checkpoints", every=2, keep=100)]
     data = dataset([micro_batch(number, 3) for number in range(5)]).repeat()
     loop = loops.Loop(train_step(accumulate=3, last_window="apply"), data, steps_per_call=1, actions=actions)
-    for goal in (4, 5, 8):
+    for goal in (4, 5):
         loop.run(goal)
     found = rewind(loop, 5)
     assert found.reproduced, found.differs
