@@ -57,7 +57,9 @@ def test_one_array_of_weights_is_that_of_all_losses(kind):
 
 
 @pytest.mark.parametrize(
-    ("losses", "expected"), [("mse", MSE), ("MeanSquaredError", MSE), (["mae"], MAE), ({0: "mae"}, MAE)], ids=str
+    ("losses", "expected"),
+    [("mse", MSE), ("MeanSquaredError", MSE), (["mae"], MAE), ({0: "mae"}, MAE)],
+    ids=["mse", "MeanSquaredError", "a list", "a dict"],
 )
 def test_a_name_is_the_loss_that_compile_takes(losses, expected):
     x, y = batch()
