@@ -104,7 +104,7 @@ def sentences(*batches):
 
 def test_indices_outside_of_their_range_are_refused_as_in_a_graph():
     cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    step = Forward(words(), cross_entropy)
+    step = loops.TrainStep(words(), cross_entropy, keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler())
     bad = {
         "an index in the batch is 10, but the model has 10 rows for it, 0 to 9.": ([0, 1, 2, 3, 10], 2),
         "an index in the batch is -11, but the model has 10 rows for it": ([0, 1, 2, 3, -11], 2),
