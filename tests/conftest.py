@@ -89,6 +89,13 @@ def _alive(kind):
 keras.layers.Layer.__new__ = _new_and_known
 layers.alive = layer_state.alive = _alive
 
+
+@pytest.fixture(autouse=True, scope="module")
+def _layers_of_this_file():
+    """The collector is off, so that layers of all files before are alive: an eager step would look at each of them."""
+    _made.clear()
+
+
 # TensorFlow keeps the Python stack that made an operation, of each: that is 7 % of the time of all tests. Here they all
 # keep the first one's, unless a test asks for `lines`.
 tf_stack.extract_stack = functools.cache(tf_stack.extract_stack)
