@@ -104,13 +104,16 @@ def reference(steps, scale, interval, backoff, hysteresis):
         return (max(scale * backoff, LOW) if not budget else scale), 0, budget
 
     for slope, steep in steps:
+        if not np.isfinite(slope):  # Nor is the loss, which costs no scale.
+            seen.append((False, scale, 0, [0.0]))
+            continue
         state, tries = (scale, good, budget), 0
         first = found = gradients_at(scale, slope, steep)
         while not np.isfinite(found).all() and (not tries or state[0] > LOW):
             state, tries = overflow(*state), tries + 1
             found = gradients_at(state[0], slope, steep)
         lost = ~np.isfinite(first) & (found == 0)
-        applied = np.isfinite(slope) and np.isfinite(found).all() and not lost.any()
+        applied = np.isfinite(found).all() and not lost.any()
         if not applied:
             seen.append((False, scale, 0, [0.0] * len(found)))
             scale, good, budget = overflow(scale, good, budget)
