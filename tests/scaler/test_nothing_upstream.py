@@ -118,11 +118,12 @@ def test_gradients_from_another_function_are_not_suspected():
 def test_a_list_that_a_loop_fills_is_not_suspected():
     loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
 
-    @tf.function
+    def fill(number, parts):
+        return number + 1, parts.write(number, gradients_of(loss_scaler, lambda: tf.reduce_sum(weight) / 2.0, weight))
+
+    @graph
     def step():
-        parts = tf.TensorArray(tf.float32, 2)
-        for number in tf.range(2):
-            parts = parts.write(number, gradients_of(loss_scaler, lambda: tf.reduce_sum(weight) / 2.0, weight))
+        _, parts = tf.while_loop(lambda number, _: number < 2, fill, (0, tf.TensorArray(tf.float32, 2)))
         grad = tf.reduce_sum(parts.stack(), axis=0) * (1.0 + 0.0 * weight)
         return loss_scaler.apply(scaler.move_nothing, [grad], [weight]).finite
 

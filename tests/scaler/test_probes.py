@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from exponent_cases import reference
 from scaler_cases import said
+from ways import graph
 
 import scaler
 from scaler import observe
@@ -34,7 +35,7 @@ def model_of(*layers):
 
 def collected(watch, x=X, loss=lambda y: tf.reduce_sum(3.0 * y)):
     """The rows of one forward and backward pass, and the model's gradient with respect to x."""
-    x = tf.constant(x)
+    x = tf.convert_to_tensor(x)
     with tf.GradientTape() as tape:
         tape.watch(x)
         with watch.collect() as collection:
@@ -44,7 +45,7 @@ def collected(watch, x=X, loss=lambda y: tf.reduce_sum(3.0 * y)):
 
 
 def operations(function):
-    return len(tf.function(function).get_concrete_function(tf.TensorSpec([2, 2])).graph.get_operations())
+    return len(graph(function).get_concrete_function(tf.TensorSpec([2, 2])).graph.get_operations())
 
 
 def test_outside_of_a_collection_a_probe_is_nothing():
@@ -64,19 +65,12 @@ def test_values_forward_and_gradients_backward():
 
 
 def test_xla_counts_as_eager_does():
-    model = model_of(Squared())
-    watch = observe.watch(model)
+    watch = observe.watch(model_of(Squared())).only(["square"])
 
     def counts(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            with watch.collect() as collection:
-                value = tf.reduce_sum(model(x))
-        tape.gradient(value, x)
-        return observe.measured(collection.rows())
+        return observe.measured(collected(watch, x)[0])
 
-    eager = counts(tf.constant(X))
-    for ours, expected in zip(tf.function(counts, jit_compile=True)(tf.constant(X)), eager, strict=True):
+    for ours, expected in zip(graph(counts, jit_compile=True)(tf.constant(X)), counts(X), strict=True):
         np.testing.assert_array_equal(ours, expected)
 
 
@@ -122,12 +116,11 @@ def test_nested_layers_by_path_and_a_subclass_by_its_name():
     assert not any("call" in vars(layer) for layer in observe.layers_of(watch.model))
 
 
-@pytest.mark.parametrize("asked", ["inner/dense", "relu"])
-def test_layers_are_asked_for_by_path_name_or_themselves(asked):
+def test_layers_are_asked_for_by_path_name_or_themselves():
     model = Block()
-    for layers in ([asked], [observe.layers_by_path(model)[asked]]):
-        rows, _, _ = collected(observe.watch(model, layers), loss=lambda y: tf.reduce_sum(y["logits"]))
-        assert list(rows) == [f"{kind}/{asked}" for kind in observe.KINDS[:2]]
+    for asked, name in (("inner/dense", "inner/dense"), ("relu", "relu"), (model.listed[1], "relu")):
+        rows, _, _ = collected(observe.watch(model, [asked]), loss=lambda y: tf.reduce_sum(y["logits"]))
+        assert list(rows) == [f"{kind}/{name}" for kind in observe.KINDS[:2]]
 
 
 def test_layers_of_one_name_have_paths_of_their_own():
@@ -158,7 +151,7 @@ def test_an_exception_in_the_forward_pass_leaves_the_model_as_it_was():
 def test_what_runs_in_a_loop_is_left_out_and_named():
     watch = observe.watch(model_of(Squared("loop", name="outer")))
 
-    @tf.function
+    @graph
     def step(x):
         with watch.collect() as collection:
             watch.model(x)
@@ -170,7 +163,7 @@ def test_what_runs_in_a_loop_is_left_out_and_named():
     assert [b.numpy().decode() for b in rows] == ["activations/outer"]
     assert [b.numpy().decode() for b in left_out] == ["square"]
     assert watch.left_out == ["square"]
-    tf.function(step.python_function)(tf.constant(X))  # Once.
+    graph(step.python_function)(tf.constant(X))  # Once.
 
 
 def test_other_passes_are_not_counted():
@@ -337,18 +330,15 @@ def test_a_second_collection_at_once_is_refused_and_one_after_the_other_is_right
 
 
 def test_rows_that_are_asked_for_early_are_those_there_are_and_all_later():
-    watch = observe.watch(model_of(Squared(name="outer")), ["outer"])
-    x = tf.constant(X)
+    watch, x = observe.watch(model_of(Squared(name="outer")), ["outer"]), tf.constant(X)
     with tf.GradientTape() as tape:
         tape.watch(x)
         with watch.collect() as collection:
             y = watch.model(x)
-    assert list(collection.rows()) == ["activations/square", "activations/outer"]
+    early = list(collection.rows())
+    assert early == ["activations/square", "activations/outer"]
     tape.gradient(y, x)
-    assert [name for name in collection.rows() if "gradients" in name] == [
-        "activation_gradients/square",
-        "activation_gradients/outer",
-    ]
+    assert list(collection.rows()) == [*early, "activation_gradients/square", "activation_gradients/outer"]
 
 
 @pytest.mark.parametrize("rows", [[tf.constant(1.0)], {"a": tf.constant([1.0])}, None])
