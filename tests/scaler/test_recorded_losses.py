@@ -7,6 +7,7 @@ import keras
 import pytest
 import tensorflow as tf
 from scaler_cases import plain_descent
+from ways import graph
 
 import scaler
 
@@ -48,12 +49,13 @@ def test_eager_gradients_of_the_unscaled_loss_are_warned_of_once(strategy):
 def test_a_graph_names_the_same_reason_where_it_refuses():
     step = Step()
 
+    @graph
     def one_step():
         step.forward()
         return step.apply(step.gradients(step.loss)).finite
 
     with WRONG, pytest.raises(scaler.InvalidArgument, match="these gradients are those of a loss that was not"):
-        tf.function(one_step)()
+        one_step()
 
 
 def test_unscale_says_it_too():
@@ -130,7 +132,7 @@ def without_a_tape(step):
 
 
 def in_a_function(step):
-    @tf.function
+    @graph
     def taken():
         step.forward()
         return step.gradients(step.scaled)
