@@ -203,13 +203,6 @@ def test_a_scale_that_cannot_move_is_not_suspected(monkeypatch):
 
 
 @healthy("scaled")
-def rescaled_sum(own):
-    grad, scale = own.gradient(), own.loss_scaler.scale_of_gradients
-    own.kept.assign(own.kept * (scale / 2.0**10) + grad)
-    yield own.kept.read_value()
-
-
-@healthy("scaled")
 def unscaled_by_an_inverse_and_scaled_again(own):
     grad, scale = own.gradient(), own.loss_scaler.scale_of_gradients
     total = grad + own.kept * scale
@@ -249,11 +242,6 @@ def norm_for_a_log(own):
     grad = own.gradient()
     own.kept.assign(0.9 * own.kept + 0.1 * tf.norm(grad))
     yield grad
-
-
-@healthy("scaled")
-def weight_decay_by_hand(own):
-    yield own.gradient() + 0.01 * own.weight * own.loss_scaler.scale_of_gradients
 
 
 @healthy("scaled")
@@ -300,13 +288,6 @@ def momentum_of_unscaled(own):
     yield own.kept.read_value()
 
 
-@healthy("unscaled")
-def unscaled_by_hand(own):
-    grad = own.gradient() / own.loss_scaler.scale_of_gradients
-    own.kept.assign(0.9 * own.kept + grad)
-    yield own.kept.read_value()
-
-
 @pytest.mark.parametrize("given", HEALTHY)
 def test_what_keeps_something_else_is_not_suspected(given, monkeypatch):
     trace_no_branches(monkeypatch)
@@ -342,17 +323,7 @@ def descent_with_momentum(own):
     return own.loss_scaler.apply(moved, [own.gradient()], [own.weight]).finite
 
 
-def penalty(own):
-    with tf.GradientTape() as tape:
-        with tf.GradientTape() as inner:
-            loss = own.loss_scaler.scale(tf.reduce_sum(own.weight**3 + own.weight))
-        (slope,) = own.loss_scaler.unscale([inner.gradient(loss, own.weight)])
-        own.kept.assign(slope)
-        scaled = own.loss_scaler.scale(tf.reduce_sum((slope - 1.0) ** 2))
-    return own.apply(tape.gradient(scaled, own.weight))
-
-
-@pytest.mark.parametrize("step", [with_its_own_scale, descent_with_momentum, penalty])
+@pytest.mark.parametrize("step", [with_its_own_scale, descent_with_momentum])
 def test_nor_are_these_steps(step, monkeypatch):
     trace_no_branches(monkeypatch)
     own = Step(scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1)))

@@ -117,10 +117,12 @@ def test_names_paths_and_marks_are_those_of_the_model():
     layer.build([None, 3])
     kernel, bias = layer.trainable_variables
     kernel.overwrite_with_gradient = True
-    masters = MasterWeights([kernel, bias])
+    with tf.name_scope("elsewhere"):
+        masters = MasterWeights([kernel, bias])
     assert [weight.path for weight in masters.weights] == ["head/kernel", "head/bias"]
     # By these an optimizer excludes from weight decay, in float32 too.
     assert [weight.name for weight in masters.weights] == [kernel.value.name, bias.value.name]
+    assert kernel.value.name == "head/kernel:0"
     assert masters.weights[0].overwrite_with_gradient
     assert masters.weights[0].constraint is kernel.constraint
     assert masters.weights[1].constraint is None

@@ -218,14 +218,6 @@ def test_an_optimizer_of_masters_takes_neither_their_variables_nor_other_masters
         loss_scaler.apply(unwrapped, grads, scaler.MasterWeights(variables))
 
 
-def test_names_of_masters_are_those_of_their_variables():
-    variables = make_model("float16").trainable_variables
-    with tf.name_scope("elsewhere"):
-        masters = scaler.MasterWeights(variables)
-    assert [master.name for master in masters.weights] == [variable.value.name for variable in variables]
-    assert masters.weights[0].name == "model/first/kernel:0"
-
-
 def test_a_pattern_is_sought_in_the_path_wherever_a_step_is_compiled(chunks):
     """Keras asks of the TensorFlow variable, and not of its own, whose name is "kernel" in every layer."""
     layers = [keras.layers.Dense(4, name=name, bias_initializer="ones") for name in ("first", "second", "first_too")]

@@ -189,7 +189,7 @@ def by_hand(function, **named):
 
 @pytest.mark.parametrize("power", POWERS)
 def test_another_power_of_the_scale_is_refused(power):
-    with pytest.raises(scaler.InvalidArgument, match=f"they grow with its power of {power}\\."):
+    with pytest.raises(scaler.InvalidArgument, match=rf"unscale\(grads\): .*they grow with its power of {power}\."):
         by_hand(lambda own, loss: POWERS[power](loss(), own.loss_scale))
 
 
@@ -254,11 +254,6 @@ def test_a_limit_that_may_be_scaled_is_not_judged():
         return loss_scaler.unscale([tape.gradient(scaled, WEIGHTS)])[0]
 
     assert np.isfinite(step(tf.constant(4.0))).all()
-
-
-def test_unscale_refuses_it_too():
-    with pytest.raises(scaler.InvalidArgument, match=r"unscale\(grads\): .*its power of 2"):
-        unscaled_in_a_graph([WRONG["a square"][0]], scaler.Dynamic(SCALE))
 
 
 def test_micro_batches_in_a_loop():

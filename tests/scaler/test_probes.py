@@ -259,11 +259,6 @@ def test_a_probe_with_the_name_of_a_layer_is_refused():
         collected(watch)
 
 
-def test_fewer_of_a_watch():
-    watch = observe.watch(model_of(Squared(name="outer"))).only(["square"], ["activations"])
-    assert list(collected(watch)[0]) == ["activations/square"]
-
-
 class Idle(keras.Model):
     """A probe, a layer that is never called, and one without a float output."""
 
