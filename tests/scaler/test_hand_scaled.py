@@ -51,19 +51,22 @@ class Descent:
         return self.loss_scaler.apply(self.optimizer, [tape.gradient(loss, self.weight)], [self.weight]).loss_scale
 
 
+@pytest.mark.slow_with("xla-by_hand_before_the_tape-1")
 @modes_with(
-    ("second",),
-    eager=[("by_hand",), ("in_long_form",)],
-    graph=[("by_hand_of_state",)],
+    ("kind", "steps"),
+    eager=[("by_hand", 1), ("by_hand", 2), ("in_long_form", 1), ("in_long_form", 2), ("by_hand_before_the_tape", 1)],
+    graph=[("by_hand_before_the_tape", 1), ("by_hand_of_state", 2)],
+    loop=[("in_long_form", 1)],
+    xla=[("by_hand_before_the_tape", 1)],
 )
-def test_after_a_step_with_scale(execute, second):
+def test_by_hand_alone_and_after_a_step_with_scale(execute, kind, steps):
     run = Descent()
-    scaled, by_hand = execute(run.scaled), execute(getattr(run, second))
+    taken = [execute(getattr(run, step)) for step in ("scaled", kind)[-steps:]]
     for number in range(1, 4):
-        scaled()
-        by_hand()
-        assert run.weight.numpy()[0] == -2.0 * number
-    assert run.loss_scaler.loss_scale.numpy() == 16.0 * 2**6
+        for step in taken:
+            step()
+        assert run.weight.numpy()[0] == -steps * number
+    assert run.loss_scaler.loss_scale.numpy() == 16.0 * 2 ** (3 * steps)
 
 
 def test_a_read_that_is_not_seen_is_refused_once_the_scale_moved():
@@ -140,22 +143,6 @@ def test_one_read_for_two_decisions():
 
     assert [float(scale) for scale in step()] == [32.0, 32.0]
     assert run.weight.numpy()[0] == -3.0
-
-
-@pytest.mark.slow_with("xla-by_hand_before_the_tape")
-@modes_with(
-    ("kind",),
-    eager=[("by_hand",), ("in_long_form",), ("by_hand_before_the_tape",)],
-    graph=[("by_hand_before_the_tape",)],
-    loop=[("in_long_form",)],
-    xla=[("by_hand_before_the_tape",)],
-)
-def test_always_by_hand(execute, kind):
-    run = Descent()
-    step = execute(getattr(run, kind))
-    for _ in range(4):
-        step()
-    assert run.weight.numpy()[0] == -4.0
 
 
 def test_in_a_function_around_which_a_loop_runs():
