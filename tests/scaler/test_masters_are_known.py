@@ -96,13 +96,13 @@ def test_what_is_excluded_from_weight_decay(way, how):
 
     def make(model):
         del model
-        return keras.optimizers.AdamW(0.1, weight_decay=0.9)
+        return keras.optimizers.SGD(0.1, weight_decay=0.9)
 
     weights = assert_alike(way, make, before_first=exclude)
-    np.testing.assert_allclose(weights[1], 0.8, atol=2e-3)  # Two steps of Adam, and nothing else.
+    np.testing.assert_allclose(weights[1], 1.0 - 0.0125, atol=2e-3)  # Two steps, and no decay.
     if how is by_variable:
         decayed = by_itself("float16", way, make)
-        assert np.abs(decayed[1] - 0.8).min() > 0.1
+        assert np.abs(decayed[1] - weights[1]).min() > 0.1
 
 
 @pytest.mark.parametrize("of_masters", [False, True])
@@ -222,7 +222,7 @@ def test_a_pattern_is_sought_in_the_path_wherever_a_step_is_compiled(chunks):
     """Keras asks of the TensorFlow variable, and not of its own, whose name is "kernel" in every layer."""
     layers = [keras.layers.Dense(4, name=name, bias_initializer="ones") for name in ("first", "second", "first_too")]
     model = keras.Sequential([keras.Input([4]), *layers])
-    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    optimizer = keras.optimizers.SGD(0.1, weight_decay=0.5)
     optimizer.exclude_from_weight_decay(var_names=["first"])
     step = graph(
         loops.TrainStep(model, lambda y, prediction: 0.0 * tf.reduce_sum(tf.cast(prediction, tf.float32)), optimizer)

@@ -10,7 +10,7 @@ from ways import graph
 import scaler
 
 WORD = "1101110010111011111101001"
-STOPS = 0, 5, 7, 20
+STOPS = 0, 7, 20
 
 
 class Run:
