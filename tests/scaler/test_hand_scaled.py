@@ -61,7 +61,9 @@ class Descent:
 )
 def test_by_hand_alone_and_after_a_step_with_scale(execute, kind, steps):
     run = Descent()
-    taken = [execute(getattr(run, step)) for step in ("scaled", kind)[-steps:]]
+    taken = [
+        execute(tf.autograph.experimental.do_not_convert(getattr(run, step))) for step in ("scaled", kind)[-steps:]
+    ]
     for number in range(1, 4):
         for step in taken:
             step()
