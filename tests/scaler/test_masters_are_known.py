@@ -105,8 +105,7 @@ def test_what_is_excluded_from_weight_decay(way, how):
         assert np.abs(decayed[1] - weights[1]).min() > 0.1
 
 
-@pytest.mark.parametrize("of_masters", [False, True])
-@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize(("built", "of_masters"), [(False, True), (True, False)])
 def test_what_is_excluded_by_its_master_or_before_the_optimizer_is_built_by_hand(of_masters, built):
     variable = keras.Variable(np.ones(3, np.float16), dtype="float16")
     masters, loss_scaler = scaler.MasterWeights([variable]), scaler.LossScaler(scaler.Static(1.0))

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from models import batch, one_layer, stateful_model
 from rigs import Written, raw
-from scaler_cases import OPTIMIZERS, by_hand, modes
+from scaler_cases import OPTIMIZERS, by_hand, descent, modes
 from ways import graph
 
 import scaler
@@ -109,13 +109,13 @@ def test_an_applied_step_puts_back_only_what_is_no_longer_finite(execute):
         (statistic, [np.inf, 3.0, np.nan]),
         (seed, [6]),
     ]
-    loss_scaler = by_hand(scaler.Static(2.0))
+    loss_scaler, optimizer = by_hand(scaler.Static(2.0)), descent(weight)
 
     def step(grad):
         before = scaler.snapshot([mean, variance, other, statistic, seed])
         for variable, value in moved:
             variable.assign(tf.constant(value, variable.dtype))
-        return loss_scaler.apply(OPTIMIZERS["plain"](), [grad], [weight], rollback=before).finite
+        return loss_scaler.apply(optimizer, [grad], [weight], rollback=before).finite
 
     assert execute(step)(np.float32([2.0]))
     found = [variable.numpy().tolist() for variable in (mean, variance, other)]
