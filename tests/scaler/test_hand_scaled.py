@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scaler_cases import descent, gradients_of, modes, modes_with
+from ways import graph
 
 import scaler
 
@@ -50,47 +51,45 @@ class Descent:
         return self.loss_scaler.apply(self.optimizer, [tape.gradient(loss, self.weight)], [self.weight]).loss_scale
 
 
+@pytest.mark.slow_with("xla-by_hand_before_the_tape-1")
 @modes_with(
-    ("second",),
-    eager=[("by_hand",), ("in_long_form",)],
-    graph=[("by_hand_of_state",)],
+    ("kind", "steps"),
+    eager=[("by_hand", 1), ("by_hand", 2), ("in_long_form", 1), ("in_long_form", 2), ("by_hand_before_the_tape", 1)],
+    graph=[("by_hand_before_the_tape", 1), ("by_hand_of_state", 2)],
+    loop=[("in_long_form", 1)],
+    xla=[("by_hand_before_the_tape", 1)],
 )
-def test_after_a_step_with_scale(execute, second):
+def test_by_hand_alone_and_after_a_step_with_scale(execute, kind, steps):
     run = Descent()
-    scaled, by_hand = execute(run.scaled), execute(getattr(run, second))
+    taken = [
+        execute(tf.autograph.experimental.do_not_convert(getattr(run, step))) for step in ("scaled", kind)[-steps:]
+    ]
     for number in range(1, 4):
-        scaled()
-        by_hand()
-        assert run.weight.numpy()[0] == -2.0 * number
-    assert run.loss_scaler.loss_scale.numpy() == 16.0 * 2**6
-
-
-def by_argument(run):
-    @tf.function
-    def step(loss_scale):
-        with tf.GradientTape() as tape:
-            loss = run.weight[0] * loss_scale
-        return run._apply(tape, loss)
-
-    return lambda: step(run.loss_scaler.loss_scale)
+        for step in taken:
+            step()
+        assert run.weight.numpy()[0] == -steps * number
+    assert run.loss_scaler.loss_scale.numpy() == 16.0 * 2 ** (3 * steps)
 
 
 def test_a_read_that_is_not_seen_is_refused_once_the_scale_moved():
     run = Descent()
     run.scaled()
+
+    @graph
+    def step(loss_scale):
+        with tf.GradientTape() as tape:
+            loss = run.weight[0] * loss_scale
+        return run._apply(tape, loss)
+
     with pytest.raises(tf.errors.InvalidArgumentError, match="loss_scale was read outside of a tape"):
-        by_argument(run)()
+        step(run.loss_scaler.loss_scale)
     assert run.weight.numpy()[0] == -1.0
-    constant = Descent(scaler.Static(4.0))
-    constant.scaled()
-    by_argument(constant)()
-    assert constant.weight.numpy()[0] == -2.0
 
 
 def test_gradients_that_come_as_arguments_of_two_decisions():
     """Nobody read the scale: it is that of the loss."""
     run = Descent()
-    decide = tf.function(lambda grad: run.loss_scaler.apply(run.optimizer, [grad], [run.weight]).loss_scale)
+    decide = graph(lambda grad: run.loss_scaler.apply(run.optimizer, [grad], [run.weight]).loss_scale)
     for number in range(1, 3):
         grad = gradients_of(run.loss_scaler, lambda: run.weight[0], run.weight)
         scales = [float(decide(grad)) for _ in range(2)]
@@ -104,7 +103,7 @@ def test_unscaled_gradients_of_a_window_are_in_no_doubt():
     run.scaled()
     run.weight.assign([0.0])
 
-    @tf.function
+    @graph
     def step():
         log = run.loss_scaler.loss_scale
         run.loss_scaler.apply(run.optimizer, [total.read_value()], [run.weight], unscaled=True)
@@ -137,7 +136,7 @@ def test_one_read_for_two_decisions():
     run = Descent()
     run.scaled()
 
-    @tf.function
+    @graph
     def step():
         loss_scale = run.loss_scaler.loss_scale
         with tf.GradientTape(persistent=True) as tape:
@@ -148,72 +147,44 @@ def test_one_read_for_two_decisions():
     assert run.weight.numpy()[0] == -3.0
 
 
-@pytest.mark.slow_with("xla-by_hand_before_the_tape")
-@modes_with(
-    ("kind",),
-    eager=[("by_hand",), ("in_long_form",), ("by_hand_before_the_tape",)],
-    graph=[("by_hand_before_the_tape",)],
-    loop=[("in_long_form",)],
-    xla=[("by_hand_before_the_tape",)],
-)
-def test_always_by_hand(execute, kind):
-    run = Descent()
-    step = execute(getattr(run, kind))
-    for _ in range(4):
-        step()
-    assert run.weight.numpy()[0] == -4.0
-
-
 def test_in_a_function_around_which_a_loop_runs():
     run = Descent()
-    loss = tf.function(lambda: run.weight[0] * run.loss_scaler.loss_scale)
+    loss = graph(lambda: run.weight[0] * run.loss_scaler.loss_scale)
 
-    def by_hand():
+    def by_hand(index):
         """Its loss is in a function of its own."""
         with tf.GradientTape() as tape:
             scaled = loss()
         run._apply(tape, scaled)
+        return [index + 1]
 
-    @tf.function
+    @graph
     def train():
         run.scaled()
-        by_hand()
-        for _ in tf.range(3):
-            run.by_hand()
+        tf.while_loop(lambda index: index < 3, by_hand, [0])
 
     train()
-    assert run.weight.numpy()[0] == -5.0
+    assert run.weight.numpy()[0] == -4.0
 
 
-@modes("eager")
-def test_an_earlier_bad_loss_is_not_blamed_for_it(execute):
+def test_an_earlier_bad_loss_is_not_blamed_for_it():
     run = Descent()
-
-    def bad():
-        with tf.GradientTape() as tape:
-            loss = run.loss_scaler.scale(run.weight[0] * np.float32(np.inf))
-        return run._apply(tape, loss)
-
-    execute(bad)()
+    with tf.GradientTape() as tape:
+        loss = run.loss_scaler.scale(run.weight[0] * np.float32(np.inf))
+    run._apply(tape, loss)
     assert run.loss_scaler.last_skip.cause == scaler.Cause.LOSS
-    execute(lambda: run.by_hand(np.float32(np.inf)))()
+    run.by_hand(np.float32(np.inf))
     assert run.loss_scaler.last_skip.cause == scaler.Cause.OVERFLOW
 
 
-@modes("eager")
-def test_a_read_for_a_log_changes_nothing(execute):
+def test_a_read_for_a_log_changes_nothing():
     """One `scale`, two decisions, and the scale read after the first has moved it."""
     run = Descent()
-
-    def step():
-        with tf.GradientTape(persistent=True) as tape:
-            loss = run.loss_scaler.scale(run.weight[0])
-            inside = run.loss_scaler.loss_scale
-        first = run._apply(tape, loss)
-        return inside, first, run._apply(tape, loss)
-
-    inside, first, second = execute(step)()
-    assert (inside.numpy(), first.numpy(), second.numpy()) == (16.0, 16.0, 16.0)
+    with tf.GradientTape(persistent=True) as tape:
+        loss = run.loss_scaler.scale(run.weight[0])
+        scales = [run.loss_scaler.loss_scale]
+    scales += [run._apply(tape, loss) for _ in range(2)]
+    assert list(map(float, scales)) == [16.0] * 3
     assert run.weight.numpy()[0] == -2.0
 
 
@@ -248,19 +219,18 @@ def test_a_log_before_the_update_and_the_gradients_after_it():
         assert run.weight.numpy()[0] == -number
 
 
-@pytest.mark.parametrize("method", ["apply", "unscale"])
-def test_read_outside_of_the_tape_after_the_scale_moved(method):
+def test_read_outside_of_the_tape_after_the_scale_moved():
     run = Descent()
     run.scaled()
     with tf.GradientTape() as tape:
         loss = run.weight[0] * 1.0
     grads = [tape.gradient(loss, run.weight) * run.loss_scaler.loss_scale]
-    called = {
-        "apply": lambda: run.loss_scaler.apply(run.optimizer, grads, [run.weight]),
-        "unscale": lambda: run.loss_scaler.unscale(grads),
-    }[method]
-    with pytest.raises(scaler.InvalidArgument, match=r"may carry its scale of 16 or the present one of 32"):
-        called()
+    for call in (
+        lambda: run.loss_scaler.apply(run.optimizer, grads, [run.weight]),
+        lambda: run.loss_scaler.unscale(grads),
+    ):
+        with pytest.raises(scaler.InvalidArgument, match=r"may carry its scale of 16 or the present one of 32"):
+            call()
     assert run.weight.numpy()[0] == -1.0
     # With one scale there is nothing to confuse.
     constant = Descent(scaler.Static(4.0))
@@ -272,7 +242,7 @@ def test_read_outside_of_the_tape_after_the_scale_moved(method):
 
 @modes_with(
     ("in_a_loop", "moves"),
-    graph=[(False, False), (False, True), (True, False), (True, True)],
+    graph=[(False, False), (False, True), (True, True)],
     xla=[(True, False), (True, True)],
 )
 def test_several_reads_count_only_if_the_scale_did_not_move(execute, in_a_loop, moves):
@@ -286,13 +256,13 @@ def test_several_reads_count_only_if_the_scale_did_not_move(execute, in_a_loop, 
             scaled = -tf.reduce_sum(weight) * 0.5 * factor
         return tape.gradient(scaled, weight)
 
+    @tf.autograph.experimental.do_not_convert
     def step():
-        total = tf.zeros([1])
         if in_a_loop:
-            for _ in tf.range(2):
-                total += gradient()
+            added = lambda index, total: (index + 1, total + gradient())  # noqa: E731
+            _, total = tf.while_loop(lambda index, _: index < 2, added, (0, tf.zeros([1])))
         else:
-            total += gradient()
+            total = gradient()
         if moves:
             loss_scaler.update(scaler.Event(tf.constant(True)))
         total += tf.zeros([1]) if in_a_loop else gradient()
@@ -311,7 +281,7 @@ def test_xla_skips_a_step_of_which_the_scale_is_in_doubt():
     run = Descent(scaler.Dynamic(2.0**10, growth_interval=1))
     loss_scaler, weight = run.loss_scaler, run.weight
 
-    @tf.function(jit_compile=True)
+    @graph(jit_compile=True)
     def step(grad):
         logged = loss_scaler.loss_scale
         return loss_scaler.apply(run.optimizer, [grad * 1.0], [weight]).finite, logged

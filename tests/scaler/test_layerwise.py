@@ -42,12 +42,12 @@ def test_gradients_that_no_single_scale_holds():
         assert flushed or not scaler.all_finite(found), exponent
 
 
-@pytest.mark.parametrize("factor", [np.inf, np.nan])
-def test_a_loss_that_is_not_finite_is_no_groups_fault(factor):
+def test_a_loss_that_is_not_finite_is_no_groups_fault():
     run = cases.Run(cases.chain([1.0]), cases.cuts([1.0]), scaler.Dynamic(8.0))
     before = [value.numpy().tolist() for value in run.layerwise.state]
-    assert not run.step(*map(tf.constant, cases.batch()), np.float32(factor))[0]
-    assert [value.numpy().tolist() for value in run.layerwise.state] == before
+    for factor in np.float32([np.inf, np.nan]):
+        assert not run.step(*map(tf.constant, cases.batch()), factor)[0]
+        assert [value.numpy().tolist() for value in run.layerwise.state] == before
 
 
 def test_an_overflow_where_a_group_ends_is_that_groups_fault():
@@ -82,49 +82,48 @@ def test_the_identity_multiplies_gradients_only():
         assert tape.gradient(loss, x).numpy().tolist()[0] == 1.0
 
 
-def test_refusals():
-    first, second = tf.Variable(1.0, name="first"), tf.Variable(2.0, name="second")
-    with pytest.raises(scaler.InvalidArgument, match="at least one group"):
-        Layerwise({})
-    with pytest.raises(scaler.InvalidArgument, match="in group 'a' and in 'b'"):
-        Layerwise({"a": [first], "b": [first]})
-    with pytest.raises(scaler.InvalidArgument, match="parent of group 'b' is 'c'"):
-        Layerwise({"a": [first], "b": [second], "c": []}, parents={"b": "c"})
-    with pytest.raises(scaler.InvalidArgument, match="histogram"):
-        Layerwise({"a": [first]}, strategy=scaler.Histogram())
-    layerwise = Layerwise({"a": [first]})
-    with pytest.raises(scaler.InvalidArgument, match="expected one of the groups a"):
-        layerwise.rescale(1.0, "b")
-    with pytest.raises(scaler.InvalidArgument, match="belongs to none of the groups"):
-        layerwise.unscale([tf.constant(1.0)], [second])
+def not_rescaled(variable, _):
     with tf.GradientTape() as tape:
-        loss = first * 2.0
-    with pytest.raises(scaler.InvalidArgument, match="did not pass a rescale"):
-        layerwise.gradient(tape, loss, [first])
-    with pytest.raises(scaler.InvalidArgument, match="int32"):
-        rescale(tf.constant([1]), 2.0)
-    with pytest.raises(scaler.InvalidArgument, match="a rule for groups of layers"):
-        scaler.LossScaler(AdaptiveScale()).update(scaler.Event(tf.constant(True)))
+        loss = variable * 2.0
+    Layerwise({"a": [variable]}).gradient(tape, loss, [variable])
+
+
+def of_strategy(strategy):
+    return lambda head, body: Layerwise({"head": [head], "body": [body]}, strategy=strategy)
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda v: Layerwise([v]), "expected a dict of lists of variables"),
-        (lambda v: Layerwise({0: [v]}), "expected a dict of lists of variables"),
-        (lambda v: Layerwise({"a": v}), "group 'a' is .*: expected a list of variables"),
-        (lambda v: Layerwise({"a": ["kernel"]}), "expected a list of variables"),
-        (lambda v: Layerwise({"a": [v]}, parents=["a"]), "expected a dict of names"),
-        (lambda v: Layerwise({"a": [v]}, parents={"z": "a"}), "expected a dict of names"),
+        (lambda v, w: Layerwise({}), "at least one group"),
+        (lambda v, w: Layerwise({"a": [v], "b": [v]}), "in group 'a' and in 'b'"),
+        (lambda v, w: Layerwise({"a": [v], "b": [w], "c": []}, parents={"b": "c"}), "parent of group 'b' is 'c'"),
+        (lambda v, w: Layerwise({"a": [v]}, strategy=scaler.Histogram()), "histogram"),
+        (lambda v, w: Layerwise({"a": [v]}).rescale(1.0, "b"), "expected one of the groups a"),
+        (lambda v, w: Layerwise({"a": [v]}).unscale([tf.constant(1.0)], [w]), "belongs to none of the groups"),
+        (not_rescaled, "did not pass a rescale"),
+        (lambda v, w: rescale(tf.constant([1]), 2.0), "int32"),
         (
-            lambda v: Layerwise({"a": [v]}).update(tf.constant(True)),
-            "expected what Layerwise.gradient returned",
+            lambda v, w: scaler.LossScaler(AdaptiveScale()).update(scaler.Event(tf.constant(True))),
+            "a rule for groups of layers",
         ),
+        (lambda v, w: Layerwise([v]), "expected a dict of lists of variables"),
+        (lambda v, w: Layerwise({0: [v]}), "expected a dict of lists of variables"),
+        (lambda v, w: Layerwise({"a": v}), "group 'a' is .*: expected a list of variables"),
+        (lambda v, w: Layerwise({"a": ["kernel"]}), "expected a list of variables"),
+        (lambda v, w: Layerwise({"a": [v]}, parents=["a"]), "expected a dict of names"),
+        (lambda v, w: Layerwise({"a": [v]}, parents={"z": "a"}), "expected a dict of names"),
+        (lambda v, w: Layerwise({"a": [v]}).update(tf.constant(True)), "expected what Layerwise.gradient returned"),
+        (of_strategy({}), "expected a strategy, or a dict"),
+        (of_strategy({1: scaler.Dynamic()}), "expected a strategy, or a dict"),
+        (of_strategy({"body": scaler.Dynamic()}), "group 'head' fits none of its keys"),
+        (of_strategy({"*": scaler.Dynamic(), "head": scaler.Dynamic()}), "'head' is the first key of no group"),
+        (of_strategy({"head": scaler.Dynamic(), "*": 8.0}), "Layerwise"),
     ],
 )
-def test_arguments_of_another_kind_are_told_in_one_sentence(make, words):
+def test_what_cannot_work_is_told_in_one_sentence(make, words):
     with pytest.raises(scaler.InvalidArgument, match=words):
-        make(tf.Variable(1.0, name="v"))
+        make(tf.Variable(1.0, name="v"), tf.Variable(2.0, name="w"))
 
 
 def test_an_overflow_of_rescaling_counts_where_no_weight_is_trained():
@@ -146,16 +145,16 @@ STRATEGIES = {
 GAINS = [2.0**-5] * 3
 
 
-def test_each_group_moves_by_its_own_strategy():
-    """Driven by the same events, as all groups with that strategy alone would."""
+def test_each_group_moves_by_its_own_strategy_and_is_restored(tmp_path):
+    """Driven by the same events, as all groups with that strategy alone would; in whatever order they are given."""
     run = cases.Run(cases.chain(GAINS), cases.cuts(GAINS), STRATEGIES)
     groups = {name: [tf.Variable(0.0)] for name in run.layerwise.names}
     alone = {key: Layerwise(groups, strategy=own) for key, own in STRATEGIES.items()}
     of = {"outputs": "outputs", "steep_0": "steep_[01]", "steep_1": "steep_[01]", "steep_2": "*"}
-    for number in range(6):
-        factor = np.float32(2.0**30 if number == 3 else 1.0)
+    for number in range(4):
+        factor = np.float32(2.0**30 if number == 2 else 1.0)
         finite, _, seen = run.step(*map(tf.constant, cases.batch(number)), factor)
-        assert bool(finite) == (number != 3)
+        assert bool(finite) == (number != 2)
         for other in alone.values():
             other.update(scaler.layerwise.LayerEvent(*(tf.identity(value) for value in seen)))
         for name, scale in cases.log2_scales(run.layerwise).items():
@@ -165,37 +164,9 @@ def test_each_group_moves_by_its_own_strategy():
         key: own.init()._fields for key, own in STRATEGIES.items()
     }
     assert len(set(cases.log2_scales(run.layerwise).values())) > 2
-
-
-def test_strategies_of_groups_are_restored(tmp_path):
-    run, fresh = (cases.Run(cases.chain(GAINS), cases.cuts(GAINS), STRATEGIES) for _ in range(2))
-    for number in range(3):
-        run.step(*map(tf.constant, cases.batch(number)), 1.0)
+    turned = {key: STRATEGIES[key] for key in ("steep_[01]", "outputs", "*")}
+    fresh = cases.Run(cases.chain(GAINS), cases.cuts(GAINS), turned)
     assert cases.log2_scales(run.layerwise) != cases.log2_scales(fresh.layerwise)
     fresh.checkpoint.restore(run.checkpoint.save(str(tmp_path / "ckpt"))).assert_consumed()
     assert cases.log2_scales(run.layerwise) == cases.log2_scales(fresh.layerwise)
-    assert raw(run.layerwise.variables) == raw(fresh.layerwise.variables)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "words"),
-    [
-        ({}, "expected a strategy, or a dict"),
-        ({1: scaler.Dynamic()}, "expected a strategy, or a dict"),
-        ({"body": scaler.Dynamic()}, "group 'head' fits none of its keys"),
-        ({"*": scaler.Dynamic(), "head": scaler.Dynamic()}, "'head' is the first key of no group"),
-        ({"head": scaler.Dynamic(), "*": 8.0}, "Layerwise"),
-    ],
-)
-def test_strategies_that_fit_no_group_are_refused(strategy, words):
-    groups = {"head": [tf.Variable([1.0], name="head")], "body": [tf.Variable([1.0], name="body")]}
-    with pytest.raises(scaler.InvalidArgument, match=words):
-        Layerwise(groups, strategy=strategy)
-
-
-def test_the_order_of_the_strategies_moves_no_scale(tmp_path):
-    own = {"steep_0": scaler.Dynamic(2.0**6), "steep_1": scaler.Dynamic(2.0**10), "*": scaler.Static(2.0)}
-    turned = {key: own[key] for key in ("steep_1", "steep_0", "*")}
-    run, other = (cases.Run(cases.chain(GAINS), cases.cuts(GAINS), strategy) for strategy in (own, turned))
-    other.checkpoint.restore(run.checkpoint.save(str(tmp_path / "ckpt"))).assert_consumed()
-    assert cases.log2_scales(run.layerwise) == cases.log2_scales(other.layerwise)
+    assert sorted(raw(run.layerwise.variables)) == sorted(raw(fresh.layerwise.variables))

@@ -32,20 +32,14 @@ def test_a_python_number_is_a_loss():
     assert LossScaler(Static(4.0)).scale(0.5).numpy() == 2.0
 
 
-@modes("eager")
-def test_a_forward_derivative_passes_through_scale(execute):
+def test_a_forward_derivative_passes_through_scale():
     """As in a Hessian times a vector."""
     weight, loss_scaler = tf.Variable([1.0, 2.0]), LossScaler(Static(8.0))
-
-    @execute
-    def product():
-        with tf.autodiff.ForwardAccumulator(weight, tf.ones([2])) as accumulator:
-            with tf.GradientTape() as tape:
-                scaled = loss_scaler.scale(tf.reduce_sum(weight**3))
-            grads = tape.gradient(scaled, [weight])
-        return loss_scaler.unscale([accumulator.jvp(grads[0])])[0]
-
-    np.testing.assert_array_equal(product(), [6.0, 12.0])
+    with tf.autodiff.ForwardAccumulator(weight, tf.ones([2])) as accumulator:
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(weight**3))
+        grads = tape.gradient(scaled, [weight])
+    np.testing.assert_array_equal(loss_scaler.unscale([accumulator.jvp(grads[0])])[0], [6.0, 12.0])
 
 
 def test_dynamic_is_the_default():
@@ -77,7 +71,8 @@ def test_the_outcome_says_what_happened(execute):
 def test_counters(execute):
     loss_scaler = by_hand(Dynamic(8.0))
     w = tf.Variable([1.0])
-    run = execute(lambda grad: loss_scaler.apply(plain_descent, [grad], [w]).finite)
+    optimizer = descent(w)
+    run = execute(lambda grad: loss_scaler.apply(optimizer, [grad], [w]).finite)
     seen = []
     for finite in (True, False, False, True, False, True, True):
         run(np.float32([0.0 if finite else np.nan]))
@@ -109,9 +104,8 @@ def test_a_step_that_breaks_off_in_the_optimizer_is_not_counted(proven, monkeypa
 def test_none_gradients_leave_their_variables_alone(execute):
     a, b, c = tf.Variable([1.0]), tf.Variable([2.0]), tf.Variable([3.0])
     loss_scaler = by_hand(Static(2.0))
-    assert execute(lambda x, z: loss_scaler.apply(plain_descent, [x, None, z], [a, b, c]).finite)(
-        np.float32([2]), np.float32([4])
-    )
+    step = execute(lambda x, z: loss_scaler.apply(plain_descent, [x, None, z], [a, b, c]).finite)
+    assert step(np.float32([2]), np.float32([4]))
     assert [v.numpy()[0] for v in (a, b, c)] == [0.0, 2.0, 1.0]
 
 
@@ -119,30 +113,27 @@ def test_none_gradients_leave_their_variables_alone(execute):
 def test_clipping_comes_after_unscaling(execute):
     # Unscaled, the norm is 5 and the limit 10: nothing is clipped. Scaled, it would be 5120.
     w = tf.Variable([0.0, 0.0])
-    loss_scaler = by_hand(Static(1024.0))
-    run = execute(lambda grad, limit: loss_scaler.apply(plain_descent, [grad], [w], clip_norm=limit).grad_norm)
+    loss_scaler, optimizer = by_hand(Static(1024.0)), descent(w)
+    run = execute(lambda grad, limit: loss_scaler.apply(optimizer, [grad], [w], clip_norm=limit).grad_norm)
     assert run(np.float32([3, 4]) * 1024, np.float32(10)).numpy() == 5.0
     np.testing.assert_array_equal(w.numpy(), [-3, -4])
     assert run(np.float32([3, 4]) * 1024, np.float32(1)).numpy() == 5.0
     np.testing.assert_allclose(w.numpy(), [-3.6, -4.8], rtol=1e-6)
 
 
-@pytest.mark.parametrize("clip_norm", [1e-4, 1e-30, 2.0**-126, 1e-40, 1e-50])
-def test_no_clip_norm_turns_a_zero_gradient_into_nan(clip_norm):
+def test_no_clip_norm_turns_a_zero_gradient_into_nan():
     w = tf.Variable([1.0])
-    try:
-        by_hand(Static(8.0)).apply(plain_descent, [tf.zeros([1])], [w], clip_norm=clip_norm)
-    except scaler.InvalidArgument:
-        assert clip_norm < 2.0**-126
-    assert w.numpy()[0] == 1.0
+    for clip_norm in (1e-4, 2.0**-126, 1e-40, 1e-50):
+        with pytest.raises(scaler.InvalidArgument) if clip_norm < 2.0**-126 else contextlib.nullcontext():
+            by_hand(Static(8.0)).apply(plain_descent, [tf.zeros([1])], [w], clip_norm=clip_norm)
+        assert w.numpy()[0] == 1.0
 
 
 def test_the_state_has_the_fields_of_the_strategy():
     loss_scaler = LossScaler(Dynamic(8.0, hysteresis=3))
-    assert isinstance(loss_scaler.state, scaler.strategies.DynamicState)
     loss_scaler.update(Event(tf.constant(False)))
-    assert [float(value) for value in loss_scaler.state] == [8.0, 0.0, 2.0]
-    assert isinstance(LossScaler(Static(8.0)).state, scaler.strategies.StaticState)
+    assert loss_scaler.state == scaler.strategies.DynamicState(8.0, 0, 2)
+    assert LossScaler(Static(8.0)).state == scaler.strategies.StaticState(8.0)
 
 
 def test_a_number_kept_as_a_tensor_never_starts_out_of_bounds():

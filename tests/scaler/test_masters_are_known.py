@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ways import graph
 
 import loops
 import scaler
@@ -23,7 +24,7 @@ def make_model(dtype):
 def with_loss_scaler(model, optimizer):
     masters = scaler.MasterWeights(model.trainable_variables)
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
-    step = tf.function(lambda grads: loss_scaler.apply(optimizer, grads, masters).finite)
+    step = graph(lambda grads: loss_scaler.apply(optimizer, grads, masters).finite)
     return lambda: step([tf.ones(variable.shape) / 16.0 for variable in model.trainable_variables])
 
 
@@ -95,17 +96,16 @@ def test_what_is_excluded_from_weight_decay(way, how):
 
     def make(model):
         del model
-        return keras.optimizers.AdamW(0.1, weight_decay=0.9)
+        return keras.optimizers.SGD(0.1, weight_decay=0.9)
 
     weights = assert_alike(way, make, before_first=exclude)
-    np.testing.assert_allclose(weights[1], 0.8, atol=2e-3)  # Two steps of Adam, and nothing else.
+    np.testing.assert_allclose(weights[1], 1.0 - 0.0125, atol=2e-3)  # Two steps, and no decay.
     if how is by_variable:
         decayed = by_itself("float16", way, make)
-        assert np.abs(decayed[1] - 0.8).min() > 0.1
+        assert np.abs(decayed[1] - weights[1]).min() > 0.1
 
 
-@pytest.mark.parametrize("of_masters", [False, True])
-@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize(("built", "of_masters"), [(False, True), (True, False)])
 def test_what_is_excluded_by_its_master_or_before_the_optimizer_is_built_by_hand(of_masters, built):
     variable = keras.Variable(np.ones(3, np.float16), dtype="float16")
     masters, loss_scaler = scaler.MasterWeights([variable]), scaler.LossScaler(scaler.Static(1.0))
@@ -117,16 +117,13 @@ def test_what_is_excluded_by_its_master_or_before_the_optimizer_is_built_by_hand
     assert np.asarray(masters.weights[0]).tolist() == [1.0] * 3
 
 
+@pytest.mark.usefixtures("eagerly")
 @pytest.mark.parametrize("way", [with_loss_scaler, with_keras])
 def test_exclusion_after_the_optimizer_was_built(way):
     def exclude(optimizer, model):
         optimizer.exclude_from_weight_decay(var_list=[model.layers[0].bias])
 
-    tf.config.run_functions_eagerly(True)
-    try:
-        weights = assert_alike(way, lambda model: keras.optimizers.SGD(0.1, weight_decay=0.9), then=exclude)
-    finally:
-        tf.config.run_functions_eagerly(False)
+    weights = assert_alike(way, lambda model: keras.optimizers.SGD(0.1, weight_decay=0.9), then=exclude)
     np.testing.assert_allclose(weights[1], (1.0 - 0.09) - 0.0125, atol=2e-3)  # Decayed once, not twice.
 
 
@@ -141,7 +138,8 @@ class ByVariable(keras.optimizers.SGD):
         super().update_step(gradient, variable, learning_rate * self._rates.get(self._var_key(variable), 1.0))
 
 
-@pytest.mark.parametrize("way", [with_train_step, with_keras])
+@pytest.mark.usefixtures("eagerly")
+@pytest.mark.parametrize("way", [with_loss_scaler, with_keras])
 def test_learning_rates_by_variable(way):
     weights = assert_alike(way, lambda model: ByVariable([(model.layers[1].bias, 8.0)]))
     np.testing.assert_allclose(weights[3], 0.0, atol=2e-3)
@@ -161,18 +159,13 @@ def by_identity(model, variable):
     return any(variable is weight for weight in model.layers[0].weights)
 
 
-def by_path(model, variable):
-    del model
-    return variable.path.startswith("model/first")
-
-
 def by_name_and_path(model, variable):
     del model
-    return variable.name in ("bias", "kernel") and "first" in variable.path
+    return variable.name in ("bias", "kernel") and variable.path.startswith("model/first")
 
 
 def of_each_variable(choose):
-    """A MultiOptimizer by identity, by path, or by name."""
+    """A MultiOptimizer by identity, or by path and name."""
 
     def make(model):
         slow, fast = keras.optimizers.SGD(0.5), keras.optimizers.SGD(4.0, weight_decay=0.1)
@@ -183,17 +176,15 @@ def of_each_variable(choose):
 
 
 @pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="This Keras has no MultiOptimizer.")
-@pytest.mark.parametrize(
-    ("way", "choose"),
-    [(with_train_step, by_identity), (with_keras, by_path), (with_keras, by_name_and_path)],
-)
+@pytest.mark.parametrize(("way", "choose"), [(with_train_step, by_identity), (with_keras, by_name_and_path)])
 def test_an_optimizer_for_each_variable(way, choose):
     weights = assert_alike(way, of_each_variable(choose))
     np.testing.assert_allclose(weights[1], 1.0 - 2 * 4.0 / 16.0, atol=2e-3)
     np.testing.assert_allclose(weights[3], 1.0 - 2 * 0.5 / 16.0, atol=2e-3)
 
 
-@pytest.mark.parametrize("way", [with_train_step, with_keras])
+@pytest.mark.usefixtures("eagerly")
+@pytest.mark.parametrize("way", [with_loss_scaler, with_keras])
 def test_averages_are_of_masters(way):
     averages = []
     for dtype in ("float32", "float16"):
@@ -226,22 +217,13 @@ def test_an_optimizer_of_masters_takes_neither_their_variables_nor_other_masters
         loss_scaler.apply(unwrapped, grads, scaler.MasterWeights(variables))
 
 
-def test_names_of_masters_are_those_of_their_variables():
-    variables = make_model("float16").trainable_variables
-    with tf.name_scope("elsewhere"):
-        masters = scaler.MasterWeights(variables)
-    assert [master.name for master in masters.weights] == [variable.value.name for variable in variables]
-    assert masters.weights[0].name == "model/first/kernel:0"
-
-
 def test_a_pattern_is_sought_in_the_path_wherever_a_step_is_compiled(chunks):
     """Keras asks of the TensorFlow variable, and not of its own, whose name is "kernel" in every layer."""
-    names = ("first", "second", "first_too", "second_too")
-    layers = [keras.layers.Dense(4, name=name, bias_initializer="ones") for name in names]
+    layers = [keras.layers.Dense(4, name=name, bias_initializer="ones") for name in ("first", "second", "first_too")]
     model = keras.Sequential([keras.Input([4]), *layers])
-    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    optimizer = keras.optimizers.SGD(0.1, weight_decay=0.5)
     optimizer.exclude_from_weight_decay(var_names=["first"])
-    step = tf.function(
+    step = graph(
         loops.TrainStep(model, lambda y, prediction: 0.0 * tf.reduce_sum(tf.cast(prediction, tf.float32)), optimizer)
     )
     before = [np.asarray(variable, np.float32) for variable in model.trainable_variables]

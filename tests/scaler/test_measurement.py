@@ -5,13 +5,14 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from ways import graph
 
 from scaler.gradients.statistics import squared_norms
 
 MEASURE = {
     "eager": squared_norms,
-    "graph": tf.function(squared_norms),
-    "xla": tf.function(squared_norms, jit_compile=True),
+    "graph": graph(squared_norms),
+    "xla": graph(squared_norms, jit_compile=True),
 }
 
 
@@ -40,20 +41,15 @@ def test_extremes(how):
         np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=str(values))
 
 
-@pytest.mark.parametrize("how", ["graph", "xla"])
-@given(
-    magnitude=st.floats(-120, 120),
-    exponent=st.integers(-126, 126),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_is_the_squared_norm_of_the_unscaled_gradients(how, magnitude, exponent, seed):
+@given(magnitude=st.floats(-120, 120), exponent=st.integers(-126, 126), seed=st.integers(0, 2**32 - 1))
+def test_is_the_squared_norm_of_the_unscaled_gradients(magnitude, exponent, seed):
     rng = np.random.default_rng(seed)
     values = [np.float32(rng.normal(size=size) * 2.0**magnitude) for size in (7, 3)]
     with np.errstate(over="ignore", under="ignore"):
         unscaled = [np.float64(value) / 2.0**exponent for value in values]
         flushed = [np.where(np.abs(value) < 2.0**-126, 0, value) for value in unscaled]
         expected = np.array([np.square(value).sum() for value in flushed])
-    found = norms(how, values, 2.0**exponent)
+    found = norms("xla", values, 2.0**exponent)
     tiny, huge = 2.0**-110, 2.0**127
     if expected.max() < huge:
         # Of what is left below float32's normal numbers, nothing is promised but that it is small.
@@ -79,11 +75,7 @@ def test_a_power_of_two_changes_no_bit(how):
 
 
 @pytest.mark.parametrize(
-    ("how", "shape"),
-    [
-        *(("eager", shape) for shape in SHAPES),
-        *(("xla", shape) for shape in SHAPES[2:]),
-    ],
+    ("how", "shape"), [*(("eager", shape) for shape in SHAPES), *(("xla", shape) for shape in SHAPES[2:4])]
 )
 def test_large_tensors_are_summed_with_all_their_values(how, shape):
     values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
@@ -101,7 +93,7 @@ def test_large_tensors_are_summed_with_all_their_values(how, shape):
 
 
 def test_a_scale_that_is_known_to_be_1_divides_nothing_and_finds_the_same():
-    traced = tf.function(lambda values: squared_norms([values], tf.constant(1.0)))
+    traced = graph(lambda values: squared_norms([values], tf.constant(1.0)))
     operations = traced.get_concrete_function(tf.TensorSpec([2])).graph.get_operations()
     assert "RealDiv" not in {op.type for op in operations}
     for values in ([3.0, 4.0], [0.0, -0.0], [1e19, 1e18], [2.0**64, 0], [1e30, 0], [2.0**-60, 0], [1e-30, 0]):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scaler_cases import descent, gradients_of, modes, modes_with, plain_descent, steep
+from ways import graph
 
 import scaler
 
@@ -50,7 +51,7 @@ def test_every_applied_step_moves_by_the_true_gradient(execute, masters):
 def test_also_with_factors_that_are_no_powers_of_two():
     growth, backoff = tf.Variable(2.0, dtype=tf.float64), tf.Variable(0.5, dtype=tf.float64)
     strategy = scaler.Dynamic(10.0, growth_factor=growth, backoff_factor=backoff, growth_interval=1)
-    weights, loss_scaler, step = constant_gradient(tf.function, strategy)
+    weights, loss_scaler, step = constant_gradient(graph, strategy)
     start = [variable.numpy() for variable in (weights, *loss_scaler.variables)]
     for factors in ((3.0, 0.3), (1.7, 0.9), (1024.0, 1 / 1024)):
         growth.assign(factors[0])

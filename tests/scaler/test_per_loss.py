@@ -8,6 +8,8 @@ import pytest
 import tensorflow as tf
 from rigs import raw
 from scaler_cases import modes, plain_descent, said
+from step_programs import trace_no_branches
+from ways import graph
 
 import scaler
 from scaler import Cause, Dynamic, InvalidArgument, NoScaling, PerLoss
@@ -22,13 +24,16 @@ def strategies():
     return {name: Dynamic(scale, growth_interval=interval) for name, (scale, interval) in START.items()}
 
 
-def written(execute, losses, weights, targets=None, optimizer=plain_descent, **options):
+def written(execute, losses, weights, targets=None, optimizer=plain_descent, state=(), **options):
     def step(factors):
+        before = scaler.snapshot(state)
+        for variable in state:
+            variable.assign_add(1.0)
         with tf.GradientTape(persistent=True) as tape:
             values = tf.cast(weights, tf.float32)
             scaled = losses.scale({name: tf.reduce_sum(values * TRUE[name]) * factors[name] for name in TRUE})
         grads = {name: tape.gradient(loss, [weights]) for name, loss in scaled.items()}
-        return losses.apply(optimizer, grads, targets or [weights], **options)
+        return losses.apply(optimizer, grads, targets or [weights], rollback=before, **options)
 
     return execute(step)
 
@@ -38,7 +43,7 @@ def traced():
     """Two weights, their losses and a compiled step, which many tests take from the start."""
     weights, losses = tf.Variable([0.0, 0.0], name="weight"), PerLoss(strategies())
     start = [variable.numpy() for variable in (weights, *losses.variables)]
-    return weights, losses, written(tf.function, losses, weights), start
+    return weights, losses, written(graph, losses, weights), start
 
 
 def fresh():
@@ -75,7 +80,7 @@ class Reference:
         return applied
 
 
-def random_word(steps=60):
+def random_word(steps=40):
     rng = np.random.default_rng(0)
     return [dict(zip(TRUE, rng.choice([CLEAN, CLEAN, CLEAN, OVERFLOW, NAN], 2), strict=True)) for _ in range(steps)]
 
@@ -92,8 +97,8 @@ def test_only_the_guilty_back_off_and_one_skips_for_all(execute):
         assert bool(outcome.finite) == wanted
         np.testing.assert_array_equal(weights.numpy(), reference.weights)
         assert {name: losses[name].loss_scale.numpy() for name in losses.names} == reference.scales
-    assert 10 < applied < 50
-    assert [int(count) for count in losses.counters][:3] == [60, applied, 60 - applied]
+    assert 10 < applied < 30
+    assert [int(count) for count in losses.counters][:3] == [40, applied, 40 - applied]
 
 
 def test_counters_of_a_loss_are_its_own():
@@ -133,22 +138,10 @@ def test_a_sum_too_large_is_no_losss_fault():
     assert [losses[name].loss_scale.numpy() for name in "ab"] == [1.0, 1.0]
 
 
-@pytest.mark.slow
 def test_the_sum_is_clipped_and_masters_and_state_follow():
-    weights = tf.Variable(tf.zeros([2], tf.float16))
-    statistic = tf.Variable(1.0, trainable=False)
+    weights, statistic = tf.Variable(tf.zeros([2], tf.float16)), tf.Variable(1.0, trainable=False)
     masters, losses = scaler.MasterWeights([weights]), PerLoss(strategies())
-
-    @tf.function
-    def step(factors):
-        before = scaler.snapshot([statistic])
-        statistic.assign_add(1.0)
-        with tf.GradientTape(persistent=True) as tape:
-            values = tf.cast(weights, tf.float32)
-            scaled = losses.scale({n: tf.reduce_sum(values * TRUE[n]) * factors[n] for n in TRUE})
-        grads = {name: tape.gradient(loss, [weights]) for name, loss in scaled.items()}
-        return losses.apply(plain_descent, grads, masters, clip_norm=2.0**-10, rollback=before)
-
+    step = written(lambda step: step, losses, weights, masters, state=[statistic], clip_norm=2.0**-10)
     step({"large": CLEAN, "small": CLEAN})
     total = np.float32(2.0**-10) / np.linalg.norm(sum(TRUE.values())) * sum(TRUE.values())
     np.testing.assert_allclose(masters.weights[0].numpy(), -total, rtol=1e-3)
@@ -168,35 +161,21 @@ def test_stochastic_rounding_counts_a_step_once():
     assert rounding._steps.numpy() == 1
 
 
-@modes("eager")
-def test_losses_may_reach_different_variables_and_rows(execute):
+def test_losses_may_reach_different_variables_and_rows():
+    """Of `table` both gradients are rows, and of `shared` one is."""
     table, shared, own = tf.Variable(tf.zeros([4, 2])), tf.Variable([0.0, 0.0]), tf.Variable([0.0])
     losses = PerLoss({"a": Dynamic(8.0), "b": Dynamic(2.0)})
-
-    def step(first, second):
-        with tf.GradientTape(persistent=True) as tape:
-            a = tf.reduce_sum(tf.gather(table, first)) + tf.reduce_sum(shared * [1.0, 2.0])
-            b = 3.0 * tf.reduce_sum(tf.gather(table, second)) + tf.reduce_sum(shared) + tf.reduce_sum(own)
-            scaled = losses.scale({"a": a, "b": b})
-        grads = {name: tape.gradient(loss, [table, shared, own]) for name, loss in scaled.items()}
-        assert isinstance(grads["a"][0], tf.IndexedSlices)
-        assert grads["a"][2] is None
-        return losses.apply(plain_descent, grads, [table, shared, own]).finite
-
-    assert execute(step)(np.int32([0, 1, 1]), np.int32([1, 3]))
+    with tf.GradientTape(persistent=True) as tape:
+        a = tf.reduce_sum(tf.gather(table, [0, 1, 1])) + tf.reduce_sum(tf.gather(shared, [0, 1, 1]))
+        b = 3.0 * tf.reduce_sum(tf.gather(table, [1, 3])) + tf.reduce_sum(shared) + tf.reduce_sum(own)
+        scaled = losses.scale({"a": a, "b": b})
+    grads = {name: tape.gradient(loss, [table, shared, own]) for name, loss in scaled.items()}
+    assert isinstance(grads["a"][0], tf.IndexedSlices)
+    assert grads["a"][2] is None
+    assert losses.apply(plain_descent, grads, [table, shared, own]).finite
     np.testing.assert_array_equal(table.numpy(), -np.repeat(np.float32([[1], [5], [0], [3]]), 2, axis=1))
     np.testing.assert_array_equal(shared.numpy(), [-2.0, -3.0])
     np.testing.assert_array_equal(own.numpy(), [-1.0])
-
-
-def test_a_dense_and_a_sparse_gradient_of_one_variable_are_added():
-    table, losses = tf.Variable(tf.zeros([3, 1])), PerLoss({"a": Dynamic(8.0), "b": Dynamic(2.0)})
-    with tf.GradientTape(persistent=True) as tape:
-        values = {"a": tf.reduce_sum(tf.gather(table, [2, 2])), "b": tf.reduce_sum(table)}
-        scaled = losses.scale(values)
-    grads = {name: tape.gradient(loss, [table]) for name, loss in scaled.items()}
-    losses.apply(plain_descent, grads, [table])
-    np.testing.assert_array_equal(table.numpy(), [[-1.0], [-1.0], [-3.0]])
 
 
 def test_each_strategy_has_its_own_statistics():
@@ -212,7 +191,7 @@ def test_adam_moves_by_the_sum_and_a_skip_leaves_its_slots():
     plain, optimizer, other = tf.Variable([1.0, 2.0]), keras.optimizers.Adam(0.1), keras.optimizers.Adam(0.1)
 
     step = written(lambda step: step, losses, weights, optimizer=optimizer)
-    for _ in range(3):
+    for _ in range(2):
         step({"large": CLEAN, "small": CLEAN})
         other.apply([tf.constant(sum(TRUE.values()))], [plain])
     np.testing.assert_array_equal(weights.numpy(), plain.numpy())
@@ -223,45 +202,44 @@ def test_adam_moves_by_the_sum_and_a_skip_leaves_its_slots():
 
 @pytest.mark.slow
 def test_it_is_restored_whole(tmp_path):
-    word, path, (weights, losses, step) = random_word(), str(tmp_path / "half"), fresh()
-    for factors in word[:20]:
+    word, path, (weights, losses, step) = random_word(24), str(tmp_path / "half"), fresh()
+    for factors in word[:12]:
         step(factors)
     tf.train.Checkpoint(losses=losses, weights=weights).write(path)
-    for factors in word[20:]:
+    for factors in word[12:]:
         step(factors)
     others, restored = tf.Variable([0.0, 0.0], name="weight"), PerLoss(strategies())
     tf.train.Checkpoint(losses=restored, weights=others).read(path).assert_consumed()
-    step = written(tf.function, restored, others)
-    for factors in word[20:]:
+    step = written(lambda step: step, restored, others)  # Eager mode has the same bits.
+    for factors in word[12:]:
         step(factors)
     assert raw([weights], losses.variables) == raw([others], restored.variables)
 
 
 def test_a_stuck_loss_is_named():
-    losses = PerLoss(strategies(), stuck=scaler.StuckPolicy(consecutive_skips=4))
+    losses = PerLoss(strategies(), stuck=scaler.StuckPolicy(consecutive_skips=2))
     step = written(lambda step: step, losses, tf.Variable([0.0, 0.0]))
-    for _ in range(3):
-        step({"large": CLEAN, "small": NAN})
+    step({"large": CLEAN, "small": NAN})
     losses.check()
     step({"large": NAN, "small": CLEAN})
     with pytest.raises(
         scaler.StuckError,
-        match=r"^PerLoss, which decides about its losses .*'large'.* together, is stuck: 4 steps.* loss itself",
+        match=r"^PerLoss, which decides about its losses .*'large'.* together, is stuck: 2 steps.* loss itself",
     ):
         losses.check()
-    for _ in range(3):
-        step({"large": NAN, "small": CLEAN})
+    step({"large": NAN, "small": CLEAN})
     with pytest.raises(
-        scaler.StuckError, match=r"^Loss 'large': The loss scaler with Dynamic\(.*\) is stuck: 4 steps in a row"
+        scaler.StuckError, match=r"^Loss 'large': The loss scaler with Dynamic\(.*\) is stuck: 2 steps in a row"
     ):
         losses.check()
 
 
 @pytest.mark.parametrize("kinds", [(Dynamic(), Dynamic()), (NoScaling(), Dynamic())], ids=["moving", "one fixed"])
-def test_gradients_of_the_other_loss_are_refused_by_its_name(kinds):
+def test_gradients_of_the_other_loss_are_refused_by_its_name(kinds, monkeypatch):
+    trace_no_branches(monkeypatch)
     weights, losses = [tf.Variable([1.0, 2.0], name="kernel")], PerLoss(dict(zip("ab", kinds, strict=True)))
 
-    @tf.function
+    @graph
     def step(first, second):
         with tf.GradientTape(persistent=True) as tape:
             scaled = losses.scale({"a": tf.reduce_sum(weights[0] ** 2), "b": tf.reduce_sum(weights[0])})

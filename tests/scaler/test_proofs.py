@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rigs import raw
 from scaler_cases import modes, modes_with
+from ways import graph
 
 import scaler
 from scaler.gate.optimizers import move_nothing
@@ -25,7 +26,6 @@ PROVEN = {
     "SGD": lambda: OPT.SGD(1.0),
     "momentum, largest": lambda: OPT.SGD(1.0, momentum=1 - 2.0**-20, nesterov=True),
     "decay": lambda: OPT.SGD(1.0, weight_decay=0.9),
-    "Adam": lambda: OPT.Adam(1.0),
     "Adam without memory": lambda: OPT.Adam(1.0, beta_1=0.0, beta_2=2.0**-20),
     "Adam, short second": lambda: OPT.Adam(1.0, beta_1=0.99, beta_2=0.1),
     "amsgrad": lambda: OPT.Adam(1.0, amsgrad=True),
@@ -71,10 +71,13 @@ def test_the_worst_that_a_proof_allows_stays_finite(name):
     weight = keras.Variable(np.zeros(WIDTH, np.float32), name="w")
     probe.build([weight])
 
-    @tf.function
+    @graph
     def steps(grads):
-        for grad in grads:
-            probe.apply([grad], [weight])
+        def once(number):
+            probe.apply([grads[number]], [weight])
+            return [number + 1]
+
+        tf.while_loop(lambda number: number < STEPS, once, [0])
 
     rate = largest_learning_rate(probe, [weight])
     assert rate >= 1.0
@@ -116,28 +119,27 @@ def test_what_moves_nothing_makes_nothing():
 
 @modes("eager", "graph")
 def test_a_learning_rate_that_the_proof_is_not_about_skips_the_step(execute):
-    weight, optimizer = tf.Variable([1.0, 2.0]), OPT.Adam(0.1)
-    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    weight, optimizer = tf.Variable([1.0, 2.0]), OPT.AdamW(0.1, weight_decay=0.5)
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0), select=True)
     step = execute(lambda grad: loss_scaler.apply(optimizer, [grad], [weight]))
     assert bool(step(tf.ones(2)).finite)
     kept = [variable for variable in (weight, *optimizer.variables) if "learning" not in variable.name]
-    for rate in (np.nan, np.inf, -np.inf, 1e30):
+    for rate in (np.nan, np.inf, -np.inf, 1e30, -1.0):
         before = raw(kept)
         optimizer.learning_rate = rate
         outcome = step(tf.ones(2))
         assert not bool(outcome.finite)
         assert scaler.Cause(int(outcome.cause)) is scaler.Cause.UPDATE
-        assert "learning rate of Adam" in loss_scaler.explain(outcome)
+        assert "learning rate of AdamW" in loss_scaler.explain(outcome)
         assert raw(kept) == before
         optimizer.learning_rate = 0.1
         assert bool(step(tf.ones(2)).finite)
 
 
-@pytest.mark.parametrize(("kind", "select"), [(OPT.SGD, False), (OPT.AdamW, True)], ids=["SGD", "AdamW"])
-def test_a_negative_rate_lets_no_weight_grow_by_its_decay(kind, select):
-    weight, optimizer = tf.Variable([1.0, 2.0]), kind(0.1, weight_decay=0.5)
-    loss_scaler = scaler.LossScaler(scaler.Static(1.0), select=select)
-    step = tf.function(lambda: loss_scaler.apply(optimizer, [tf.zeros(2)], [weight]))
+def test_a_negative_rate_lets_no_weight_grow_by_its_decay_in_a_branch():
+    weight, optimizer = tf.Variable([1.0, 2.0]), OPT.SGD(0.1, weight_decay=0.5)
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0), select=False)
+    step = graph(lambda: loss_scaler.apply(optimizer, [tf.zeros(2)], [weight]))
     assert bool(step().finite)
     before = weight.numpy()
     optimizer.learning_rate = -1.0
@@ -156,7 +158,7 @@ def test_a_schedule_that_gives_nan_skips_its_steps():
 
     weight, optimizer = tf.Variable([1.0]), OPT.SGD(Broken())
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
-    step = tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)
+    step = graph(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)
     assert [bool(step()) for _ in range(3)] == [True, False, False]
     np.testing.assert_allclose(weight, 0.9)
 
@@ -172,9 +174,9 @@ def test_a_learning_rate_that_counts_its_calls_is_called_once_a_step(execute):
 
 
 def test_numbers_that_are_variables_work_in_a_function():
-    weight, optimizer = tf.Variable([1.0]), OPT.Adam(0.1, beta_1=tf.Variable(0.5), epsilon=tf.Variable(0.5))
+    weight, optimizer = tf.Variable([1.0]), OPT.SGD(0.1, weight_decay=tf.Variable(0.5))
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
-    assert bool(tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)())
+    assert bool(graph(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)())
 
 
 @pytest.mark.slow_with("xla-arguments2")

@@ -7,6 +7,7 @@ import keras
 import pytest
 import tensorflow as tf
 from scaler_cases import plain_descent
+from ways import graph
 
 import scaler
 
@@ -48,12 +49,13 @@ def test_eager_gradients_of_the_unscaled_loss_are_warned_of_once(strategy):
 def test_a_graph_names_the_same_reason_where_it_refuses():
     step = Step()
 
+    @graph
     def one_step():
         step.forward()
         return step.apply(step.gradients(step.loss)).finite
 
     with WRONG, pytest.raises(scaler.InvalidArgument, match="these gradients are those of a loss that was not"):
-        tf.function(one_step)()
+        one_step()
 
 
 def test_unscale_says_it_too():
@@ -73,119 +75,92 @@ def test_the_optimizer_says_it_too():
         optimizer.apply(tape.gradient(losses, [weight.value]), [weight])
 
 
-def right_gradients(step):
-    step.forward()
-    step.apply(step.gradients(step.scaled))
+class Right:
+    """Steps that are right, or of which nothing is known."""
 
-
-def a_sum_of_scaled_losses(step):
-    with tf.GradientTape() as tape:
-        total = step.loss_scaler.scale(step.weight[0]) + 2.0 * step.loss_scaler.scale(step.weight[0] ** 2)
-    step.apply(tape.gradient(total, [step.weight]))
-
-
-def two_losses_that_wait(step):
-    first, second = Step(step.loss_scaler), step
-    for one in (first, second):
-        one.forward()
-    first.apply(first.gradients(first.scaled), update=False)
-    second.apply(second.gradients(second.scaled))
-
-
-def gradients_of_the_step_before(step):
-    step.forward()
-    kept, loss_scale = step.gradients(step.scaled), step.loss_scaler.scale_of_gradients
-    step.forward()
-    step.apply(kept, loss_scale=loss_scale)
-    step.apply(step.gradients(step.scaled))
-
-
-def kept_and_unscaled(step):
-    step.forward()
-    kept = step.loss_scaler.unscale(step.gradients(step.scaled))
-    step.forward()
-    step.apply([kept[0] * 2.0], unscaled=True)
-    step.apply(step.gradients(step.scaled))
-
-
-def kept_gradients_are_older(step):
-    step.forward()
-    kept = step.gradients(step.scaled)
-    step.apply(kept)
-    step.forward()
-    step.apply(kept)
-    step.apply(step.gradients(step.scaled))
-
-
-def scaled_by_hand(step):
-    step.forward()
-    with tf.GradientTape() as tape:
-        scaled = step.loss_scaler.loss_scale * tf.reduce_sum(step.weight)
-    step.apply(tape.gradient(scaled, [step.weight]))
-
-
-def without_a_tape(step):
-    step.loss_scaler.scale(step.weight[0])
-    step.apply([tf.constant([3.0]) * step.loss_scaler.scale_of_gradients])
-
-
-def in_a_function(step):
-    @tf.function
-    def taken():
+    def right_gradients(step):
         step.forward()
-        return step.gradients(step.scaled)
+        step.apply(step.gradients(step.scaled))
 
-    step.apply(taken())
-    step.forward()
-    step.apply(taken())
+    def a_sum_of_scaled_losses(step):
+        with tf.GradientTape() as tape:
+            total = step.loss_scaler.scale(step.weight[0]) + 2.0 * step.loss_scaler.scale(step.weight[0] ** 2)
+        step.apply(tape.gradient(total, [step.weight]))
+
+    def two_losses_that_wait(step):
+        first, second = Step(step.loss_scaler), step
+        for one in (first, second):
+            one.forward()
+        first.apply(first.gradients(first.scaled), update=False)
+        second.apply(second.gradients(second.scaled))
+
+    def gradients_of_the_step_before(step):
+        step.forward()
+        kept, loss_scale = step.gradients(step.scaled), step.loss_scaler.scale_of_gradients
+        step.forward()
+        step.apply(kept, loss_scale=loss_scale)
+        step.apply(step.gradients(step.scaled))
+
+    def kept_and_unscaled(step):
+        step.forward()
+        kept = step.loss_scaler.unscale(step.gradients(step.scaled))
+        step.forward()
+        step.apply([kept[0] * 2.0], unscaled=True)
+        step.apply(step.gradients(step.scaled))
+
+    def kept_gradients_are_older(step):
+        step.forward()
+        kept = step.gradients(step.scaled)
+        step.apply(kept)
+        step.forward()
+        step.apply(kept)
+        step.apply(step.gradients(step.scaled))
+
+    def scaled_by_hand(step):
+        step.forward()
+        with tf.GradientTape() as tape:
+            scaled = step.loss_scaler.loss_scale * tf.reduce_sum(step.weight)
+        step.apply(tape.gradient(scaled, [step.weight]))
+
+    def without_a_tape(step):
+        step.loss_scaler.scale(step.weight[0])
+        step.apply([tf.constant([3.0]) * step.loss_scaler.scale_of_gradients])
+
+    def in_a_function(step):
+        @graph
+        def taken():
+            step.forward()
+            return step.gradients(step.scaled)
+
+        step.apply(taken())
+        step.forward()
+        step.apply(taken())
+
+    def taken_again(step):
+        step.forward()
+        step.apply(None, again=lambda small: step.tape.gradient(step.scaled, [step.weight], output_gradients=small))
+
+    def by_a_jacobian(step):
+        step.forward()
+        step.apply([step.tape.jacobian(step.scaled, step.weight)])
+
+    def forward_over_reverse(step):
+        with tf.autodiff.ForwardAccumulator(step.weight, tf.constant([1.0])) as along:
+            scaled = step.loss_scaler.scale(tf.reduce_sum(3.0 * step.weight))
+        step.apply([along.jvp(scaled)[tf.newaxis]])
+
+    def of_a_copy(step):
+        step.loss_scaler = copy.deepcopy(step.loss_scaler)
+        Right.right_gradients(step)
 
 
-def taken_again(step):
-    step.forward()
-    step.apply(None, again=lambda small: step.tape.gradient(step.scaled, [step.weight], output_gradients=small))
-
-
-def by_a_jacobian(step):
-    step.forward()
-    step.apply([step.tape.jacobian(step.scaled, step.weight)])
-
-
-def forward_over_reverse(step):
-    with tf.autodiff.ForwardAccumulator(step.weight, tf.constant([1.0])) as along:
-        scaled = step.loss_scaler.scale(tf.reduce_sum(3.0 * step.weight))
-    step.apply([along.jvp(scaled)[tf.newaxis]])
-
-
-def of_a_copy(step):
-    step.loss_scaler = copy.deepcopy(step.loss_scaler)
-    right_gradients(step)
-
-
-@pytest.mark.parametrize(
-    "way",
-    [
-        right_gradients,
-        a_sum_of_scaled_losses,
-        two_losses_that_wait,
-        gradients_of_the_step_before,
-        kept_and_unscaled,
-        kept_gradients_are_older,
-        scaled_by_hand,
-        without_a_tape,
-        in_a_function,
-        taken_again,
-        by_a_jacobian,
-        forward_over_reverse,
-        of_a_copy,
-    ],
-    ids=lambda way: way.__name__,
-)
+@pytest.mark.parametrize("way", [name for name in vars(Right) if not name.startswith("_")])
 def test_nothing_is_said_of_what_is_right_or_not_known(way):
     step = Step(scaler.LossScaler(scaler.Dynamic(8.0)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
-            way(step)
+            getattr(Right, way)(step)
 
 
 def test_a_gradient_of_the_gradient_is_the_same_through_a_scaled_loss():

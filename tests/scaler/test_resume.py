@@ -5,11 +5,12 @@ import numpy as np
 import tensorflow as tf
 from rigs import raw
 from scaler_cases import slots
+from ways import graph
 
 import scaler
 
 WORD = "1101110010111011111101001"
-STOPS = 0, 5, 7, 8, 20
+STOPS = 0, 7, 20
 
 
 class Run:
@@ -24,7 +25,7 @@ class Run:
         self.checkpoint = tf.train.Checkpoint(
             variable=self.variable, masters=self.masters, optimizer=self.optimizer, loss_scaler=self.loss_scaler
         )
-        self.step = tf.function(self._step)
+        self.step = graph(self._step)
 
     def _step(self, spoil):
         with tf.GradientTape() as tape:
