@@ -67,23 +67,16 @@ class Run:
     def rows(self):
         return [json.loads(line) for line in (self.folder / "steps.jsonl").read_text().splitlines()]
 
-    def said(self):
-        return json.loads((self.folder / "ckpt" / NAME).read_text())["skip"]
 
-
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory):
-    """The bits of a run over data without batches 10 to 21."""
-    return Run(tmp_path_factory.mktemp("clean"), without(10, 21, EARLY), rewind=False, call=1).run(25).bits()
-
-
-def test_a_run_that_is_stopped_and_resumes_is_the_same(tmp_path, clean):
+def test_a_run_that_is_stopped_and_resumes_is_the_same(tmp_path):
     """After it went back, to a checkpoint that the save of the same visit did not remove."""
-    Run(tmp_path, batches(EARLY), call=1, every=3, keep=3).run(21)
-    run = Run(tmp_path, batches(EARLY), call=1, every=3, keep=3, resume=True).run(25)
-    assert run.bits() == clean
-    assert run.said() == [{"first": 10, "last": 21, "rewound_to": 9}]
-    assert folder.numbers(tmp_path / "ckpt") == [25, 24, 21]
+    data, often = batches(EARLY), {"call": 1, "every": 6, "keep": 2}
+    Run(tmp_path, data, **often).run(21)
+    run = Run(tmp_path, data, resume=True, **often).run(25)
+    assert listed(tmp_path / "ckpt") == [{"first": 10, "last": 21, "rewound_to": 6}]
+    assert folder.numbers(tmp_path / "ckpt") == [25, 24]
+    bits = run.bits()
+    assert bits == Run(tmp_path / "clean", without(10, 21, EARLY), rewind=False, call=1, every=99).run(25).bits()
 
 
 def test_the_next_batches_to_leave_out():
