@@ -32,13 +32,6 @@ def test_a_dataset_that_ends_keeps_counters_and_lines(tmp_path, steps_per_call):
     assert path.read_text().count("\n") == 5
 
 
-def test_a_dataset_of_exactly_the_steps_is_enough_and_a_repeated_one_goes_on():
-    step, total = summing()
-    assert loops.Loop(step, numbers(5), steps_per_call=5).run(5).data == 5
-    loops.Loop(step, numbers(3).repeat(), steps_per_call=1).run(7)
-    assert total.numpy() == 15 + 13
-
-
 @pytest.mark.parametrize(("steps_per_call", "endless"), [(1, False), (3, True), (10, False)])
 def test_data_of_which_nothing_is_left_is_said_to_be_empty(steps_per_call, endless):
     step, total = summing()
@@ -51,23 +44,6 @@ def test_data_of_which_nothing_is_left_is_said_to_be_empty(steps_per_call, endle
     with pytest.raises(loops.OutOfData, match=r"empty.*drop_remainder"):
         loop.run(1)
     assert (loop.counters, total.numpy(), visits) == (loops.Counters(), 0, [])
-
-
-@pytest.mark.parametrize(
-    ("steps_per_call", "elements", "read"),
-    [
-        (1, {"a": [1.0, 2.0], "b": [3.0, 4.0]}, lambda batch: batch["a"] + batch["b"]),
-        (4, ([1.0, 2.0], ([3.0, 4.0], [0.0, 0.0])), lambda batch: batch[0] + batch[1][0]),
-        (1, [4.0, 6.0], lambda batch: batch),
-    ],
-    ids=["dict", "nested", "tensor"],
-)
-def test_batches_of_any_structure(steps_per_call, elements, read):
-    visits = []
-    data = tf.data.Dataset.from_tensor_slices(elements).repeat()
-    loop = loops.Loop(lambda batch: {"sum": read(batch)}, data, steps_per_call=steps_per_call, actions=[visits.append])
-    loop.run(4)
-    np.testing.assert_array_equal(np.concatenate([visit.outputs["sum"] for visit in visits]), [4, 6, 4, 6])
 
 
 def test_endless_data_that_ends_all_the_same_keeps_counters_and_outputs():

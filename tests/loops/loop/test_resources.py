@@ -187,6 +187,10 @@ def writing_without_an_object():
 
 
 NAMED = {
+    "random numbers": (
+        lambda: lambda batch: tf.cond(batch[0] > 3.0, lambda: tf.random.normal([]), lambda: 0.0),
+        "RandomStandardNormal.*tf.random.Generator",
+    ),
     "candidates": (lambda: sampling, "LogUniformCandidateSampler.* sampled_values to lose nothing"),
     "boxes": (lambda: boxing, "SampleDistortedBoundingBoxV2.*stateless_sample"),
     "queue": (queueing, "uses QueueDequeueV2, which may keep a state"),
