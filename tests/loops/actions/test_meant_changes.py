@@ -36,7 +36,7 @@ def traced(policy, strategy, clip_norm, optimizer, momentum):
     step = loops.TrainStep(
         model, keras.losses.MeanSquaredError(), optimizer, loss_scaler=loss_scaler, clip_norm=clip_norm
     )
-    return afresh(step, data(), steps_per_call=1)
+    return afresh(step, data(), steps_per_call=1, jit_compile=False)
 
 
 def looping(place, strategy=None, changed=(), actions=(), rate=0.1, clip_norm=None, optimizer=None, momentum=0.9):
