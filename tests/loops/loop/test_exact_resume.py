@@ -105,11 +105,10 @@ def test_with_nothing_left_out_the_control_sees_no_difference(control, name):
 
 
 LEFT_OUT = {
-    "model": lambda run, state, reset: reset(state.groups["model"]),
-    "optimizer": lambda run, state, reset: reset(state.groups["optimizer"]),
-    "masters": lambda run, state, reset: reset(state.groups["masters"]),
-    "loss_scaler": lambda run, state, reset: reset(state.groups["loss_scaler"]),
-    "window": lambda run, state, reset: reset(state.groups["window"]),
+    **{
+        group: lambda run, state, reset, group=group: reset(state.groups[group])
+        for group in ("model", "optimizer", "masters", "loss_scaler", "window")
+    },
     "counters": lambda run, state, reset: run.loop._counters.data.assign(STOP - 1),
     "position": lambda run, state, reset: run.loop.position.skip_to(0),
     "seed generators": lambda run, state, reset: reset(
