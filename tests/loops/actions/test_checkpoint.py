@@ -277,12 +277,13 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_differs(saved, other):
 
 
 def test_a_checkpoint_of_other_replicas_or_workers_is_refused(saved, monkeypatch):
+    loop = training(saved, resume=True, run={"seed": 1})
     for name, named in (("replicas", "replicas was 2 and is 1"), ("workers", "workers was 2 and is None")):
         facts = folder.read_facts(folder.prefix(saved, 2))
         facts["identity"][name] = 2
         monkeypatch.setattr(folder, "newest_whole", lambda *_, facts=facts: (2, facts, {}))
         with pytest.raises(loops.CheckpointError, match=named):
-            training(saved, resume=True, run={"seed": 1}).run(4)
+            loop.run(4)
 
 
 KINDS = {

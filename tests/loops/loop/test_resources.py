@@ -112,7 +112,7 @@ def ended(make, *goals, folder=None, **arguments):
 @pytest.mark.parametrize("kind", SAVED)
 def test_what_can_be_saved_goes_on_bit_for_bit_without_a_warning(kind, tmp_path):
     make = SAVED[kind]
-    whole = ended(make, 12)
+    whole = ended(make, 12, steps_per_call=12)
     with warnings.catch_warnings():
         warnings.simplefilter("error", loops.ResumeWarning)
         assert ended(make, 7, 12, folder=tmp_path, steps_per_call=3) == whole
