@@ -63,11 +63,6 @@ def compiles(loop):
     return loop.calls.jit_compile
 
 
-@pytest.mark.slow
-def test_a_step_is_compiled_on_a_gpu(gpu):
-    assert compiles(loops.Loop(step(), DATA, steps_per_call=1))
-
-
 def test_a_step_in_16_bits_is_compiled_on_a_cpu_and_the_run_says_so_once():
     said = io.StringIO()
     loop = loops.Loop(Forward(dense()), DATA, actions=[loops.Progress(console=rich.console.Console(file=said))])

@@ -46,25 +46,6 @@ def test_data_of_which_nothing_is_left_is_said_to_be_empty(steps_per_call, endle
     assert (loop.counters, total.numpy(), visits) == (loops.Counters(), 0, [])
 
 
-def test_endless_data_that_ends_all_the_same_keeps_counters_and_outputs():
-    left = [1.0, 2.0]
-
-    def generate():
-        while left:
-            yield left.pop(0)
-
-    data = tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec([], tf.float32)).repeat()
-    assert data.cardinality() == tf.data.INFINITE_CARDINALITY
-    step, total = summing()
-    visits = []
-    loop = loops.Loop(step, data, steps_per_call=4, actions=[visits.append])
-    with pytest.raises(loops.OutOfData, match="ended after 2 of 4 steps"):
-        loop.run(4)
-    assert loop.counters == loops.Counters(2, 2, 2)
-    assert total.numpy() == 3
-    assert list(visits[0].outputs["loss"]) == [1.0, 3.0]
-
-
 @pytest.mark.parametrize(
     ("name", "endless"), [("numbers", True), ("filter", False), ("generator", False), ("choice", True), ("once", False)]
 )
