@@ -4,16 +4,17 @@ A start costs its trace alone.
 """
 
 import functools
-import multiprocessing
+import multiprocessing.forkserver
 import signal
 import time
 
 
 @functools.cache
 def server():
-    """Where processes come from."""
+    """Where processes come from. It imports while this process goes on."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tensorflow", "keras", "loops", "halfstep.commands.train"])
+    multiprocessing.forkserver.ensure_running()
     return context
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from loops.loop.state.position import Position
+from loops.loop.state.position import Position, handle_of, serialized
 
 CUTS = (12, 17)
 """Late enough that what TensorFlow forgets of a pipeline of `test_operations` nearly always shows at one of them."""
@@ -39,22 +39,27 @@ def unconverted(make):
     return tf.autograph.experimental.do_not_convert(make)
 
 
-def forgotten(make, place, cuts=range(1, 20), end=END):
+def restore(iterator, value):
+    """As a checkpoint does it, without a file: that would take longer than all else."""
+    tf.raw_ops.DeserializeIterator(resource_handle=handle_of(iterator), serialized=value)
+
+
+def forgotten(make, cuts=range(1, 20), end=END):
     """The first cut at which an iterator that TensorFlow saved does not go on as the run does, or None."""
     make = unconverted(make)
-    whole, iterator, taken = take(iter(make()), end), iter(make()), 0
+    dataset = make()
+    whole, iterator, taken = take(iter(make()), end), iter(dataset), 0
     for cut in cuts:
         take(iterator, cut - taken)
         taken = cut
         restored = iter(make())
-        path = tf.train.Checkpoint(position=iterator).write(str(place / f"iterator-{cut}"))
-        tf.train.Checkpoint(position=restored).read(path)
+        restore(restored, serialized(iterator, dataset))
         if take(restored, end - cut) != whole[cut:]:
             return cut
     return None
 
 
-def resumed(make, place, cuts=CUTS, end=END):
+def resumed(make, cuts=CUTS, end=END):
     """At which cuts a resumed run sees what the run saw, and what it is told: as a loop with a checkpoint does it."""
     make = unconverted(make)
     first = Position(make())
@@ -63,7 +68,7 @@ def resumed(make, place, cuts=CUTS, end=END):
     for cut in cuts:
         whole += take(first.iterator, cut - len(whole))
         if not first.problem:
-            written[cut] = tf.train.Checkpoint(position=first.iterator).write(str(place / f"position-{cut}"))
+            written[cut] = serialized(first.iterator, first.dataset)
     whole += take(first.iterator, end - len(whole))
     assert len(whole) == end
     second = Position(make())
@@ -74,7 +79,7 @@ def resumed(make, place, cuts=CUTS, end=END):
     assert second.caveats == caveats
     found = {}
     for cut in cuts:
-        tf.train.Checkpoint(position=second.iterator).read(written[cut])
+        restore(second.iterator, written[cut])
         found[cut] = take(second.iterator, end - cut) == whole[cut:]
     return found, caveats
 

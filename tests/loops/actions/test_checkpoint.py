@@ -277,12 +277,13 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_differs(saved, other):
 
 
 def test_a_checkpoint_of_other_replicas_or_workers_is_refused(saved, monkeypatch):
+    loop = training(saved, resume=True, run={"seed": 1})
     for name, named in (("replicas", "replicas was 2 and is 1"), ("workers", "workers was 2 and is None")):
         facts = folder.read_facts(folder.prefix(saved, 2))
         facts["identity"][name] = 2
         monkeypatch.setattr(folder, "newest_whole", lambda *_, facts=facts: (2, facts, {}))
         with pytest.raises(loops.CheckpointError, match=named):
-            training(saved, resume=True, run={"seed": 1}).run(4)
+            loop.run(4)
 
 
 KINDS = {
@@ -316,18 +317,25 @@ def test_a_checkpoint_that_is_not_ours_is_named(tmp_path):
         Counting(tmp_path, resume=True).go(4)
 
 
-def test_a_checkpoint_of_a_later_format_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("loops.loop.state.state.FORMAT", 4)
-    Counting(tmp_path).go(2)
-    with pytest.raises(loops.CheckpointError, match="its format is 4, and this version reads 3"):
-        Counting(tmp_path, resume=True).go(4)
+NO_STATES = "the states of random generators in it are not those of a run"
 
 
-@pytest.mark.parametrize("states", [{}, {"tf_generator": None, "keras_generator": None, "op_seeds": None, "python": 7}])
-def test_states_of_generators_that_are_none_are_one_sentence(tmp_path, monkeypatch, states):
-    monkeypatch.setattr("loops.loop.state.state.generators", lambda: states)
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("FORMAT", 4, "its format is 4, and this version reads 3"),
+        ("generators", dict, NO_STATES),
+        (
+            "generators",
+            lambda: {"tf_generator": None, "keras_generator": None, "op_seeds": None, "python": 7},
+            NO_STATES,
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_form_is_one_sentence(tmp_path, monkeypatch, name, value, said):
+    monkeypatch.setattr(f"loops.loop.state.state.{name}", value)
     Counting(tmp_path).go(2)
-    with pytest.raises(loops.CheckpointError, match="the states of random generators in it are not those of a run"):
+    with pytest.raises(loops.CheckpointError, match=said):
         Counting(tmp_path, resume=True).go(4)
 
 

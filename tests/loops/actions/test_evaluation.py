@@ -52,6 +52,7 @@ class Value(keras.metrics.Mean):
         super().update_state(prediction, sample_weight)
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_metrics_are_those_of_the_whole_dataset_anew_each_time():
     run = Run([4.0, 2.0, 1.0, 8.0], every=2)
     run.loop.run(4)

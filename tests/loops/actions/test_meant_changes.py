@@ -1,5 +1,6 @@
 """Guards that a run goes on with the changes that are named, from the step of its checkpoint, and with no others."""
 
+import functools
 import io
 import shutil
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import rich.console
 import tensorflow as tf
+from loop_cases import afresh
 
 import loops
 import scaler
@@ -19,20 +21,31 @@ from loops.loop.state.folder import describe
 pytestmark = pytest.mark.usefixtures("eagerly")
 
 
-def looping(
-    place, strategy=None, changed=(), actions=(), rate=0.1, clip_norm=None, resume=True, optimizer=None, **options
-):
-    """A loop of two examples, whose gradients are not all the same."""
+def data():
+    """Two examples, whose gradients are not all the same."""
+    return tf.data.Dataset.from_tensor_slices(([[1.0, 2.0], [3.0, 4.0]], [[1.0], [0.0]])).repeat().batch(1)
+
+
+@functools.cache
+def traced(policy, strategy, clip_norm, optimizer, momentum):
+    """Loops of one step."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
     loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**4, growth_interval=3) if strategy is None else strategy)
-    optimizer = optimizer or keras.optimizers.SGD(rate, **{"momentum": 0.9, **options})
+    optimizer = optimizer or keras.optimizers.SGD(momentum=momentum)
     step = loops.TrainStep(
         model, keras.losses.MeanSquaredError(), optimizer, loss_scaler=loss_scaler, clip_norm=clip_norm
     )
-    data = tf.data.Dataset.from_tensor_slices(([[1.0, 2.0], [3.0, 4.0]], [[1.0], [0.0]])).repeat().batch(1)
-    checkpoint = loops.Checkpoint(place, every=4, resume=resume, changed=changed)
-    return loops.Loop(step, data, steps_per_call=1, actions=[*actions, checkpoint])
+    return afresh(step, data(), steps_per_call=1, jit_compile=False)
+
+
+def looping(place, strategy=None, changed=(), actions=(), rate=0.1, clip_norm=None, optimizer=None, momentum=0.9):
+    """The program from its start: the same loop as for others of one step."""
+    again = traced(keras.config.dtype_policy().name, strategy, clip_norm, optimizer, momentum)
+    loop = again(data(), *actions, loops.Checkpoint(place, every=4, resume=True, changed=changed))
+    if optimizer is None:
+        loop.train_step.optimizer.learning_rate = rate
+    return loop
 
 
 def weights(loop):
@@ -54,6 +67,11 @@ def place(four_steps, tmp_path):
 
 
 def test_another_learning_rate_is_that_of_the_program_from_there_on(place, tmp_path):
+    whole = looping(tmp_path / "whole")
+    whole.run(4)
+    whole.train_step.optimizer.learning_rate = 0.01
+    whole.run(6)
+    expected = weights(whole)
     with pytest.raises(loops.CheckpointError, match=r"learning_rate was .*changed=\['learning_rate'\]"):
         looping(place, rate=0.01).run(6)
     console = rich.console.Console(file=io.StringIO(), width=200)
@@ -64,20 +82,15 @@ def test_another_learning_rate_is_that_of_the_program_from_there_on(place, tmp_p
     (said,) = changed.resumed.changes
     assert said == f"optimizer.learning_rate was {float(np.float32(0.1))!r} and is {float(np.float32(0.01))!r}"
     assert changed.resumed.step == 4
-    whole = looping(tmp_path / "whole")
-    whole.run(4)
-    whole.train_step.optimizer.learning_rate = 0.01
-    whole.run(6)
-    assert weights(changed) == weights(whole)
+    assert weights(changed) == expected
     # It goes on as changed without being named again. Where it is, a rate that a callback lowered stays as saved.
     changed.train_step.optimizer.learning_rate = 0.05
     changed.run(7)
-    again, named = looping(place, rate=0.01), looping(place, rate=0.01, changed=["learning_rate"])
-    again.run(7)
-    named.run(7)
-    for one in (again, named):
-        assert one.resumed == (7, ())
-        assert float(one.train_step.optimizer.learning_rate) == pytest.approx(0.05)
+    for named in ([], ["learning_rate"]):
+        again = looping(place, rate=0.01, changed=named)
+        again.run(7)
+        assert again.resumed == (7, ())
+        assert float(again.train_step.optimizer.learning_rate) == pytest.approx(0.05)
     (change,) = describe(place)["changes"]
     assert change["step"] == 4
     assert "changed      from step 4 on: optimizer.learning_rate was" in text_of_checkpoint(describe(place))
@@ -131,7 +144,6 @@ def of_ones_own(place, strategy=None, changed=(), rate=0.25, known=False):
 
 
 def test_a_step_of_ones_own_takes_its_rate_from_the_program(tmp_path):
-    tf.config.run_functions_eagerly(False)
     of_ones_own(tmp_path, known=True)[0].run(2)
     goes_on, weight = of_ones_own(tmp_path, None, ["learning_rate"], 0.125, known=True)
     goes_on.run(4)
@@ -139,10 +151,9 @@ def test_a_step_of_ones_own_takes_its_rate_from_the_program(tmp_path):
 
 
 def test_another_class_of_optimizer_is_refused_though_its_slots_have_the_same_shapes(place):
-    loop = looping(place, changed=["optimizer"])
-    loop.train_step.optimizer.__class__ = type("Other", (keras.optimizers.SGD,), {})
+    other = type("Other", (keras.optimizers.SGD,), {})(0.1, momentum=0.9)
     with pytest.raises(loops.CheckpointError, match=r"the state of 'SGD' means nothing to 'Other' \(optimizer"):
-        loop.run(8)
+        looping(place, changed=["optimizer"], optimizer=other).run(8)
 
 
 def test_an_optimizer_that_cannot_go_on_has_no_way_out_but_its_weights(place):
@@ -219,7 +230,7 @@ def test_another_dtype_policy_alone_warns_unless_it_is_named(tmp_path):
 
 def test_what_was_not_named_is_still_refused(place):
     with pytest.raises(loops.CheckpointError, match=r"clip_norm was None and is 0\.5"):
-        looping(place, rate=0.01, clip_norm=0.5, changed=["learning_rate"]).run(8)
+        looping(place, rate=0.01, clip_norm=0.5, momentum=0.5, changed=["learning_rate"]).run(8)
 
 
 def test_a_setting_may_be_named_as_the_refusal_names_it():

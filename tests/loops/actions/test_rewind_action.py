@@ -7,8 +7,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import Traced, line
-from rigs import Rig, raw
+from loop_cases import afresh, line
+from models import squared_error
+from rigs import raw
 
 import loops
 import scaler
@@ -17,73 +18,49 @@ from loops.actions.rewind import NAME, UNDER_WAY, LeftOut, next_of
 from loops.loop.state import folder
 from loops.run.rewind import rewind
 
-BATCHES, STEPS = 90, 50
-BAD, EARLY = (30, 31, 33), (15, 16, 18)
+BATCHES, BAD = 60, (15, 16, 18)
 
 
-def batches(bad=BAD):
+def batches():
     """Batches of a plane, some of them with targets a thousand times too large."""
     x = np.random.default_rng(0).normal(size=(BATCHES, 8, 4)).astype(np.float32)
     y = np.tanh(x.sum(axis=-1, keepdims=True)).astype(np.float32)
-    for number in bad:
+    for number in BAD:
         y[number - 1] *= 1e3
     return x, y
 
 
-def without(first, last, bad=BAD):
-    """The data without some batches, counted from 1."""
-    kept = np.r_[0 : first - 1, last:BATCHES]
-    return tuple(part[kept] for part in batches(bad))
-
-
 @functools.cache
-def rig():
-    guard = scaler.SpikeGuard(scaler.NoScaling(), window=10, share=0.3)
-    return Rig(line(), keras.optimizers.SGD(1e-3, momentum=0.9), loss_scaler=scaler.LossScaler(guard))
+def guarded():
+    """A step that a guard of spikes watches, and loops of it."""
+    guard = scaler.LossScaler(scaler.SpikeGuard(scaler.NoScaling(), window=10, share=0.3))
+    step = loops.TrainStep(line(), squared_error, keras.optimizers.SGD(1e-3, momentum=0.9), loss_scaler=guard)
+    return step, afresh(step, tf.data.Dataset.from_tensor_slices(batches()), steps_per_call=1)
 
 
 class Run:
-    """A program from its start."""
+    """A program from its start, over all batches or some of them."""
 
-    def __init__(
-        self, folder, data, *, resume=False, rewind=True, call=4, every=8, keep=20, background=False, **arguments
-    ):
-        rig().reset()
-        self.folder = folder
-        self.rewind = loops.Rewind(**{"to": 5, "skip": 12, **arguments})
-        saves = loops.Checkpoint(folder / "ckpt", every=every, keep=keep, resume=resume, background=background)
-        actions = [loops.JsonLines(folder / "steps.jsonl"), *([self.rewind] if rewind else []), saves]
-        self.loop = loops.Loop(
-            Traced(rig()), tf.data.Dataset.from_tensor_slices(data), steps_per_call=call, actions=actions
-        )
+    def __init__(self, folder, kept=None, *, every=6, keep=2, resume=False, **arguments):
+        data = tuple(part if kept is None else part[kept] for part in batches())
+        saves = loops.Checkpoint(folder / "ckpt", every=every, keep=keep, resume=resume)
+        goes_back = [] if kept is not None else [loops.Rewind(**{"to": 5, "skip": 12, **arguments})]
+        self.step, again = guarded()
+        log = loops.JsonLines(folder / "steps.jsonl")
+        self.loop = again(tf.data.Dataset.from_tensor_slices(data), log, *goes_back, saves)
 
-    def run(self, steps=STEPS):
+    def run(self, steps):
         self.loop.run(steps)
-        return self
-
-    def bits(self):
-        return raw(rig().variables())
-
-    def rows(self):
-        return [json.loads(line) for line in (self.folder / "steps.jsonl").read_text().splitlines()]
-
-    def said(self):
-        return json.loads((self.folder / "ckpt" / NAME).read_text())["skip"]
+        return raw(self.step.model.variables, self.step.optimizer.variables, self.step.loss_scaler.variables)
 
 
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory):
-    """The bits of a run over data without batches 10 to 21."""
-    return Run(tmp_path_factory.mktemp("clean"), without(10, 21, EARLY), rewind=False, call=1).run(25).bits()
-
-
-def test_a_run_that_is_stopped_and_resumes_is_the_same(tmp_path, clean):
+def test_a_run_that_is_stopped_and_resumes_is_the_same(tmp_path):
     """After it went back, to a checkpoint that the save of the same visit did not remove."""
-    Run(tmp_path, batches(EARLY), call=1, every=3, keep=3).run(21)
-    run = Run(tmp_path, batches(EARLY), call=1, every=3, keep=3, resume=True).run(25)
-    assert run.bits() == clean
-    assert run.said() == [{"first": 10, "last": 21, "rewound_to": 9}]
-    assert folder.numbers(tmp_path / "ckpt") == [25, 24, 21]
+    Run(tmp_path).run(21)
+    bits = Run(tmp_path, resume=True).run(25)
+    assert listed(tmp_path / "ckpt") == [{"first": 10, "last": 21, "rewound_to": 6}]
+    assert folder.numbers(tmp_path / "ckpt") == [25, 24]
+    assert bits == Run(tmp_path / "clean", np.r_[0:9, 21:BATCHES], every=99).run(25)
 
 
 def test_the_next_batches_to_leave_out():
@@ -97,60 +74,34 @@ def test_the_next_batches_to_leave_out():
 @pytest.mark.exhaustive
 def test_a_step_after_what_was_left_out_is_not_replayed_wrongly(tmp_path):
     """Its checkpoint is from before, and a replay would take other batches."""
-    Run(tmp_path, batches()).run(STEPS)
-    with pytest.raises(loops.LoopError, match=r"step 28: batches 25 to 36 .* left out between it and .* step 24"):
-        rewind(Run(tmp_path, batches()).loop, 28)
-    moment = rewind(Run(tmp_path, batches()).loop, 20)
-    assert (moment.began_at, moment.reproduced) == (16, True)
+    Run(tmp_path, every=4, keep=20).run(25)
+    with pytest.raises(loops.LoopError, match=r"step 11: batches 10 to 21 .* left out between it and .* step 8"):
+        rewind(Run(tmp_path).loop, 11)
+    moment = rewind(Run(tmp_path).loop, 7)
+    assert (moment.began_at, moment.reproduced) == (4, True)
 
 
-@pytest.mark.exhaustive
-def test_one_spike_is_left_to_the_guard(tmp_path):
-    run = Run(tmp_path, batches(bad=(30, 40))).run()
-    assert [row["step"] for row in run.rows() if row["cause"] == scaler.Cause.SPIKE] == [30, 40]
-    assert not (tmp_path / "ckpt" / NAME).exists()
+@functools.cache
+def told():
+    """A step that says which batches it was given, and is told by their sign which of them are spikes."""
+    given = tf.Variable(tf.zeros([60], tf.int32))
 
+    def step(number):
+        given.scatter_nd_update([[tf.abs(number) - 1]], [1])
+        return {"cause": tf.where(number < 0, int(scaler.Cause.SPIKE), int(scaler.Cause.NONE))}
 
-@pytest.mark.exhaustive
-def test_a_rewind_to_before_the_first_checkpoint_is_refused_and_nothing_is_lost(tmp_path):
-    run = Run(tmp_path, batches(), to=25, skip=40)
-    with pytest.raises(
-        loops.LoopError, match=r"spikes began at step 30, and no checkpoint is at or before step 5: the"
-    ):
-        run.run()
-    assert not (tmp_path / "ckpt" / NAME).exists()
-    assert Run(tmp_path, batches(), resume=True, rewind=False).run().loop.counters.data == STEPS
-
-
-@pytest.mark.exhaustive
-def test_it_does_not_go_back_for_ever(tmp_path):
-    run = Run(tmp_path, batches(bad=(*BAD, *range(37, BATCHES))), most=1)
-    with pytest.raises(loops.LoopError, match="went back 1 times, and spikes came again"):
-        run.run(70)
-
-
-@pytest.mark.exhaustive
-def test_data_that_ends_meanwhile_is_named(tmp_path):
-    with pytest.raises(loops.OutOfData, match="while Rewind left some of them out"):
-        Run(tmp_path, batches(), skip=200).run()
+    return given, afresh(step, tf.data.Dataset.range(60), steps_per_call=1)
 
 
 class Cheap:
-    """A step that says which batches it was given, and is told which of them are spikes."""
+    """A program from its start, with a step that only counts."""
 
-    def __init__(self, place, bad=(), *, actions=()):
-        self.place, self.given = place, tf.Variable(tf.zeros([60], tf.int32))
-        self.told = tf.constant(list(bad) or [0], tf.int64)
-
-        def step(number):
-            self.given.scatter_nd_update([[number - 1]], [1])
-            spike = tf.reduce_any(tf.equal(number, self.told))
-            return {"cause": tf.where(spike, int(scaler.Cause.SPIKE), int(scaler.Cause.NONE))}
-
-        self.rewind = loops.Rewind(to=4, skip=6, spikes=2)
+    def __init__(self, place, bad=(), *, actions=(), **arguments):
+        rewind = loops.Rewind(**{"to": 4, "skip": 6, "spikes": 2, **arguments})
         saves = loops.Checkpoint(place, every=2, keep=9, resume=True)
-        data = tf.data.Dataset.range(1, 61)
-        self.loop = loops.Loop(step, data, steps_per_call=1, actions=[*actions, self.rewind, saves])
+        data = tf.data.Dataset.from_tensor_slices([-n if n in bad else n for n in range(1, 61)])
+        self.given, again = told()
+        self.loop = again(data.map(lambda n: tf.cast(n, tf.int64)), *actions, rewind, saves)
 
     def run(self, steps):
         self.loop.run(steps)
@@ -159,6 +110,33 @@ class Cheap:
 
 def listed(place):
     return json.loads((place / NAME).read_text())["skip"]
+
+
+@pytest.mark.slow
+def test_one_spike_is_left_to_the_guard(tmp_path):
+    assert Cheap(tmp_path, bad=(11, 17)).run(20) == list(range(1, 21))
+    assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.slow
+def test_a_rewind_to_before_the_first_checkpoint_is_refused_and_nothing_is_lost(tmp_path):
+    with pytest.raises(loops.LoopError, match="spikes began at step 5, and no checkpoint is at or before step 1: the"):
+        Cheap(tmp_path, bad=(5, 6)).run(9)
+    assert not (tmp_path / NAME).exists()
+    assert folder.numbers(tmp_path) == [6, 4, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bad", "arguments", "error", "said"),
+    [
+        (range(11, 61), {"most": 1}, loops.LoopError, "went back 1 times, and spikes came again"),
+        ((11, 12), {"skip": 200}, loops.OutOfData, "while Rewind left some of them out"),
+    ],
+)
+def test_what_it_cannot_go_on_from_is_named(tmp_path, bad, arguments, error, said):
+    with pytest.raises(error, match=said):
+        Cheap(tmp_path, bad, **arguments).run(30)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"skip": [[1, 2]]}', '{"skip": [{"first": 3, "last": 2}]}', "{"])
@@ -232,12 +210,12 @@ def test_a_line_that_a_person_adds_while_it_runs_stays(tmp_path):
 def test_numbers_of_spikes_that_never_come_together_are_refused(tmp_path):
     with pytest.raises(scaler.InvalidArgument, match=r"Rewind\(to=2, spikes=3\): expected no more spikes than steps"):
         loops.Rewind(to=2, skip=9)
-    run = Run(tmp_path, batches(), spikes=4)
+    run = Run(tmp_path, spikes=4)
     with pytest.raises(
         scaler.InvalidArgument,
         match=r"Rewind\(spikes=4\) with SpikeGuard\(window=10, share=0.3\): the guard allows 3 spikes in a row",
     ):
-        run.run()
+        run.run(9)
 
 
 def test_what_it_needs_is_named(tmp_path):

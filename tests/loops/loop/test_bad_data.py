@@ -142,8 +142,15 @@ class Pair:
 @pytest.mark.usefixtures("eagerly")
 @pytest.mark.parametrize(
     "train_step",
-    [pair, Pair(), tf.function(pair), functools.partial(lambda a, x, y: pair(x, y), 0), lambda x, y, *z: pair(x, y)],
-    ids=["function", "object", "tf.function", "partial", "any number"],
+    [
+        pair,
+        Pair(),
+        Pair().__call__,
+        tf.function(pair),
+        functools.partial(lambda a, x, y: pair(x, y), 0),
+        lambda x, y, *z: pair(x, y),
+    ],
+    ids=["function", "object", "method", "tf.function", "partial", "any number"],
 )
 def test_a_step_of_two_arguments_takes_the_parts_of_a_batch(train_step):
     visits = []

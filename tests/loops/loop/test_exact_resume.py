@@ -5,12 +5,13 @@ batch. The controls leave one part of a checkpoint out, and must be seen.
 """
 
 import functools
+import gc
 import json
 
 import pytest
 import resume_cases
 import tensorflow as tf
-from processes import start
+from processes import server, start
 from replica_cases import components
 from resume_cases import CASES, END, STOP, Run, prepare
 
@@ -21,7 +22,13 @@ from loops.loop.state import folder
 def runs(tmp_path_factory):
     """By case: what the uninterrupted run here comes to, and the resumed one of a new process. And their folder."""
     place = tmp_path_factory.mktemp("runs")
-    whole = functools.cache(lambda name: resume_cases.first(place, name))
+    server()
+
+    @functools.cache
+    def whole(name):
+        found = resume_cases.first(place, name)
+        gc.collect()  # An iterator that lives while a process is waited for ends seconds later.
+        return found
 
     @functools.cache
     def resumed(name):
@@ -98,11 +105,10 @@ def test_with_nothing_left_out_the_control_sees_no_difference(control, name):
 
 
 LEFT_OUT = {
-    "model": lambda run, state, reset: reset(state.groups["model"]),
-    "optimizer": lambda run, state, reset: reset(state.groups["optimizer"]),
-    "masters": lambda run, state, reset: reset(state.groups["masters"]),
-    "loss_scaler": lambda run, state, reset: reset(state.groups["loss_scaler"]),
-    "window": lambda run, state, reset: reset(state.groups["window"]),
+    **{
+        group: lambda run, state, reset, group=group: reset(state.groups[group])
+        for group in ("model", "optimizer", "masters", "loss_scaler", "window")
+    },
     "counters": lambda run, state, reset: run.loop._counters.data.assign(STOP - 1),
     "position": lambda run, state, reset: run.loop.position.skip_to(0),
     "seed generators": lambda run, state, reset: reset(

@@ -1,6 +1,7 @@
 """Guards that a loop that chooses the steps of its calls is quick, and does at each step what every other one does."""
 
 import csv
+import functools
 import json
 import types
 
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_cases import afresh
 from tensorboard_cases import events
 
 import loops
@@ -28,17 +30,22 @@ def lengths(monkeypatch):
     return use
 
 
-def trained(steps, *, actions=(), **options):
-    """Runs a step whose weight depends on the order of its batches, and returns the loop and the bits it comes to."""
-    keras.utils.set_random_seed(1)
+@functools.cache
+def traced(steps_per_call):
+    """A step whose weight depends on the order of its batches, its traces, and loops of it."""
     weight, traces = tf.Variable(0.5), []
 
     def step(number):
         traces.append(number)
         return {"loss": weight.assign(0.9 * weight + tf.sin(tf.cast(number, tf.float32)))}
 
-    data = tf.data.Dataset.range(32).shuffle(32, seed=3).repeat()
-    loop = loops.Loop(step, data, actions=actions, **options)
+    return weight, traces, afresh(step, tf.data.Dataset.range(1), steps_per_call=steps_per_call)
+
+
+def trained(steps, *, actions=(), steps_per_call=None):
+    """Runs the step from its start, and returns the loop and the bits it comes to."""
+    weight, traces, again = traced(steps_per_call)
+    loop = again(tf.data.Dataset.range(32).shuffle(32, seed=3).repeat(), *actions)
     loop.run(steps)
     assert len(traces) == 1
     return loop, weight.numpy().tobytes()

@@ -112,7 +112,7 @@ def without_a_global_seed():
 
 @pytest.mark.parametrize("name", EXACT)
 def test_what_goes_on_exactly_is_not_warned_about(name, tmp_path):
-    found, caveats = resumed(lambda: EXACT[name](tmp_path), tmp_path)
+    found, caveats = resumed(lambda: EXACT[name](tmp_path))
     assert (all(found.values()), caveats) == (True, [])
 
 
@@ -162,7 +162,7 @@ SKIPPED = {
 @pytest.mark.parametrize("name", SKIPPED)
 def test_what_cannot_be_saved_is_named_and_skipped_to_exactly(name, tmp_path):
     make, named = SKIPPED[name]
-    found, caveats = resumed(lambda: make(tmp_path), tmp_path)
+    found, caveats = resumed(lambda: make(tmp_path))
     assert all(found.values())
     (caveat,) = caveats
     assert "cannot be saved" in caveat
@@ -188,7 +188,7 @@ OTHER = {
 def test_what_a_resumed_run_sees_otherwise_is_named(name, tmp_path):
     """That it does is shown, to be seen when mended."""
     make, named = OTHER[name]
-    found, caveats = resumed(lambda: make(tmp_path), tmp_path)
+    found, caveats = resumed(lambda: make(tmp_path))
     assert not all(found.values())
     assert sum(named in caveat for caveat in caveats) == 1
     assert all("cannot be saved" in caveat for caveat in caveats if named not in caveat)
@@ -228,10 +228,10 @@ def test_what_tensorflow_says_it_cannot_save_is_named():
     assert "does not support checkpointing" in position.caveats[0]
 
 
-def test_a_global_seed_is_a_seed(tmp_path):
+def test_a_global_seed_is_a_seed():
     def make():
         tf.random.set_seed(0)
         return sampled(unseeded().repeat(), Dataset.random().take(10).map(lambda n: n % 9).repeat())
 
-    found, caveats = resumed(make, tmp_path)
+    found, caveats = resumed(make)
     assert (all(found.values()), caveats) == (True, [])

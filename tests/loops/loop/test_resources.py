@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import loops
+import scaler
 from loops.backend import captured, steps
 from loops.run.rewind import rewind
 
@@ -111,7 +112,7 @@ def ended(make, *goals, folder=None, **arguments):
 @pytest.mark.parametrize("kind", SAVED)
 def test_what_can_be_saved_goes_on_bit_for_bit_without_a_warning(kind, tmp_path):
     make = SAVED[kind]
-    whole = ended(make, 12)
+    whole = ended(make, 12, steps_per_call=12)
     with warnings.catch_warnings():
         warnings.simplefilter("error", loops.ResumeWarning)
         assert ended(make, 7, 12, folder=tmp_path, steps_per_call=3) == whole
@@ -186,6 +187,10 @@ def writing_without_an_object():
 
 
 NAMED = {
+    "random numbers": (
+        lambda: lambda batch: tf.cond(batch[0] > 3.0, lambda: tf.random.normal([]), lambda: 0.0),
+        "RandomStandardNormal.*tf.random.Generator",
+    ),
     "candidates": (lambda: sampling, "LogUniformCandidateSampler.* sampled_values to lose nothing"),
     "boxes": (lambda: boxing, "SampleDistortedBoundingBoxV2.*stateless_sample"),
     "queue": (queueing, "uses QueueDequeueV2, which may keep a state"),
@@ -247,17 +252,6 @@ def flowing(batch):
         found = found.write(place, tf.reduce_sum(tf.map_fn(lambda x: 2 * x, batch)))
     total = tf.while_loop(lambda x: x > 1.0, lambda x: [x / 2], [tf.reduce_sum(found.stack())])[0]
     return tf.switch_case(tf.constant(1), [lambda: 0.0, lambda: total])
-
-
-def datasets():
-    fixed = tf.data.Dataset.range(6).shuffle(6, seed=2, reshuffle_each_iteration=False).map(lambda n: tf.cast(n, float))
-
-    def step(batch):
-        made = tf.data.Dataset.from_tensor_slices(batch).shuffle(4, seed=1).batch(2)
-        first = next(iter(made))[0]
-        return first + fixed.reduce(0.0, lambda a, b: a / 2 + b) + made.reduce(0.0, lambda a, b: a + b[0])
-
-    return step
 
 
 def drawing():
@@ -350,21 +344,20 @@ def test_without_the_text_of_handles_tables_and_iterators_are_found_too(monkeypa
 def test_a_dataset_that_is_not_found_is_named(monkeypatch):
     """As after `gc.freeze`, which hides objects."""
     monkeypatch.setattr(gc, "get_objects", lambda generation: [])
-    (caveat,) = looping(datasets)[0].caveats()
+    (caveat,) = looping(starting(shuffled))[0].caveats()
     assert "starts a dataset whose object cannot be found" in caveat
 
 
 def test_without_the_registry_of_operations_a_run_is_told(monkeypatch):
     monkeypatch.setattr("loops.loop.state.resources.stateful", lambda kinds: None)
-    (caveat,) = looping(drawing)[0].caveats()
+    (caveat,) = looping(with_a_handle_alone)[0].caveats()
     assert "does not say which operations of the train step have a state" in caveat
     assert steps.stateful({"Assert", "AddV2"}) == {"Assert"}
 
 
-def test_what_was_frozen_is_found():
-    """A server that forks its workers freezes what it has made before, as `conftest` does."""
+def test_what_was_frozen_is_found(monkeypatch):
+    """It is in the second list: `tests/backend/test_living_objects.py` freezes."""
     table, variable = mutable_table(), tf.Variable(1.0)
-    gc.freeze()
+    monkeypatch.setattr(scaler.authoring, "alive", lambda *kinds: iter([[], [table, variable]]))
     found = captured.owners([table.resource_handle, variable.handle])
-    assert gc.get_freeze_count() > 0
     assert set(map(id, found.values())) == {id(table), id(variable)}

@@ -253,7 +253,7 @@ def test_ctrl_c_does_not_wait_for_a_batch(tmp_path, steps_per_call):
     ready = threading.Event()
     run = Run(Numbered(waiting=(4, ready)), steps_per_call=steps_per_call, folder=tmp_path)
     run.loop.calls.trace()  # Before the alarm: a signal that comes while the run begins is another case.
-    alarm = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    alarm = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     alarm.start()
     with pytest.raises(KeyboardInterrupt):
         run.go(8)

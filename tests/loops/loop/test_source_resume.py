@@ -63,6 +63,7 @@ def test_a_source_without_a_state_is_named_and_skipped(tmp_path):
     assert resumed.losses == pytest.approx(expected(END)[5:])
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_a_source_that_does_not_tell_its_state_is_skipped(tmp_path):
     class Shy(Numbered):
         def get_state(self):
@@ -110,6 +111,7 @@ class Opaque(Numbered):
         return {"order": [object()]}
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_another_source_is_refused_and_nothing_is_lost(tmp_path):
     whole = Run(Numbered(), folder=tmp_path).go(3)
     for source, said in (
@@ -124,12 +126,14 @@ def test_another_source_is_refused_and_nothing_is_lost(tmp_path):
     assert Run(Numbered(), folder=tmp_path).go(6).losses == whole.go(6).losses[3:]
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_a_checkpoint_of_a_dataset_is_refused(tmp_path):
     Run(dataset(9), folder=tmp_path).go(2)
     with pytest.raises(loops.CheckpointError, match=r"over a tf\.data\.Dataset, and this one.* from a Numbered"):
         Run(Numbered(), folder=tmp_path).go(4)
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_a_source_of_another_length_is_refused(tmp_path):
     Run(Loader(9), folder=tmp_path).go(3)
     with pytest.raises(loops.CheckpointError, match="its length was 9 and is 8"):
@@ -137,6 +141,7 @@ def test_a_source_of_another_length_is_refused(tmp_path):
     assert Run(Loader(9), folder=tmp_path).go(6).losses == pytest.approx(expected(6)[3:])
 
 
+@pytest.mark.usefixtures("eagerly")
 @pytest.mark.filterwarnings("ignore::loops.ResumeWarning")
 def test_a_source_that_is_too_short_to_skip_is_refused(tmp_path):
     Run(plain(9), folder=tmp_path).go(4)
@@ -144,6 +149,7 @@ def test_a_source_that_is_too_short_to_skip_is_refused(tmp_path):
         Run(plain(3), folder=tmp_path).go(6)
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_a_source_that_refuses_its_state_says_why(tmp_path, monkeypatch):
     Run(Refusing(), folder=tmp_path).go(3)
     other = Run(Refusing(), folder=tmp_path)

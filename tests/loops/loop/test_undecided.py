@@ -119,10 +119,10 @@ def test_the_limit_that_the_message_names_leaves_out_large_gradients_alone():
 
 def test_a_run_that_stands_still_later_is_named():
     """As after a resume: the attempts of before do not count."""
-    step = Program(lambda count, norm: count <= 5)
-    for _ in range(5):
+    step = Program(lambda count, norm: count <= 2)
+    for _ in range(2):
         step(None)
-    (message,) = said(step, 2 * MANY, 5)
+    (message,) = said(step, 2 * MANY, 10)
     assert f"in the last {MANY:,} steps" in message
 
 

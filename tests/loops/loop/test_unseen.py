@@ -43,11 +43,8 @@ def said(step, far, steps_per_call=4, steps=12):
     return [str(one.message) for one in caught if "loss is not finite" in str(one.message)]
 
 
-EVERY = range(1, 13)
-
-
 def test_the_first_applied_step_is_named_once():
-    (message,) = said(train_step(scaler.Static(64.0)), EVERY[5:], 1)
+    (message,) = said(train_step(scaler.Static(64.0)), [6, 7], 1, 7)
     assert message.startswith("Step 6 was applied though its loss is not finite.")
     assert "Compute the loss in float32" in message
 
@@ -81,10 +78,11 @@ class OwnStep(tf.Module):
         return {"tower/loss": loss, "tower/applied": outcome.finite, "extra/loss": loss, "deep/er/loss": loss}
 
 
+@pytest.mark.usefixtures("eagerly")
 @pytest.mark.parametrize(("count", "known"), [(1, 1), (2, 0)])
 def test_outputs_of_ones_own_step_may_have_such_names(count, known):
     """With one scaler it is known whose loss it is. Those that only end in "/loss" are not looked at."""
-    found = said(OwnStep(count), [])
+    found = said(OwnStep(count), [], 1, 2)
     assert len(found) == known
     assert all(message.startswith("Step 1 of part 'tower' was applied") for message in found)
 
@@ -115,15 +113,16 @@ class ByHand:
         return {name: outputs[name] for name in self.returns}
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_a_step_by_hand_that_returns_its_loss():
     """Both losses are infinite; the first overflows at its scale, and is skipped."""
-    (message,) = said(ByHand(("loss", "applied"), scaler.Dynamic(2.0**10, sees_every_step=True)), [3, 6])
+    (message,) = said(ByHand(("loss", "applied"), scaler.Dynamic(2.0**10, sees_every_step=True)), [3, 6], 1, 7)
     assert message.startswith("Step 6 was applied")
 
 
 @pytest.mark.exhaustive
 def test_of_a_loss_that_is_not_returned_the_scaler_knows_that_of_the_last_step():
-    (message,) = said(ByHand(("norm",), scaler.Static(64.0)), EVERY)
+    (message,) = said(ByHand(("norm",), scaler.Static(64.0)), range(1, 13))
     assert message.startswith("The last of 4 attempted steps was applied")
     assert said(ByHand(("error",), scaler.Static(64.0)), [6]) == []
     assert said(ByHand(("norm",), scaler.Static(2.0**12)), [4, 8, 12]) == []

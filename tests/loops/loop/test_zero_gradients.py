@@ -9,6 +9,7 @@ import numpy as np
 import planted
 import pytest
 import tensorflow as tf
+from loop_cases import line, static
 from recorded_cases import steps_of
 
 import loops
@@ -71,10 +72,8 @@ def test_it_is_not_said_of_a_few_of_a_loss_of_zero_or_of_what_is_unknown(visits)
     assert not said(*visits)
 
 
-def trained(loss, strategy, steps=24):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, dtype="mixed_float16")])
-    step = loops.TrainStep(model, loss, keras.optimizers.SGD(0.0), loss_scaler=scaler.LossScaler(strategy))
+def trained(loss, scale, steps=24):
+    step = loops.TrainStep(line("mixed_float16"), loss, keras.optimizers.SGD(0.0), loss_scaler=static(scale))
     data = tf.data.Dataset.from_tensors((tf.ones([8, 4]), tf.ones([8, 1]) * 3)).repeat()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -87,13 +86,13 @@ def tiny(y, prediction):
 
 
 def test_a_loop_warns_where_float16_flushes_all():
-    (warning,) = trained(tiny, scaler.Static(1.0))
+    (warning,) = trained(tiny, 1.0)
     assert warning.category is scaler.ScaleWarning
 
 
 @pytest.mark.slow
 def test_a_loop_does_not_warn_where_the_scale_is_large_enough():
-    assert not trained(tiny, scaler.Static(2.0**24))
+    assert not trained(tiny, 2.0**24)
 
 
 def rows(norms, loss=0.5):
