@@ -72,30 +72,6 @@ def test_a_convolution_is_that_of_keras_with_three_constants(padding):
         close(one, other / math.sqrt(size))
 
 
-def test_where_an_edge_does_not_cut_both_ways_have_the_same_constant():
-    """So that the gradients of several paths can be added: they are those of the outputs."""
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input([16])
-    x = layers.Dense(8, name="before")(inputs)
-    outputs = layers.Add()([x, layers.Dense(8, name="down")(layers.Dense(32, activation="gelu", name="up")(x))])
-    model = unit_scaled(keras.Model(inputs, outputs))
-    with tf.GradientTape() as tape:
-        inside = tf.constant(drawn(1, 8))
-        tape.watch(inside)
-        result = model.layers[-1]([inside, model.get_layer("down")(model.get_layer("up")(inside))])
-    analytic = tape.gradient(result, inside)
-    numeric = []
-    for axis in range(8):
-        moved = np.zeros([1, 8], np.float32)
-        moved[0, axis] = 1e-2
-        both = [
-            model.layers[-1]([each, model.get_layer("down")(model.get_layer("up")(each))])
-            for each in (inside + moved, inside - moved)
-        ]
-        numeric.append(float(tf.reduce_sum(both[0] - both[1])) / 2e-2)
-    np.testing.assert_allclose(analytic[0], numeric, rtol=2e-2, atol=2e-3)
-
-
 def test_a_deep_chain_has_unit_variance_forward_and_backward():
     stack = [layers.Dense(256, activation="relu") for _ in range(6)]
     model = chain([256], *stack, layers.Dense(64))
@@ -150,16 +126,15 @@ def test_the_value_of_the_loss_is_that_of_any_and_its_gradient_has_unit_variance
     assert deviation(tape.gradient(loss, logits)) == pytest.approx(1, rel=0.02)
 
 
-def transformer(blocks=2):
+def transformer():
     keras.utils.set_random_seed(0)
     inputs = keras.Input([32], dtype="int32")
     x = layers.Embedding(96, 64)(inputs)
-    for _ in range(blocks):
-        normal = layers.LayerNormalization()(x)
-        attention = layers.MultiHeadAttention(4, 16, flash_attention=False)
-        x = layers.Add()([x, attention(normal, normal, use_causal_mask=True)])
-        normal = layers.LayerNormalization()(x)
-        x = layers.Add()([x, layers.Dense(64)(layers.Dense(256, activation="gelu")(normal))])
+    normal = layers.LayerNormalization()(x)
+    attention = layers.MultiHeadAttention(4, 16, flash_attention=False)
+    x = layers.Add()([x, attention(normal, normal, use_causal_mask=True)])
+    normal = layers.LayerNormalization()(x)
+    x = layers.Add()([x, layers.Dense(64)(layers.Dense(256, activation="gelu")(normal))])
     logits = layers.Dense(96)(layers.LayerNormalization()(x))
     return unit_scaled(keras.Model(inputs, layers.Activation("linear")(logits)))
 
