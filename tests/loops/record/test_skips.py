@@ -114,20 +114,13 @@ OF_EACH_KIND = cycles(
 )
 
 
-def test_a_scale_that_grows_often_is_healthy_however_often_that_is():
-    """One skip for each growth, which takes the scale back to where it was."""
+def test_skips_of_each_kind_are_told_apart():
+    """One for each growth, which takes the scale back to where it was, is healthy; growth does not explain a fall."""
     found = health(GROWN)
     assert (found.healthy, found.skips, found.at_start, found.of_growth) == (True, 10, 2, 8)
-
-
-def test_a_scale_that_is_lower_after_each_growth_is_not():
-    """Growth does not explain why it falls."""
     found = health(SINKING)
     assert (found.healthy, found.of_growth, found.often) == (False, 1, (3, 16))
-
-
-def test_skips_of_each_kind_are_told_apart():
-    """Together they are all skips of the log."""
+    # Together they are all skips of the log.
     found = health(OF_EACH_KIND)
     assert (found.healthy, found.at_start, found.of_growth) == (True, 1, 1)
 
