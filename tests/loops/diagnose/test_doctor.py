@@ -388,8 +388,6 @@ def program(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
-        ("--model doctored", 2),
-        ("--model no_such:build", 2),
         ("--model doctored:no", 2),
         ("--model doctored:nothing", 2),
         ("--model doctored:raising", 1),

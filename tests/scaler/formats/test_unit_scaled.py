@@ -141,19 +141,19 @@ def transformer():
 
 @pytest.fixture(scope="module")
 def made():
-    """A scaled network of each kind, with a batch, for tests that leave its weights as they are."""
+    """A scaled network of each kind, a batch and its gradients, for tests that leave its weights as they are."""
     tokens = np.random.default_rng(0).integers(0, 96, [32, 33]).astype(np.int32)
     images = tf.constant(drawn(16, 8, 8, 1)), tf.constant(np.arange(16) % 10)
-    return {
+    found = {
         "transformer": (transformer(), tf.constant(tokens[:, :-1]), tf.constant(tokens[:, 1:])),
         "cnn": (cnn(), *images),
     }
+    return {kind: (*network, weight_gradients(*network)[1]) for kind, network in found.items()}
 
 
 def test_a_transformer_has_it_within_a_factor_of_two(made):
-    model, inputs, labels = made["transformer"]
+    model, inputs, _, grads = made["transformer"]
     assert deviation(model(inputs)) == pytest.approx(1, rel=0.25)
-    _, grads = weight_gradients(model, inputs, labels)
     for variable, grad in zip(model.trainable_variables, grads, strict=True):
         if len(variable.shape) > 1 and not variable.path.endswith("bias"):
             assert 0.5 < deviation(tf.convert_to_tensor(grad)) < 2, variable.path
@@ -162,8 +162,7 @@ def test_a_transformer_has_it_within_a_factor_of_two(made):
 @pytest.mark.parametrize("kind", ["transformer", "cnn"])
 def test_each_gradient_of_a_weight_is_a_multiple_of_the_true_one(made, kind, monkeypatch):
     """Whatever the constants are: paths of one weight that meet again have the same ones."""
-    model, inputs, labels = made[kind]
-    _, grads = weight_gradients(model, inputs, labels)
+    model, inputs, labels, grads = made[kind]
     monkeypatch.setattr(
         unit_layers, "scaled", lambda values, forward=1.0, _=1.0: values * tf.cast(forward, values.dtype)
     )
@@ -235,7 +234,7 @@ def test_float16_keeps_what_it_flushes_without_a_loss_scale():
 @pytest.mark.slow_with("xla")
 @pytest.mark.parametrize("compiled", [pytest.param(False, id="function"), pytest.param(True, id="xla")])
 def test_a_graph_computes_what_eager_mode_does(made, compiled):
-    network = cnn(strides=(2,)), *made["cnn"][1:]
+    network = cnn(strides=(2,)), *made["cnn"][1:3]
     loss, grads = weight_gradients(*network)
     step = tf.function(weight_gradients, jit_compile=compiled, autograph=False)
     found, others = step(*network)
