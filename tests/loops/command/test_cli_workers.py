@@ -1,12 +1,13 @@
 """Guards `halfstep train --workers`: what it starts, what it passes on, and how it says that one of them failed.
 
-A script stands for the worker's command, but in the slow test.
+A script stands for the worker's command, but in the one slow test, where a worker of a real run is killed.
 """
 
 import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -110,3 +111,32 @@ def test_a_worker_whose_peer_does_not_come_has_status_75(capsys, monkeypatch, tm
     assert cli.main(["train", "digits", "--out", str(tmp_path / "run"), "--wait", "1"]) == 75
     assert f"worker 1 at 127.0.0.1:{other}: Connection refused" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.exhaustive
+def test_a_killed_worker_and_the_same_command_again_is_the_undisturbed_run(tmp_path):
+    def command(out, steps):
+        arguments = ["--policy", "float16", "--workers", "2", "--checkpoint-every", "5", "--resume", "--out", str(out)]
+        return [sys.executable, "-m", "halfstep", "train", "digits", "--steps", str(steps), *arguments]
+
+    def digest(out):
+        return json.loads((out / "summary.json").read_text())["weights_digest"]
+
+    whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
+    subprocess.run(command(whole, 40), check=True, timeout=500, capture_output=True)
+    # More steps than it can take before it is killed.
+    process = subprocess.Popen(command(disturbed, 100_000), stderr=subprocess.PIPE, text=True)
+    saved = disturbed / "checkpoints" / "worker-1"
+    while process.poll() is None and not list(saved.glob("ckpt-*.index")):
+        time.sleep(0.05)
+    children = f"/proc/{process.pid}/task/{process.pid}/children"
+    with open(children, encoding="utf-8") as file:
+        os.kill(max(map(int, file.read().split())), signal.SIGKILL)
+    errors = process.communicate(timeout=300)[1]
+    assert process.returncode == 75
+    assert "halfstep: worker 0 waits for another of the 2 workers, which is gone" in errors
+    assert "was ended by SIGKILL, and with it the run." in errors
+    if max(int(path.stem[5:]) for path in saved.glob("ckpt-*.index")) > 40:
+        pytest.skip("the machine was too slow to kill it within its first 40 steps")
+    subprocess.run(command(disturbed, 40), check=True, timeout=500, capture_output=True)
+    assert digest(disturbed) == digest(whole)
