@@ -12,8 +12,8 @@ from scaler.layerwise import AdaptiveScale
 from scaler.strategies import Bounded, Needs, RisingFloor, Scheduled, Warmup
 
 LOW, HIGH = 2.0**-14, 2.0**40
-KINDS = (Headroom, Histogram, DelayedAmax, LogNormal, Smooth, AdaptiveScale)
-NEEDS = {Histogram: Needs(edges=(8188.0,)), AdaptiveScale: Needs(), Smooth: Needs()}
+KINDS = (Dynamic, Headroom, Histogram, DelayedAmax, LogNormal, Smooth, AdaptiveScale)
+NEEDS = {Histogram: Needs(edges=(8188.0,)), **dict.fromkeys((AdaptiveScale, Dynamic, Smooth), Needs())}
 
 
 def test_limits_defaults(snapshot):
