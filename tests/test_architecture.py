@@ -26,10 +26,18 @@ def files(package):
             yield room, path
 
 
+def statements(tree):
+    """Those of a file without their expressions, which hold no import."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            yield node
+            yield from statements(node)
+
+
 @functools.cache
 def imports_of(path):
     """What a file imports, also where only a type checker or a function does."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    nodes = statements(ast.parse(path.read_text(encoding="utf-8")))
     return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
 
 

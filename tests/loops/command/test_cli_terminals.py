@@ -72,23 +72,24 @@ COMPARISON = Comparison(
 )
 
 
+TRAINED = {"accuracy": 0.987, "final_loss": 0.25, "applied": 3, "skipped": 1, "loss_scale": 8.0}
+TUNED = Tuned(NAME, "dynamic", 36, 0.01, 0.02, 0.03, 0.04, 0.02, None, None, (0.05, 0.06), (0.07, 0.08))
+TIMES = {("Dense", name): dict.fromkeys(SETTINGS, 1.25) for name in FORMATS}
+REMEDY = Remedy(Kind.BFLOAT16, NAME, True, True, 0.125, "", 64.0, gradients_left=0.99, helps=True)
+EXPLAINED = types.SimpleNamespace(sentence="Step 7 was skipped.", remedies=[REMEDY])
+
+
+def watches(folder, console):
+    console.print("step 7", "x" * 200, highlight=False)
+
+
 def cells(text):
     """The words of a text, whatever lines they stand in."""
     return set(text.split())
 
 
 COMMANDS = {
-    "train": (
-        [
-            (
-                "loops.run.train",
-                "train",
-                {"accuracy": 0.987, "final_loss": 0.25, "applied": 3, "skipped": 1, "loss_scale": 8.0},
-            )
-        ],
-        ["train", "digits"],
-        "98.7% 0.25 3 1 8",
-    ),
+    "train": ([("loops.run.train", "train", TRAINED)], ["train", "digits"], "98.7% 0.25 3 1 8"),
     "study": (
         [
             ("loops.study.compare", "run_study", {"setups": [{"name": NAME, **ROW, **SHARES}], "runs": []}),
@@ -115,63 +116,22 @@ COMMANDS = {
         f"{LONG_ROW.name} float16 float32 17 41 1.75 9.25 2.5",
     ),
     "tune": (
-        [
-            (
-                "loops.replay.tune",
-                "tune",
-                Tuned(NAME, "dynamic", 36, 0.01, 0.02, 0.03, 0.04, 0.02, None, None, (0.05, 0.06), (0.07, 0.08)),
-            )
-        ],
+        [("loops.replay.tune", "tune", TUNED)],
         ["lab", "tune", "run"],
         f"{NAME} 1.0000% 2.0000% 3.0000% 4.0000% 5.0000% 6.0000% 7.0000% 8.0000%",
     ),
-    "doctor": (
-        [
-            (
-                "loops.diagnose.doctor.layer_times",
-                "measure",
-                {("Dense", name): dict.fromkeys(SETTINGS, 1.25) for name in FORMATS},
-            )
-        ],
-        ["doctor"],
-        "float16 bfloat16 1.25",
-    ),
+    "doctor": ([("loops.diagnose.doctor.layer_times", "measure", TIMES)], ["doctor"], "float16 bfloat16 1.25"),
     "lint": (
-        [
-            ("loops.support.user_function", "called", None),
-            ("loops.diagnose.lint", "lint_program", [FINDING]),
-        ],
+        [("loops.support.user_function", "called", None), ("loops.diagnose.lint", "lint_program", [FINDING])],
         ["lint", "--build", "program:make"],
         f"{FINDING.layer} {FINDING.finding} {FINDING.measured} {FINDING.instead}",
     ),
     "explain": (
-        [
-            ("loops.run.rewind.rewind", "open_run", None),
-            (
-                "loops.diagnose.explain.explain",
-                "explain",
-                types.SimpleNamespace(
-                    sentence="Step 7 was skipped.",
-                    remedies=[
-                        Remedy(Kind.BFLOAT16, NAME, True, True, 0.125, "", 64.0, gradients_left=0.99, helps=True)
-                    ],
-                ),
-            ),
-        ],
+        [("loops.run.rewind.rewind", "open_run", None), ("loops.diagnose.explain.explain", "explain", EXPLAINED)],
         ["explain", "run"],
         f"7 {NAME} 64, 0.125, 99%",
     ),
-    "watch": (
-        [
-            (
-                "loops.views.watch",
-                "watch",
-                lambda folder, console: console.print("step 7", "x" * 200, highlight=False),
-            )
-        ],
-        ["watch", "run"],
-        "7",
-    ),
+    "watch": ([("loops.views.watch", "watch", watches)], ["watch", "run"], "7"),
 }
 """Of each command: what its work is replaced by, its arguments, and words that it has to print."""
 

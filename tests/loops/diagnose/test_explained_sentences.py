@@ -111,11 +111,10 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("name", SAID)
-def test_sentences(snapshot, name):
-    verdict, found = SAID[name]
-    known = {"step": 5, "reproduced": True, "differs": None, "loss_scale": 1024.0, **found}
-    assert describe(Explanation(verdict=verdict, **known)) == snapshot
+def test_sentences(snapshot):
+    known = {"step": 5, "reproduced": True, "differs": None, "loss_scale": 1024.0}
+    said = {name: describe(Explanation(verdict=verdict, **known | found)) for name, (verdict, found) in SAID.items()}
+    assert said == snapshot
 
 
 ROWS = (

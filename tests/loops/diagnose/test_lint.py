@@ -416,11 +416,6 @@ def test_a_model_or_a_loss_that_fails_says_so_in_one_sentence(layers, loss, said
     assert "\n" not in str(caught.value)
 
 
-def test_a_batch_of_fixed_size_is_taken_whole():
-    model = keras.Sequential([keras.Input(batch_shape=[16, 8]), L.Dense(8, dtype=HALF), L.Dense(8, dtype="float32")])
-    assert heavy(lint(model, scaled(), MSE, batch())) == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [

@@ -54,18 +54,9 @@ def test_the_command_prints_it_and_says_so_with_its_status(capsys, monkeypatch):
     assert printed["changes"][0]["outputs"] == {"loss": [1.0, None]}
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("verify_cases", "expected module:function"),
-        ("verify_cases:nothing", "has no function 'nothing'"),
-        ("no_such_module:build", "there is no module 'no_such_module'"),
-        ("verify_cases:__doc__", "has no function"),
-    ],
-)
-def test_a_program_that_is_not_there(text, sentence, capsys):
-    assert main(["lab", "observe", "--verify", "--build", text]) == 2
-    assert sentence in capsys.readouterr().err
+def test_a_program_that_is_not_there(capsys):
+    assert main(["lab", "observe", "--verify", "--build", "verify_cases:nothing"]) == 2
+    assert "has no function 'nothing'" in capsys.readouterr().err
 
 
 def written(steps=1):

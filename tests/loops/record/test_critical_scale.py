@@ -111,20 +111,7 @@ L = keras.layers
 
 
 def dense_layers():
-    return [keras.Input([4]), L.Dense(8, activation="relu"), L.Dense(2)], np.float32
-
-
-def normalized():
-    return [keras.Input([4]), L.Dense(8), L.LayerNormalization(), L.Dense(1, dtype="float32")], np.float32
-
-
-def of_text():
-    return [
-        keras.Input([6], dtype="int32"),
-        L.Embedding(5, 4),
-        L.LSTM(4, unroll=True),
-        L.Dense(1, dtype="float32"),
-    ], np.int32
+    return [keras.Input([4]), L.Dense(8, activation="relu"), L.Dense(2)]
 
 
 class Twice(keras.layers.Layer):
@@ -143,7 +130,7 @@ class Twice(keras.layers.Layer):
 
 
 def used_twice():
-    return [keras.Input([4]), Twice(), L.Dense(1)], np.float32
+    return [keras.Input([4]), Twice(), L.Dense(1)]
 
 
 def measured(build):
@@ -152,11 +139,10 @@ def measured(build):
     before = keras.mixed_precision.dtype_policy()
     keras.mixed_precision.set_dtype_policy("mixed_float16")
     try:
-        layers, dtype = build()
-        model = keras.Sequential(layers)
+        model = keras.Sequential(build())
     finally:
         keras.mixed_precision.set_dtype_policy(before)
-    x = np.random.default_rng(0).integers(0, 5, [256, model.input_shape[-1]]).astype(dtype)
+    x = np.random.default_rng(0).integers(0, 5, [256, model.input_shape[-1]]).astype(np.float32)
     target = np.sum(x, axis=1, keepdims=True).astype(np.float32)
     step = loops.TrainStep(
         model,
@@ -176,10 +162,8 @@ def measured(build):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("normalized-False", "of_text-False", "used_twice-False")
-@pytest.mark.parametrize(
-    ("build", "known"), [(dense_layers, True), (normalized, False), (of_text, False), (used_twice, False)]
-)
+@pytest.mark.exhaustive_with("used_twice-False")
+@pytest.mark.parametrize(("build", "known"), [(dense_layers, True), (used_twice, False)])
 def test_the_interval_holds_what_is_found_by_trying(build, known):
     step, scales, amax = measured(build)
     assert 4 < len(scales) < 60

@@ -114,20 +114,13 @@ OF_EACH_KIND = cycles(
 )
 
 
-def test_a_scale_that_grows_often_is_healthy_however_often_that_is():
-    """One skip for each growth, which takes the scale back to where it was."""
+def test_skips_of_each_kind_are_told_apart():
+    """One for each growth, which takes the scale back to where it was, is healthy; growth does not explain a fall."""
     found = health(GROWN)
     assert (found.healthy, found.skips, found.at_start, found.of_growth) == (True, 10, 2, 8)
-
-
-def test_a_scale_that_is_lower_after_each_growth_is_not():
-    """Growth does not explain why it falls."""
     found = health(SINKING)
     assert (found.healthy, found.of_growth, found.often) == (False, 1, (3, 16))
-
-
-def test_skips_of_each_kind_are_told_apart():
-    """Together they are all skips of the log."""
+    # Together they are all skips of the log.
     found = health(OF_EACH_KIND)
     assert (found.healthy, found.at_start, found.of_growth) == (True, 1, 1)
 
@@ -158,30 +151,26 @@ def test_the_infinite_loss_of_a_skipped_step_is_no_trouble():
     assert health(log("....")).healthy
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        pytest.param(log("."), id="the only step"),
-        pytest.param(log("x"), id="the only step is skipped"),
-        pytest.param(log("...."), id="no skip"),
-        pytest.param(log("x" + "." * 29), id="one skip"),
-        pytest.param(log("xx" + "." * 28), id="two skips"),
-        pytest.param(log("x.....x...x........."), id="three skips"),
-        pytest.param([{**row, "cause": row["cause"] and "SPIKE"} for row in log("." * 9 + "x.")], id="a spike"),
-        pytest.param(GROWN, id="after growths"),
-        pytest.param(SINKING, id="too often"),
-        pytest.param(OF_EACH_KIND, id="of each kind"),
-        pytest.param(unseen(".x..", [1]), id="a loss unseen"),
-        pytest.param(unseen("xx..", [1, 2]), id="losses of skips unseen"),
-        pytest.param(
-            [{**row, "loss_scale": 1024.0 if row["applied"] else 64.0} for row in log("." * 9 + "xx...")],
-            id="of another loss",
-        ),
-    ],
-)
-def test_sentences(rows, snapshot):
-    found = health(rows)
-    assert [in_words(found), too_often(found), what_is_wrong(found)] == snapshot
+RUNS = {
+    "the only step": log("."),
+    "the only step is skipped": log("x"),
+    "no skip": log("...."),
+    "one skip": log("x" + "." * 29),
+    "two skips": log("xx" + "." * 28),
+    "three skips": log("x.....x...x........."),
+    "a spike": [{**row, "cause": row["cause"] and "SPIKE"} for row in log("." * 9 + "x.")],
+    "after growths": GROWN,
+    "too often": SINKING,
+    "of each kind": OF_EACH_KIND,
+    "a loss unseen": unseen(".x..", [1]),
+    "losses of skips unseen": unseen("xx..", [1, 2]),
+    "of another loss": [{**row, "loss_scale": 1024.0 if row["applied"] else 64.0} for row in log("." * 9 + "xx...")],
+}
+
+
+def test_sentences(snapshot):
+    found = {name: health(rows) for name, rows in RUNS.items()}
+    assert {name: [in_words(one), too_often(one), what_is_wrong(one)] for name, one in found.items()} == snapshot
 
 
 def test_the_later_skips_of_a_streak():

@@ -28,31 +28,23 @@ def every(distance, last, skips=()):
     return list(steps), [step for step in steps if step in skips]
 
 
-@pytest.mark.parametrize(
-    ("log", "counted", "unlogged", "is_open", "said"),
-    [
-        (every(10, 60), None, None, True, "only every 10th step, and nothing in the folder counts"),
-        (every(10, 60), Counted(60, 0), 0, False, "every 10th step; the run skipped none of 60."),
-        (every(10, 60), Counted(40, 0), 0, True, "skipped none of the 40 up to its newest checkpoint."),
-        (
-            every(10, 60),
-            Counted(60, 3),
-            3,
-            True,
-            "the run skipped 3 of 60, none of them logged. To learn why, log every",
-        ),
-        (every(2, 60, [8]), Counted(60, 3), 2, True, "every 2nd step; the run skipped 3 of 60, 2 of them not logged."),
-        (every(3, 60, [9]), Counted(63, 1), 0, False, "every 3rd step; the run skipped 1 of 63, which is logged."),
-        (every(11, 66), Counted(66, 1), 1, True, "every 11th step; the run skipped 1 of 66, not logged."),
-        (every(21, 63), Counted(63, 1), 1, True, "every 21st step;"),
-        (([1, 2, 4], [2]), Counted(4, 1), 0, False, "only 3 of 4 steps; the run skipped 1 of 4, which is logged."),
-        ((every(10, 60, [50])), Counted(40, 1), 1, True, "1 of the 40 up to its newest checkpoint, not logged."),
-    ],
-)
-def test_what_a_log_leaves_open(log, counted, unlogged, is_open, said):
-    found = thinned(*log, counted)
-    assert (found.unlogged, found.open) == (unlogged, is_open)
-    assert said in said_of(found)
+LOGS = [
+    (every(10, 60), None),
+    (every(10, 60), Counted(60, 0)),
+    (every(10, 60), Counted(40, 0)),
+    (every(10, 60), Counted(60, 3)),
+    (every(2, 60, [8]), Counted(60, 3)),
+    (every(3, 60, [9]), Counted(63, 1)),
+    (every(11, 66), Counted(66, 1)),
+    (every(21, 63), Counted(63, 1)),
+    (([1, 2, 4], [2]), Counted(4, 1)),
+    (every(10, 60, [50]), Counted(40, 1)),
+]
+
+
+def test_what_a_log_leaves_open(snapshot):
+    found = [thinned(*log, counted) for log, counted in LOGS]
+    assert [(one.unlogged, one.open, said_of(one)) for one in found] == snapshot
 
 
 def test_where_a_trace_is_there_it_is_not_advised_to_add_one():

@@ -143,7 +143,7 @@ def test_each_checkpoint_is_evaluated_once_in_order_also_after_a_stop(trained, r
     assert len(seen) == 5
 
 
-@pytest.mark.dear("two runs and three evaluations")
+@pytest.mark.usefixtures("eagerly")
 def test_a_step_that_was_trained_again_is_evaluated_again(tmp_path):
     seen = []
 
@@ -189,6 +189,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_sentence_once(run, net, monkeypa
     assert len(told) == 2
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_it_follows_a_run_until_that_is_complete(tmp_path, monkeypatch):
     """The run begins later, pauses at a goal, is held by another process, and is ended by an action."""
     stages, waits = iter([2, 4, "lock", None, None, "unlock", 20]), []

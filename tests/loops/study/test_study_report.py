@@ -213,14 +213,6 @@ def test_a_seed_that_failed_is_in_no_mean_and_is_named(tmp_path):
     assert "mixed-dynamic seed 0 failed" not in text
 
 
-@pytest.mark.slow
-def test_a_study_in_which_all_failed_has_a_report(tmp_path):
-    setups = [FLOAT32, DYNAMIC, SMALL_DYNAMIC]
-    broken = {(setup.name, seed): seed for setup in setups for seed in (0, 1)}
-    folder = write_study(tmp_path, setups, broken=broken)
-    assert "No run on digits finished." in page_of(folder).text
-
-
 def test_every_number_of_the_table_has_its_heading_for_a_narrow_page(tmp_path):
     summary, steps = figures_of(write_study(tmp_path, [FLOAT32, NONE, SMALL_DYNAMIC], nulls={7}))
     source = page.page(summary, steps, dict.fromkeys(FIGURES, "iVBORw0K"))

@@ -61,15 +61,8 @@ def test_each_figure_has_words_and_numbers(text):
     assert len([one for one in page.all("details") if "figure" in one["inside"]]) == 4
     assert all("details" in one["inside"] for one in page.all("table") if "figure" in one["inside"])
     assert "2 steps were skipped: 2 by unknown" in pictures[1]["aria-label"]
-
-
-def test_a_step_that_does_not_say_why_is_told_how_to_once(text):
+    # How to have the step say why is told once.
     assert text.count("have the step return <code>outcome.cause</code> as <code>cause</code>, and") == 1
-
-
-def test_every_skip_has_a_mark(text):
-    lane = re.search(r'<svg class="lane".*?d="([^"]*)"', text).group(1)
-    assert lane.count("M") == 2
 
 
 def test_overflows_that_were_retried_are_counted(tmp_path, text):
@@ -81,8 +74,7 @@ def test_overflows_that_were_retried_are_counted(tmp_path, text):
     assert "retried" not in text
 
 
-def test_one_skip_was_and_two_were(text, tmp_path):
-    assert "2 steps were skipped" in text
+def test_one_skip_was(tmp_path):
     write_run(tmp_path / "one", skips=(3,), trace=False)
     assert "1 step was skipped: 1 by" in reported(tmp_path, tmp_path / "one")
 

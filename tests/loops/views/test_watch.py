@@ -16,6 +16,8 @@ import halfstep as cli
 import loops
 from loops.views.watch import LiveRun, line, panel, spark, watch
 
+pytestmark = pytest.mark.usefixtures("eagerly")
+
 
 class Leave(Exception):
     """Ends a watcher that would look for ever."""

@@ -72,30 +72,6 @@ def test_a_convolution_is_that_of_keras_with_three_constants(padding):
         close(one, other / math.sqrt(size))
 
 
-def test_where_an_edge_does_not_cut_both_ways_have_the_same_constant():
-    """So that the gradients of several paths can be added: they are those of the outputs."""
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input([16])
-    x = layers.Dense(8, name="before")(inputs)
-    outputs = layers.Add()([x, layers.Dense(8, name="down")(layers.Dense(32, activation="gelu", name="up")(x))])
-    model = unit_scaled(keras.Model(inputs, outputs))
-    with tf.GradientTape() as tape:
-        inside = tf.constant(drawn(1, 8))
-        tape.watch(inside)
-        result = model.layers[-1]([inside, model.get_layer("down")(model.get_layer("up")(inside))])
-    analytic = tape.gradient(result, inside)
-    numeric = []
-    for axis in range(8):
-        moved = np.zeros([1, 8], np.float32)
-        moved[0, axis] = 1e-2
-        both = [
-            model.layers[-1]([each, model.get_layer("down")(model.get_layer("up")(each))])
-            for each in (inside + moved, inside - moved)
-        ]
-        numeric.append(float(tf.reduce_sum(both[0] - both[1])) / 2e-2)
-    np.testing.assert_allclose(analytic[0], numeric, rtol=2e-2, atol=2e-3)
-
-
 def test_a_deep_chain_has_unit_variance_forward_and_backward():
     stack = [layers.Dense(256, activation="relu") for _ in range(6)]
     model = chain([256], *stack, layers.Dense(64))
@@ -150,35 +126,34 @@ def test_the_value_of_the_loss_is_that_of_any_and_its_gradient_has_unit_variance
     assert deviation(tape.gradient(loss, logits)) == pytest.approx(1, rel=0.02)
 
 
-def transformer(blocks=2):
+def transformer():
     keras.utils.set_random_seed(0)
     inputs = keras.Input([32], dtype="int32")
     x = layers.Embedding(96, 64)(inputs)
-    for _ in range(blocks):
-        normal = layers.LayerNormalization()(x)
-        attention = layers.MultiHeadAttention(4, 16, flash_attention=False)
-        x = layers.Add()([x, attention(normal, normal, use_causal_mask=True)])
-        normal = layers.LayerNormalization()(x)
-        x = layers.Add()([x, layers.Dense(64)(layers.Dense(256, activation="gelu")(normal))])
+    normal = layers.LayerNormalization()(x)
+    attention = layers.MultiHeadAttention(4, 16, flash_attention=False)
+    x = layers.Add()([x, attention(normal, normal, use_causal_mask=True)])
+    normal = layers.LayerNormalization()(x)
+    x = layers.Add()([x, layers.Dense(64)(layers.Dense(256, activation="gelu")(normal))])
     logits = layers.Dense(96)(layers.LayerNormalization()(x))
     return unit_scaled(keras.Model(inputs, layers.Activation("linear")(logits)))
 
 
 @pytest.fixture(scope="module")
 def made():
-    """A scaled network of each kind, with a batch, for tests that leave its weights as they are."""
+    """A scaled network of each kind, a batch and its gradients, for tests that leave its weights as they are."""
     tokens = np.random.default_rng(0).integers(0, 96, [32, 33]).astype(np.int32)
     images = tf.constant(drawn(16, 8, 8, 1)), tf.constant(np.arange(16) % 10)
-    return {
+    found = {
         "transformer": (transformer(), tf.constant(tokens[:, :-1]), tf.constant(tokens[:, 1:])),
         "cnn": (cnn(), *images),
     }
+    return {kind: (*network, weight_gradients(*network)[1]) for kind, network in found.items()}
 
 
 def test_a_transformer_has_it_within_a_factor_of_two(made):
-    model, inputs, labels = made["transformer"]
+    model, inputs, _, grads = made["transformer"]
     assert deviation(model(inputs)) == pytest.approx(1, rel=0.25)
-    _, grads = weight_gradients(model, inputs, labels)
     for variable, grad in zip(model.trainable_variables, grads, strict=True):
         if len(variable.shape) > 1 and not variable.path.endswith("bias"):
             assert 0.5 < deviation(tf.convert_to_tensor(grad)) < 2, variable.path
@@ -187,8 +162,7 @@ def test_a_transformer_has_it_within_a_factor_of_two(made):
 @pytest.mark.parametrize("kind", ["transformer", "cnn"])
 def test_each_gradient_of_a_weight_is_a_multiple_of_the_true_one(made, kind, monkeypatch):
     """Whatever the constants are: paths of one weight that meet again have the same ones."""
-    model, inputs, labels = made[kind]
-    _, grads = weight_gradients(model, inputs, labels)
+    model, inputs, labels, grads = made[kind]
     monkeypatch.setattr(
         unit_layers, "scaled", lambda values, forward=1.0, _=1.0: values * tf.cast(forward, values.dtype)
     )
@@ -260,7 +234,7 @@ def test_float16_keeps_what_it_flushes_without_a_loss_scale():
 @pytest.mark.slow_with("xla")
 @pytest.mark.parametrize("compiled", [pytest.param(False, id="function"), pytest.param(True, id="xla")])
 def test_a_graph_computes_what_eager_mode_does(made, compiled):
-    network = cnn(strides=(2,)), *made["cnn"][1:]
+    network = cnn(strides=(2,)), *made["cnn"][1:3]
     loss, grads = weight_gradients(*network)
     step = tf.function(weight_gradients, jit_compile=compiled, autograph=False)
     found, others = step(*network)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import scaler
 from scaler.layerwise import AdaptiveScale, LayerEvent
 
 RULE = AdaptiveScale(8.0, growth_interval=3, min_scale=2.0**-20, max_scale=2.0**30)
@@ -58,19 +57,3 @@ def test_it_is_the_formula(execute):
         numbers = zip(states, finite, amax.tolist(), deviation.tolist(), entering.tolist(), strict=True)
         states = [expected(*each) for each in numbers]
         np.testing.assert_array_equal(np.transpose([value.numpy() for value in state]), states)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"underflow": 0.0},
-        {"underflow": 1},
-        {"headroom": 0},
-        {"growth_interval": 0},
-        {"format": "int8"},
-        {"min_scale": 4.0, "initial_scale": 2.0},
-    ],
-)
-def test_refusals(options):
-    with pytest.raises(scaler.InvalidArgument):
-        AdaptiveScale(**options)

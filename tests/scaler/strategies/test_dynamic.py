@@ -156,12 +156,6 @@ def test_scales_are_those_recorded(case):
     assert found == [float(scale) for scale in scales.split()]
 
 
-def test_the_defaults_are_those_documented():
-    numbers = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "hysteresis": 1}
-    bounds = {"min_scale": 1 / 16384, "max_scale": 1099511627776.0}
-    assert Dynamic() == Dynamic(32768.0, **numbers, **bounds, consecutive_hysteresis=False)
-
-
 @pytest.mark.parametrize("how", RUNNERS)
 def test_numbers_given_as_python_values_act_as_tensors_do(how):
     strategy = Dynamic(8.0, growth_factor=3.0, backoff_factor=0.3, growth_interval=3, hysteresis=2, max_scale=1e3)

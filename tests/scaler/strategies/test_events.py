@@ -11,39 +11,31 @@ from scaler.layerwise import AdaptiveScale, LayerEvent, Layerwise
 TRUE = tf.constant(True)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "event", "says"),
-    [
-        (scaler.Dynamic(), Event(tf.constant([True])), r"finite is bool of shape \(1,\)"),
-        (scaler.Dynamic(), Event(tf.constant(1.0)), r"finite is float32 of shape \(\)"),
-        (scaler.Headroom(), Event(TRUE, amax=tf.constant([1.0, 2.0])), r"amax is float32 of shape \(2,\): .*scalar"),
-        (
-            scaler.Headroom(),
-            Event(TRUE, amax=tf.constant(3)),
-            r"amax is int32 of shape \(\): expected a scalar float32",
-        ),
-        (scaler.Dynamic(), Event(TRUE, amax=tf.constant([1.0])), r"amax is float32 of shape \(1,\)"),
-        (
-            scaler.Histogram(edge=4.0),
-            Event(TRUE, histogram=tf.constant([1, 2, 3], tf.int64)),
-            r"the histogram is int64 of shape \(3,\): expected int64 \[2\], .*histogram\(scaled, \(4\.0,\)\)",
-        ),
-        (
-            scaler.Histogram(edge=4.0),
-            Event(TRUE, histogram=tf.constant(1)),
-            r"int32 of shape \(\): expected int64 \[2\]",
-        ),
-        (scaler.Histogram(edge=4.0), Event(TRUE, histogram=tf.constant([0.5, 0.5])), "is float32 of shape"),
-        (scaler.Dynamic(), Event(TRUE, histogram=tf.constant([[1]])), r"expected int64 \[edges \+ 1\]"),
-        (scaler.Histogram(), Event(TRUE), "Histogram.update: the event has no histogram"),
-        (scaler.Headroom(), Event(TRUE), "Headroom.update: the event has no amax"),
+REFUSED = [
+    (scaler.Dynamic(), Event(tf.constant([True]))),
+    (scaler.Dynamic(), Event(tf.constant(1.0))),
+    (scaler.Headroom(), Event(TRUE, amax=tf.constant([1.0, 2.0]))),
+    (scaler.Headroom(), Event(TRUE, amax=tf.constant(3))),
+    (scaler.Dynamic(), Event(TRUE, amax=tf.constant([1.0]))),
+    *[
+        (scaler.Histogram(edge=4.0), Event(TRUE, histogram=histogram))
+        for histogram in (tf.constant([1, 2, 3], tf.int64), tf.constant(1), tf.constant([0.5, 0.5]))
     ],
-)
-def test_an_event_of_another_form_is_refused_and_moves_nothing(strategy, event, says):
-    loss_scaler = LossScaler(strategy)
-    with pytest.raises(InvalidArgument, match=says):
-        loss_scaler.update(event)
-    assert int(loss_scaler.counters.attempted) == 0
+    (scaler.Dynamic(), Event(TRUE, histogram=tf.constant([[1]]))),
+    (scaler.Histogram(), Event(TRUE)),
+    (scaler.Headroom(), Event(TRUE)),
+]
+
+
+def test_an_event_of_another_form_is_refused_and_moves_nothing(snapshot):
+    said = []
+    for strategy, event in REFUSED:
+        loss_scaler = LossScaler(strategy)
+        with pytest.raises(InvalidArgument) as caught:
+            loss_scaler.update(event)
+        said.append(str(caught.value))
+        assert int(loss_scaler.counters.attempted) == 0
+    assert said == snapshot
 
 
 def test_statistics_that_nobody_needs_are_taken_and_left():

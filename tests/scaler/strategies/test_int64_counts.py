@@ -135,7 +135,7 @@ def test_a_strategy_around_another_counts_as_that_does(around):
 
 
 def test_each_is_a_value():
-    """With the members of a strategy, and none of them changes behind a scaler."""
+    """With the members of a strategy, and none of them changes behind a scaler. That it takes int64 is no argument."""
     for name, strategy in STRATEGIES.items():
         assert isinstance(strategy, strategies.Strategy), name
         assert strategy == dataclasses.replace(strategy)
@@ -143,9 +143,6 @@ def test_each_is_a_value():
         assert strategy.min_scale <= strategy.init().loss_scale.numpy() <= strategy.max_scale
         with pytest.raises(dataclasses.FrozenInstanceError):
             strategy.growth_interval = 4
-
-
-def test_each_says_that_it_takes_them_and_it_is_no_argument():
     for name in [*STRATEGIES, *PRESETS]:
         strategy = strategy_of(name)
         assert takes_int64(strategy), name

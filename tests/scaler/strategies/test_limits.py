@@ -12,39 +12,14 @@ from scaler.layerwise import AdaptiveScale
 from scaler.strategies import Bounded, Needs, RisingFloor, Scheduled, Warmup
 
 LOW, HIGH = 2.0**-14, 2.0**40
-DEFAULTS = {
-    Headroom: {
-        **{"initial_scale": 32768.0, "headroom": 1, "memory": 100, "relax_interval": 300, "format": "float16"},
-        **{"min_scale": LOW, "max_scale": HIGH},
-    },
-    Histogram: {
-        **{"initial_scale": 32768.0, "edge": 8188.0, "threshold": 1e-7, "period": 1, "dead_band": 0.0},
-        **{"min_scale": LOW, "max_scale": HIGH},
-    },
-    DelayedAmax: {
-        **{"initial_scale": 1.0, "format": "float16", "margin": 0, "history_length": 1024, "algorithm": "max"},
-        **{"power_of_two": True, "min_scale": LOW, "max_scale": HIGH},
-    },
-    LogNormal: {
-        **{"initial_scale": 1.0, "log_max": 16.0, "mean_decay": 0.99, "variance_decay": 0.999, "deviations": 3.09},
-        **{"min_scale": 1.0, "max_scale": 16384.0, "repaired": True},
-    },
-    Smooth: {
-        **{"initial_scale": 1048576.0, "growth_interval": 1000, "backoff_factor": 0.5, "backoff_interval": 1},
-        **{"search": False, "min_scale": LOW, "max_scale": HIGH},
-    },
-    AdaptiveScale: {
-        **{"initial_scale": 1.0, "underflow": 1e-3, "headroom": 4, "growth_interval": 1000, "format": "float16"},
-        **{"min_scale": 2.0**-60, "max_scale": 2.0**60},
-    },
-}
-NEEDS = {Histogram: Needs(edges=(8188.0,)), AdaptiveScale: Needs(), Smooth: Needs()}
+KINDS = (Dynamic, Headroom, Histogram, DelayedAmax, LogNormal, Smooth, AdaptiveScale)
+NEEDS = {Histogram: Needs(edges=(8188.0,)), **dict.fromkeys((AdaptiveScale, Dynamic, Smooth), Needs())}
 
 
-@pytest.mark.parametrize("kind", DEFAULTS)
-def test_limits_defaults(kind):
-    assert vars(kind()) == DEFAULTS[kind]
-    assert getattr(kind(), "needs", Needs()) == NEEDS.get(kind, Needs(amax=True))
+def test_limits_defaults(snapshot):
+    assert {kind.__name__: vars(kind()) for kind in KINDS} == snapshot
+    for kind in KINDS:
+        assert getattr(kind(), "needs", Needs()) == NEEDS.get(kind, Needs(amax=True))
 
 
 def just_above(value):
@@ -92,7 +67,7 @@ def test_limits_of_arguments(kind, name, taken, refused, says):
             kind(**{name: value})
 
 
-@pytest.mark.parametrize("kind", DEFAULTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_limits_of_bounds(kind):
     three = {"min_scale": 2.0, "initial_scale": 4.0, "max_scale": 8.0}
     assert kind(**three | {"initial_scale": 2.0}).init().loss_scale == 2.0

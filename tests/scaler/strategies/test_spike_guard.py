@@ -115,28 +115,24 @@ def test_needs_and_bounds():
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"factor": 0.0}, "factor=0.0"),
-        ({"factor": math.inf}, "factor=inf"),
-        ({"factor": True}, "factor=True"),
-        ({"window": 2}, "window=2"),
-        ({"window": 2.5}, "window=2.5"),
-        ({"window": tf.constant(5)}, "not tensors"),
-        ({"share": 0.0}, "share=0.0"),
-        ({"share": 1.5}, "share=1.5"),
-        ({"norm": 1}, "norm=1"),
-        ({"norm": False, "loss": False}, "at least one"),
-        ({"largest_norm": 0.0}, "largest_norm=0.0"),
-        ({"largest_norm": math.inf}, "largest_norm=inf"),
-        ({"largest_norm": True}, "largest_norm=True"),
-        ({"largest_norm": tf.constant(5.0)}, "not tensors"),
-    ],
-)
-def test_what_cannot_work_is_named(arguments, named):
-    with pytest.raises(InvalidArgument, match=named):
-        SpikeGuard(INNER, **arguments)
+REFUSED = [
+    *[{"factor": factor} for factor in (0.0, math.inf, True)],
+    *[{"window": window} for window in (2, 2.5, tf.constant(5))],
+    *[{"share": share} for share in (0.0, 1.5)],
+    {"norm": 1},
+    {"norm": False, "loss": False},
+    *[{"largest_norm": norm} for norm in (0.0, math.inf, True, tf.constant(5.0))],
+    *[{"by_tensor": value} for value in ("Skip", True, 4, tf.constant("skip"))],
+]
+
+
+def test_what_cannot_work_is_named(snapshot):
+    said = []
+    for arguments in REFUSED:
+        with pytest.raises(InvalidArgument) as caught:
+            SpikeGuard(INNER, **arguments)
+        said.append(str(caught.value))
+    assert said == snapshot
 
 
 @pytest.mark.parametrize(
@@ -157,9 +153,19 @@ def test_a_guard_goes_around_all_others(hold):
         hold(SpikeGuard(INNER))
 
 
-def test_an_event_without_the_norm_is_named():
-    loss_scaler = scaler.LossScaler(SpikeGuard(INNER))
-    with pytest.raises(InvalidArgument, match="the event has no norm"):
-        loss_scaler.update(Event(tf.constant(True)))
-    with pytest.raises(InvalidArgument, match="norm is int32"):
-        loss_scaler.update(Event(tf.constant(True), norm=tf.constant(1), loss=tf.constant(1.0)))
+BY_TENSOR = SpikeGuard(INNER, norm=False, loss=False, by_tensor="skip")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "statistics", "named"),
+    [
+        (SpikeGuard(INNER), {}, "the event has no norm"),
+        (SpikeGuard(INNER), {"norm": tf.constant(1), "loss": tf.constant(1.0)}, "norm is int32"),
+        (BY_TENSOR, {}, "the event has no norms"),
+        (BY_TENSOR, {"norms": tf.constant(1.0)}, r"norms is float32 of shape \(\)"),
+        (BY_TENSOR, {"norms": [1, 2]}, "norms is int32"),
+    ],
+)
+def test_an_event_without_the_norms_is_named(strategy, statistics, named):
+    with pytest.raises(InvalidArgument, match=named):
+        scaler.LossScaler(strategy).update(Event(tf.constant(True), **statistics))

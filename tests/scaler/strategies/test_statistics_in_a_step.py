@@ -11,18 +11,15 @@ def descend(grads, variables):
         variable.assign_sub(tf.convert_to_tensor(grad))
 
 
-def scale_after_one_step(strategy, how):
+def scale_after_one_step(strategy):
     """The weights' gradients are 4, 1 and, for one row of an embedding that is read twice, 0.2."""
     weights, table = tf.Variable([1.0, 2.0]), tf.Variable(tf.ones([3, 2]))
     loss_scaler = scaler.LossScaler(strategy)
 
-    def step():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(weights * [4.0, 1.0]) + tf.reduce_sum(tf.gather(table, [0, 0]) * 0.1)
-            scaled = loss_scaler.scale(loss)
-        return loss_scaler.apply(descend, tape.gradient(scaled, [weights, table]), [weights, table])
-
-    assert {"eager": step, "graph": tf.function(step), "xla": tf.function(step, jit_compile=True)}[how]().finite
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weights * [4.0, 1.0]) + tf.reduce_sum(tf.gather(table, [0, 0]) * 0.1)
+        scaled = loss_scaler.scale(loss)
+    assert loss_scaler.apply(descend, tape.gradient(scaled, [weights, table]), [weights, table]).finite
     return loss_scaler.loss_scale.numpy()
 
 
@@ -35,15 +32,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "expected", "how"),
-    [
-        *((*case, "eager") for case in CASES),
-    ],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
-)
-def test_the_scale_follows_the_gradients(strategy, expected, how):
-    assert scale_after_one_step(strategy, how) == expected
+def test_the_scale_follows_the_gradients():
+    assert [scale_after_one_step(strategy) for strategy, _ in CASES] == [scale for _, scale in CASES]
 
 
 def test_nobody_pays_for_what_nobody_asked_for(monkeypatch):
@@ -54,6 +44,6 @@ def test_nobody_pays_for_what_nobody_asked_for(monkeypatch):
 
     monkeypatch.setattr(statistics, "amax", refuse)
     monkeypatch.setattr(statistics, "histogram", refuse)
-    assert scale_after_one_step(scaler.Dynamic(), "eager") == 2.0**15
+    assert scale_after_one_step(scaler.Dynamic()) == 2.0**15
     with pytest.raises(AssertionError, match="computed for nobody"):
-        scale_after_one_step(scaler.Headroom(), "eager")
+        scale_after_one_step(scaler.Headroom())

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from spike_cases import INNER, WINDOW, Guarded, random_norms, reference
 from strategy_cases import WORDS, assert_equal_traces, random_flags, seeds
 
-import scaler
-from scaler import Event, InvalidArgument, SpikeGuard
+from scaler import Event, SpikeGuard
 
 VARIABLES = 3
 
@@ -108,32 +107,3 @@ def test_a_gradient_that_is_not_there_leaves_its_window_alone():
     after = guard.update(state, event(1.0, math.nan, 100.0))
     assert after.tensor_norms[:, 1].numpy().tolist() == state.tensor_norms[:, 1].numpy().tolist()
     assert float(after.tensor_limits[1]) == float(state.tensor_limits[1])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"by_tensor": "Skip"}, "by_tensor='Skip'"),
-        ({"by_tensor": True}, "by_tensor=True"),
-        ({"by_tensor": 4}, "by_tensor=4"),
-        ({"by_tensor": tf.constant("skip")}, "not tensors"),
-        ({"norm": False, "loss": False}, "by_tensor or largest_norm"),
-    ],
-)
-def test_what_cannot_work_is_named(arguments, named):
-    with pytest.raises(InvalidArgument, match=named):
-        SpikeGuard(INNER, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("norms", "named"),
-    [
-        (None, "the event has no norms"),
-        (tf.constant(1.0), r"norms is float32 of shape \(\)"),
-        ([1, 2], "norms is int32"),
-    ],
-)
-def test_an_event_without_the_norms_is_named(norms, named):
-    loss_scaler = scaler.LossScaler(SpikeGuard(INNER, norm=False, loss=False, by_tensor="skip"))
-    with pytest.raises(InvalidArgument, match=named):
-        loss_scaler.update(Event(tf.constant(True), norms=norms))
