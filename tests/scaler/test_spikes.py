@@ -221,6 +221,7 @@ def test_windows_of_micro_batches_are_judged_whole():
     optimizer.build([weight])
     loss_scaler = scaler.LossScaler(guarded(), select=False)
 
+    @tf.function
     def take(loss, grad, when):
         with tf.GradientTape() as tape:
             own = tf.reduce_sum(weight) * grad
