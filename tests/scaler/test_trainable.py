@@ -111,12 +111,13 @@ def test_variables_that_were_never_trainable_may_be_trained_by_name():
         assert run(X)
 
 
-def test_a_new_trace_follows():
-    made = two_layers()
-    optimizer = SGD(0.1)
+def test_a_layer_frozen_between_a_trace_and_its_first_call_is_noticed_and_a_new_trace_follows():
+    made, optimizer = two_layers(), SGD(0.1)
     optimizer.build(made.trainable_variables)
-    assert tf.function(written(made, optimizer))(X)
+    run = tf.function(written(made, optimizer)).get_concrete_function(X)
     made.layers[0].trainable = False
+    with pytest.raises(scaler.InvalidArgument, match=rf"{FROZEN}.*dense_0/kernel"):
+        run(X)
     before = kernels(made)
     assert tf.function(written(made, optimizer))(X)
     assert kernels(made)[0] == before[0]
@@ -236,16 +237,6 @@ def test_a_change_beside_those_of_the_step_itself_is_noticed():
         run(X)
     made.layers[0].trainable = True
     assert run(X)
-
-
-def test_a_layer_frozen_between_a_trace_and_its_first_call_is_noticed():
-    made = two_layers()
-    optimizer = SGD(0.1)
-    optimizer.build(made.trainable_variables)
-    run = tf.function(written(made, optimizer)).get_concrete_function(X)
-    made.layers[0].trainable = False
-    with pytest.raises(scaler.InvalidArgument, match=rf"{FROZEN}.*dense_0/kernel"):
-        run(X)
 
 
 def with_a_snapshot(made):
