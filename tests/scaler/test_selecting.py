@@ -40,10 +40,7 @@ def trained(select, optimizer, policy="mixed_float16", **options):
     """All that a run of twelve steps left, as bytes, and what its steps returned."""
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
-    hidden = [
-        keras.layers.Dense(8, "relu"),
-        keras.layers.BatchNormalization(center=False, scale=False, dtype="float32"),
-    ]
+    hidden = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(dtype="float32")]
     head = keras.layers.Dense(4, dtype="float32")
     model = keras.Sequential([keras.Input([6]), *hidden, keras.layers.Dropout(0.2, seed=1), head])
     loss_scaler = scaler.LossScaler(scaler.Dynamic(growth_interval=2), select=select)
