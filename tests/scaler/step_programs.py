@@ -3,8 +3,6 @@
 A program makes the function to trace, and its arguments, from a `World`. Names say what it does.
 """
 
-import functools
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -16,7 +14,7 @@ from scaler.gate.gate import Decision, Gate
 from scaler.outcome.outcome import Skip, not_skipped
 
 PROGRAMS = []
-LOOPS = {"loop_of_steps", "window_in_a_loop"}
+LOOPS = {"window_in_a_loop"}
 """Those that AutoGraph has to convert."""
 
 
@@ -129,7 +127,6 @@ def G(right, static=None, **options):
 
 # --- functions of the loss
 OF_LOSS = {
-    "plain": ("ok", lambda s, v: s.scale(one(v))),
     "penalty_outside": ("wrong", lambda s, v: s.scale(one(v)) + tf.reduce_sum(tf.square(v))),
     "cond_one_scales": ("wrong", lambda s, v: tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: other(v))),
     "cond_or_nothing": ("ok", lambda s, v: tf.cond(v[0] > 0.0, lambda: s.scale(one(v)), lambda: tf.constant(0.0))),
@@ -143,16 +140,6 @@ OF_LOSS = {
             )
         ),
     ),
-    "map_fn_by_hand": (
-        "ok",
-        lambda s, v: tf.reduce_mean(
-            tf.map_fn(lambda x: s.loss_scale * tf.square(x * v[0] - v[1]), tf.constant([1.0, 2.0, 3.0]))
-        ),
-    ),
-    "nested_functions": (
-        "ok",
-        lambda s, v: tf.function(lambda: s.scale(tf.function(lambda: one(v) * other(v))()))() * 0.5,
-    ),
     "switch_case": (
         "ok",
         lambda s, v: tf.switch_case(
@@ -160,19 +147,9 @@ OF_LOSS = {
             [lambda: s.scale(one(v)), lambda: s.scale(other(v)), lambda: 0.5 * s.scale(one(v))],
         ),
     ),
-    "switch_case_one_squares": (
-        "wrong",
-        lambda s, v: tf.switch_case(
-            tf.cast(v[0] > 0.0, tf.int32), [lambda: s.scale(one(v)), lambda: tf.square(s.scale(other(v)))]
-        ),
-    ),
     "cond_with_a_forward_pass": (
         "ok",
         lambda s, v: s.scale(tf.cond(v[0] > 0.0, lambda: tf.exp(one(v)) * 2.0, lambda: other(v))),
-    ),
-    "scan_in_the_loss": (
-        "ok",
-        lambda s, v: s.scale(tf.reduce_sum(tf.scan(lambda a, x: tf.tanh(a * v[0] + x), tf.ones([5]), 0.5))),
     ),
     "euclidean_norm_of_the_scaled": ("ok", lambda s, v: tf.math.reduce_euclidean_norm(v * s.loss_scale)),
     "uncertainty_outside": ("wrong", lambda s, v: s.scale(one(v)) * tf.exp(-v[0]) + v[0]),
@@ -242,21 +219,10 @@ def clip_by_hand(s, g, v, w):
     return [one * tf.minimum(1.0, 1.0 / (tf.norm(one) + 1e-6)) for one in g]
 
 
-@G("wrong")
-def adaptive_clip(s, g, v, w):
-    return [one * tf.minimum(1.0, 0.01 * tf.norm(own) / tf.norm(one)) for one, own in zip(g, v, strict=True)]
-
-
 @G("ok")
 def flat_and_split(s, g, v, w):
     flat = tf.concat([tf.reshape(one, [-1]) for one in g], 0)
     return [tf.reshape(part, one.shape) for part, one in zip(tf.split(flat, [6, 2]), g, strict=True)]
-
-
-@G("wrong")
-def times_inverse_then_again(s, g, v, w):
-    inverse = 1.0 / s.scale_of_gradients
-    return [one * inverse for one in g]
 
 
 @G("ok")
@@ -283,7 +249,6 @@ OF_GRADIENTS = {
     "clip_limit_times_S": ("ok", lambda s, g, v, w: each_way(g, 1.0 * s.scale_of_gradients)),
     "noise": ("wrong", lambda s, g, v, w: [one + tf.random.normal(one.shape) for one in g]),
     "weight_decay_by_hand": ("wrong", lambda s, g, v, w: [g[0] + 0.1 * v[0], g[1]]),
-    "unscaled_are_added": ("wrong", lambda s, g, v, w: [one + plain(own) for one, own in zip(g, v, strict=True)]),
     "times_a_number_are_added": (
         "wrong",
         lambda s, g, v, w: [one + plain(own) * 1024.0 for one, own in zip(g, v, strict=True)],
@@ -298,7 +263,6 @@ OF_GRADIENTS = {
     "a_variable_outside_of_the_model_added": ("ok", lambda s, g, v, w: [g[0] + _outside, g[1]]),
     "centred": ("ok", lambda s, g, v, w: [one - tf.reduce_mean(one) for one in g]),
     "divided_by_what_they_carry": ("ok", lambda s, g, v, w: [one / s.scale_of_gradients for one in g], UNSCALED),
-    "divided_by_hand": ("ok", lambda s, g, v, w: [one / s.loss_scale for one in g], UNSCALED),
     "unscaled_and_divided_by_hand": (
         "wrong",
         lambda s, g, v, w: [one / s.loss_scale for one in s.unscale(g)],
@@ -319,13 +283,7 @@ OF_GRADIENTS = {
         lambda s, g, v, w: [one / s.loss_scale / 1024.0 for one in g],
         UNSCALED,
     ),
-    "divided_by_a_constant_and_the_square_times_it": (
-        "ok",
-        lambda s, g, v, w: [one * 1024.0 / tf.square(s.loss_scale) for one in g],
-        UNSCALED,
-    ),
     "times_inverse": ("ok", lambda s, g, v, w: [one * (1.0 / s.loss_scale) for one in g], UNSCALED),
-    "times_a_constant": ("ok", lambda s, g, v, w: [one * (1.0 / 1024.0) for one in g], UNSCALED),
     "times_the_reciprocal": ("ok", lambda s, g, v, w: [one * tf.math.reciprocal(s.loss_scale) for one in g], UNSCALED),
     "divided_through_integers": (
         "ok",
@@ -340,15 +298,9 @@ OF_GRADIENTS = {
         lambda s, g, v, w: [tf.ensure_shape(tf.py_function(lambda x: x, [one], tf.float32), one.shape) for one in g],
     ),
     "sign_of_scaled": ("wrong", lambda s, g, v, w: [tf.sign(one) for one in g]),
-    "normalised": ("wrong", lambda s, g, v, w: [one / (tf.norm(one) + 1e-12) for one in g]),
     "normalised_by_the_euclidean_norm": (
         "wrong",
         lambda s, g, v, w: [one / tf.math.reduce_euclidean_norm(one) for one in g],
-    ),
-    "normalised_by_the_euclidean_norm_after_unscale": (
-        "ok",
-        lambda s, g, v, w: [one / tf.math.reduce_euclidean_norm(one) for one in s.unscale(g)],
-        UNSCALED,
     ),
     "noise_after_unscale": (
         "ok",
@@ -429,12 +381,6 @@ _applied_often(
     lambda s, g, h, u, v: s.apply(descent, [h], [v]),
 )
 _applied_often(
-    "only_the_first_counts",
-    "wrong",
-    lambda s, g, h, u, v: s.apply(descent, [g], [u]),
-    lambda s, g, h, u, v: s.apply(descent, [h], [v], update=False),
-)
-_applied_often(
     "each_and_an_update",
     "ok",
     lambda s, g, h, u, v: s.apply(descent, [g], [u], update=False),
@@ -469,8 +415,7 @@ def _two(right, name, use):
                 l1 = tf.reduce_sum(u**2) + 3.0 * tf.reduce_sum(v**2)
                 l2 = 2.0 * tf.reduce_sum(u**2) + 4.0 * tf.reduce_sum(v**2)
                 a, b = s.scale(l1), t.scale(l2)
-                both = a + b
-            use(s, t, tape, a, b, both, u, v)
+            use(s, t, tape, a, b, u, v)
 
         return step, ()
 
@@ -483,39 +428,34 @@ def zipped(function, first, second):
 
 _two(
     "wrong",
-    "losses_of_two_scalers_added",
-    lambda s, t, tape, a, b, both, u, v: s.apply(descent, tape.gradient(both, [u, v]), [u, v]),
-)
-_two(
-    "wrong",
     "gradients_of_two_scalers_added",
-    lambda s, t, tape, a, b, both, u, v: s.apply(
+    lambda s, t, tape, a, b, u, v: s.apply(
         descent, zipped(tf.add, tape.gradient(a, [u, v]), tape.gradient(b, [u, v])), [u, v]
     ),
 )
 _two(
     "wrong",
     "subtracted_behind_a_product",
-    lambda s, t, tape, a, b, both, u, v: s.apply(
+    lambda s, t, tape, a, b, u, v: s.apply(
         descent, zipped(lambda x, y: 0.5 * (x - y), tape.gradient(a, [u, v]), tape.gradient(b, [u, v])), [u, v]
     ),
 )
 _two(
     "wrong",
     "list_of_two_scalers",
-    lambda s, t, tape, a, b, both, u, v: s.apply(descent, [tape.gradient(a, u), tape.gradient(b, v)], [u, v]),
+    lambda s, t, tape, a, b, u, v: s.apply(descent, [tape.gradient(a, u), tape.gradient(b, v)], [u, v]),
 )
 _two(
     "wrong",
     "unscaled_and_scaled_summed",
-    lambda s, t, tape, a, b, both, u, v: s.apply(
+    lambda s, t, tape, a, b, u, v: s.apply(
         descent, zipped(tf.add, s.unscale(tape.gradient(a, [u, v])), tape.gradient(a, [u, v])), [u, v]
     ),
 )
 _two(
     "ok",
     "each_its_own",
-    lambda s, t, tape, a, b, both, u, v: (
+    lambda s, t, tape, a, b, u, v: (
         s.apply(descent, [tape.gradient(a, u)], [u]),
         t.apply(descent, [tape.gradient(b, v)], [v]),
     ),
@@ -523,7 +463,7 @@ _two(
 _two(
     "ok",
     "unscaled_each_and_summed",
-    lambda s, t, tape, a, b, both, u, v: s.apply(
+    lambda s, t, tape, a, b, u, v: s.apply(
         descent,
         zipped(tf.add, s.unscale(tape.gradient(a, [u, v])), t.unscale(tape.gradient(b, [u, v]))),
         [u, v],
@@ -552,18 +492,6 @@ def cond_of_two_scalers(w):
 
     def step(first):
         s.apply(descent, [slopes(lambda: tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v))), v)], [v])
-
-    return step, (tf.constant(True),)
-
-
-@ok
-def cond_each_applies_its_own(w):
-    s, t, v = w.scaler("S"), w.scaler("T"), w.weights()
-
-    def step(first):
-        g = slopes(lambda: tf.cond(first, lambda: s.scale(one(v)), lambda: t.scale(one(v))), v)
-        s.apply(descent, [g], [v], when=first)
-        t.apply(descent, [g], [v], when=tf.logical_not(first))
 
     return step, (tf.constant(True),)
 
@@ -618,11 +546,11 @@ def filled_by_another_function(w, s, v, k, n):
 ZERO = tf.constant(0, tf.int64)
 
 
-def through(memory, static=None, looked=lambda s, late: late, **options):
+def through(memory, looked=lambda s, late: late, **options):
     """A program whose gradients pass through a queue or a table, and come out of it at another call."""
 
     def make(w):
-        s, v = w.scaler(static=static), w.weights([0.5])
+        s, v = w.scaler(), w.weights([0.5])
         w.keep = queue = tf.queue.FIFOQueue(4, [tf.float32], [[1]])
         table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, tf.zeros(1))
 
@@ -646,7 +574,6 @@ PROGRAMS += [
     ("out_of_a_table", "wrong", through("table")),
     ("unscaled_through_a_queue", "ok", through("queue", looked=lambda s, g: s.unscale([g])[0], unscaled=True)),
     ("through_a_queue_with_a_scale", "ok", through("queue", loss_scale=1.0)),
-    ("through_a_queue_of_a_fixed_scale", "ok", through("queue", static=1024.0)),
 ]
 
 
@@ -659,12 +586,6 @@ def looked_up_in_the_forward_pass(w):
         s.apply(descent, [slopes(lambda: s.scale(tf.reduce_sum(v * table.lookup(ZERO))), v)], [v])
 
     return step, ()
-
-
-@_kept("ok")
-def loop_of_steps(w, s, v, k, n):
-    for _ in tf.range(4):
-        s.apply(descent, [grad_of(s, v)], [v])
 
 
 @_kept("ok")
@@ -797,111 +718,18 @@ def higher_order_by_hand(s, v):
     )
 
 
-# --- models
-def model_step(w, model, x, y, loss, change=lambda value, s, m: s.scale(value)):
-    s = w.scaler()
-
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            value = change(tf.reduce_mean(loss(y, tf.cast(model(x, training=True), tf.float32))), s, model)
-        s.apply(descent, tape.gradient(value, model.trainable_variables), model.trainable_variables)
-
-    return step, (x, y)
-
-
-Ls = keras.losses
-
-
-def dense(policy=None):
-    return keras.Sequential(
-        [
-            keras.Input([6]),
-            keras.layers.Dense(8, "gelu", dtype=policy),
-            keras.layers.Dropout(0.1, dtype=policy),
-            keras.layers.Dense(8, "softplus", dtype=policy),
-            keras.layers.Dense(3, dtype=policy),
-        ]
-    )
-
-
-def cnn():
-    return keras.Sequential(
-        [
-            keras.Input([8, 8, 3]),
-            keras.layers.Conv2D(4, 3, use_bias=False),
-            keras.layers.BatchNormalization(),
-            keras.layers.ReLU(),
-            keras.layers.DepthwiseConv2D(3),
-            keras.layers.MaxPooling2D(),
-            keras.layers.GlobalAveragePooling2D(),
-            keras.layers.Dense(3),
-        ]
-    )
-
-
-def gru():
-    return keras.Sequential(
-        [keras.Input([5, 3]), keras.layers.GRU(4, reset_after=False, activation="relu"), keras.layers.Dense(3)]
-    )
-
-
-def attention(d=8, policy=None):
-    x = i = keras.Input([5], dtype="int32")
-    x = keras.layers.Embedding(11, d, dtype=policy)(x)
-    a = keras.layers.MultiHeadAttention(2, d // 2, dtype=policy)(x, x)
-    x = keras.layers.LayerNormalization(dtype=policy)(keras.layers.Add(dtype=policy)([x, a]))
-    f = keras.layers.Dense(d, dtype=policy)(keras.layers.Dense(2 * d, "gelu", dtype=policy)(x))
-    x = keras.layers.Add(dtype=policy)([x, f])
-    return keras.Model(i, keras.layers.Dense(3, dtype=policy)(keras.layers.GlobalAveragePooling1D(dtype=policy)(x)))
-
-
-X = {
-    "dense": tf.ones([4, 6]),
-    "cnn": tf.ones([4, 8, 8, 3]),
-    "rnn": tf.ones([4, 5, 3]),
-    "att": tf.ones([4, 5], tf.int32),
-}
-Y = tf.constant([0, 1, 2, 0])
-
-
-def ce(y, p):
-    return Ls.sparse_categorical_crossentropy(y, p, from_logits=True)
-
-
-MODELS = {
-    "mixed16": (lambda: dense("mixed_float16"), "dense"),
-    "cnn_bn": (cnn, "cnn"),
-    "gru": (gru, "rnn"),
-    "attention16": (lambda: attention(policy="mixed_float16"), "att"),
-}
-for name, (build, x) in MODELS.items():
-    build = functools.cache(build)
-
-    def add(kind, right, build=build, x=x, name=name, **k):
-        PROGRAMS.append((f"{name}: {kind}", right, lambda w: model_step(w, build(), X[x], Y, ce, **k)))
-
-    add("right", "ok")
-    if name == "cnn_bn":
-        add("nobody scales", "wrong", change=lambda value, s, m: value)
-    elif name == "attention16":
-        add("scaled twice", "wrong", change=lambda value, s, m: s.scale(value) * s.loss_scale)
-
-
-@ok
-def frozen_backbone(w):
-    base = keras.layers.Dense(6, "relu")
-    base.trainable = False
-    return model_step(w, keras.Sequential([keras.Input([6]), base, keras.layers.Dense(3)]), X["dense"], Y, ce)
-
-
 @wrong
 def frozen_backbone_penalty_outside(w):
-    base = keras.layers.Dense(6, "relu")
+    s, base = w.scaler(), keras.layers.Dense(6, "relu")
     base.trainable = False
-    m = keras.Sequential([keras.Input([6]), base, keras.layers.Dense(3)])
-    return model_step(
-        w, m, X["dense"], Y, ce, change=lambda value, s, m: s.scale(value) + tf.nn.l2_loss(m.trainable_variables[0])
-    )
+    model = keras.Sequential([keras.Input([6]), base, keras.layers.Dense(3)])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            scaled = s.scale(tf.reduce_mean(tf.square(model(x)))) + tf.nn.l2_loss(model.trainable_variables[0])
+        s.apply(descent, tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
+
+    return step, (tf.ones([4, 6]),)
 
 
 @ok
@@ -929,22 +757,16 @@ def overwritten_divided(w):
     return step, (tf.ones([2]),)
 
 
-def mirrored(right, name, change):
-    def make(w):
-        strategy = replicas_of(2)
-        with strategy.scope():
-            s, v = w.scaler(), w.weights([0.5, 1.0])
+@wrong
+def squared_on_replicas(w):
+    strategy = replicas_of(2)
+    with strategy.scope():
+        s, v = w.scaler(), w.weights([0.5, 1.0])
 
-        def replica(x):
-            s.apply(descent, [slopes(lambda: change(s, v, x), v)], [v])
+    def replica(x):
+        s.apply(descent, [slopes(lambda: tf.square(s.scale(tf.reduce_sum(v * x))), v)], [v])
 
-        return lambda x: strategy.run(replica, (x,)), (tf.ones([2]),)
-
-    PROGRAMS.append((name, right, make))
-
-
-mirrored("ok", "replicas: right", lambda s, v, x: s.scale(tf.reduce_sum(v * x) / 2.0))
-mirrored("wrong", "replicas: squared", lambda s, v, x: tf.square(s.scale(tf.reduce_sum(v * x) / 2.0)))
+    return lambda x: strategy.run(replica, (x,)), (tf.ones([2]),)
 
 
 # What was suspected once, and is right.

@@ -58,15 +58,6 @@ class World:
         self.s.update(MOVES)
 
 
-def filled_in_a_function(w):
-    inner = tf.function(lambda: w.kept.assign(w.grad(square, w.a)))
-
-    inner()
-    w.moves()
-    w.apply(w.grad(waves, w.b), w.b)
-    w.apply(w.kept.read_value(), w.a)
-
-
 def filled_in_a_loop(w):
     for _ in tf.range(2):
         w.kept.assign(w.grad(square, w.a))
@@ -145,13 +136,6 @@ def divided_by_the_next_scale(w):
     w.apply(grad / w.s.loss_scale, w.a, unscaled=True)
 
 
-def divided_by_the_next_scale_behind_an_apply(w):
-    grad = w.grad(square, w.a)
-    w.apply(w.grad(waves, w.b), w.b)
-    inverse = 1.0 / w.s.loss_scale
-    w.apply(grad * inverse, w.a, unscaled=True)
-
-
 def multiplied_by_the_next_scale(w):
     grad = w.grad(square, w.a)
     w.moves()
@@ -163,11 +147,9 @@ def multiplied_by_the_next_scale(w):
 
 WRONG = [
     divided_by_the_next_scale,
-    divided_by_the_next_scale_behind_an_apply,
     multiplied_by_the_next_scale,
     first_of_two_in_a_function,
     sum_of_two_in_a_branch,
-    filled_in_a_function,
     filled_in_a_loop,
     loop_that_may_take_no_turn,
     shift_register,

@@ -242,25 +242,6 @@ def test_all_replicas_skip_where_one_overflows():
     assert raw(everywhere) != before
 
 
-def test_explain_looks_at_the_weights():
-    variable, optimizer, loss_scaler = (
-        tf.Variable([1.0, 2.0], name="w"),
-        keras.optimizers.SGD(),
-        scaler.LossScaler(select=True),
-    )
-    optimizer.build([variable])
-
-    @tf.function
-    def step():
-        return take(loss_scaler, optimizer, lambda: tf.reduce_sum(tf.square(variable)), [variable])
-
-    assert bool(step().finite)
-    assert "No step was skipped yet" in loss_scaler.explain()
-    variable.assign([1.0, float("nan")])
-    assert not bool(step().finite)
-    assert "the weight 'w:0' is already non-finite, and so is the loss" in loss_scaler.explain()
-
-
 def test_fit_takes_it_and_saves_it():
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.Adam(), select=True)
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
@@ -268,43 +249,71 @@ def test_fit_takes_it_and_saves_it():
     assert "select" not in scaler.LossScaleOptimizer(keras.optimizers.Adam()).get_config()
 
 
-def test_an_update_by_hand_is_selected_for_a_window_that_is_not_complete():
+class Selecting:
+    """A step that selects, of a weight and Adam, traced once: for a window, and with a limit of its own."""
+
+    def __init__(self):
+        self.variable, optimizer = tf.Variable([1.0, 2.0], name="w"), keras.optimizers.Adam()
+        optimizer.build([self.variable])
+        self.loss_scaler = scaler.LossScaler(scaler.Dynamic(growth_interval=1), select=True)
+        self.moved = [self.variable, *optimizer.variables]
+        own = [self.loss_scaler._stored.floats.variable, self.loss_scaler._stored.counts.variable]
+        self.state = [*self.moved, *own]
+        self.start = [(one, one.numpy()) for one in (*self.moved, *self.loss_scaler.variables)]
+
+        @tf.function
+        def step(when, x, limit):
+            def loss():
+                return tf.reduce_sum(tf.square(self.variable)) * x
+
+            return take(self.loss_scaler, optimizer, loss, [self.variable], when=when, clip_norm=limit)
+
+        self.step = step
+
+    def __call__(self, when=True, x=1.0, limit=1.0):
+        return self.step(tf.constant(when), tf.constant(x), tf.constant(limit))
+
+
+@pytest.fixture(scope="module")
+def made():
+    return Selecting()
+
+
+@pytest.fixture
+def selecting(made):
+    for variable, value in made.start:
+        variable.assign(value)
+    return made
+
+
+def test_an_update_by_hand_is_selected_for_a_window_that_is_not_complete(selecting):
     """`when`: nothing moves in between, and the strategy and the counters do not either."""
-    variable, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.Adam()
-    optimizer.build([variable])
-    loss_scaler = scaler.LossScaler(scaler.Dynamic(growth_interval=1), select=True)
-
-    @tf.function
-    def step(when, x):
-        return take(loss_scaler, optimizer, lambda: tf.reduce_sum(variable * x), [variable], when=when)
-
-    state = [variable, *optimizer.variables, loss_scaler._stored.floats.variable, loss_scaler._stored.counts.variable]
-    before = raw(state)
+    before = raw(selecting.state)
     for x in (1.0, float("nan")):
-        outcome = step(tf.constant(False), tf.constant(x))
+        outcome = selecting(when=False, x=x)
         assert not bool(outcome.finite)
         assert int(outcome.cause) == scaler.Cause.NONE
         assert np.isnan(outcome.grad_norm)
-        assert raw(state) == before
-    assert int(loss_scaler.last_skip.cause) == scaler.Cause.NONE
-    assert bool(step(tf.constant(True), tf.constant(1.0)).finite)
-    assert int(loss_scaler.counters.attempted) == 1
+        assert raw(selecting.state) == before
+    assert int(selecting.loss_scaler.last_skip.cause) == scaler.Cause.NONE
+    assert bool(selecting().finite)
+    assert int(selecting.loss_scaler.counters.attempted) == 1
 
 
-def test_a_limit_that_is_none_skips_and_is_remembered():
-    variable, loss_scaler = tf.Variable([1.0, 2.0]), scaler.LossScaler(select=True)
-    optimizer = keras.optimizers.Adam()
-    optimizer.build([variable])
-
-    @tf.function
-    def step(limit):
-        return take(loss_scaler, optimizer, lambda: tf.reduce_sum(variable), [variable], clip_norm=limit)
-
+def test_a_limit_that_is_none_skips_and_is_remembered(selecting):
     for none in (float("nan"), 0.0):
-        before = raw([variable, *optimizer.variables])
-        outcome = step(tf.constant(none))
+        before = raw(selecting.moved)
+        outcome = selecting(limit=none)
         assert not bool(outcome.finite)
         assert (int(outcome.cause), int(outcome.index)) == (scaler.Cause.UPDATE, -2)
-        assert raw([variable, *optimizer.variables]) == before
-        assert bool(step(tf.constant(1.0)).finite)
-        assert int(loss_scaler.last_skip.cause) == scaler.Cause.UPDATE
+        assert raw(selecting.moved) == before
+        assert bool(selecting().finite)
+        assert int(selecting.loss_scaler.last_skip.cause) == scaler.Cause.UPDATE
+
+
+def test_explain_looks_at_the_weights(selecting):
+    assert bool(selecting().finite)
+    assert "No step was skipped yet" in selecting.loss_scaler.explain()
+    selecting.variable.assign([1.0, float("nan")])
+    assert not bool(selecting().finite)
+    assert "the weight 'w:0' is already non-finite, and so is the loss" in selecting.loss_scaler.explain()

@@ -14,8 +14,7 @@ MISSED = {
 }
 """Wrong ones of which nothing is said. A test fails where one is noticed: take it out then."""
 WHOLE = {
-    "replicas: right",
-    "replicas: squared",
+    "squared_on_replicas",
     "each_applies_in_a_branch_of_another_condition",
     "squared_and_applied_in_a_branch",
 }

@@ -113,11 +113,6 @@ def test_a_share_is_of_the_shortest_time_that_is_long_enough():
     assert policy.problem([*before, Reading(22, 8, 0, 8.0)], LOW, HIGH) is None
 
 
-def test_too_many_needs_a_rate():
-    never = StuckPolicy(skip_rate=None, over=10)
-    assert never.problem([Reading(0, 0, 0, 0.0), Reading(10, 10, 0, 8.0)], LOW, HIGH) is None
-
-
 def test_history_keeps_one_reading_from_long_enough_ago_and_all_since():
     history = History(10)
     kept = {4: [0, 4], 8: [0, 4, 8], 12: [0, 4, 8, 12], 14: [4, 8, 12, 14], 17: [4, 8, 12, 14, 17], 40: [17, 40]}

@@ -66,8 +66,10 @@ def test_where_every_gradient_jumps_the_guard_clips_each_and_the_global_norm_is_
 
 def test_gradients_that_jump_alike_are_clipped_whatever_their_last_bits():
     weights = [tf.Variable(tf.ones([size]), name=f"w{size}") for size in (3, 4, 5, 6, 7)]
-    loss_scaler = scaler.LossScaler(SpikeGuard(Dynamic(2.0**10), window=10, loss=False, by_tensor="clip"))
-    optimizer = keras.optimizers.SGD(0.0)
+    guard = SpikeGuard(Dynamic(2.0**10), window=10, loss=False, by_tensor="clip")
+    # What a step selects is traced in half the time of what it branches to.
+    loss_scaler, optimizer = scaler.LossScaler(guard, select=True), keras.optimizers.SGD(0.0)
+    optimizer.build(weights)
 
     @tf.function
     def step(slope):
@@ -167,22 +169,22 @@ def test_windows_of_micro_batches_are_judged_whole():
 @pytest.mark.parametrize("by_tensor", ["skip", "clip"])
 def test_many_small_gradients_have_norms_of_their_own(by_tensor):
     """Without the guard they are measured together, and moved together."""
-    weights, optimizer = [tf.Variable(tf.ones([3]), name=f"w{at}") for at in range(8)], keras.optimizers.SGD(0.5)
+    weights, optimizer = [tf.Variable(tf.ones([3]), name=f"w{at}") for at in range(5)], keras.optimizers.SGD(0.5)
     optimizer.build(weights)
     loss_scaler = scaler.LossScaler(guarded(by_tensor))
 
     @tf.function
     def take(slopes):
-        grads = [tf.fill([3], slopes[at]) for at in range(8)]
+        grads = [tf.fill([3], slopes[at]) for at in range(5)]
         return loss_scaler.apply(optimizer, grads, weights, unscaled=True)
 
-    usual = np.float32([1, 2, 3, 4, 5, 6, 7, 1000])
+    usual = np.float32([1, 2, 3, 5, 1000])
     for _ in range(5):
         assert bool(take(usual).finite)
     np.testing.assert_allclose(loss_scaler.state.tensor_usual, np.sqrt(3.0) * usual, rtol=1e-6)
     outcome = take(np.where(usual == 5, np.float32(50), usual))
     if by_tensor == "skip":
-        assert (Cause(int(outcome.cause)), int(outcome.variable), int(outcome.count)) == (Cause.SPIKE, 4, 1)
+        assert (Cause(int(outcome.cause)), int(outcome.variable), int(outcome.count)) == (Cause.SPIKE, 3, 1)
     else:
         clipped = np.where(usual == 5, 15, usual)
         np.testing.assert_allclose(outcome.clipped_norm, np.sqrt(3.0) * np.linalg.norm(clipped), rtol=1e-6)

@@ -70,18 +70,14 @@ def test_a_checkpoint_from_before_the_first_step_has_no_windows(tmp_path):
     assert again.loss_scaler.state.tensor_norms.shape == (5, 2)
 
 
-def test_a_checkpoint_of_another_window_is_named(tmp_path):
+def test_a_checkpoint_of_another_window_or_number_of_variables_is_named(tmp_path):
     path = tf.train.Checkpoint(s=shared("skip").loss_scaler).write(str(tmp_path / "state"))
     with pytest.raises(scaler.InvalidArgument, match=r"with shape \(5.*saved window"):
         tf.train.Checkpoint(s=scaler.LossScaler(guarded("skip", window=10))).read(path)
-
-
-def test_a_checkpoint_of_another_number_of_variables_is_named(tmp_path):
-    path = tf.train.Checkpoint(s=shared("skip").loss_scaler).write(str(tmp_path / "state"))
-    weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler(guarded("skip"))
+    loss_scaler = scaler.LossScaler(guarded("skip"))
     tf.train.Checkpoint(s=loss_scaler).read(path)
     with pytest.raises(scaler.InvalidArgument, match="remembers the norms of 2 gradients, and this step has 1"):
-        loss_scaler.apply(keras.optimizers.SGD(), [tf.constant([1.0])], [weight], unscaled=True)
+        loss_scaler.apply(keras.optimizers.SGD(), [tf.constant([1.0])], [tf.Variable([1.0])], unscaled=True)
 
 
 @pytest.mark.slow_with("pickle")

@@ -171,7 +171,7 @@ def test_a_broken_strategy_is_named_with_what_it_breaks(kind):
 def test_a_state_that_a_checkpoint_does_not_bring_back_is_noticed(monkeypatch):
     monkeypatch.setattr(tf.train.Checkpoint, "read", lambda self, path: None)
     with pytest.raises(AssertionError, match=r"save and restore: .* restored, but .* never stopped; after"):
-        check_strategy(Counting(), examples=3)
+        check_strategy(Counting(), examples=2)
 
 
 def test_what_is_no_strategy_is_refused():
@@ -195,4 +195,4 @@ def test_a_strategy_that_keeps_the_promise_passes():
             assert event.histogram.shape[0] == 3
             return super().update(state, event)
 
-    check_strategy(Looks(), examples=3)
+    check_strategy(Looks(), examples=2)

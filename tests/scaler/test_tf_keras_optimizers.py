@@ -24,7 +24,7 @@ def weights(kind):
 
 
 @pytest.mark.slow_with("Momentum-xla-tensorflow")
-@modes_with(("kind",), eager=[("keras",), ("masters",)], graph=[("masters",)], xla=[("tensorflow",)])
+@modes_with(("kind",), eager=[("keras",)], graph=[("masters",)], xla=[("tensorflow",)])
 def test_applied_steps_move_and_skipped_ones_leave_every_bit(execute, optimizer, kind):
     own, loss_scaler = weights(kind), by_hand(scaler.Static(4.0))
     model = [tf.Variable(each.numpy(), dtype="float16") for each in own] if kind == "masters" else own

@@ -146,7 +146,7 @@ def test_kahan_weights_and_random_rounding_are_put_back():
 
 
 @pytest.mark.slow_with("xla")
-@modes("graph", "xla")
+@modes("eager", "xla")
 def test_what_is_large_or_was_not_finite_before_is_not_the_updates_doing(execute):
     """The sum of the squares of large values overflows, they do not."""
     weights = [tf.Variable(tf.fill([2], 1e38)), tf.Variable([-np.inf, 1.0]), tf.Variable([1.0])]
@@ -276,31 +276,15 @@ def descend(grads, variables):
     variables[0].assign_sub(grads[0])
 
 
-def test_a_step_can_be_exported(tmp_path):
-    class Step(tf.Module):
-        def __init__(self):
-            self.weight = tf.Variable([1.0])
-            self.loss_scaler, self.optimizer = scaler.LossScaler(scaler.Static(1.0)), OPT.Adam(0.5)
-            self.optimizer.build([self.weight])
-            self.kept = [variable.value for variable in self.optimizer.variables]
-
-        @tf.function(input_signature=[tf.TensorSpec([1])])
-        def take(self, grad):
-            return self.loss_scaler.apply(self.optimizer, [grad], [self.weight]).finite
-
-    tf.saved_model.save(Step(), str(tmp_path / "step"))
-    loaded = tf.saved_model.load(str(tmp_path / "step"))
-    assert bool(loaded.take(tf.ones(1)))
-    np.testing.assert_allclose(loaded.weight, [0.5], rtol=1e-5)
-
-
 def test_a_module_with_several_functions_is_saved_and_trains_on(tmp_path):
     """TensorFlow saves them by their names: `again` comes before what it calls."""
 
     class Steps(tf.Module):
         def __init__(self):
             self.weight = tf.Variable([1.0])
-            self.loss_scaler, self.optimizer = scaler.LossScaler(), OPT.SGD(0.5)
+            self.loss_scaler, self.optimizer = scaler.LossScaler(), OPT.SGD(0.5, momentum=0.5)
+            self.optimizer.build([self.weight])
+            self.kept = [variable.value for variable in self.optimizer.variables]
 
         @tf.function
         def take(self, features):
@@ -319,7 +303,7 @@ def test_a_module_with_several_functions_is_saved_and_trains_on(tmp_path):
     loaded = tf.saved_model.load(str(tmp_path / "steps"))
     loaded.take(tf.ones(1))
     loaded.again(tf.ones(1))
-    assert (steps.weight.numpy().tolist(), loaded.weight.numpy().tolist()) == ([0.0], [-1.0])
+    assert (steps.weight.numpy().tolist(), loaded.weight.numpy().tolist()) == ([-0.25], [-2.0625])
 
 
 def test_xla_looks_at_an_update_too():

@@ -96,13 +96,6 @@ def test_names_of_optimizers_are_those_of_compile():
         scaler.LossScaleOptimizer("nadamm")
 
 
-def test_an_optimizer_of_a_share_has_to_last():
-    weight = tf.Variable([1.0])
-    own = scaler.LossScaler()
-    with pytest.raises(scaler.InvalidArgument, match="Create it before the first step: it keeps its moments"):
-        scaler.apply_together(own, [scaler.Share("adam", [tf.constant([1.0])], [weight])])
-
-
 def test_a_strategy_cannot_be_exchanged_in_a_scaler():
     """Its variables are those of the first: the assignment did nothing, and the repr told of the second."""
     loss_scaler = scaler.LossScaler(scaler.Dynamic())
