@@ -75,21 +75,9 @@ def test_what_arrives_is_clipped_after_unscaling(execute, kind, limit):
             np.testing.assert_array_equal(weight.numpy(), -before)  # Not a bit of what is small enough is touched.
     np.testing.assert_allclose(outcome.grad_norm, norm_of(true), rtol=1e-6)
     np.testing.assert_allclose(outcome.clipped_norm, norm_of(expected), rtol=1e-6)
-    if limit == 1e4:
-        assert outcome.clipped_norm.numpy() == pytest.approx(outcome.grad_norm.numpy(), rel=1e-6)
-
-
-@modes_with(("kind",), eager=ALL)
-def test_without_anything_to_clip_both_norms_are_the_same(execute, kind):
-    arguments = KINDS[kind][0](1e6)
-    loss_scaler = scaler.LossScaler(scaler.NoScaling())
-    weights = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
-    run = execute(lambda *grads: tuple(loss_scaler.apply(plain_descent, grads, weights, **arguments)))
-    outcome = scaler.Outcome(*run(*true_gradients()))
-    if kind == "ClipByValue":  # Measured again.
-        np.testing.assert_allclose(outcome.clipped_norm, outcome.grad_norm, rtol=1e-6)
-    else:
-        assert outcome.clipped_norm.numpy() == outcome.grad_norm.numpy()
+    if limit == 1e4:  # Nothing was clipped. By value, the norm is measured again.
+        nearly = 1e-6 if kind == "ClipByValue" else 0.0
+        np.testing.assert_allclose(outcome.clipped_norm, outcome.grad_norm, rtol=nearly)
 
 
 @modes_with(("kind",), eager=ALL)
