@@ -183,7 +183,7 @@ def test_a_function_that_a_retry_traces_first_is_no_secret():
 def test_the_next_trace_knows_the_layers_of_a_function_that_was_traced_before():
     encoder = an_encoder()
     step = a_train_step(Ways(encoder).function)
-    tf.function(step, autograph=False).get_concrete_function(a_batch(X))
+    step(a_batch(X))
     check(tf.function(step, autograph=False), encoder)
 
 
