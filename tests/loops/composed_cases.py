@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from models import batch, one_layer, squared_error, stateful_model
+from models import batch, one_layer, squared_error
 
 import loops
 import scaler
@@ -41,6 +41,18 @@ def float32(tensor):
     return tf.cast(tensor, tf.float32)
 
 
+def normalized(kind, dropout):
+    """The smallest model with BatchNorm and dropout, with the same weights every time."""
+    keras.utils.set_random_seed(7)
+    layers = [
+        # With an offset, so that every activation has a gradient.
+        keras.layers.BatchNormalization(momentum=0.5, scale=False, dtype=kind, name="batch_normalization"),
+        keras.layers.Dropout(dropout, seed=3, dtype=kind, name="dropout"),
+        keras.layers.Dense(1, dtype=kind, name="dense"),
+    ]
+    return keras.Sequential([keras.Input([4], dtype=keras.DTypePolicy(kind).compute_dtype), *layers], name="sequential")
+
+
 class Players:
     """A critic, and an actor with BatchNorm and dropout.
 
@@ -67,9 +79,9 @@ class Players:
         **arguments,
     ):
         self.shape, self.every, self.clip_norm = shape, every, clip_norm
-        self.critic, self.actor = one_layer(kind), stateful_model(kind, dropout)
+        self.critic, self.actor = one_layer(kind), normalized(kind, dropout)
         self.optimizers = {name: keras.optimizers.SGD(0.1, momentum=0.9) for name in ("critic", "actor")}
-        self.teacher = stateful_model(kind, dropout) if momentum is not None else None
+        self.teacher = normalized(kind, dropout) if momentum is not None else None
         shared = shape == "one scaler"
         own = {} if shared else {name: scaler.LossScaler(strategy(), name=name) for name in self.optimizers}
         parts = [
