@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from models import batch, one_layer, squared_error
+from models import batch, normalized, one_layer, squared_error
 
 import loops
 import scaler
@@ -39,18 +39,6 @@ def dynamic():
 
 def float32(tensor):
     return tf.cast(tensor, tf.float32)
-
-
-def normalized(kind, dropout):
-    """The smallest model with BatchNorm and dropout, with the same weights every time."""
-    keras.utils.set_random_seed(7)
-    layers = [
-        # With an offset, so that every activation has a gradient.
-        keras.layers.BatchNormalization(momentum=0.5, scale=False, dtype=kind, name="batch_normalization"),
-        keras.layers.Dropout(dropout, seed=3, dtype=kind, name="dropout"),
-        keras.layers.Dense(1, dtype=kind, name="dense"),
-    ]
-    return keras.Sequential([keras.Input([4], dtype=keras.DTypePolicy(kind).compute_dtype), *layers], name="sequential")
 
 
 class Players:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from loop_cases import batch, static
-from models import plain_model, squared_error, stateful_model
+from models import normalized, plain_model, squared_error, stateful_model
 from rigs import Rig, Written, raw
 
 import loops
@@ -17,7 +17,7 @@ import scaler
 @functools.cache
 def rig(kind):
     """Traced once: whoever takes it sets it back."""
-    return Rig(stateful_model(kind), keras.optimizers.SGD(0.01, momentum=0.9), loss_scaler=static(64.0))
+    return Rig(normalized(kind), keras.optimizers.SGD(0.01, momentum=0.9), loss_scaler=static(64.0))
 
 
 def test_it_equals_the_step_written_by_hand():
@@ -89,7 +89,7 @@ def test_a_skipped_batch_never_happened(kind, bad):
 
 def test_a_power_of_two_changes_no_bit_of_float32_training():
     batches, ends = [batch(number) for number in range(5)], []
-    here = Rig(stateful_model(), keras.optimizers.SGD(0.01, momentum=0.9), loss_scaler=scaler.LossScaler())
+    here = Rig(normalized(), keras.optimizers.SGD(0.01, momentum=0.9), loss_scaler=scaler.LossScaler())
     for scale in (1.0, 2.0**40):
         here.reset()
         here.step.loss_scaler._state["loss_scale"].assign(scale)
