@@ -47,10 +47,22 @@ def stateful_model(kind="float32", dropout=0.25, ends=()):
     )
 
 
+def normalized(kind="float32", dropout=0.25):
+    """BatchNorm, dropout and one dense layer: what is traced soonest with a state."""
+    keras.utils.set_random_seed(7)
+    layers = [
+        # With an offset, so that every activation has a gradient.
+        keras.layers.BatchNormalization(momentum=0.5, scale=False, dtype=kind, name="batch_normalization"),
+        keras.layers.Dropout(dropout, seed=3, dtype=kind, name="dropout"),
+        keras.layers.Dense(1, dtype=kind, name="dense"),
+    ]
+    return keras.Sequential([keras.Input([4], dtype=keras.DTypePolicy(kind).compute_dtype), *layers], name="sequential")
+
+
 def two_layers(kind="float32", frozen=()):
     """Two dense layers of one shape, `dense_0` and `dense_1`; those numbered in `frozen` are not trained."""
     keras.utils.set_random_seed(3)
-    dense = [keras.layers.Dense(4, dtype=kind, name=f"dense_{place}") for place in range(2)]
+    dense = [keras.layers.Dense(4, use_bias=False, dtype=kind, name=f"dense_{place}") for place in range(2)]
     for place in frozen:
         dense[place].trainable = False
     return keras.Sequential([keras.Input([4]), *dense])

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from models import batch, one_layer, squared_error, stateful_model
+from models import batch, normalized, one_layer, squared_error
 
 import loops
 import scaler
@@ -67,9 +67,9 @@ class Players:
         **arguments,
     ):
         self.shape, self.every, self.clip_norm = shape, every, clip_norm
-        self.critic, self.actor = one_layer(kind), stateful_model(kind, dropout)
+        self.critic, self.actor = one_layer(kind), normalized(kind, dropout)
         self.optimizers = {name: keras.optimizers.SGD(0.1, momentum=0.9) for name in ("critic", "actor")}
-        self.teacher = stateful_model(kind, dropout) if momentum is not None else None
+        self.teacher = normalized(kind, dropout) if momentum is not None else None
         shared = shape == "one scaler"
         own = {} if shared else {name: scaler.LossScaler(strategy(), name=name) for name in self.optimizers}
         parts = [

@@ -75,7 +75,7 @@ def test_what_parts_with_turns_and_scalers_of_their_own_leave(tmp_path):
     write_report([tmp_path], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert "critic/dense" in text
-    assert "actor/dense_1" in text
+    assert "actor/dense" in text
 
 
 @pytest.mark.exhaustive_with("watched0")

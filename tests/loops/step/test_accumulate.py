@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loop_cases import batch, dataset, static
-from models import one_layer, plain_model, squared_error, stateful_model
+from models import normalized, one_layer, plain_model, squared_error
 from rigs import Rig, assert_finite, raw
 
 import loops
@@ -38,7 +38,7 @@ def test_k_micro_batches_equal_the_large_batch():
 
 @pytest.fixture(scope="module")
 def rig():
-    return Rig(stateful_model(), keras.optimizers.SGD(0.01, momentum=0.9), loss_scaler=static(64.0), accumulate=SIZE)
+    return Rig(normalized(), keras.optimizers.SGD(0.01, momentum=0.9), loss_scaler=static(64.0), accumulate=SIZE)
 
 
 def micro_batches(word):

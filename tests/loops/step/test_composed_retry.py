@@ -1,6 +1,7 @@
 """Guards `ComposedStep(retry=True)`: the run of a scale that never overflows, to the bit, and only who overflowed."""
 
 import json
+import operator
 
 import keras
 import numpy as np
@@ -112,7 +113,7 @@ class Pair:
     def __init__(self, **arguments):
         self.weights = [tf.Variable([0.0]), tf.Variable([0.0])]
         parts = [
-            part(name, weight, _item(place), keras.optimizers.SGD(2.0**-20), **own)
+            part(name, weight, operator.itemgetter(place), keras.optimizers.SGD(2.0**-20), **own)
             for place, (name, weight, own) in enumerate(
                 zip("ab", self.weights, arguments.pop("own", ({}, {})), strict=True)
             )
@@ -125,10 +126,6 @@ class Pair:
             for one, slope in zip(self.weights, tf.unstack(slopes), strict=True)
         ]
         return [tf.reduce_sum(tf.cast(line, tf.float32)) for line in lines]
-
-
-def _item(place):
-    return lambda found: found[place]
 
 
 def test_only_the_part_that_overflowed_takes_its_gradients_again():
@@ -201,7 +198,7 @@ def test_a_part_whose_turn_it_is_not_takes_nothing_again():
     weight, made = tf.Variable(1.0), scaler.LossScaler(scaler.Dynamic(2.0**10))
     loss, optimizer = lambda x: never_zero(weight * x), keras.optimizers.SGD(0.5)
     own = part("a", weight, loss, optimizer, loss_scaler=made, every=2)
-    step = tf.function(loops.ComposedStep([own], lambda x: x, retry=True))
+    step = loops.ComposedStep([own], lambda x: x, retry=True)
     seen = [step(tf.constant(1.0)) for _ in range(2)]
     assert [int(one["a/retries"]) for one in seen] == [0, 0]
     assert [bool(one["a/applied"]) for one in seen] == [False, True]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
-from models import batch, squared_error, stateful_model
+from models import batch, normalized, squared_error
 from rigs import Rig, raw
 
 import loops
@@ -27,7 +27,7 @@ def run_from(scale, rig):
 @pytest.mark.parametrize("accumulate", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_from_too_high_a_scale_is_the_run_from_a_sound_one(accumulate):
     loss_scaler = scaler.LossScaler(scaler.Dynamic(SOUND))
-    model = stateful_model("mixed_float16")
+    model = normalized("mixed_float16")
     optimizer = keras.optimizers.SGD(1e-2, momentum=0.9)
     here = Rig(model, optimizer, loss_scaler=loss_scaler, retry=True, accumulate=accumulate)
     _, sound = run_from(SOUND, here)

@@ -26,10 +26,9 @@ def train_step(loss_scaler, accumulate=1, kind="float32"):
     return step, lambda: dense.kernel.numpy().ravel().astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", ["float32", "float16"])
-def test_a_scaler_that_another_step_shares(kind):
+def test_a_scaler_that_another_step_shares():
     loss_scaler = scaler.LossScaler(scaler.Dynamic(16.0, growth_interval=1))
-    (step, weights), (other, _) = train_step(loss_scaler, 2, kind), train_step(loss_scaler)
+    (step, weights), (other, _) = train_step(loss_scaler, 2, "float16"), train_step(loss_scaler)
     step(ONE), other(ONE), step(THREE)
     np.testing.assert_array_equal(weights(), [-2.0] * 3)
 

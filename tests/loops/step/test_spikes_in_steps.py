@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from models import batch, one_layer
+from models import batch, normalized, one_layer
 from rigs import Rig, raw
 from step_cases import part
 
@@ -14,13 +14,6 @@ from scaler import Cause, Dynamic, SpikeGuard
 
 def guarded(**arguments):
     return scaler.LossScaler(SpikeGuard(Dynamic(2.0**4), **{"window": 5, **arguments}))
-
-
-def normalized(kind="float32"):
-    """The smallest model with a state."""
-    keras.utils.set_random_seed(7)
-    norm = keras.layers.BatchNormalization(center=False, scale=False, dtype=kind)
-    return keras.Sequential([keras.Input([4]), norm, keras.layers.Dense(1, use_bias=False, dtype=kind)])
 
 
 def rig(loss_scaler, model, **arguments):
@@ -36,7 +29,7 @@ def spiked(one, factor=1e3):
 def retried():
     """Of windows of two. Whoever takes it sets it back."""
     strategy = SpikeGuard(Dynamic(2.0**10, growth_interval=100), window=5)
-    return rig(scaler.LossScaler(strategy), normalized("mixed_float16"), retry=True, accumulate=2)
+    return rig(scaler.LossScaler(strategy), normalized("mixed_float16", dropout=0.0), retry=True, accumulate=2)
 
 
 def test_a_spiked_window_moves_nothing_and_the_outputs_say_why(retried):
@@ -102,7 +95,7 @@ def test_the_scale_is_as_before_the_retries_of_a_spiked_window(retried):
 
 @pytest.mark.slow
 def test_fit_rolls_a_spike_back():
-    model = normalized()
+    model = normalized(dropout=0.0)
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), SpikeGuard(Dynamic(2.0**4), window=5))
     model.compile(optimizer, loss="mse", jit_compile=False)
     scaler.protect(model)

@@ -65,18 +65,14 @@ def a_train_step(call, **options):
     return loops.TrainStep(own, loss, keras.optimizers.SGD(0.01), loss_scaler=a_scaler(), **options)
 
 
-def a_part(call, name, **options):
+def a_part(call):
     head = small(keras.layers.Dense(1, use_bias=False))
     loss = lambda given: tf.reduce_mean(tf.square(head(call(given))))  # noqa: E731
-    return loops.Part(name, head, loss, keras.optimizers.SGD(0.01), loss_scaler=a_scaler(), **options)
+    return loops.Part("head", head, loss, keras.optimizers.SGD(0.01), loss_scaler=a_scaler())
 
 
-def parts_in_turn(call, **options):
-    return loops.ComposedStep([a_part(lambda batch: call(batch[0]), "head")], **options)
-
-
-def parts_of_one_pass(call, **options):
-    return loops.ComposedStep([a_part(tf.identity, "head")], lambda batch: call(batch[0]), **options)
+def parts_in_turn(call):
+    return loops.ComposedStep([a_part(lambda batch: call(batch[0]))])
 
 
 def a_scaler():
@@ -177,13 +173,15 @@ def test_a_spoiled_window_goes_back_to_its_start():
 
 def test_a_function_that_a_retry_traces_first_is_no_secret():
     encoder = an_encoder()
-    check(tf.function(parts_of_one_pass(Ways(encoder).function, retry=True), autograph=False), encoder)
+    inner = Ways(encoder).function
+    step = loops.ComposedStep([a_part(tf.identity)], lambda batch: inner(batch[0]), retry=True)
+    check(tf.function(step, autograph=False), encoder)
 
 
 def test_the_next_trace_knows_the_layers_of_a_function_that_was_traced_before():
     encoder = an_encoder()
     step = a_train_step(Ways(encoder).function)
-    tf.function(step, autograph=False).get_concrete_function(a_batch(X))
+    step(a_batch(X))
     check(tf.function(step, autograph=False), encoder)
 
 

@@ -183,7 +183,6 @@ REFUSED = {
     "changed: frozen": lambda: frozen_later(train),
     "changed: compiled": lambda: changed(train(model=one_layer()), tf.function),
     "changed: composed": lambda: changed(composed(), lambda step: step),
-    "changed: composed and compiled": lambda: changed(composed(model=one_layer()), tf.function),
     "retry": lambda: train(retry="yes"),
     "retry: with probes": lambda: probed(retry=True),
     "retry: compiled passes": lambda: train(retry=True, jit_compile=True),

@@ -30,14 +30,13 @@ def switch(model, flags):
         model.layers[place].trainable = flag
 
 
-# Every change, dtype and number of micro-batches, eagerly and compiled.
+# Every change, dtype and number of micro-batches, eagerly and compiled: a loop in float16 follows.
 @pytest.mark.parametrize(
     ("run", "change", "kind", "accumulate"),
     [
         ("eager", "frozen", "float16", 2),
-        ("eager", "unfrozen", "float32", 1),
-        ("eager", "another", "bfloat16", 2),
-        ("compiled", "unfrozen", "float16", 2),
+        ("eager", "another", "bfloat16", 1),
+        ("compiled", "unfrozen", "float32", 1),
     ],
 )
 def test_a_change_is_refused_in_one_sentence(kind, change, run, accumulate):
