@@ -62,7 +62,7 @@ def normalized(kind="float32", dropout=0.25):
 def two_layers(kind="float32", frozen=()):
     """Two dense layers of one shape, `dense_0` and `dense_1`; those numbered in `frozen` are not trained."""
     keras.utils.set_random_seed(3)
-    dense = [keras.layers.Dense(4, use_bias=False, dtype=kind, name=f"dense_{place}") for place in range(2)]
+    dense = [keras.layers.Dense(4, dtype=kind, name=f"dense_{place}") for place in range(2)]
     for place in frozen:
         dense[place].trainable = False
     return keras.Sequential([keras.Input([4]), *dense])
