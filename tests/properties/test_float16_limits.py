@@ -84,3 +84,23 @@ def test_too_small_is_zero_too_large_is_infinite_and_skipped(scaled, exponent):
     assert finite <= np.isfinite(held).all()
     assert bool(outcome.finite) == finite
     np.testing.assert_array_equal(weights.numpy(), -back if finite else np.zeros(COUNT))
+
+
+@pytest.mark.slow
+@settings(max_examples=8)
+@given(hnp.arrays(np.float16, COUNT, elements=st.floats(2.0**-5, 60000, width=16)), st.sampled_from([2, 5, 12]))
+def test_masters_keep_updates_that_float16_loses(size, steps):
+    weight = size * SIGNS.astype(np.float16)
+    update = np.float32(weight) * np.float32(2.0**-12)
+    variable = tf.Variable(weight)
+    masters, loss_scaler = scaler.MasterWeights([variable]), scaler.LossScaler(scaler.NoScaling())
+    alone = weight
+    for _ in range(steps):
+        loss_scaler.apply(lambda grads, variables: variables[0].assign_add(grads[0]), [tf.constant(update)], masters)
+        alone = np.float16(np.float32(alone) + update)
+    np.testing.assert_array_equal(alone, weight)
+    exact = np.float64(weight) * (1 + steps * 2.0**-12)
+    np.testing.assert_allclose(masters.weights[0].numpy(), exact, rtol=1e-6)
+    with np.errstate(over="ignore"):
+        rounded = np.float16(masters.weights[0].numpy())
+    np.testing.assert_array_equal(variable.numpy(), np.clip(rounded, np.float16(-65504), np.float16(65504)))

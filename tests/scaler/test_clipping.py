@@ -81,6 +81,19 @@ def test_what_arrives_is_clipped_after_unscaling(execute, kind, limit):
 
 
 @modes_with(("kind",), eager=ALL)
+def test_without_anything_to_clip_both_norms_are_the_same(execute, kind):
+    arguments = KINDS[kind][0](1e6)
+    loss_scaler = scaler.LossScaler(scaler.NoScaling())
+    weights = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
+    run = execute(lambda *grads: tuple(loss_scaler.apply(plain_descent, grads, weights, **arguments)))
+    outcome = scaler.Outcome(*run(*true_gradients()))
+    if kind == "ClipByValue":  # Measured again.
+        np.testing.assert_allclose(outcome.clipped_norm, outcome.grad_norm, rtol=1e-6)
+    else:
+        assert outcome.clipped_norm.numpy() == outcome.grad_norm.numpy()
+
+
+@modes_with(("kind",), eager=ALL)
 def test_a_skipped_step_was_not_clipped(execute, kind):
     weights = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
     loss_scaler = by_hand(scaler.Static(8.0))

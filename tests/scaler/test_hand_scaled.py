@@ -256,11 +256,13 @@ def test_several_reads_count_only_if_the_scale_did_not_move(execute, in_a_loop, 
             scaled = -tf.reduce_sum(weight) * 0.5 * factor
         return tape.gradient(scaled, weight)
 
+    def add(index, total):
+        return index + 1, total + gradient()
+
     @tf.autograph.experimental.do_not_convert
     def step():
         if in_a_loop:
-            added = lambda index, total: (index + 1, total + gradient())  # noqa: E731
-            _, total = tf.while_loop(lambda index, _: index < 2, added, (0, tf.zeros([1])))
+            _, total = tf.while_loop(lambda index, _: index < 2, add, (0, tf.zeros([1])))
         else:
             total = gradient()
         if moves:

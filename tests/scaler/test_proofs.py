@@ -174,7 +174,7 @@ def test_a_learning_rate_that_counts_its_calls_is_called_once_a_step(execute):
 
 
 def test_numbers_that_are_variables_work_in_a_function():
-    weight, optimizer = tf.Variable([1.0]), OPT.SGD(0.1, weight_decay=tf.Variable(0.5))
+    weight, optimizer = tf.Variable([1.0]), OPT.Adam(0.1, beta_1=tf.Variable(0.5), epsilon=tf.Variable(0.5))
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
     assert bool(graph(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)())
 

@@ -75,92 +75,123 @@ def test_the_optimizer_says_it_too():
         optimizer.apply(tape.gradient(losses, [weight.value]), [weight])
 
 
-class Right:
-    """Steps that are right, or of which nothing is known."""
+RIGHT = []
+"""Steps that are right, or of which nothing is known."""
 
-    def right_gradients(step):
+
+def right(step):
+    RIGHT.append(step)
+    return step
+
+
+@right
+def right_gradients(step):
+    step.forward()
+    step.apply(step.gradients(step.scaled))
+
+
+@right
+def a_sum_of_scaled_losses(step):
+    with tf.GradientTape() as tape:
+        total = step.loss_scaler.scale(step.weight[0]) + 2.0 * step.loss_scaler.scale(step.weight[0] ** 2)
+    step.apply(tape.gradient(total, [step.weight]))
+
+
+@right
+def two_losses_that_wait(step):
+    first, second = Step(step.loss_scaler), step
+    for one in (first, second):
+        one.forward()
+    first.apply(first.gradients(first.scaled), update=False)
+    second.apply(second.gradients(second.scaled))
+
+
+@right
+def gradients_of_the_step_before(step):
+    step.forward()
+    kept, loss_scale = step.gradients(step.scaled), step.loss_scaler.scale_of_gradients
+    step.forward()
+    step.apply(kept, loss_scale=loss_scale)
+    step.apply(step.gradients(step.scaled))
+
+
+@right
+def kept_and_unscaled(step):
+    step.forward()
+    kept = step.loss_scaler.unscale(step.gradients(step.scaled))
+    step.forward()
+    step.apply([kept[0] * 2.0], unscaled=True)
+    step.apply(step.gradients(step.scaled))
+
+
+@right
+def kept_gradients_are_older(step):
+    step.forward()
+    kept = step.gradients(step.scaled)
+    step.apply(kept)
+    step.forward()
+    step.apply(kept)
+    step.apply(step.gradients(step.scaled))
+
+
+@right
+def scaled_by_hand(step):
+    step.forward()
+    with tf.GradientTape() as tape:
+        scaled = step.loss_scaler.loss_scale * tf.reduce_sum(step.weight)
+    step.apply(tape.gradient(scaled, [step.weight]))
+
+
+@right
+def without_a_tape(step):
+    step.loss_scaler.scale(step.weight[0])
+    step.apply([tf.constant([3.0]) * step.loss_scaler.scale_of_gradients])
+
+
+@right
+def in_a_function(step):
+    @graph
+    def taken():
         step.forward()
-        step.apply(step.gradients(step.scaled))
+        return step.gradients(step.scaled)
 
-    def a_sum_of_scaled_losses(step):
-        with tf.GradientTape() as tape:
-            total = step.loss_scaler.scale(step.weight[0]) + 2.0 * step.loss_scaler.scale(step.weight[0] ** 2)
-        step.apply(tape.gradient(total, [step.weight]))
-
-    def two_losses_that_wait(step):
-        first, second = Step(step.loss_scaler), step
-        for one in (first, second):
-            one.forward()
-        first.apply(first.gradients(first.scaled), update=False)
-        second.apply(second.gradients(second.scaled))
-
-    def gradients_of_the_step_before(step):
-        step.forward()
-        kept, loss_scale = step.gradients(step.scaled), step.loss_scaler.scale_of_gradients
-        step.forward()
-        step.apply(kept, loss_scale=loss_scale)
-        step.apply(step.gradients(step.scaled))
-
-    def kept_and_unscaled(step):
-        step.forward()
-        kept = step.loss_scaler.unscale(step.gradients(step.scaled))
-        step.forward()
-        step.apply([kept[0] * 2.0], unscaled=True)
-        step.apply(step.gradients(step.scaled))
-
-    def kept_gradients_are_older(step):
-        step.forward()
-        kept = step.gradients(step.scaled)
-        step.apply(kept)
-        step.forward()
-        step.apply(kept)
-        step.apply(step.gradients(step.scaled))
-
-    def scaled_by_hand(step):
-        step.forward()
-        with tf.GradientTape() as tape:
-            scaled = step.loss_scaler.loss_scale * tf.reduce_sum(step.weight)
-        step.apply(tape.gradient(scaled, [step.weight]))
-
-    def without_a_tape(step):
-        step.loss_scaler.scale(step.weight[0])
-        step.apply([tf.constant([3.0]) * step.loss_scaler.scale_of_gradients])
-
-    def in_a_function(step):
-        @graph
-        def taken():
-            step.forward()
-            return step.gradients(step.scaled)
-
-        step.apply(taken())
-        step.forward()
-        step.apply(taken())
-
-    def taken_again(step):
-        step.forward()
-        step.apply(None, again=lambda small: step.tape.gradient(step.scaled, [step.weight], output_gradients=small))
-
-    def by_a_jacobian(step):
-        step.forward()
-        step.apply([step.tape.jacobian(step.scaled, step.weight)])
-
-    def forward_over_reverse(step):
-        with tf.autodiff.ForwardAccumulator(step.weight, tf.constant([1.0])) as along:
-            scaled = step.loss_scaler.scale(tf.reduce_sum(3.0 * step.weight))
-        step.apply([along.jvp(scaled)[tf.newaxis]])
-
-    def of_a_copy(step):
-        step.loss_scaler = copy.deepcopy(step.loss_scaler)
-        Right.right_gradients(step)
+    step.apply(taken())
+    step.forward()
+    step.apply(taken())
 
 
-@pytest.mark.parametrize("way", [name for name in vars(Right) if not name.startswith("_")])
+@right
+def taken_again(step):
+    step.forward()
+    step.apply(None, again=lambda small: step.tape.gradient(step.scaled, [step.weight], output_gradients=small))
+
+
+@right
+def by_a_jacobian(step):
+    step.forward()
+    step.apply([step.tape.jacobian(step.scaled, step.weight)])
+
+
+@right
+def forward_over_reverse(step):
+    with tf.autodiff.ForwardAccumulator(step.weight, tf.constant([1.0])) as along:
+        scaled = step.loss_scaler.scale(tf.reduce_sum(3.0 * step.weight))
+    step.apply([along.jvp(scaled)[tf.newaxis]])
+
+
+@right
+def of_a_copy(step):
+    step.loss_scaler = copy.deepcopy(step.loss_scaler)
+    right_gradients(step)
+
+
+@pytest.mark.parametrize("way", RIGHT, ids=lambda way: way.__name__)
 def test_nothing_is_said_of_what_is_right_or_not_known(way):
     step = Step(scaler.LossScaler(scaler.Dynamic(8.0)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
-            getattr(Right, way)(step)
+            way(step)
 
 
 def test_a_gradient_of_the_gradient_is_the_same_through_a_scaled_loss():

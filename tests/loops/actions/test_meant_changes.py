@@ -144,6 +144,7 @@ def of_ones_own(place, strategy=None, changed=(), rate=0.25, known=False):
 
 
 def test_a_step_of_ones_own_takes_its_rate_from_the_program(tmp_path):
+    tf.config.run_functions_eagerly(False)
     of_ones_own(tmp_path, known=True)[0].run(2)
     goes_on, weight = of_ones_own(tmp_path, None, ["learning_rate"], 0.125, known=True)
     goes_on.run(4)
@@ -230,7 +231,7 @@ def test_another_dtype_policy_alone_warns_unless_it_is_named(tmp_path):
 
 def test_what_was_not_named_is_still_refused(place):
     with pytest.raises(loops.CheckpointError, match=r"clip_norm was None and is 0\.5"):
-        looping(place, rate=0.01, clip_norm=0.5, momentum=0.5, changed=["learning_rate"]).run(8)
+        looping(place, rate=0.01, clip_norm=0.5, changed=["learning_rate"]).run(8)
 
 
 def test_a_setting_may_be_named_as_the_refusal_names_it():

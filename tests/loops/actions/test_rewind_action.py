@@ -82,7 +82,7 @@ def test_a_step_after_what_was_left_out_is_not_replayed_wrongly(tmp_path):
 
 
 @functools.cache
-def told():
+def told(steps_per_call):
     """A step that says which batches it was given, and is told by their sign which of them are spikes."""
     given = tf.Variable(tf.zeros([60], tf.int32))
 
@@ -90,17 +90,17 @@ def told():
         given.scatter_nd_update([[tf.abs(number) - 1]], [1])
         return {"cause": tf.where(number < 0, int(scaler.Cause.SPIKE), int(scaler.Cause.NONE))}
 
-    return given, afresh(step, tf.data.Dataset.range(60), steps_per_call=1)
+    return given, afresh(step, tf.data.Dataset.range(60), steps_per_call=steps_per_call)
 
 
 class Cheap:
     """A program from its start, with a step that only counts."""
 
-    def __init__(self, place, bad=(), *, actions=(), **arguments):
+    def __init__(self, place, bad=(), *, actions=(), steps_per_call=1, **arguments):
         rewind = loops.Rewind(**{"to": 4, "skip": 6, "spikes": 2, **arguments})
         saves = loops.Checkpoint(place, every=2, keep=9, resume=True)
         data = tf.data.Dataset.from_tensor_slices([-n if n in bad else n for n in range(1, 61)])
-        self.given, again = told()
+        self.given, again = told(steps_per_call)
         self.loop = again(data.map(lambda n: tf.cast(n, tf.int64)), *actions, rewind, saves)
 
     def run(self, steps):
@@ -110,6 +110,13 @@ class Cheap:
 
 def listed(place):
     return json.loads((place / NAME).read_text())["skip"]
+
+
+def test_spikes_inside_of_a_call_are_gone_behind_as_well(tmp_path):
+    """It is saved after calls: the checkpoint is older than the batches that are left out."""
+    given = Cheap(tmp_path, bad=(11, 12), steps_per_call=4).run(14)
+    assert listed(tmp_path) == [{"first": 7, "last": 12, "rewound_to": 4}]
+    assert given == [*range(1, 7), *range(13, 21)]
 
 
 @pytest.mark.slow

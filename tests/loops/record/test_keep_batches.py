@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import rewind_cases
 import tensorflow as tf
+from processes import kill_when
 from rewind_cases import listing, plain
 
 import loops
@@ -207,6 +208,42 @@ def test_a_bit_that_is_another_is_noticed(copied, place):
     path.write_bytes(content)
     assert stored(copied).get(11) is None
     assert stored(copied).get(10) is not None
+
+
+def large(run):
+    """Batches of 32 megabytes, so that a kill finds one half written."""
+    return build(run, dataset=fresh().map(lambda number: tf.fill([2**22], number)), last=3, every=2, steps_per_call=2)
+
+
+def keep_large_batches(run):
+    large(run).run(10**6)
+
+
+def killed_while_it_writes(run):
+    """Kills a run when a file is there that is shorter than others are in the end; the files that stay so."""
+
+    def half_written():
+        sizes = [path.stat().st_size for path in (run / "batches").glob("batch-*")]
+        return [size for size in sizes if size < 2**25]
+
+    kill_when(lambda: folder.numbers(run / "ckpt") and half_written(), keep_large_batches, run)
+    return half_written()
+
+
+@pytest.mark.exhaustive
+def test_a_kill_in_the_middle_of_a_batch_loses_that_batch_alone(tmp_path):
+    torn = next(found for _ in range(5) if (found := killed_while_it_writes(tmp_path)))
+    assert len(torn) == 1
+    spec = tf.TensorSpec([2**22], tf.int64)
+    steps = [kept_batches._step_of(path) for path in (tmp_path / "batches").glob("batch-*")]
+    found = [kept_batches.KeptBatches(tmp_path / "batches", spec).get(step) for step in steps if step is not None]
+    whole = [batch for batch in found if batch is not None]
+    assert len(whole) == len(steps) - 1
+    assert all(int(tf.reduce_min(batch)) == int(tf.reduce_max(batch)) for batch in whole)
+    saved = folder.numbers(tmp_path / "ckpt")[0]
+    large(tmp_path).run(saved + 3)
+    assert rewind(large(tmp_path), saved + 2).differs is None
+    shutil.rmtree(tmp_path / "batches")
 
 
 def test_batches_of_another_dataset_are_not_taken(once):

@@ -4,6 +4,7 @@ import pathlib
 import sys
 import tempfile
 import types
+import warnings
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loop_cases import batch
 from models import plain_model, squared_error
+from processes import kill_when
 
 import loops
 import scaler
@@ -300,6 +302,27 @@ def test_a_real_run_and_its_critical_scale(tmp_path):
         assert row["critical_low"] == 0
         assert first["critical_high"] <= row["critical_high"] == row["loss_scale"] / 2
     assert set(found.histograms["tensor"].to_pylist()) == set(names)
+
+
+def write_for_ever(folder):
+    def step(number):
+        return {"loss": number, "counts": tf.cast(tf.fill([2, 280], number), tf.int64), "amax": tf.fill([2], number)}
+
+    layers = [keras.Input([2]), keras.layers.Dense(1, dtype="mixed_float16", name="dense")]
+    step.probes = types.SimpleNamespace(names=NAMES, model=keras.Sequential(layers))
+    data = tf.data.Dataset.range(1, 10**9).map(lambda number: tf.cast(number, tf.float32))
+    loops.Loop(step, data, steps_per_call=50, actions=[loops.Trace(folder / "trace.arrow")]).run(10**9)
+
+
+def test_a_kill_loses_no_visit_that_was_written(tmp_path):
+    path = tmp_path / "trace.arrow"
+    kill_when(lambda: path.exists() and path.stat().st_size >= 300_000, write_for_ever, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", loops.TraceWarning)  # where the kill fell into the middle of a visit
+        steps = loops.observe.read(path).steps["step"].to_pylist()
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) % 50 == 0
+    assert len(steps) > 500
 
 
 def embedded():

@@ -339,6 +339,14 @@ def test_replicas_sum_alike():
         np.testing.assert_array_equal(one, expected(inputs))
 
 
+def test_a_format_tried_leaves_no_accumulator_behind():
+    layer, inputs = keras.layers.Dense(2), numbers(3, 40)
+    before = layer(inputs)
+    with sums("bfloat16", 1).tried(layer):
+        assert np.any(layer(inputs) != before)
+    np.testing.assert_array_equal(layer(inputs), before)
+
+
 @pytest.mark.slow
 def test_unit_scaling_keeps_the_accumulator():
     def of(chunk):

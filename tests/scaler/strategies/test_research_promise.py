@@ -9,6 +9,7 @@ from rigs import scales_of
 
 import scaler
 from scaler import (
+    DelayedAmax,
     Event,
     Headroom,
     Histogram,
@@ -60,6 +61,13 @@ def test_gradients_of_zero_are_no_observation_where_the_published_rule_never_mov
     assert moved.loss_scale.numpy() == 2.0**10
     stuck = [after(published, (True, 0.0), *[(True, 2.0**6)] * n).loss_scale.numpy() for n in (1, 5)]
     assert stuck[0] == stuck[1] != 2.0**10
+
+
+def test_delayed_amax_of_eight_bits_reaches_their_maximum():
+    exact = DelayedAmax(format="float8_e4m3fn", power_of_two=False)
+    assert after(exact, (True, 3.5)).loss_scale.numpy() == 128.0
+    assert after(exact, (True, 3.0)).loss_scale.numpy() == np.float32(448 / 3)
+    assert after(DelayedAmax(format="float8_e5m2", margin=3), (True, 1.0)).loss_scale.numpy() == 2.0**12
 
 
 def test_the_published_histogram_goes_up_and_down_for_ever_and_a_dead_band_rests():
